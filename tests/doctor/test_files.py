@@ -155,10 +155,10 @@ def test_a_file_is_checked_before_it_is_put_in_its_place(text, told, anyaccel, t
         os.chown(path, 61_106, 61_106)  # whose it is does not matter yet
     done = anyaccel("config", "--check", str(path))
     assert done.stdout.removeprefix("fail  ").removeprefix("warn  ").startswith(f"'{path}{told}")
-    assert (done.returncode, done.stderr) == ("is well" not in told, "")
+    assert (done.returncode, done.stderr) == ("is valid" not in told, "")
     document = json.loads(anyaccel("config", "--check", str(path), "--json").stdout)
     assert (document["schema"], document["path"]) == ("anyaccel.config_check/1", str(path))
-    assert document["well"] == ("is well" in told) == (document["findings"] == [])
+    assert document["well"] == ("is valid" in told) == (document["findings"] == [])
     assert document["whose"] == ("user" if "[defaults]" in text and "[limits]" not in text else "machine")
 
 

@@ -37,10 +37,10 @@ _HOMES = {
     "anyaccel.inventory.watch": ("Change", "watch"),
     "anyaccel.launcher.command": ("run",),
     "anyaccel.launcher.environment": ("WorkerEnvironment", "worker_environment"),
-    "anyaccel.launcher.hold": ("Hold", "acquire", "acquire_async"),
+    "anyaccel.launcher.hold": ("DeviceLease", "acquire", "acquire_async"),
     "anyaccel.launcher.launch": ("Launch", "prepare"),
     "anyaccel.launcher.schedulers": ("open_scheduler",),
-    "anyaccel.launcher.use": ("Use", "use"),
+    "anyaccel.launcher.use": ("ProcessLease", "use"),
     "anyaccel.launcher.verdicts": ("leases", "why"),
     "anyaccel.model": (
         "Allocation",

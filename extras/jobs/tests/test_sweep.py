@@ -12,7 +12,7 @@ from pathlib import Path
 import anyaccel as aa
 import pytest
 from anyaccel.errors import UsageError
-from anyaccel.launcher.sandbox import available
+from anyaccel.launcher.sandbox import find_obstacle
 from anyaccel.ledger import Ledger
 from anyaccel.linux.process import gone
 from anyaccel_jobs.sweep import COLUMNS, Commands, parse_each, written
@@ -395,4 +395,4 @@ def test_commands_are_started_with_the_options_that_run_has(sweep):
     options = "--try-enforce", "--no-bind", "--mask", "index"
     status, said = sweep(*options, "--each", "n=1", "--", sys.executable, "-c", program, "{n}")
     assert status == 0, said
-    assert (FOLDER / "1.log").read_text() == f"{not available()} 0\n"
+    assert (FOLDER / "1.log").read_text() == f"{not find_obstacle()} 0\n"

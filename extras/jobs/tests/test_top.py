@@ -85,7 +85,7 @@ def test_everything_has_room(machine):
 def test_devices_holders_and_waiters_are_shown(acme, anyaccel):
     async def act(pilot, app):
         await until(pilot, shows(app, "4 devices, 2.5 free, 0 waiting"))
-        assert shows(app, "nobody waits")()
+        assert shows(app, "no request waits")()
         waiter = threading.Thread(target=lambda: aa.acquire("APU:4", machine=MACHINE, note="all of it").release())
         waiter.start()
         await until(pilot, shows(app, "1 waiting"))

@@ -12,7 +12,7 @@ from anyaccel.cli.devices_table import DeviceColumn, choose_columns, lay_out, pl
 from anyaccel.cli.options import add_wait
 from anyaccel.errors import AnyaccelError, UsageError
 from anyaccel.inventory.detect import detect
-from anyaccel.launcher.use import in_use, use
+from anyaccel.launcher.use import get_process_lease, use
 from anyaccel.model.html import html_table
 from anyaccel.text import printable
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from anyaccel.cli.sample import Sample
-    from anyaccel.launcher.use import Use
+    from anyaccel.launcher.use import ProcessLease
 
 ALONE = ("release", "status")
 """Words that stand alone on the line, without options."""
@@ -75,7 +75,7 @@ def _perform(line: str) -> Any:
         raise UsageError(f"{alone!r} stands alone (got {line!r})", hint="see '%accel --help'")
     if words and not args.request:
         raise UsageError(f"options stand beside a request (got {line!r})", hint="see '%accel --help'")
-    held = in_use()  # including devices that a cell has taken by anyaccel.use()
+    held = get_process_lease()  # including devices that a cell has taken by anyaccel.use()
     if alone == "release":
         if held is not None:
             held.release()
@@ -108,7 +108,7 @@ def _parser() -> Parser:
     return parser
 
 
-def _show_machine(held: Use | None) -> _DeviceTable:
+def _show_machine(held: ProcessLease | None) -> _DeviceTable:
     """Return the table of the whole machine, also while the kernel sees only the devices that it holds."""
     if held is None:
         sample = samples.take_sample(detect())

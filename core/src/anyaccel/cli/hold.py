@@ -21,7 +21,7 @@ from anyaccel.vendors import close as close_vendors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from anyaccel.launcher.hold import Hold
+    from anyaccel.launcher.hold import DeviceLease
 
 _COVERED = (ALLOCATION_VARIABLE, LEASE_VARIABLE)
 _DAY = 86_400.0
@@ -93,7 +93,7 @@ def _hold(args: argparse.Namespace, reporting: int) -> int:
     return 0
 
 
-def _print(args: argparse.Namespace, hold: Hold, variables: Mapping[str, str]) -> None:
+def _print(args: argparse.Namespace, hold: DeviceLease, variables: Mapping[str, str]) -> None:
     """Print the lease and the variables to set, and flush them."""
     if args.json:
         devices = [device.id for device in hold.devices]
@@ -111,7 +111,7 @@ def _print(args: argparse.Namespace, hold: Hold, variables: Mapping[str, str]) -
         output.say_verbatim(f"anyaccel release {hold.id}")
 
 
-def _unset(hold: Hold) -> list[str]:
+def _unset(hold: DeviceLease) -> list[str]:
     return [name for name in hold.launch.environment.unset if name not in _COVERED]
 
 

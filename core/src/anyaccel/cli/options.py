@@ -163,7 +163,7 @@ def acquire(
     program: str,
     stays: bool = False,
     runs: bool = False,
-) -> anyaccel.Hold:
+) -> anyaccel.DeviceLease:
     """Acquire the devices of a command line, with progress messages and warnings on standard error.
 
     A process beside this one writes the use of the devices to the journal and enforces the time limit, unless this
@@ -181,7 +181,7 @@ def acquire(
     request = anyaccel.parse_request(args.request)
     inventory = survey(args)
     from anyaccel.launcher.hold import take
-    from anyaccel.launcher.monitor import monitor
+    from anyaccel.launcher.monitor import start_monitor
     from anyaccel.linux.mark import of_process
 
     line = output.StatusLine()
@@ -205,15 +205,15 @@ def acquire(
         output.say(f"got {names} after {elapsed(hold.waited)}")
     if hold.lease is not None and inventory.machine == "host":
         _tell_once_of_others()
-    monitor(hold, program, stays=stays, limit=time_limit(args, hold) if runs else None)
-    return hold.carried()
+    start_monitor(hold, program, stays=stays, limit=time_limit(args, hold) if runs else None)
+    return hold.mark_process()
 
 
-def time_limit(args: argparse.Namespace, hold: anyaccel.Hold) -> TimeLimit | None:
+def time_limit(args: argparse.Namespace, hold: anyaccel.DeviceLease) -> TimeLimit | None:
     """Return the time limit of a command: that of the command line, or of the machine's configuration."""
     from anyaccel.launcher.time_limit import TimeLimit, check_early
 
-    return TimeLimit.of(hold.lease, args.time, args.grace, check_early(args.signal, args.time))
+    return TimeLimit.for_lease(hold.lease, args.time, args.grace, check_early(args.signal, args.time))
 
 
 def _tell_once_of_others() -> None:

@@ -26,7 +26,7 @@ from anyaccel.cli.options import (
 from anyaccel.cli.quantities import add_grace
 from anyaccel.errors import UnknownNameError, UsageError
 from anyaccel.launcher.caps import FRACTION_VARIABLE
-from anyaccel.launcher.sandbox import available
+from anyaccel.launcher.sandbox import find_obstacle
 from anyaccel.model import Share, format_slots, format_units, replace
 
 TYPE_CHECKING = False
@@ -105,7 +105,7 @@ def main(args: argparse.Namespace) -> int:
 
 def acquire_devices(
     args: argparse.Namespace, waits: Callable[[], object] = lambda: None, *, stays: bool = False
-) -> anyaccel.Hold:
+) -> anyaccel.DeviceLease:
     """Acquire the devices of the command, and report options that have no effect.
 
     Args:
@@ -125,7 +125,7 @@ def acquire_devices(
     return hold
 
 
-def _say_how(args: argparse.Namespace, hold: anyaccel.Hold) -> None:
+def _say_how(args: argparse.Namespace, hold: anyaccel.DeviceLease) -> None:
     """Report the processors and the confinement of the command."""
     processors, sandbox = hold.allocation.processors, hold.launch.inside.sandbox
     if args.bind and not processors:
@@ -133,7 +133,7 @@ def _say_how(args: argparse.Namespace, hold: anyaccel.Hold) -> None:
     if args.verbose and processors:
         output.say(f"the command runs on the processors {format_slots(processors)}, nearest to the devices")
     if args.enforce and sandbox is None:
-        output.say(f"the command is not confined to its devices: {available()}")
+        output.say(f"the command is not confined to its devices: {find_obstacle()}")
     for gap in sandbox.gaps if sandbox else ():
         output.say(gap)
     if not args.verbose:
@@ -151,7 +151,7 @@ def _held_to(share: Share) -> str:
     return f"{share.device.name}: a share of {format_units(share.units)}, {share.enforced_by}{limits}"
 
 
-def become_command(args: argparse.Namespace, hold: anyaccel.Hold) -> int:
+def become_command(args: argparse.Namespace, hold: anyaccel.DeviceLease) -> int:
     """Replace this process by the command, or run its ranks."""
     if hold.lease:
         hold.lease.inherit()  # from here on the command and its children carry the lease

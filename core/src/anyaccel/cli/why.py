@@ -8,7 +8,7 @@ import anyaccel
 from anyaccel.cli import output
 from anyaccel.cli.options import add_request, add_terms, survey
 from anyaccel.errors import NeverFitsError, NotFreeError
-from anyaccel.launcher.verdicts import starts
+from anyaccel.launcher.verdicts import estimate_start
 
 EXAMPLES = (
     ("anyaccel why GPU:8", "does it fit, and what holds it up"),
@@ -29,7 +29,7 @@ def main(args: argparse.Namespace) -> int:
     verdict = anyaccel.why(wanted, time=args.time, priority=args.priority, inventory=inventory)
     # A forecast reads every lease and ticket: it is made only for a request that has to wait.
     waits = verdict.ever_fits and not verdict.fits_now
-    start = starts(wanted, time=args.time, inventory=inventory) if waits else None
+    start = estimate_start(wanted, time=args.time, inventory=inventory) if waits else None
     if args.json:
         told = None if start is None else output.moment(start)
         output.print_json("why/1", {"request": str(wanted), **verdict.to_json(), "starts": told})

@@ -5,6 +5,7 @@ from anyaccel._faces import face
 __all__, __getattr__, __dir__ = face(
     __name__,
     {
+        "anyaccel.inventory.answers": ("interpret",),
         "anyaccel.inventory.contested": ("contest",),
         "anyaccel.inventory.names": ("VendorNames",),
         "anyaccel.inventory.record": ("EXPECTED", "write_expected"),

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from anyaccel.errors import MachineError, PluginError
 from anyaccel.model import (
-    UNITS_PER_DEVICE,
     Detected,
     Device,
     EnvEdits,
@@ -17,13 +16,14 @@ from anyaccel.model import (
     VendorReport,
     VendorState,
     replace,
+    slots_by_id,
 )
 from anyaccel.model.wire import prepare
 from anyaccel.probe.machine import Machine, Simulated
 from anyaccel.vendors.discovery import Source
 from anyaccel.vendors.guarded import Outcome
 from anyaccel.vendors.presence import Presence
-from anyaccel.vendors.process import Answers, problem_in, process_of, qualified
+from anyaccel.vendors.process import Answers, check_answer, problem_in, qualified, read_answer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -78,18 +78,29 @@ def _asks_for(names: Iterable[str], offered: set[str]) -> bool:
 
 
 def interpret(source: Source, outcome: Outcome) -> tuple[VendorReport, list[Device]]:
-    """How a vendor fared, and its devices: none where something is wrong with what it answered."""
+    """Check the answer of a vendor's detection, and make the report and the devices of it.
+
+    Args:
+        source: The plug-in.
+        outcome: The answer of :func:`anyaccel.vendors.tasks.detect`.
+
+    Returns:
+        The report, and the devices in the order in which they are handed out: none where the answer has a fault.
+    """
     answer: dict[str, Any] = outcome.value if isinstance(outcome.value, dict) else {}
-    vendor = process_of(source)
     problem = problem_in(source, outcome, "anyaccel_detect")
     info = detected = hidden = None
+    devices: list[Device] = []
     try:
-        info = vendor.checked("info", answer.get("info")) if "info" in answer or problem is None else None
-        detected = vendor.checked("detect", answer.get("detected"))
+        info = check_answer(source, "info", answer.get("info")) if "info" in answer or problem is None else None
+        detected = check_answer(source, "detect", answer.get("detected"))
         for device in detected.devices if detected else ():
-            vendor.checked("tags", device.tags)
-            vendor.checked("fractional", device.fractional, [device])
-        hidden = vendor.checked("env", answer["hidden"]) if info and "hidden" in answer else None
+            check_answer(source, "tags", device.tags)
+            check_answer(source, "fractional", device.fractional, info, [device])
+        hidden = check_answer(source, "env", answer["hidden"], info) if info and "hidden" in answer else None
+        if detected is not None and problem is None:
+            devices, notes = _show(source, info, detected.devices, answer.get("visible"))
+            detected = replace(detected, notes=(*detected.notes, *notes))
     except PluginError as error:
         problem = problem or error.problem
     if problem is not None:
@@ -117,16 +128,31 @@ def interpret(source: Source, outcome: Outcome) -> tuple[VendorReport, list[Devi
         hidden=hidden,
         seconds=seconds if isinstance(seconds, float) and seconds >= 0 else 0.0,
     )
-    if detected is None or info is None:
-        return report, []
-    own = {"vendor": source.vendor, "resource": info.resource, "kind": info.kind, "declared": False, "labels": {}}
-    whole = (replace(device, **own, units=UNITS_PER_DEVICE, own_slots=()) for device in detected.devices)
-    devices = [
-        device.narrowed(found.own_slots) if found.own_slots else device
-        for device, found in zip(whole, detected.devices, strict=True)
-    ]
-    vendor.learn(outcome, devices)
-    return report, devices
+    return report, devices if detected else []
+
+
+def _show(
+    source: Source, info: PluginInfo, found: Sequence[Device], visible: Any
+) -> tuple[list[Device], tuple[str, ...]]:
+    """Narrow a vendor's devices to what the environment leaves visible, and put these first, in the runtime's order.
+
+    Where the plug-in refuses the value of its variable, no device is visible: the environment only ever narrows.
+
+    Returns:
+        The devices, and notes for the report.
+    """
+    devices = [info.describe(device) for device in found]
+    notes: tuple[str, ...] = ()
+    try:
+        slots = slots_by_id(read_answer(source, "visible", Outcome(value=visible), devices, info))
+    except PluginError as error:
+        slots, notes = {}, (f"The environment hides every device of {source.vendor}: {error.problem.reason}",)
+    if slots is None:
+        slots = {device.id: () for device in devices}
+    place = {device_id: position for position, device_id in enumerate(slots)}
+    devices.sort(key=lambda device: place.get(device.id, len(place) + device.index))
+    shown = [device.narrowed(slots[device.id]) if slots.get(device.id) else device for device in devices]
+    return [replace(device, visible=device.id in place, order=order) for order, device in enumerate(shown)], notes
 
 
 def told_apart(found: Mapping[str, list[Device]]) -> list[Device]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import operator
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from anyaccel.inventory.detect import detect
@@ -31,7 +29,6 @@ from anyaccel.vendors.process import answer_in, ask
 ORPHANED_SHARE = 0.05
 """Part of a device's memory that drivers and firmware may keep for themselves without any process."""
 ORDER = (Severity.FAIL, Severity.WARN, Severity.OK)
-_COMPARE = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 
 
 class Diagnosis(Value):
@@ -142,7 +139,6 @@ def _of_vendor(report: VendorReport, inventory: Inventory, environ: Mapping[str,
     if report.problem is not None:
         yield _of_problem(report.problem).finding, ()
         return
-    yield from _versions(report)
     masks = tuple(name for name in report.env_vars if name in environ)
     for note in report.notes:
         message, _, way_out = note.partition("; ")
@@ -179,43 +175,6 @@ def _summary(report: VendorReport, count: int, hidden: int) -> str:
 def _read(report: VendorReport) -> str:
     """The way out where a plug-in names none."""
     return f"see the documentation of {report.distribution or f'the plug-in for {report.vendor}'}"
-
-
-def _versions(report: VendorReport) -> Iterator[Named]:
-    """Whether the plug-in was made for another core than the one that is installed."""
-    if not report.distribution:
-        return
-    from importlib.metadata import PackageNotFoundError, requires
-
-    from anyaccel._version import __version__
-
-    try:
-        needs = [text for text in requires(report.distribution) or () if _requirement(text)[0] == "anyaccel"]
-    except PackageNotFoundError:  # it was named by hand
-        return
-    for text in needs:
-        if not _satisfies(__version__, _requirement(text)[1]):
-            message = f"{report.distribution} {report.version} needs {text}, and anyaccel {__version__} is installed"
-            fix = f"pip install --upgrade anyaccel {report.distribution}"
-            yield Finding(severity=Severity.WARN, reason=message, remedy=fix), ()
-
-
-def _requirement(text: str) -> tuple[str, list[tuple[str, str]]]:
-    """The name in a requirement, and the bounds on its version. Exact pins are left to the installer."""
-    name = re.match(r"[A-Za-z0-9._-]*", text)
-    bounds = re.findall(r"([<>]=?)\s*([0-9]+(?:\.[0-9]+)*)", text.partition(";")[0])
-    return (name[0] if name else "").lower(), bounds
-
-
-def _satisfies(version: str, bounds: Sequence[tuple[str, str]]) -> bool:
-    """Whether a version keeps its bounds. Of a pre-release only the release part counts."""
-    have = _release(version)
-    return all(_COMPARE[comparison](have, _release(bound)) for comparison, bound in bounds)
-
-
-def _release(version: str) -> list[int]:
-    numbers = [int(part) for part in re.findall(r"[0-9]+", re.split(r"[a-z+]", version, maxsplit=1)[0])]
-    return numbers + [0] * (4 - len(numbers))
 
 
 def _nodes(machine: Machine, devices: Sequence[Device]) -> Iterator[Named]:

@@ -22,8 +22,8 @@ from glob import glob
 from pathlib import Path
 
 from anyaccel.errors import MachineError, UsageError
-from anyaccel.model import Detected, Device, Problem, Value, replace
-from anyaccel.model.wire import decode, encode
+from anyaccel.inventory.answers import interpret
+from anyaccel.model import Detected, Device, Problem, Value, VendorState, encode, replace
 from anyaccel.probe import HOST
 from anyaccel.probe.loading import FILE_NAME, read_json
 from anyaccel.probe.machine import Machine, parse_machine
@@ -92,14 +92,17 @@ def record(
     if os.path.lexists(target):
         raise UsageError(f"{target} exists and is not overwritten; choose another directory or remove it")
     answers, problems = ask("record", where, timeout=timeout * len(RECORDED), environ=environ)
-    recording = merge(outcome.value["recording"] for _, outcome in answers.values() if _has(outcome.value, "recording"))
+    recorded = {vendor for vendor, (_, outcome) in answers.items() if "recording" in (outcome.value or {})}
+    recording = merge(answers[vendor][1].value["recording"] for vendor in answers if vendor in recorded)
     replacements: dict[str, str] = {}
     if not raw:
         recording, replacements = sanitize(recording, names_of_host() if where.text == HOST else None)
     size = _write(target, recording)
     found = expect(directory, timeout=timeout, environ=environ)
     _write(os.path.join(directory, EXPECTED), found)
-    problems += [fault for source, outcome in answers.values() if (fault := problem_in(source, outcome, ""))]
+    for vendor, (source, outcome) in answers.items():  # a hook that failed shows in what the replay finds
+        if vendor not in recorded and (fault := problem_in(source, outcome, "")):
+            problems.append(fault)
     return Recorded(
         path=target,
         size=size,
@@ -222,26 +225,25 @@ def _addresses() -> tuple[str, ...]:
     return tuple(dict.fromkeys(filter(None, found)))
 
 
-def _has(value: Any, name: str) -> bool:
-    return isinstance(value, dict) and name in value
-
-
 def _expected(answers: Answers) -> dict[str, Any]:
     vendors: dict[str, Any] = {}
     visible: dict[str, list[str]] = {}
     failed: dict[str, str] = {}
     for vendor, (source, outcome) in sorted(answers.items()):
-        problem = problem_in(source, outcome, "anyaccel_detect")
-        if problem is not None or outcome.value.get("failed"):
-            failed[vendor] = f"{problem.hook}: {problem.reason}" if problem else outcome.value["failed"]
+        report, devices = interpret(source, outcome)
+        if (problem := report.problem) is not None:
+            failed[vendor] = f"{problem.hook}: {problem.reason}"
             continue
-        data = outcome.value["detected"]
         vendors[vendor] = None
-        if data is not None:
-            detected = decode(Detected, data)
-            visible[vendor] = [device.id for device in detected.devices if device.visible]
-            ordered = sorted(detected.devices, key=lambda device: device.index)
-            vendors[vendor] = encode(replace(detected, devices=tuple(map(_own, ordered))))
+        if report.state is VendorState.OK:
+            visible[vendor] = [device.id for device in devices if device.visible]
+            detected = Detected(
+                devices=tuple(_own(device) for device in sorted(devices, key=lambda device: device.index)),
+                driver_version=report.driver_version,
+                partial=report.partial,
+                notes=report.notes,
+            )
+            vendors[vendor] = encode(detected)
     return {"schema": SCHEMA, "vendors": vendors, "visible": visible, "failed": failed}
 
 

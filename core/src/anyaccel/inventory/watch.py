@@ -11,11 +11,10 @@ from anyaccel.errors import UsageError
 from anyaccel.inventory.detect import detect
 from anyaccel.model import Device, Inventory, Value, VendorReport, VendorState, replace
 from anyaccel.vendors import DEADLINE_SECONDS
-from anyaccel.vendors.process import qualified, unqualified
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
     from types import TracebackType
     from typing import Self
 
@@ -63,7 +62,7 @@ def compare(before: Inventory, after: Inventory) -> Change:
     silent = {device.vendor for device in kept}
     reports = [_kept(before.report(each.vendor), each) if each.vendor in silent else each for each in after.vendors]
     known = {device.id: device for device in before.devices}
-    devices = (*_with_known_ids(before, after), *kept)
+    devices = (*after.devices, *kept)
     if kept:
         ranks = {device.vendor: rank for rank, device in enumerate(before.devices)}
         devices = tuple(sorted(devices, key=lambda device: ranks.get(device.vendor, len(before.devices))))
@@ -81,21 +80,6 @@ def compare(before: Inventory, after: Inventory) -> Change:
 def _kept(before: VendorReport | None, now: VendorReport) -> VendorReport:
     """The report of a vendor that failed, with what is known of it: how its devices, which are kept, are used."""
     return now if before is None else replace(before, state=now.state, problem=now.problem, seconds=now.seconds)
-
-
-def _with_known_ids(before: Inventory, after: Inventory) -> Iterator[Device]:
-    """The devices with the ids that they had. A vendor's begin with its name where another that answered has the same.
-
-    So they depend on who else has answered: on one that has failed now, or has come.
-    """
-    known = {device.vendor: device.id != device.raw_id for device in before.devices}
-    used = {device.id: device.vendor for device in before.devices}
-    for device in after.devices:
-        if used.get(device.id, device.vendor) != device.vendor:
-            known.setdefault(device.vendor, True)
-    for device in after.devices:
-        own = unqualified(device)
-        yield qualified(own) if known.get(device.vendor, own is not device) else own
 
 
 class Watch:

@@ -104,7 +104,7 @@ def sandbox_for(allocation: Allocation, inventory: Inventory, *, enforce: Enforc
     Args:
         allocation: What the worker holds.
         inventory: The machine's inventory that the allocation was made from.
-        enforce: True to insist, ``"try"`` to do without where the kernel cannot (:func:`available` says why),
+        enforce: True to insist, ``"try"`` to do without where the kernel cannot (:func:`find_obstacle` says why),
             False to do without.
 
     Returns:
@@ -133,13 +133,13 @@ def confines(enforce: Enforce) -> bool:
     """
     if not enforce:
         return False
-    reason = available()
+    reason = find_obstacle()
     if reason and enforce != "try":
         raise _cannot(reason)
     return not reason
 
 
-def available() -> str:
+def find_obstacle() -> str:
     """Say why workers cannot be confined on this machine; an empty string when they can."""
     import sys
 
@@ -152,7 +152,7 @@ def available() -> str:
 
 def unconfined() -> str:
     """Say that a worker is not confined, since the kernel cannot."""
-    return f"the worker is not confined to its devices: {available()}"
+    return f"the worker is not confined to its devices: {find_obstacle()}"
 
 
 def plan(allocation: Allocation, inventory: Inventory, left_out: Sequence[LeftOut] = ()) -> Sandbox:

@@ -66,7 +66,7 @@ def why(
     return replace(verdict, gaps=_gaps(request, inventory, environ)) if verdict.ever_fits else verdict
 
 
-def starts(
+def estimate_start(
     request: Request,
     *,
     time: float | None = None,
@@ -101,7 +101,7 @@ def leases(inventory: Inventory, environ: Mapping[str, str] | None = None) -> tu
         [(5000, 'evaluation')]
     """
     environ = os.environ if environ is None else environ
-    return Scope.of(inventory, environ).ours(Ledger.open(environ).leases())
+    return Scope.make(inventory, environ).ours(Ledger.open(environ).leases())
 
 
 def over_limits(request: Request, *, time: float | None, priority: int, inventory: Inventory) -> tuple[OverLimit, ...]:
@@ -159,7 +159,7 @@ def verdict_of(
     priority: int,
 ) -> Verdict:
     """Say whether a request that came now would be served."""
-    verdict = fits_beside(ActiveLeases.of(inventory, ledger, environ), inventory, request)
+    verdict = judge_beside(ActiveLeases.read(inventory, ledger, environ), inventory, request)
     if not verdict.ever_fits:
         return verdict
     want = _wanted(inventory, request, environ, time)
@@ -171,7 +171,7 @@ def verdict_of(
     return replace(verdict, fits_now=False, reasons=reasons, ways_out=("'anyaccel queue' shows who waits",))
 
 
-def fits_beside(held: ActiveLeases, inventory: Inventory, request: Request) -> Verdict:
+def judge_beside(held: ActiveLeases, inventory: Inventory, request: Request) -> Verdict:
     """Say whether a request fits a machine beside what is held of it, without a look at who asks and waits."""
     scheduler = local_scheduler(inventory)
     for lease, devices in held.devices.items():
@@ -193,14 +193,14 @@ class ActiveLeases(Value):
     holders: Mapping[str, str]
 
     @classmethod
-    def of(cls, inventory: Inventory, ledger: Ledger, environ: Mapping[str, str]) -> ActiveLeases:
+    def read(cls, inventory: Inventory, ledger: Ledger, environ: Mapping[str, str]) -> ActiveLeases:
         """Look at the leases of a machine's devices.
 
         Raises:
             StateDirectoryError: When the ledger cannot be read.
         """
         by_lease: dict[str, list[LeaseRecord]] = {}
-        records = Scope.of(inventory, environ).ours(ledger.leases())
+        records = Scope.make(inventory, environ).ours(ledger.leases())
         for record in records:
             by_lease.setdefault(record.id or f"unknown-{len(by_lease)}", []).append(record)
         listed = {device.id for device in inventory.devices}
@@ -225,7 +225,7 @@ class ActiveLeases(Value):
 
 def _wanted(inventory: Inventory, request: Request, environ: Mapping[str, str], time: float | None) -> Want:
     """Build what a request that came now would ask the ledger for."""
-    want = Scope.of(inventory, environ).want_of(choice_of(inventory, request), inventory)
+    want = Scope.make(inventory, environ).want_of(choice_of(inventory, request), inventory)
     return replace(want, seconds=time)
 
 

@@ -10,6 +10,7 @@ from anyaccel.model.device import (
     Health,
     Product,
     VisiblePart,
+    slots_by_id,
 )
 from anyaccel.model.extent import ANY_SLOTS, DIVIDED, NOTHING, Extent, format_slots, slot_mask, slot_numbers
 from anyaccel.model.inventory import Inventory, VendorReport, VendorState, parts_of
@@ -70,5 +71,6 @@ __all__ = [
     "replace",
     "slot_mask",
     "slot_numbers",
+    "slots_by_id",
     "write_labels",
 ]

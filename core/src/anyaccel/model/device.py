@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 
 from anyaccel.model._value import Value, field, replace
@@ -163,6 +163,21 @@ class VisiblePart(Value):
 
     id: str
     slots: tuple[int, ...]
+
+
+def slots_by_id(visible: Sequence[str | VisiblePart] | None) -> dict[str, tuple[int, ...]] | None:
+    """Return the visible slots of each device that ``anyaccel_visible`` names, in its order.
+
+    Args:
+        visible: The answer of the hook.
+
+    Returns:
+        Slots by device id, none for a device that is visible as a whole; None where nothing is hidden.
+    """
+    if visible is None:
+        return None
+    parts = (item if isinstance(item, VisiblePart) else VisiblePart(id=item, slots=()) for item in visible)
+    return {part.id: part.slots for part in parts}
 
 
 class Detected(Value):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from anyaccel.model._value import Value
-from anyaccel.model.device import Device
+from anyaccel.model._value import Value, replace
+from anyaccel.model.device import UNITS_PER_DEVICE, Device
 from anyaccel.model.request import Term
 
 
@@ -51,6 +51,12 @@ class PluginInfo(Value):
     control_nodes: tuple[str, ...] = ()
     maskable: bool = True
     ray_switch: str = ""
+
+    def describe(self, device: Device) -> Device:
+        """Return a device with the vendor, resource and kind, and without what no plug-in may say of it."""
+        own = {"vendor": self.vendor, "resource": self.resource, "kind": self.kind}
+        core = {"declared": False, "labels": {}, "units": UNITS_PER_DEVICE, "own_slots": (), "visible": True}
+        return replace(device, **own, **core, order=0)
 
     def refusal(self, term: Term, devices: Sequence[Device]) -> str | None:
         """Say why one job cannot have so much of the vendor's devices; None when it can."""

@@ -36,8 +36,8 @@ from anyaccel.inventory.current import LEASE_VARIABLE
 from anyaccel.inventory.detect import detect
 from anyaccel.launcher.launch import check_start
 from anyaccel.launcher.scope import Scope
-from anyaccel.launcher.usage import Usage
-from anyaccel.launcher.use import in_use
+from anyaccel.launcher.usage import UsageMeter
+from anyaccel.launcher.use import get_process_lease
 from anyaccel.launcher.verdicts import why
 from anyaccel.ledger import Ledger
 from anyaccel.linux import mark as marks
@@ -187,8 +187,8 @@ class Broker:
             self._environ["ANYACCEL_STATE_DIR"] = os.path.join(path, "leases")
             weakref.finalize(self, forsake, path).atexit = False
         self.ledger = Ledger.open(self._environ)
-        self.scope = Scope.of(inventory, self._environ)
-        used = in_use()
+        self.scope = Scope.make(inventory, self._environ)
+        used = get_process_lease()
         self._used = None if used is None else used.lease
         self.choice: Callable[[Request], Choice] = choice or choice_among(inventory)
         self._note = note
@@ -421,7 +421,7 @@ class Broker:
         usage = None
         if not self.private:
             waited = time.monotonic() - line.began
-            usage = Usage(allocation.id, allocation.shares, asked.want.request, note, waited=waited, added_up=True)
+            usage = UsageMeter(allocation.id, allocation.shares, asked.want.request, note, waited=waited, added_up=True)
         return WorkerLease(allocation, lease, self._released, private=self.private, usage=usage)
 
     def _choose(self, line: CallQueue, asked: LocalRequest, taken: Mapping[str, Extent]) -> dict[str, Extent] | None:
@@ -621,9 +621,9 @@ class WorkerProcess(Runner):
         if self.timer is not None:
             self.timer.cancel()
         if self._group is not None:
-            from anyaccel.launcher.limits import remove
+            from anyaccel.launcher.limits import remove_group
 
-            self.killed = remove(self._group)
+            self.killed = remove_group(self._group)
         self.owner.on_gone(self, gone)
 
     def on_stuck(self, reason: str) -> None:

@@ -78,9 +78,9 @@ def ranked(rank: int, count: int, rendezvous: Mapping[str, str], work: bytes) ->
         rendezvous: Variables that say where they meet.
         work: A pickled function, with its arguments.
     """
-    from anyaccel.launcher.ranks import variables
+    from anyaccel.launcher.ranks import make_rank_variables
 
-    return run_rank, ({**variables(rank, count, local=(0, 1)), **rendezvous}, work), {}
+    return run_rank, ({**make_rank_variables(rank, count, local=(0, 1)), **rendezvous}, work), {}
 
 
 def run_rank(variables: Mapping[str, str], work: bytes) -> Any:

@@ -22,7 +22,6 @@ from __future__ import annotations
 import errno
 import fnmatch
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from anyaccel.errors import CommandTimeoutError, QueryError
@@ -67,8 +66,7 @@ class RecordedFacts:
         root, *parts = pattern.split("/")
         found = [root]
         for part in parts:
-            matches = _matcher(part)
-            found = [f"{above}/{name}" for above in found for name in self._inside.get(above, ()) if matches(name)]
+            found = [f"{above}/{name}" for above in found for name in fnmatch.filter(self._inside.get(above, ()), part)]
         return sorted(found, key=natural)
 
     def readlink(self, path: str) -> str | None:
@@ -145,17 +143,6 @@ def _parents(path: str) -> Iterator[str]:
     while at > 0:
         yield path[:at]
         at = path.find("/", at + 1)
-
-
-def _matcher(pattern: str) -> Callable[[str], object]:
-    """What says whether a name matches one part of a shell pattern."""
-    if not any(special in pattern for special in "*?["):
-        return pattern.__eq__
-    before, _, after = pattern.partition("*")
-    if not any(special in before + after for special in "*?["):
-        least = len(before) + len(after)
-        return lambda name: len(name) >= least and name.startswith(before) and name.endswith(after)
-    return re.compile(fnmatch.translate(pattern)).match
 
 
 class Recorder:

@@ -31,20 +31,9 @@ from anyaccel.model.wire import faults
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Protocol
+    from typing import Any
 
-    from anyaccel.vendors.discovery import Source
-
-    class AskedPlugin(Protocol):
-        """A plug-in that was asked."""
-
-        source: Source
-
-        @property
-        def info(self) -> PluginInfo:  # pyright: ignore[reportReturnType]
-            """What it says about itself."""
-
-    Told = Mapping[str, Any]
+    Arguments = Mapping[str, Any]
 
 VENDOR = re.compile(r"[a-z][a-z0-9_]{0,31}")
 RESOURCE = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
@@ -273,7 +262,8 @@ class Hook(NamedTuple):
     Attributes:
         name: Its name, without ``anyaccel_``.
         answer: The type of an answer as it comes from the vendor's process.
-        check: Names what is wrong with an answer, given what the hook was told and the plug-in.
+        check: Yields the faults of an answer, given the arguments of the call, the key of the ``vendor`` and the
+            plug-in's ``info``.
         shape: What messages call an answer whose type is checked before the rest.
         listed: What an answer lists, where it is a list or a tuple.
         required: Whether a plug-in must have it.
@@ -283,15 +273,20 @@ class Hook(NamedTuple):
 
     name: str
     answer: Any
-    check: Callable[[Any, Told, AskedPlugin], Iterable[str]] = lambda *_: ()
+    check: Callable[[Any, Arguments], Iterable[str]] = lambda *_: ()
     shape: str = ""
     listed: str = ""
     required: bool = False
-    default: Callable[[Told], Any] = lambda _: None
+    default: Callable[[Arguments], Any] = lambda _: None
     seconds: float | None = 5.0
 
-    def faults(self, value: Any, told: Told, asked: AskedPlugin) -> Iterator[str]:
-        """Name what is wrong with an answer; None is one where the type has it."""
+    def fits(self, value: Any) -> bool:
+        """Return whether an answer has the type that JSON can carry; its rules are another matter."""
+        carried = tuple(value) if self.listed and isinstance(value, list) else value
+        return not any(faults(carried, self.answer, self.name))
+
+    def faults(self, value: Any, arguments: Arguments) -> Iterator[str]:
+        """Yield the faults of an answer: those of its type, else those of the rules."""
         if value is None and isinstance(self.answer, UnionType):
             return
         if self.listed and not isinstance(value, (list, tuple)):
@@ -301,41 +296,42 @@ class Hook(NamedTuple):
             return
         whole = tuple(value) if self.listed and isinstance(value, list) else value
         wrong = list(faults(whole, self.answer, self.shape)) if self.shape else []
-        yield from wrong or self.check(value, told, asked)
+        yield from wrong or self.check(value, arguments)
 
 
-def _device_nodes(told: Told) -> ContainerEdits:
-    return ContainerEdits(nodes=tuple(dict.fromkeys(node for device in told["devices"] for node in device.nodes)))
+def _device_nodes(arguments: Arguments) -> ContainerEdits:
+    nodes = (node for device in arguments["devices"] for node in device.nodes)
+    return ContainerEdits(nodes=tuple(dict.fromkeys(nodes)))
 
 
 _TABLE = (
     Hook(
         "info",
         PluginInfo,
-        lambda value, _, asked: info_faults(value, asked.source.vendor),
+        lambda value, arguments: info_faults(value, arguments["vendor"]),
         shape="PluginInfo",
         required=True,
     ),
     Hook(
         "detect",
         Detected | None,
-        lambda value, _, asked: detected_faults(value, asked.source.vendor),
+        lambda value, arguments: detected_faults(value, arguments["vendor"]),
         required=True,
         seconds=None,
     ),
-    Hook("fractional", Fractional, lambda value, told, _: fractional_faults(value, told["device"]), required=True),
+    Hook("fractional", Fractional, lambda value, given: fractional_faults(value, given["device"]), required=True),
     Hook("tags", tuple[str, ...], tags_faults, listed="tags", required=True),
     Hook(
         "env",
         EnvEdits,
-        lambda value, _, asked: env_faults(value, asked.info.env_vars),
+        lambda value, arguments: env_faults(value, arguments["info"].env_vars),
         shape="EnvEdits",
         required=True,
     ),
     Hook(
         "visible",
         tuple[str | VisiblePart, ...] | None,
-        lambda value, told, _: visible_faults(value, told["devices"]),
+        lambda value, arguments: visible_faults(value, arguments["devices"]),
         listed="device ids",
     ),
     Hook("validate", str | None, reason_faults),

@@ -13,30 +13,21 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pluggy
 
 from anyaccel import hookspecs
 from anyaccel.errors import PluginError
 from anyaccel.model import (
-    ContainerEdits,
-    Detected,
     Device,
-    EnvContext,
-    EnvEdits,
-    Finding,
-    Fractional,
     PluginInfo,
     Problem,
     ProblemKind,
-    Product,
-    Stats,
     Term,
     VisiblePart,
     replace,
 )
-from anyaccel.probe.context import ProbeContext
 from anyaccel.vendors import contract
 from anyaccel.vendors.discovery import Source, problem_of
 
@@ -65,26 +56,20 @@ class VendorPlugin:
         info: What it says about itself.
     """
 
-    if TYPE_CHECKING:
-        detect: Callable[[ProbeContext], Detected | None]
-        fractional: Callable[[Device], Fractional]
-        env: Callable[[Sequence[Device], EnvContext], EnvEdits]
-        stats: Callable[[Sequence[Device], ProbeContext], Mapping[str, Stats]]
-        container: Callable[[Sequence[Device]], ContainerEdits]
-        diagnose: Callable[[ProbeContext], Sequence[Finding]]
-        products: Callable[[], Sequence[Product]]
-
-    def __init__(self, source: Source, plugin: object | None = None) -> None:
+    def __init__(self, source: Source, plugin: object | None = None, *, rules: bool = True) -> None:
         """Import and register the plug-in.
 
         Args:
             source: Where it comes from.
             plugin: The plug-in itself when it is at hand; imported when None.
+            rules: Whether answers are compared with all rules of the contract. A vendor's process compares their types
+                alone, since JSON would not show these; the process that called it compares the rest.
 
         Raises:
             PluginError: When it cannot be imported or does not keep the contract.
         """
         self.source = source
+        self._rules = rules
         self._manager = _Manager("anyaccel")
         self._manager.add_hookspecs(hookspecs)
         self._register(self._import() if plugin is None else plugin)
@@ -110,25 +95,28 @@ class VendorPlugin:
         Raises:
             PluginError: When the hook raised, or answered what the contract does not allow.
         """
-        told = dict(zip(self.arguments(name), arguments, strict=True))
-        return self.check(name, self.call(name, told), told)
-
-    def call(self, name: str, told: Mapping[str, Any]) -> Any:
-        """Call a hook; what it answers is not compared with anything. Without such a hook, the default."""
-        hook = PREFIX + name
-        if not self.implements(hook):
-            return contract.HOOKS[name].default(told)
-        try:
-            return getattr(self._manager.hook, hook)(**told)
-        except (Exception, SystemExit) as error:
-            raise PluginError(self._raised(error, hook)) from error
-
-    def check(self, name: str, value: Any, told: Mapping[str, Any]) -> Any:
-        """Compare the answer of a hook with the contract, and return it."""
-        found = list(contract.HOOKS[name].faults(value, told, self))
-        if found:
-            raise PluginError(self.problem(ProblemKind.CONTRACT, _sentence(found), PREFIX + name))
+        given = dict(zip(self.arguments(name), arguments, strict=True))
+        hook = contract.HOOKS[name]
+        value = self._call(hook, given)
+        if self._rules or not hook.fits(value):
+            found = list(hook.faults(value, self._facts(name) | given))
+            if found:
+                raise PluginError(self.problem(ProblemKind.CONTRACT, _sentence(found), PREFIX + name))
         return value
+
+    def _facts(self, name: str) -> dict[str, Any]:
+        """Return what a check of the table needs beside the arguments of the hook."""
+        return {"vendor": self.source.vendor, "info": None if name == "info" else self.info}
+
+    def _call(self, hook: contract.Hook, given: Mapping[str, Any]) -> Any:
+        """Call a hook; a plug-in that lacks it answers with the default."""
+        name = PREFIX + hook.name
+        if not self.implements(name):
+            return hook.default(given)
+        try:
+            return getattr(self._manager.hook, name)(**given)
+        except (Exception, SystemExit) as error:
+            raise PluginError(self._raised(error, name)) from error
 
     @staticmethod
     def arguments(name: str) -> tuple[str, ...]:
@@ -142,11 +130,8 @@ class VendorPlugin:
 
     def visible(
         self, environ: Mapping[str, str], devices: Sequence[Device]
-    ) -> tuple[dict[str, tuple[int, ...]] | None, list[str]]:
-        """What an environment leaves visible, or None for all, and the warnings that the plug-in gave on the way.
-
-        Returns:
-            By id of each visible device, in the runtime's order, its visible slots; empty where all of it is visible.
+    ) -> tuple[Sequence[str | VisiblePart] | None, list[str]]:
+        """Return the answer of ``anyaccel_visible``, and the warnings that the plug-in gave meanwhile.
 
         Raises:
             PluginError: When the plug-in refuses the environment's value, or is at fault itself.
@@ -154,11 +139,7 @@ class VendorPlugin:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             found = self.ask("visible", environ, devices)
-        notes = [str(warning.message) for warning in caught]
-        if found is None:
-            return None, notes
-        parts = (item if isinstance(item, VisiblePart) else VisiblePart(id=item, slots=()) for item in found)
-        return {part.id: part.slots for part in parts}, notes
+        return found, [str(warning.message) for warning in caught]
 
     def validate(self, request: Term, devices: Sequence[Device]) -> str | None:
         """Why the hardware cannot serve a term with exactly these devices; None when it can."""

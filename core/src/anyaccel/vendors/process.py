@@ -37,7 +37,6 @@ from anyaccel.vendors.guarded import ANSWER_LIMIT, NO_ANSWER, GuardedProcess, Ou
 SIMULATION_LIMIT = 256 << 20
 """Bytes of an answer of which the core makes up most itself."""
 MOST_DEATHS = 2
-_MOST_EDITS = 64
 
 Answers = dict[str, tuple[Source, Outcome]]
 
@@ -68,11 +67,9 @@ class VendorProcess(GuardedProcess):
         self.deaths: dict[str, list[Outcome]] = {}
         path: list[object] = [*sys.path]
         self._path = [entry for entry in path if isinstance(entry, str)]
-        self._detected: Outcome | None = None
         self._known: dict[str, Device] = {}
         self._said: dict[str, Any] = {}
         self._info: tuple[Any, PluginInfo] | None = None
-        self._edits: dict[object, tuple[object, EnvEdits]] = {}
         self._reasons: dict[tuple[Term, tuple[str, ...]], tuple[tuple[Device, ...], str | None]] = {}
 
     @property
@@ -80,7 +77,7 @@ class VendorProcess(GuardedProcess):
         """What the plug-in says about itself."""
         said = self._hello()["info"]
         if self._info is None or self._info[0] != said:
-            self._info = said, self.checked("info", said)
+            self._info = said, check_answer(self.source, "info", said)
         return self._info[1]
 
     def implements(self, hook: str) -> bool:
@@ -88,19 +85,10 @@ class VendorProcess(GuardedProcess):
         return hook in self._hello()["hooks"]
 
     def env(self, devices: Sequence[Device], ctx: EnvContext, *, seconds: float | None = None) -> EnvEdits:
-        """Edits that make a worker see exactly these devices. Answers are kept."""
-        key = tuple(device.id for device in devices), ctx.mask
-        asked = tuple(devices), ctx.devices, ctx.shares, dict(ctx.environ)
-        kept = self._edits.get(key)
-        if kept is not None and kept[0] == asked:
-            return kept[1]
+        """Return the edits that make a worker see exactly these devices."""
         shares = [_encode_share(share) for share in ctx.shares.values()]
-        payload = {"shares": shares, "environ": asked[3], "mask": ctx.mask}
-        with self:
-            edits: EnvEdits = self.ask("env", devices, seconds=seconds, everything=ctx.devices, **payload)
-        if len(self._edits) >= _MOST_EDITS:
-            self._edits.clear()
-        self._edits[key] = asked, edits
+        payload = {"shares": shares, "environ": dict(ctx.environ), "mask": ctx.mask}
+        edits: EnvEdits = self.ask("env", devices, seconds=seconds, everything=ctx.devices, **payload)
         return edits
 
     def validate(self, term: Term, devices: Sequence[Device]) -> str | None:
@@ -142,34 +130,7 @@ class VendorProcess(GuardedProcess):
         """
         seconds = seconds or contract.HOOKS[name].seconds or DEADLINE_SECONDS
         outcome = call_all({self: (name, told, devices, everything)}, seconds)[self]
-        return self.answer(name, outcome, devices)
-
-    def answer(self, name: str, outcome: Outcome, devices: Sequence[Device] = ()) -> Any:
-        """Return the answer of a hook in what came of a call.
-
-        Args:
-            name: Name of the hook, without ``anyaccel_``.
-            outcome: What came of the call.
-            devices: The devices that it was asked about.
-        """
-        if (problem := problem_in(self.source, outcome, f"anyaccel_{name}")) is not None:
-            raise PluginError(problem)
-        return self.checked(name, outcome.value.get("value"), devices)
-
-    def checked(self, name: str, data: Any, devices: Sequence[Device] = ()) -> Any:
-        """Build the answer of a hook from data, and compare it with the contract.
-
-        Args:
-            name: Name of the hook, without ``anyaccel_``.
-            data: The answer as its process sent it.
-            devices: The devices that it was asked about.
-        """
-        hook = contract.HOOKS[name]
-        value = build(hook.answer, data)
-        told = {"devices": devices, "device": next(iter(devices), None)}
-        if found := list(hook.faults(value, told, self)):
-            raise PluginError(_breach(self.source, "; ".join(found), f"anyaccel_{name}"))
-        return value
+        return read_answer(self.source, name, outcome, devices)
 
     def prepare(self, call: Any) -> tuple[str, Any] | Outcome:
         """Get ready for a call, unless the process has died too often: add to its payload what that does not know yet.
@@ -189,7 +150,6 @@ class VendorProcess(GuardedProcess):
             return made
         if self.running.fresh:
             self._known.clear()
-            self._detected = None
             full["load"] = {"source": encode(self.source), "path": self._path}
         new = {each.raw_id: each for each in (*devices, *everything) if self._known.get(each.raw_id) is not each}
         unknown = {name: device for name, device in new.items() if self._known.get(name) != device}
@@ -205,20 +165,12 @@ class VendorProcess(GuardedProcess):
             self._said = {name: outcome.value[name] for name in ("info", "hooks")}
         if task == "detect":
             self._reasons.clear()
-            self._edits.clear()
             self._known.clear()
-            self._detected = outcome
         if outcome.fault not in {"died", "timeout"}:
             self.deaths.pop(task, None)
             return False
         self.deaths.setdefault(task, []).append(outcome)
         return outcome.fault == "died" and len(self.deaths[task]) < MOST_DEATHS
-
-    def learn(self, outcome: Outcome, devices: Iterable[Device]) -> None:
-        """Take notice of the devices that the process has just detected."""
-        with self:
-            if self._detected is outcome:
-                self._known = {device.raw_id: device for device in devices} | self._known
 
     def _hello(self) -> dict[str, Any]:
         if not self._said:
@@ -226,11 +178,34 @@ class VendorProcess(GuardedProcess):
             if problem := problem_in(self.source, outcome, "anyaccel_hello"):
                 raise PluginError(problem)
         if not self._said:
-            raise PluginError(_breach(self.source, NO_ANSWER, "anyaccel_info"))
+            raise PluginError(describe_breach(self.source, NO_ANSWER, "anyaccel_info"))
         return self._said
 
 
-def _breach(source: Source, reason: str, hook: str) -> Problem:
+def check_answer(
+    source: Source, name: str, data: Any, info: PluginInfo | None = None, devices: Sequence[Device] = ()
+) -> Any:
+    """Build the answer of a hook from JSON data, and compare it with the contract.
+
+    Args:
+        source: The plug-in.
+        name: Name of the hook, without ``anyaccel_``.
+        data: The answer as the vendor's process sent it, which may be anything.
+        info: The answer of ``anyaccel_info``, for all other hooks.
+        devices: The devices of the call.
+
+    Raises:
+        PluginError: When the contract does not allow the answer.
+    """
+    hook = contract.HOOKS[name]
+    value = build(hook.answer, data)
+    given = {"vendor": source.vendor, "info": info, "devices": devices, "device": next(iter(devices), None)}
+    if found := list(hook.faults(value, given)):
+        raise PluginError(describe_breach(source, "; ".join(found), f"anyaccel_{name}"))
+    return value
+
+
+def describe_breach(source: Source, reason: str, hook: str) -> Problem:
     """Describe an answer that the contract does not allow."""
     return problem_of(source, ProblemKind.CONTRACT, f"{reason}.", hook)
 
@@ -240,28 +215,34 @@ def problem_in(source: Source, outcome: Outcome, hook: str) -> Problem | None:
     if outcome.fault:
         return problem_of(source, ProblemKind(outcome.fault), f"{outcome.reason}.", hook, outcome.details)
     if not isinstance(outcome.value, dict):
-        return _breach(source, NO_ANSWER, hook)
+        return describe_breach(source, NO_ANSWER, hook)
     if "problem" in outcome.value:
         try:
             return decode(Problem, outcome.value["problem"])
         except ValueError as error:
-            return _breach(source, str(error), hook)
+            return describe_breach(source, str(error), hook)
     return None
+
+
+def read_answer(
+    source: Source, name: str, outcome: Outcome, devices: Sequence[Device] = (), info: PluginInfo | None = None
+) -> Any:
+    """Return the answer of a hook from the outcome of its call; see :func:`check_answer`.
+
+    Raises:
+        PluginError: When the call failed, or the contract does not allow the answer.
+    """
+    if (problem := problem_in(source, outcome, f"anyaccel_{name}")) is not None:
+        raise PluginError(problem)
+    return check_answer(source, name, outcome.value.get("value"), info or process_of(source).info, devices)
 
 
 def answer_in(
     name: str, source: Source, outcome: Outcome, devices: Sequence[Device] = ()
 ) -> tuple[Any, Problem | None]:
-    """The answer of a hook in an outcome, or the problem that it tells of.
-
-    Args:
-        name: Name of the hook, without ``anyaccel_``.
-        source: The plug-in.
-        outcome: What came of the call.
-        devices: The devices that it was asked about.
-    """
+    """Return the answer of a hook and None, or None and the problem; see :func:`read_answer`."""
     try:
-        return process_of(source).answer(name, outcome, devices), None
+        return read_answer(source, name, outcome, devices), None
     except PluginError as error:
         return None, error.problem
 

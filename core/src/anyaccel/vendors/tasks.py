@@ -29,7 +29,7 @@ from anyaccel.model import (
     Term,
     replace,
 )
-from anyaccel.model.wire import decode, encode, faults, prepare
+from anyaccel.model.wire import decode, encode, prepare
 from anyaccel.probe.context import ProbeContext
 from anyaccel.probe.machine import Machine
 from anyaccel.probe.recording import Recorder
@@ -48,7 +48,7 @@ class Loaded:
     """The plug-in of this process, and the devices that it is asked about by their ids."""
 
     def __init__(self, source: Source) -> None:
-        self.plugin = VendorPlugin(source)
+        self.plugin = VendorPlugin(source, rules=False)
         self.devices: dict[str, Device] = {}
 
     def named(self, ids: list[str]) -> list[Device]:
@@ -66,12 +66,12 @@ def hello(payload: Payload) -> dict[str, Any]:
 
 
 def detect(payload: Payload) -> dict[str, Any]:
-    """Find its devices: ``{"info", "hooks", "detected", "hidden", "products", "seconds"}``."""
+    """Find the devices: ``{"info", "hooks", "detected", "visible", "hidden", "products", "seconds"}``."""
     return _guard(payload, lambda loaded: _detect(loaded, payload))
 
 
 def __getattr__(name: str) -> Callable[[Payload], dict[str, Any]]:
-    """A task for each hook of the contract: ``{"value"}``, which the caller compares with the contract."""
+    """Return the task of a hook of the contract: ``{"value"}``, which the caller compares with the contract."""
     if name not in contract.HOOKS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return lambda payload: _guard(payload, lambda loaded: _ask(loaded, name, payload))
@@ -83,7 +83,7 @@ def nodes(payload: Payload) -> dict[str, Any]:
 
 
 def record(payload: Payload) -> dict[str, Any]:
-    """Write down what the hooks ask of the machine: ``{"info", "recording", "detected", "failed"}``."""
+    """Write down what the hooks ask of the machine: ``{"info", "recording", "problem"}``, and as :func:`detect`."""
     return _guard(payload, lambda loaded: _record(loaded.plugin, payload))
 
 
@@ -112,12 +112,7 @@ def _ask(loaded: Loaded, name: str, payload: Payload) -> dict[str, Any]:
         "ctx": lambda: _env_context(loaded, payload) if "shares" in payload else _context(payload),
     }
     plugin = loaded.plugin
-    arguments = {each: told[each]() for each in plugin.arguments(name)}
-    value = plugin.call(name, arguments)
-    carried = tuple(value) if isinstance(value, list) else value
-    if any(faults(carried, contract.HOOKS[name].answer, name)):  # JSON would not show what it is
-        plugin.check(name, value, arguments)
-    return {"value": encode(value)}
+    return {"value": encode(plugin.ask(name, *(told[each]() for each in plugin.arguments(name))))}
 
 
 def _env_context(loaded: Loaded, payload: Payload) -> EnvContext:
@@ -186,11 +181,11 @@ def _detect(loaded: Loaded, payload: Payload) -> dict[str, Any]:
             return answer
     if detected is not None:
         try:
-            detected = _complete(plugin, detected, environ)
+            detected, answer["visible"] = _describe(plugin, detected, environ)
             answer["hidden"] = encode(_hidden(plugin, detected.devices, payload["environ"]))
         except PluginError as error:
             return answer | {"detected": encode(detected)} | _problem(error)
-        loaded.devices = {device.id: device for device in detected.devices}
+        loaded.devices = {}  # those of an earlier detection; the caller introduces what it asks about
     return {**answer, "detected": encode(detected), "seconds": time.monotonic() - start}
 
 
@@ -199,39 +194,22 @@ def _hidden(plugin: VendorPlugin, devices: tuple[Device, ...], environ: Mapping[
     return plugin.env((), EnvContext(devices=devices, environ=environ))
 
 
-def _complete(plugin: VendorPlugin, detected: Detected, environ: Mapping[str, str]) -> Detected:
-    """Fill in what the plug-in's pure hooks say about the devices it found."""
-    info = plugin.info
-    devices = [
-        replace(
-            device,
-            vendor=info.vendor,
-            resource=info.resource,
-            kind=info.kind,
-            tags=plugin.tags(device),
-            fractional=plugin.fractional(device),
-            visible=True,
-            own_slots=(),
-        )
+def _describe(plugin: VendorPlugin, detected: Detected, environ: Mapping[str, str]) -> tuple[Detected, dict[str, Any]]:
+    """Ask the pure hooks about the devices that were found.
+
+    Returns:
+        The devices with their vendor, tags and sharing, and the answer of ``anyaccel_visible``, or the problem with it.
+    """
+    devices = tuple(
+        replace(plugin.info.describe(device), tags=plugin.tags(device), fractional=plugin.fractional(device))
         for device in sorted(detected.devices, key=lambda device: device.index)
-    ]
-    ids, notes = _visible(plugin, environ, devices)
-    place = {device_id: position for position, device_id in enumerate(ids)}
-    ordered = sorted(devices, key=lambda device: place.get(device.id, len(place) + device.index))
-    shown = (device.narrowed(ids[device.id]) if ids.get(device.id) else device for device in ordered)
-    completed = tuple(replace(device, visible=device.id in place, order=order) for order, device in enumerate(shown))
-    return replace(detected, devices=completed, notes=(*detected.notes, *notes))
-
-
-def _visible(
-    plugin: VendorPlugin, environ: Mapping[str, str], devices: list[Device]
-) -> tuple[dict[str, tuple[int, ...]], list[str]]:
-    """What the environment leaves to us, in order. When its value makes no sense, nothing: only ever narrow."""
+    )
+    detected = replace(detected, devices=devices)
     try:
-        ids, notes = plugin.visible(environ, devices)
+        visible, notes = plugin.visible(environ, devices)
     except PluginError as error:
-        return {}, [f"The environment hides every device of {plugin.info.vendor}: {error.problem.reason}"]
-    return {device.id: () for device in devices} if ids is None else ids, notes
+        return detected, _problem(error)
+    return replace(detected, notes=(*detected.notes, *notes)), {"value": encode(visible)}
 
 
 def _nodes(plugin: VendorPlugin, payload: Payload) -> dict[str, Any]:
@@ -258,19 +236,20 @@ def _record(plugin: VendorPlugin, payload: Payload) -> dict[str, Any]:
     def ctx() -> ProbeContext:
         return ProbeContext(recorder, time.monotonic() + payload["seconds"] / len(contract.RECORDED))
 
-    detected, failed = None, ""
+    detected = None
+    answer: dict[str, Any] = {}
     try:
         detected = plugin.detect(ctx())
         if detected is not None:
-            detected = _complete(plugin, detected, recorder.environ)
+            detected, answer["visible"] = _describe(plugin, detected, recorder.environ)
     except PluginError as error:
-        failed = f"{error.problem.hook}: {error.problem.reason}"
+        answer = _problem(error)
     if detected is not None:
         with contextlib.suppress(PluginError):
             plugin.stats(detected.devices, ctx())
     with contextlib.suppress(PluginError):
         plugin.diagnose(ctx())
-    return {"recording": recorder.recording(), "detected": encode(detected), "failed": failed}
+    return {**answer, "recording": recorder.recording(), "detected": encode(detected)}
 
 
 def _context(payload: Payload) -> ProbeContext:

@@ -31,7 +31,7 @@ def main(args: argparse.Namespace) -> int | None:
     if not args.detach:
         return None
     from anyaccel.errors import UsageError
-    from anyaccel.launcher import check_program, not_started
+    from anyaccel.launcher import check_program, make_start_error
 
     from anyaccel_jobs.jobs_command import detach
 
@@ -40,7 +40,7 @@ def main(args: argparse.Namespace) -> int | None:
     try:
         check_program(args.command[0])
     except OSError as error:
-        raise not_started(args.command[0], error) from error
+        raise make_start_error(args.command[0], error) from error
     return detach(args, args.command, lambda supervisor: _supervise(args, supervisor))
 
 
@@ -59,6 +59,6 @@ def _supervise(args: argparse.Namespace, supervisor: Supervisor) -> int:
         mark = hold.lease.mark if hold.lease else ()
         status, state = supervisor.supervise(lambda: become_command(args, hold), mark, limit)
         supervisor.end(status, state=state)
-        hold.note_end(status, timed_out=state == "timeout")
-        hold.unlimit()
+        hold.finish_entry(status, timed_out=state == "timeout")
+        hold.remove_group()
         os._exit(status)  # the devices go with this process, or with the last one that the command has left behind

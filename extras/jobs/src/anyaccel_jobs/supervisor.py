@@ -83,7 +83,7 @@ class Supervisor:
         """
         if self.job.id:
             if state == "timeout":
-                time_limit.say_at_end(time_limit.message(self.job.time_limit or 0.0), self.job.log)
+                time_limit.append_line(time_limit.describe_timeout(self.job.time_limit or 0.0), self.job.log)
             state = state or ("failed" if status else "done")
             self.job = replace(self.job, state=state, status=status, ended=time.time())
             jobs.write(self.job)
@@ -122,7 +122,7 @@ class Supervisor:
             return everything(tell_its_own)
 
         rest = Teardown(find, grace=math.inf)  # until the command has ended, its time is over, or a second signal comes
-        tell = partial(time_limit.say_at_end, path=self.job.log)
+        tell = partial(time_limit.append_line, path=self.job.log)
         countdown = time_limit.Countdown(limit, mark, tell)
         while True:
             if status is None and os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):

@@ -22,9 +22,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from anyaccel.errors import AnyaccelError, LeaseCancelledError, NotFreeError, UsageError
 from anyaccel.launcher import (
-    Hold,
+    DeviceLease,
     end_in_time,
-    not_started,
+    make_start_error,
     take_async,
     time_limit,
 )
@@ -401,9 +401,9 @@ class Sweep:
         self._on_wait = on_wait
         self._left = tally.total - tally.skipped
         self._running: dict[int, int] = {}
-        self._holds: dict[Hold, bool] = {}  # and whether a command was run with it
+        self._holds: dict[DeviceLease, bool] = {}  # and whether a command was run with it
         self._slots = 0
-        self._taking: asyncio.Task[Hold] | None = None
+        self._taking: asyncio.Task[DeviceLease] | None = None
         self._stopped = 0
         self._asked = 0
         self._error: AnyaccelError | None = None
@@ -460,7 +460,7 @@ class Sweep:
 
     async def _slot(self) -> None:
         """Run one command after the other."""
-        hold: Hold | None = None
+        hold: DeviceLease | None = None
         while True:
             if hold is None:
                 async with self._turn:
@@ -490,7 +490,7 @@ class Sweep:
         failed = self._setting.stop_on_error and self._tally.failed
         return bool(self._left) and not self._asked and self._error is None and not failed
 
-    async def _take(self) -> Hold | None:
+    async def _take(self) -> DeviceLease | None:
         """Get devices, when it is our turn; None when that is no longer needed, or others of us go on without."""
         setting = self._setting
         options: AcquireOptions = {**setting.options, "inventory": setting.inventory, "on_wait": self._on_wait}
@@ -513,11 +513,11 @@ class Sweep:
         self._holds[hold] = False
         return hold
 
-    async def _run(self, number: int, command: tuple[str, ...], hold: Hold) -> None:
+    async def _run(self, number: int, command: tuple[str, ...], hold: DeviceLease) -> None:
         """Run one command, again where it fails and that is wanted."""
         if not self._holds[hold]:
             self._holds[hold] = True
-            hold.noted(command[0])  # one line of the journal for all commands of a lease
+            hold.begin_entry(command[0])  # one line of the journal for all commands of a lease
         self._tally.running += 1
         for attempt in range(1, self._setting.retries + 2):
             run = await self._attempt(number, command, hold, attempt)
@@ -527,7 +527,7 @@ class Sweep:
         self._on_end(run)
         self._on_change()
 
-    async def _attempt(self, number: int, command: tuple[str, ...], hold: Hold, attempt: int) -> Ended:
+    async def _attempt(self, number: int, command: tuple[str, ...], hold: DeviceLease, attempt: int) -> Ended:
         path = f"{self._setting.out}/{number}.log"
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | (os.O_TRUNC if attempt == 1 else 0)
         try:
@@ -540,7 +540,7 @@ class Sweep:
         try:
             running = hold.popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
         except OSError as error:
-            fault = not_started(command[0], error)
+            fault = make_start_error(command[0], error)
             os.write(log, f"anyaccel: {fault}\n".encode(errors="replace"))
             status = fault.exit_code
         else:
@@ -554,7 +554,7 @@ class Sweep:
             if limited is not None and (timed_out := await self._end_of_time(limited, hold)):
                 hold.timed_out = True
                 status = status or (0 if number_of_signal else time_limit.STATUS)
-                time_limit.say_at_end(limited.limit.message, path)
+                time_limit.append_line(limited.limit.message, path)
         size = os.fstat(log).st_size
         os.close(log)
         return Ended(
@@ -562,7 +562,7 @@ class Sweep:
             seconds=time.monotonic() - clock, output_bytes=size, log=path, timed_out=timed_out,
         )  # fmt: skip
 
-    def _limit(self, pid: int, hold: Hold, log: str) -> _Limited | None:
+    def _limit(self, pid: int, hold: DeviceLease, log: str) -> _Limited | None:
         """Have a command ended once its time is over, with all that has the devices; None where it has no limit.
 
         Args:
@@ -578,7 +578,7 @@ class Sweep:
         everything = find_all(find_carriers([mark]), find_tree({pid: self._running[pid]}))
         return _Limited(limit, Teardown(everything, grace=limit.grace), mark, log)
 
-    async def _end_of_time(self, limited: _Limited, hold: Hold) -> bool:
+    async def _end_of_time(self, limited: _Limited, hold: DeviceLease) -> bool:
         """Wait for what ends with a command that has ended, and forget its limit where nothing is left to end.
 
         Returns:
@@ -602,7 +602,7 @@ class Sweep:
                 del self._limits[lease]
             limited.task.cancel()
 
-    def _intact(self, hold: Hold) -> bool:
+    def _intact(self, hold: DeviceLease) -> bool:
         """Whether nothing that a command has left behind runs with the devices."""
         if hold.lease is None:
             return True
@@ -611,7 +611,7 @@ class Sweep:
             self._left_over.append(hold.lease.mark)
         return not orphans and hold.lease.intact
 
-    def _keeps(self, hold: Hold) -> bool:
+    def _keeps(self, hold: DeviceLease) -> bool:
         """Whether the next command gets the same devices: nobody else waits for them, nothing is left behind.
 
         Where commands have a time, each has a lease of its own, which says until when.
@@ -622,7 +622,7 @@ class Sweep:
             return False
         return self._intact(hold) and not self._ledger.wanted(frozenset(hold.lease.devices))
 
-    def _give_back(self, hold: Hold) -> None:
+    def _give_back(self, hold: DeviceLease) -> None:
         del self._holds[hold]
         hold.release()
 
@@ -685,7 +685,7 @@ class _Limited:
     def __init__(self, limit: time_limit.TimeLimit, rest: Teardown, mark: marks.Mark, log: str) -> None:
         self.limit = limit
         self.over = False
-        self.countdown = time_limit.Countdown(limit, mark, lambda text: time_limit.say_at_end(text, log))
+        self.countdown = time_limit.Countdown(limit, mark, lambda text: time_limit.append_line(text, log))
         self.task = asyncio.create_task(self._end(rest))
 
     async def _end(self, rest: Teardown) -> None:
@@ -737,7 +737,7 @@ def call(number: int, command: tuple[str, ...], attempt: int) -> tuple[Ended, by
         )
         code, printed = done.returncode, done.stdout
     except OSError as error:
-        fault = not_started(command[0], error)
+        fault = make_start_error(command[0], error)
         code, printed = fault.exit_code, f"anyaccel: {fault}\n".encode(errors="replace")
     ended = Ended(
         number=number, command=command, status=max(0, code), signal=max(0, -code), started=began, attempts=attempt,

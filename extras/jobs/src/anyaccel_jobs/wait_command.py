@@ -44,7 +44,7 @@ def main(args: argparse.Namespace) -> int:
 def _how(job: Job) -> str:
     """Say what its exit status does not tell of a job; empty for nothing."""
     if job.state == "timeout":
-        return f"reached its time limit of {time_limit.written(job.time_limit or 0)}"
+        return f"reached its time limit of {time_limit.format_limit(job.time_limit or 0)}"
     return {"cancelled": "was cancelled", "lost": "is lost"}.get(job.state, "")
 
 

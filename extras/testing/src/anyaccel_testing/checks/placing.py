@@ -11,25 +11,21 @@ from anyaccel.launcher import worker_environment
 from anyaccel.model import (
     UNITS_PER_DEVICE,
     Allocation,
-    Detected,
     Device,
     Grant,
     Inventory,
-    PluginInfo,
     Request,
     Share,
     Term,
     VendorReport,
     VendorState,
-    decode,
-    encode,
 )
 from anyaccel.probe import Machine, Simulated
 from anyaccel.vendors import Source, VendorPlugin, installed, presence, tasks
 
 from anyaccel_testing.check import CheckFailed, NotApplicable, demand
 from anyaccel_testing.checks.environment import Devices, choose_subsets, list_accepted
-from anyaccel_testing.subject import Subject, TestedMachine, payload
+from anyaccel_testing.subject import Subject, TestedMachine, interpret_here, payload
 
 SENTENCE = re.compile(r"[^\n]*\S \S+ \S[^\n]*")
 """Three words or more, on one line."""
@@ -165,20 +161,8 @@ def _simulate_largest(source: Source) -> Simulation | None:
     machine = Machine(
         text="sim", products=(Simulated(product=listed[0]["name"], count=max(listed[0].get("counts", [1]))),)
     )
-    answer = tasks.detect({**shared, "machine": encode(machine)})
-    if not answer.get("detected"):
-        return None
-    info, detected = decode(PluginInfo, answer["info"]), decode(Detected, answer["detected"])
-    report = VendorReport(
-        vendor=source.vendor,
-        state=VendorState.OK,
-        resource=info.resource,
-        kind=info.kind,
-        env_vars=info.env_vars,
-        borrowed=info.borrowed,
-        cleared=info.cleared,
-    )
-    return report, detected.devices
+    report, devices = interpret_here(source, machine, {})
+    return (report, tuple(devices)) if report.state is VendorState.OK else None
 
 
 def _find_conflicts(own: Simulation, others: list[Simulation]) -> Iterator[str]:
