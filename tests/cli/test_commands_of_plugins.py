@@ -65,6 +65,6 @@ def test_a_broken_one_costs_itself(bring, anyaccel):
     assert "the command 'greet' of greeting cannot be loaded: RuntimeError: no" in done.stderr
     assert "\x1b" not in done.stderr
     assert anyaccel("plugins").returncode == 0
-    assert "greet       a command of greeting" in anyaccel("--help").stdout
+    assert "greet       a command of greeting" in anyaccel("--help", timeout=60).stdout
     unknown = anyaccel("gret")
     assert (unknown.returncode, "there is no command 'gret'" in unknown.stderr) == (2, True)

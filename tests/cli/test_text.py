@@ -251,11 +251,11 @@ def test_a_shell_is_told_nothing_that_it_could_not_read(hostile, anyaccel):
     assert json.loads(anyaccel("--machine", machine, "env", "APU:1", "--json").stdout)["set"]["ANYACCEL_MACHINE"]
     held = anyaccel("--machine", machine, "hold", "APU:1")
     assert held.returncode == 0
-    assert "anyaccel: set ANYACCEL_MACHINE yourself: a shell command takes printable text only" in held.stderr
+    assert "\n# set ANYACCEL_MACHINE yourself: a shell command takes printable text only" in held.stderr
     anyaccel("release", held.stdout.strip())
 
 
-@pytest.mark.parametrize("columns", [40, 80, 200])
+@pytest.mark.parametrize("columns", [80, 200])
 def test_a_simple_table_folds_its_last_column_and_has_one_heading(columns, anyaccel):
     argv = [sys.executable, "-m", "anyaccel", "setup", "--dry-run", "--root", "/nonexistent"]
     _, data = run_on_terminal(argv, columns=columns)

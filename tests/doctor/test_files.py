@@ -38,15 +38,15 @@ MACHINES = [
     (
         "[users.erika]\nweight = 2\n[users]\nerica.devices = 4\n7777.devices = 1\n", 0o644, 0,
         [
-            (f"warn  '{FILE}', line 4: there is no user 'erica', so that what stands there has no effect"
+            (f"warn  '{FILE}', line 4: there is no user 'erica'; the entry has no effect"
             "  ->  did you mean 'erika'?")
         ],
     ),
     (
         "[users.'\\u0000']\nweight = 2\n".replace("'", '"'), 0o644, 0,
         [
-            (f"warn  '{FILE}', line 1: there is no user '\\x00', so that what stands there has no effect"
-            "  ->  correct the name, or take the table out")
+            (f"warn  '{FILE}', line 1: there is no user '\\x00'; the entry has no effect"
+            "  ->  correct the name, or remove the entry")
         ],
     ),
     ("[users.erika]\nweight = 2\n", 0o644, 0, []),

@@ -76,7 +76,11 @@ def table_lines(columns: Sequence[Column], rows: Sequence[Sequence[str]], room: 
     lines = []
     for row in ([column.heading for column in columns], *table):
         parts = [
-            (column, width, output.folded(cell, width) if column.fold else [output.shortened(cell, width)])
+            (
+                column,
+                width,
+                output.folded(cell, width) if column.fold and cells(cell) > width else [output.shortened(cell, width)],
+            )
             for column, cell, width in zip(columns, row, widths, strict=True)
             if width
         ]
