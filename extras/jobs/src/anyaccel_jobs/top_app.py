@@ -390,7 +390,7 @@ class Top(App[None]):
         )
 
         jobs = [_job_row(job) for job in self._jobs]
-        head, *lines = table_lines(_JOBS, jobs, room)
+        head, *lines = table_lines(_JOBS, jobs, room) if jobs else [""]
         base.query_one("#joblist", Words).tell([(head, "bold")])
         base.query_one("#joblist", Words).display = base.query_one("#jobs", Lines).display = bool(jobs)
         base.query_one("#jobs", Lines).show(
