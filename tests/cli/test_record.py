@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from anyaccel.inventory.detect import detect
-from anyaccel.inventory.record import names_of_host
+from anyaccel.inventory.record import collect_private_names
 from anyaccel.model.wire import decode
 from anyaccel.plugin import Detected
 
@@ -200,7 +200,7 @@ def test_an_expectation_that_is_missing_or_damaged_is_a_usage_error(content, mes
 
 
 def test_names_of_this_host_are_known():
-    names = names_of_host()
+    names = collect_private_names()
     assert socket.gethostname() in names.hosts
     assert "127.0.0.1" in names.addresses
     if os.environ.get("USER"):

@@ -182,7 +182,7 @@ def acquire(
     inventory = survey(args)
     from anyaccel.launcher.hold import take
     from anyaccel.launcher.monitor import start_monitor
-    from anyaccel.linux.mark import of_process
+    from anyaccel.linux.mark import draw_for_process
 
     line = output.StatusLine()
 
@@ -196,7 +196,7 @@ def acquire(
     try:
         # A mark of this process: the command that it becomes carries the lease on.
         options: AcquireOptions = {**start, **wait_options(args), "inventory": inventory}
-        hold = take(request, of_process, tell=show, grouped=runs, **options)
+        hold = take(request, draw_for_process, tell=show, grouped=runs, **options)
     finally:
         line.clear()
     # A command that got its devices at once says nothing of it.

@@ -56,6 +56,7 @@ GROUPS = {
         "check": "check that a plug-in keeps the contract",
         "new": "write the project of a new plug-in",
         "record": "record this machine, to replay it anywhere",
+        "testbed": "run a vendor's own software on the machine of a recording",
     },
     "Help": {
         "help": "show what a command does, with examples",
@@ -67,7 +68,7 @@ COMMANDS = {name: text for group in GROUPS.values() for name, text in group.item
 DEFAULT = "status"
 SURVEYS = {"status", "top", "metrics", "run", "sweep", "hold", "select", "why", "env", "doctor", "export"}
 """Commands that detect the machine's devices."""
-RUNS = {"run", "sweep"}
+RUNS = {"run", "sweep", "testbed"}
 """Commands that take a command to run, after ``--``."""
 EXIT_STATUSES = (
     "exit status: 0 done, 1 failed, 2 the request or an argument is wrong, 3 the request can never fit on this machine,"
@@ -84,7 +85,7 @@ DIAGNOSES = {"doctor"}
 """Commands that take defaults from these files and report errors in them themselves."""
 ABOUT_PLUGINS = {"plugins", "doctor", "check", "record"}
 """Commands that examine plug-ins."""
-APART = UNCONFIGURED | {"release", "queue", "new", "jobs", "logs", "cancel", "wait", "report"}
+APART = UNCONFIGURED | {"release", "queue", "new", "testbed", "jobs", "logs", "cancel", "wait", "report"}
 """Commands that have no ``--machine``."""
 
 
@@ -136,7 +137,7 @@ def _perform(name: str, arguments: list[str], command: list[str] | None) -> int:
     if name in RUNS:
         args.command = command
     elif command is not None:
-        raise UsageError(f"a command after '--' belongs to 'anyaccel run' and 'anyaccel sweep' (got {name!r})")
+        raise UsageError(f"a command after '--' belongs to 'anyaccel run', 'sweep' and 'testbed' (got {name!r})")
     status: int = module.main(args)
     return status
 

@@ -11,7 +11,7 @@ from anyaccel.errors import UsageError
 from anyaccel.model import Problem
 from anyaccel.probe.machine import parse_machine
 from anyaccel.vendors.discovery import Source
-from anyaccel.vendors.process import answer_in, ask, problem_in, process_of
+from anyaccel.vendors.process import answer_in, ask, find_process, problem_in
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def main(args: argparse.Namespace) -> int:
             answer_in(task, source, outcome)[1]
             if task == "products"
             else problem_in(source, outcome, "anyaccel_detect"),
-            process_of(source).printed(),
+            find_process(source).printed(),
         )
         for vendor, (source, outcome) in answers.items()
     }

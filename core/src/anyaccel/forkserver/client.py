@@ -128,9 +128,11 @@ class ForkServer:
             if not self.alive:
                 raise BrokenPipeError("the fork server has died")
             self.children[number] = child
-        self.tell(number, {"spawn": number, "target": target, "argument": argument, "alone": alone}, descriptors)
+        self.send_or_drop(
+            number, {"spawn": number, "target": target, "argument": argument, "alone": alone}, descriptors
+        )
 
-    def tell(self, number: int, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
+    def send_or_drop(self, number: int, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
         """Send something that the process needs. If that fails, there is none, and its owner hears nothing.
 
         Raises:

@@ -40,7 +40,7 @@ for kind in (PluginInfo, EnvEdits, Detected):  # while whoever imports this wait
     prepare(kind)
 
 
-def enough_for(request: Request, present: Mapping[str, Presence | None], sources: Sequence[Source]) -> Enough:
+def make_patience(request: Request, present: Mapping[str, Presence | None], sources: Sequence[Source]) -> Enough:
     """What says how long a request waits for vendors that have not answered, given those that have."""
     named = {name.casefold() for term in request.terms for name in term.names}
     own: dict[str, set[str]] = {}
@@ -155,7 +155,7 @@ def _show(
     return [replace(device, visible=device.id in place, order=order) for order, device in enumerate(shown)], notes
 
 
-def told_apart(found: Mapping[str, list[Device]]) -> list[Device]:
+def qualify_ids(found: Mapping[str, list[Device]]) -> list[Device]:
     """The devices of all vendors. An id is its vendor's: where two use the same one, theirs begin with the vendor."""
     uses = Counter(device.id for devices in found.values() for device in devices)
     return [
@@ -165,7 +165,7 @@ def told_apart(found: Mapping[str, list[Device]]) -> list[Device]:
     ]
 
 
-def with_own_nodes(found: Mapping[str, list[Device]]) -> dict[str, list[Device]]:
+def renumber_nodes(found: Mapping[str, list[Device]]) -> dict[str, list[Device]]:
     """Number the nodes of simulated devices so that no two vendors have one: each vendor's begin with 0 by themselves.
 
     A node without a number stands for all devices of a vendor, and stays.

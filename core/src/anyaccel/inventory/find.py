@@ -91,7 +91,7 @@ def _ask(
 
     detect = partial(ask, "detect", timeout=timeout, environ=environ, sources=sources)
     unnamed = [vendor for vendor, signs in present.items() if signs is None or signs.names is None]
-    enough = None if request is None else answers.enough_for(request, present, sources)
+    enough = None if request is None else answers.make_patience(request, present, sources)
     outcomes, _ = detect(machine, vendors=present, enough=enough, more={each: {"names": True} for each in unnamed})
     names = VendorNames(
         sources, said, {vendor: answers.product_names(outcome) for vendor, (_, outcome) in outcomes.items()}
@@ -107,11 +107,11 @@ def _ask(
         reports.append(report)
     reports, found = names.own(reports, found)
     if machine.simulated:
-        return reports, answers.told_apart(answers.with_own_nodes(found))
+        return reports, answers.qualify_ids(answers.renumber_nodes(found))
     from anyaccel.inventory.contested import contest
 
     control_nodes = {report.vendor: report.control_nodes for report in reports}
-    return reports, answers.told_apart(contest(found, control_nodes, host=machine.text == HOST))
+    return reports, answers.qualify_ids(contest(found, control_nodes, host=machine.text == HOST))
 
 
 def _report_problem(problem: Problem) -> VendorReport:

@@ -96,7 +96,7 @@ def record(
     recording = merge(answers[vendor][1].value["recording"] for vendor in answers if vendor in recorded)
     replacements: dict[str, str] = {}
     if not raw:
-        recording, replacements = sanitize(recording, names_of_host() if where.text == HOST else None)
+        recording, replacements = sanitize(recording, collect_private_names() if where.text == HOST else None)
     size = _write(target, recording)
     found = expect(directory, timeout=timeout, environ=environ)
     _write(os.path.join(directory, EXPECTED), found)
@@ -195,7 +195,7 @@ def verify(
     return tuple(_differences(expected, expect(directory, timeout=timeout, environ=environ), {}))
 
 
-def names_of_host() -> PrivateNames:
+def collect_private_names() -> PrivateNames:
     """What must not stand in a recording of this host."""
     import pwd
     import socket

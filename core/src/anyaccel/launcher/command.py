@@ -13,7 +13,7 @@ from anyaccel.launcher.time_limit import Countdown, TimeLimit, check_early
 from anyaccel.linux import mark as marks
 from anyaccel.linux import process
 from anyaccel.linux.mark import Mark
-from anyaccel.linux.teardown import GRACE_SECONDS, Teardown, find_all, find_carriers, find_tree
+from anyaccel.linux.teardown import GRACE_SECONDS, Teardown, combine_finds, find_carriers, find_tree
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ class _Ending:
                 return
         self.timed_out = True
 
-        Teardown(find_all(find_carriers([self._mark]), find_tree({pid: started})), grace=limit.grace).run()
+        Teardown(combine_finds(find_carriers([self._mark]), find_tree({pid: started})), grace=limit.grace).run()
 
     def _tell_soon(self, text: str) -> None:
         """Write a line to standard error; one that takes no more does not keep the command from its end."""

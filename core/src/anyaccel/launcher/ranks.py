@@ -17,7 +17,7 @@ from anyaccel.launcher.rendezvous import Rendezvous
 from anyaccel.launcher.start import make_start_error
 from anyaccel.launcher.time_limit import STATUS, TimeLimit, say
 from anyaccel.linux import process
-from anyaccel.linux.teardown import GRACE_SECONDS, Teardown, find_tree, tell_left
+from anyaccel.linux.teardown import GRACE_SECONDS, Teardown, describe_left, find_tree
 from anyaccel.model import replace
 from anyaccel.vendors import close as close_vendors
 
@@ -132,7 +132,7 @@ class _Ranks:
             self._pass_on(signal.Signals(came.si_signo))
             if came.si_signo == _STOP:
                 os.kill(os.getpid(), signal.SIGSTOP)
-        for line in tell_left(self._end, "the ranks"):
+        for line in describe_left(self._end, "the ranks"):
             say(line)
         return self._status
 

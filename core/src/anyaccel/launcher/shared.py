@@ -141,7 +141,7 @@ class SharedScheduler(Scheduler):
         choice = remembered(inventory, plan.request, lambda: Choice(inventory, plan.request, validate, names))
         time = waiting.seconds
         options: AcquireOptions = {"environ": self._environ, "inventory": inventory, "time": time}
-        return LeaseRequest(plan.request, marks.of_process, options, choice=choice)
+        return LeaseRequest(plan.request, marks.draw_for_process, options, choice=choice)
 
     def _choosing(self, pending: LeaseRequest) -> Choose:
         """What chooses for a request: what this program counts as held beside leases is taken, too."""
@@ -191,7 +191,7 @@ class SharedScheduler(Scheduler):
         if wait:
             ahead = wait.told - 1
         elif plan.ever_fits and waiting.number == _LAST:  # a newcomer
-            ahead = self._ledger.ahead(self._wish(plan, waiting).want, waiting.priority)
+            ahead = self._ledger.count_ahead(self._wish(plan, waiting).want, waiting.priority)
         else:
             ahead = 0
         others = ahead - len(found)

@@ -159,7 +159,7 @@ def use(request: str | Sequence[str] | Request, **options: Unpack[AcquireOptions
             )
         used = _in_use
         if used is None:
-            pending = LeaseRequest(wanted, marks.of_process, options)
+            pending = LeaseRequest(wanted, marks.draw_for_process, options)
             refuse_if_loaded(pending.inventory)
             used = made = pending.get(_begin)
         else:

@@ -139,7 +139,7 @@ class Inventory(Value):
         """The report of one vendor, or None when no plug-in of that name is installed."""
         return next((report for report in self.vendors if report.vendor == vendor), None)
 
-    def apart(self, vendor: str) -> dict[str, str]:
+    def excluded_vendors(self, vendor: str) -> dict[str, str]:
         """The vendors of which no device is given to a worker that has some of this one's, each with the variable."""
         own = self.report(vendor)
         others = () if own is None else (report for report in self.vendors if report.vendor != vendor)

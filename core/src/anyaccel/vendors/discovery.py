@@ -76,7 +76,7 @@ def scan() -> Iterable[Source]:
     ]
 
 
-def problem_of(source: Source, kind: ProblemKind, reason: str, hook: str = "", details: str = "") -> Problem:
+def make_problem(source: Source, kind: ProblemKind, reason: str, hook: str = "", details: str = "") -> Problem:
     """Describe a fault of the plug-in that comes from a source."""
     return Problem(
         vendor=source.vendor,

@@ -29,7 +29,7 @@ from anyaccel.model import (
     replace,
 )
 from anyaccel.vendors import contract
-from anyaccel.vendors.discovery import Source, problem_of
+from anyaccel.vendors.discovery import Source, make_problem
 
 PREFIX = "anyaccel_"
 REQUIRED = tuple(PREFIX + hook.name for hook in contract.HOOKS.values() if hook.required)
@@ -148,7 +148,7 @@ class VendorPlugin:
 
     def problem(self, kind: ProblemKind, reason: str, hook: str = "", details: str = "") -> Problem:
         """Describe a fault of this plug-in."""
-        return problem_of(self.source, kind, reason, hook, details)
+        return make_problem(self.source, kind, reason, hook, details)
 
     def _raised(self, error: BaseException, hook: str) -> Problem:
         """Describe what a hook raised: in its own words where it has a ``fault``, that is a reason and a remedy."""

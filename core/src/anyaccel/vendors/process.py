@@ -31,7 +31,7 @@ from anyaccel.model import (
 from anyaccel.model.wire import build, decode, encode
 from anyaccel.probe.machine import Machine
 from anyaccel.vendors import DEADLINE_SECONDS, PRELOAD, TASKS, contract
-from anyaccel.vendors.discovery import Source, installed, problem_of
+from anyaccel.vendors.discovery import Source, installed, make_problem
 from anyaccel.vendors.guarded import ANSWER_LIMIT, NO_ANSWER, GuardedProcess, Outcome, call_all, close_processes
 
 SIMULATION_LIMIT = 256 << 20
@@ -207,13 +207,13 @@ def check_answer(
 
 def describe_breach(source: Source, reason: str, hook: str) -> Problem:
     """Describe an answer that the contract does not allow."""
-    return problem_of(source, ProblemKind.CONTRACT, f"{reason}.", hook)
+    return make_problem(source, ProblemKind.CONTRACT, f"{reason}.", hook)
 
 
 def problem_in(source: Source, outcome: Outcome, hook: str) -> Problem | None:
     """The problem that an outcome tells of: the plug-in's own, or that its process did not live to answer."""
     if outcome.fault:
-        return problem_of(source, ProblemKind(outcome.fault), f"{outcome.reason}.", hook, outcome.details)
+        return make_problem(source, ProblemKind(outcome.fault), f"{outcome.reason}.", hook, outcome.details)
     if not isinstance(outcome.value, dict):
         return describe_breach(source, NO_ANSWER, hook)
     if "problem" in outcome.value:
@@ -234,7 +234,7 @@ def read_answer(
     """
     if (problem := problem_in(source, outcome, f"anyaccel_{name}")) is not None:
         raise PluginError(problem)
-    return check_answer(source, name, outcome.value.get("value"), info or process_of(source).info, devices)
+    return check_answer(source, name, outcome.value.get("value"), info or find_process(source).info, devices)
 
 
 def answer_in(
@@ -274,7 +274,7 @@ _asked: dict[tuple[str, tuple[str, ...]], VendorProcess] = {}
 _lock = renew_in_child(allocate_lock())
 
 
-def process_of(source: Source) -> VendorProcess:
+def find_process(source: Source) -> VendorProcess:
     """The process of a plug-in, not started before the first call."""
     key = source, tuple(sys.path)
     with _lock:
@@ -295,9 +295,9 @@ def vendor_process(name: str) -> VendorProcess:
         source = next((each for each in sources if each.vendor == name), None)
         if source is None:
             nothing = Source(vendor=name, target="")
-            missing = problem_of(nothing, ProblemKind.LOAD, "no plug-in of that name is installed.")
+            missing = make_problem(nothing, ProblemKind.LOAD, "no plug-in of that name is installed.")
             raise PluginError(next((each for each in problems if each.vendor == name), missing))
-        _asked[key] = process_of(source)
+        _asked[key] = find_process(source)
     return _asked[key]
 
 
@@ -337,7 +337,7 @@ def ask(
     if sources is None:
         sources, problems = installed(environ)
     wanted = None if vendors is None else set(vendors)
-    chosen = [process_of(source) for source in sources if wanted is None or source.vendor in wanted]
+    chosen = [find_process(source) for source in sources if wanted is None or source.vendor in wanted]
     shared = {"machine": encode(machine), "environ": environ, "adopt": True, "seconds": timeout}
     calls = {}
     for each in chosen:
@@ -372,7 +372,7 @@ def known() -> tuple[list[KnownVendor], list[Problem]]:
         products, problem = answer_in("products", source, outcome)
         try:
             if problem is None:
-                found.append(KnownVendor(info=process_of(source).info, products=products))
+                found.append(KnownVendor(info=find_process(source).info, products=products))
                 continue
         except PluginError as error:
             problem = error.problem

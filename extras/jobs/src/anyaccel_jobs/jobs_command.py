@@ -58,7 +58,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def describe(job: Job) -> dict[str, Any]:
-    """A job for programs."""
+    """Return a job as JSON."""
     times = {
         name: None if moment is None else output.moment(moment)
         for name, moment in (("created", job.created), ("started", job.started), ("ended", job.ended))
@@ -80,11 +80,11 @@ def describe(job: Job) -> dict[str, Any]:
 
 
 def detach(args: argparse.Namespace, command: Sequence[str], body: Callable[[Supervisor], int]) -> int:
-    """Run something as a job, and print its number.
+    """Start a job, and print its number.
 
     Args:
-        args: The arguments, of which its request and its note are shown.
-        command: The command that is shown.
+        args: The arguments; their request and note are recorded.
+        command: The command to record.
         body: Called in the job's process, with its supervisor; returns its exit status.
     """
 
@@ -122,7 +122,7 @@ def _row(job: Job) -> tuple[str, ...]:
 
 
 def written_devices(names: tuple[str, ...]) -> str:
-    """Devices as people ask for them: ``acme/0-3,6``; names of another form as they are, and ``-`` for none."""
+    """Format devices as a request names them: ``acme/0-3,6``; ``-`` for none."""
     by_vendor: dict[str, list[int]] = {}
     for name in names:
         vendor, _, index = name.rpartition("/")
@@ -133,5 +133,5 @@ def written_devices(names: tuple[str, ...]) -> str:
 
 
 def written_job(job: Job) -> str:
-    """What a job is for, and its command as people would type it."""
+    """Format the note and the command of a job."""
     return f"[{job.note}] " * bool(job.note) + (shlex.join(job.command) or "-")

@@ -1,4 +1,4 @@
-"""Say who used what, from the journal: anyaccel report --since 7d --by user."""
+"""Show who used which devices, from the journal: anyaccel report --since 7d --by user."""
 
 from __future__ import annotations
 
@@ -35,24 +35,24 @@ _NUMBERS = (
     *("leases", "device_seconds", "waited_mean_seconds", "waited_longest_seconds", "utilization", "idle_leases"),
     *("idle_device_seconds", "memory_peak_bytes", "timeouts"),
 )
-"""What is told of each row, for programs: fields of :class:`ReportRow`."""
+"""Attributes of :class:`ReportRow` that programs get."""
 
 
 class ReportRow(Value):
-    """What the uses of one group come to.
+    """The sum of the uses of one group.
 
     Attributes:
         name: The group.
-        leases: How many leases.
-        device_seconds: Seconds for which devices were held, times the devices.
-        waited_mean_seconds: Seconds that a request waited.
-        waited_longest_seconds: Seconds that one waited, of those that are not added up.
-        utilization: Share of the time held that the devices were busy; None where nobody told.
-        idle_leases: How many leases held a device idle: it stood idle for most of the time; None where nobody told.
-        idle_device_seconds: Of the device seconds, those of devices that were held idle; None where nobody told.
-        memory_peak_bytes: The most memory that was seen in use on one device; None likewise.
-        timeouts: How many leases were ended by their time limit.
-        shares: Whether there were shares of devices that do not count in the utilization and the memory.
+        leases: Number of leases.
+        device_seconds: Seconds held, times the devices.
+        waited_mean_seconds: Mean wait of a request.
+        waited_longest_seconds: Longest wait of a request; a mean for leases that the journal adds up.
+        utilization: Share of the held time for which the devices were busy; None when not measured.
+        idle_leases: Leases with a device that was idle for most of the time; None when not measured.
+        idle_device_seconds: Device seconds of devices that were held idle; None when not measured.
+        memory_peak_bytes: Highest memory use of one device; None when not measured.
+        timeouts: Leases that their time limit ended.
+        shares: Whether shares of devices are left out of the utilization and the memory.
     """
 
     name: str
@@ -123,7 +123,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def clipped(entry: journal.JournalEntry, since: float, until: float) -> journal.JournalEntry | None:
-    """The part of a use that lies in a period; None when there is none. How devices fared is that of the whole."""
+    """Return the part of a use within a period, or None. Measurements stay those of the whole use."""
     began, ended = max(entry.began, since), min(entry.ended, until)
     if ended < began:
         return None
@@ -133,7 +133,7 @@ def clipped(entry: journal.JournalEntry, since: float, until: float) -> journal.
 
 
 def summarize(entries: Iterable[journal.JournalEntry], by: str) -> list[ReportRow]:
-    """Add up uses by what they have in common, those with the most device hours first."""
+    """Sum uses by group, those with the most device hours first."""
     groups: dict[str, list[tuple[journal.JournalEntry, Sequence[journal.Used]]]] = {}
     for entry in entries:
         for name, devices in _parts(entry, by):
@@ -143,7 +143,7 @@ def summarize(entries: Iterable[journal.JournalEntry], by: str) -> list[ReportRo
 
 
 def _parts(entry: journal.JournalEntry, by: str) -> list[tuple[str, Sequence[journal.Used]]]:
-    """The groups that a use belongs to, with the devices that count there."""
+    """Return the groups of a use, each with its devices."""
     if by == "user":
         return [(entry.user, entry.devices)]
     if by == "job":
@@ -156,12 +156,12 @@ def _parts(entry: journal.JournalEntry, by: str) -> list[tuple[str, Sequence[jou
 
 
 def _row(name: str, uses: Sequence[tuple[journal.JournalEntry, Sequence[journal.Used]]], *, apart: bool) -> ReportRow:
-    """Add up.
+    """Sum the uses of a group.
 
     Args:
         name: The group.
-        uses: Uses with the devices that count.
-        apart: Whether one user's use is to be told apart from others' of the same device.
+        uses: Uses, each with the devices that count.
+        apart: Whether users of one device are in different groups.
     """
     held = [(used, entry.held * used.units / UNITS_PER_DEVICE) for entry, devices in uses for used in devices]
     leases = sum(entry.leases for entry, _ in uses)

@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int | None:
-    """Run the command as a job, and print its number; return None where ``--detach`` is not given.
+    """Run the command as a job, and print its number; return None without ``--detach``.
 
     Raises:
         UsageError: When there is no command.
@@ -45,7 +45,7 @@ def main(args: argparse.Namespace) -> int | None:
 
 
 def _supervise(args: argparse.Namespace, supervisor: Supervisor) -> int:
-    """Wait for the devices, run the command, and write down what happens."""
+    """Wait for the devices, run the command, and record its states."""
     from anyaccel.cli import acquire_devices, become_command, time_limit
     from anyaccel.vendors import close
 
