@@ -260,7 +260,7 @@ def test_what_belongs_to_others_is_left_alone():
     async def act(pilot, app):
         await pilot.press("x")
         await until(pilot, shows(app, "none of the leases here is yours"))
-        await until(pilot, shows(app, "does not look for devices"))
+        await until(pilot, shows(app, "its process is stopped"))
         await pilot.press("tab", "x")
         await until(pilot, shows(app, "none of the waits here is yours"))
         await pilot.press("enter")
@@ -285,7 +285,7 @@ def test_texts_of_others_are_text():
     )
 
     async def act(pilot, app):
-        await until(pilot, shows(app, "does not look for devices"))
+        await until(pilot, shows(app, "its process is stopped"))
         assert all(line.isprintable() for line in screen(app))
         assert "lr [/data] see [docs] [bold red]x[/]" in app.query_one("#devices", Lines).text
         for keys in (("enter",), ("escape", "tab", "enter"), ("escape", "w")):

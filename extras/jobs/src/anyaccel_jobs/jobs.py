@@ -254,7 +254,7 @@ def remove(job: Job) -> None:
 
 
 def _read(path: str) -> Job | None:
-    """Read a record of this user. A live job without a supervisor is lost. Returns None as :func:`_read_record` does."""
+    """Read a record as :func:`_read_record` does. A live job without a supervisor is lost."""
     job = _read_record(path)
     if job is None or not (job.here and job.live) or _supervised(job):
         return job
@@ -320,7 +320,7 @@ def trusted(path: str) -> bool:
         return False
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
         raise JobStateError(
-            f"{path} is not used for jobs: it must be a directory of this user's own that nobody else may write to",
+            f"{path} is not used for jobs: it must be a directory of this user's own that other users cannot write to",
             hint="set XDG_STATE_HOME, or HOME, to a place of your own (sudo keeps them from the user before: sudo -H)",
         )
     return True

@@ -166,7 +166,7 @@ def _row(name: str, uses: Sequence[tuple[journal.JournalEntry, Sequence[journal.
     held = [(used, entry.held * used.units / UNITS_PER_DEVICE) for entry, devices in uses for used in devices]
     leases = sum(entry.leases for entry, _ in uses)
     told = [(used, seconds) for used, seconds in held if used.utilization is not None]
-    # Of a share nobody knows who of its holders keeps the device busy; where nobody does, it is idle for each.
+    # Vendors measure whole devices: which holder of a share keeps it busy is unknown. An idle device is idle for all.
     own = [(used, seconds) for used, seconds in held if used.units == UNITS_PER_DEVICE or not apart]
     busy = [(used.utilization, seconds) for used, seconds in own if used.utilization is not None]
     total = sum(seconds for _, seconds in busy)

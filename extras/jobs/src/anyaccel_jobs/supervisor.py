@@ -55,14 +55,14 @@ class Supervisor:
         self.job = job
         self._report = report
 
-    def begin(self, state: str, **known: Any) -> None:
-        """Write the job down and tell its number to whoever submits it; from then on nothing of the caller is in use.
+    def record(self, state: str, **known: Any) -> None:
+        """Write the record of the job.
 
-        Called a second time, it writes down what has changed.
+        The first call also detaches from the submitting process, and tells it the number.
 
         Args:
             state: ``waiting`` or ``running``.
-            known: Attributes of the job that are known by now.
+            known: Attributes of the job that have changed.
         """
         if state == "running":
             known["started"] = time.time()
@@ -73,12 +73,12 @@ class Supervisor:
             self.job = jobs.create(self.job)
             self._detach()
 
-    def end(self, status: int, *, state: str = "") -> None:
-        """Write down how the job has ended; does nothing for one that never began.
+    def finish(self, status: int, *, state: str = "") -> None:
+        """Record the end of the job, unless it has no record yet.
 
         Args:
             status: Its exit status.
-            state: ``cancelled`` or ``timeout``, if it was ended; empty where it ended by itself.
+            state: ``cancelled`` or ``timeout``; empty for the state that follows from the exit status.
         """
         if self.job.id:
             if state == "timeout":
@@ -160,7 +160,7 @@ class Supervisor:
         process.live_on()
         try:
             os.write(self._report, self.job.id.encode())
-        except BrokenPipeError:  # whoever submitted it was killed: nobody knows of it
+        except BrokenPipeError:  # the submitting process was killed: no user has seen the number
             jobs.remove(self.job)
             os._exit(1)
         os.close(self._report)
@@ -221,14 +221,14 @@ def _run(
     try:
         return body(supervisor)
     except Cancelled:
-        supervisor.end(143, state="cancelled")
+        supervisor.finish(143, state="cancelled")
         return 143
     except AnyaccelError as error:
         tell(error, bool(supervisor.job.id))
-        supervisor.end(error.exit_code, state="cancelled" if isinstance(error, LeaseCancelledError) else "")
+        supervisor.finish(error.exit_code, state="cancelled" if isinstance(error, LeaseCancelledError) else "")
         return error.exit_code
     except BaseException:
-        supervisor.end(1)
+        supervisor.finish(1)
         raise
 
 

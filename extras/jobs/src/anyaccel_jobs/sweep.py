@@ -614,10 +614,10 @@ class Sweep:
         return not orphans and hold.lease.intact
 
     def _keeps(self, hold: DeviceLease) -> bool:
-        """Return whether the next command gets the same devices: no other request waits for them, and no process was
-        left behind.
+        """Return whether the next command gets the same devices.
 
-        With a time limit each command has a lease of its own, which carries its deadline.
+        Another request may wait for them, or a process may still use them. With a time limit each command has a lease
+        of its own, which carries its deadline.
         """
         if hold.lease is None:
             return True
@@ -630,7 +630,7 @@ class Sweep:
         hold.release()
 
     def _orphans(self, wanted: Sequence[marks.Mark]) -> list[int]:
-        """Return the living processes with one of the marks that have become children of this process; reap dead ones."""
+        """Return the living children of this process that carry one of the marks, and reap the dead ones."""
         found = []
         for pid in process.children(os.getpid()):
             if pid in self._running:

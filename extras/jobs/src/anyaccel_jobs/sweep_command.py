@@ -149,7 +149,7 @@ def _detach(args: argparse.Namespace, commands: Commands) -> int:
 
     def supervise(supervisor: Supervisor) -> int:
         status = _run(args, commands, supervisor)
-        supervisor.end(status, state="cancelled" if status in (130, 143) else "")
+        supervisor.finish(status, state="cancelled" if status in (130, 143) else "")
         return status
 
     shown = ["sweep", *(f"--each={text}" for text in args.each), *(args.command or (f"--from={args.source}",))]
@@ -167,7 +167,7 @@ def _run(args: argparse.Namespace, commands: Commands, supervisor: Supervisor | 
     left = ((number, command) for number, command in commands if number not in log.done)
     as_json = args.json
     if supervisor is not None:
-        supervisor.begin("running")
+        supervisor.record("running")
         as_json = False  # its output is a log from here on
     progress = _Progress(tally, log)
     progress.show()

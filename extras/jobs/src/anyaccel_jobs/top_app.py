@@ -296,7 +296,7 @@ class Top(App[None]):
 
     def _begin(self) -> None:
         """Start a sample in a thread, unless the last one is still under way."""
-        if self._at_terminal and not os.isatty(0):  # the terminal has gone, and nobody told us: reading it would spin
+        if self._at_terminal and not os.isatty(0):  # without SIGHUP, reading a terminal that is gone would spin
             self.exit()
             return
         if not self._busy:
