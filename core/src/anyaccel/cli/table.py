@@ -14,6 +14,8 @@ _GAP = 2
 """Blanks between the columns of a table."""
 _LEAST_FOLDED = 10
 """Width below which the last column of a simple table is left out."""
+_MODEST = 24
+"""Width up to which every column grows before one grows further."""
 _WANTED = 10
 """Columns of a table with a lower turn are worth narrower gaps."""
 
@@ -103,8 +105,9 @@ def has_value(values: Iterable[str]) -> bool:
 def fit_columns(columns: Sequence[Column], natural: Sequence[int], room: int | None) -> tuple[int, list[int]]:
     """Divide the width of a terminal among columns.
 
-    In turn, each column gets its least width while there is room, and then what its widest cell needs of the rest. Two
-    blanks separate columns, or one where two leave a column out whose turn is below :data:`_WANTED`.
+    In turn, each column gets its least width while there is room. In turn again, each grows to :data:`_MODEST`, and then
+    to its widest cell. Two blanks separate columns, or one if two would leave out a column with a turn below
+    :data:`_WANTED`.
 
     Args:
         columns: The columns.
@@ -130,9 +133,9 @@ def fit_columns(columns: Sequence[Column], natural: Sequence[int], room: int | N
                 left -= least + gap
         if all(widths[at] for at in order if turns[at] < _WANTED):
             break
-    for at in order:
-        if widths[at]:
-            more = min(natural[at] - widths[at], left)
+    for most in (_MODEST, room):  # a name of 200 characters must not keep the other columns narrow
+        for at in order:
+            more = min(max(0, min(natural[at], most) - widths[at]), left) if widths[at] else 0
             widths[at] += more
             left -= more
     return gap, widths
