@@ -86,6 +86,7 @@ def test_where_driver_and_tool_contradict_each_other_the_health_is_unknown(
     observed = plugin.anyaccel_stats([first], context(recording))[first.id]
     assert (observed.health, observed.health_reason) == (health, reason or "")
     warned = [finding for finding in plugin.anyaccel_diagnose(context(recording)) if first.id in finding.reason]
+    # The core itself reports unhealthy devices, never unknown ones.
     assert len(warned) == contradicts
 
 

@@ -63,11 +63,13 @@ class Furiosa(Vendor):
             if text(card.ctx, f"{path}/busname").lower() == card.address:
                 card.number, card.folders = number, [path]
                 card.slots = card.entry.facts.get("slots", 1) if card.entry else 1
+                # Cores first: a holder opens these, monitors the rest.
                 cores = tuple(f"{node}{number}pe{core}" for core in range(card.slots))
                 card.nodes = (*cores, *(each for each in card.ctx.glob(f"{node}{number}[!0-9]*") if each not in cores))
                 for each in cores:  # a container may have been given some cores of a card
                     card.check_node(each)
                 card.attributes["uuid"] = card.read("device_uuid")
+                # device_sn may be empty; such cards have a UUID.
                 told = str(card.read("device_sn") or card.attributes["uuid"] or "")
                 if re.fullmatch(r"[A-Za-z0-9-]{4,64}", told):
                     card.id = f"{self.key}-{told}"
@@ -159,6 +161,7 @@ def _measures(info: Mapping[str, Any], status: Mapping[str, Any]) -> Measures:
     busy = [one.get("pe_utilization", one.get("utilization")) for one in status["pe_utilizations"]]
     told = {name: str(info[name]).replace("°", "") for name in ("temperature", "power") if name in info}
     measures = Row("furiosa-smi", info["dev_name"], told).measures(celsius="temperature", watts="power")
+    # Bytes, where every other value is a text with a unit.
     memory = status.get("memory", {}).get("DRAM", {}).get("used_size")
     return {**measures, "memory_used_bytes": memory, "utilization": sum(busy) / 100 / len(busy) if busy else None}
 
