@@ -120,6 +120,7 @@ LINES = {
     "plugins": [(), ("acme",), ("{text}",)],
     "doctor": [()],
     "check": [("{text}",), ("acme", "--recordings", "{text}")],
+    "testbed": [("{text}", "--", "true"), ("{text}",)],
     "new": [("acme", "--directory", "{directory}/{text}/new"), ("{text}",)],
     "record": [("{directory}/{text}/recorded",), ("--verify", "{text}")],
     "export": [(target, *NODE) for target in TARGETS] + [("docker", "--out", "{directory}/no/{text}"), ("{text}",)],
@@ -344,7 +345,7 @@ def test_streams_that_cannot_be_written_are_told_in_one_message(command, redirec
     )
     ledger = Ledger.open()
     for lease in {lease.id for lease in ledger.leases()}:  # of a hold that could print it
-        ledger.release_of(lease, force=True)
+        ledger.end_lease(lease, force=True)
     assert "Traceback" not in done.stderr
     assert "Exception ignored" not in done.stderr
     status = (tmp_path / "status").read_text().strip()

@@ -131,7 +131,7 @@ os.kill(os.getpid(), 9)
     (lease, _) = aa.leases(aa.detect(MACHINE))
     from anyaccel.ledger import Ledger
 
-    Ledger.open().release_of(lease.id)
+    Ledger.open().end_lease(lease.id)
     aa.acquire("APU:2", machine=MACHINE, wait=60).release()
 
 

@@ -287,7 +287,7 @@ def test_without_a_watch_there_is_the_poll(claim, in_line):
 def test_who_waits_is_woken(claim, in_line):
     """By what happens, not by a timer: the one here would not come in time."""
     holder, waiter = claim(), claim()
-    waiter.do("from anyaccel.ledger import tickets; tickets.interval = lambda place: 3600")
+    waiter.do("from anyaccel.ledger import tickets; tickets.recheck_interval = lambda place: 3600")
     for ends in ("give()", "os._exit(0)"):
         holder.do("take('a')")
         waiter.begin("take('a', wait=None)")
@@ -304,7 +304,7 @@ def test_a_place_in_line_that_becomes_free_wakes_the_next(claim, in_line):
     holder.do("take('a')")
     waiters = [claim() for _ in range(4)]
     for count, waiter in enumerate(waiters, 1):
-        waiter.do("from anyaccel.ledger import tickets; tickets.interval = lambda place: 3600")
+        waiter.do("from anyaccel.ledger import tickets; tickets.recheck_interval = lambda place: 3600")
         waiter.begin("take('a', wait=None); give()")
         in_line(count)
     waiters[1].kill()

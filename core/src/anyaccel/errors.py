@@ -219,14 +219,14 @@ class TaskTimeoutError(WorkerError, TimeoutError):
 
 
 class JobNotFoundError(AnyaccelError):
-    """Raised when no job has a number."""
+    """Raised when no job has the given number."""
 
     code = "job-not-found"
     exit_code = 2
 
 
 class JobStateError(AnyaccelError):
-    """Raised when the directory of jobs is unsafe: missing, or writable by other users."""
+    """Raised when the directory of jobs cannot be made, or is writable by other users."""
 
     code = "job-state"
     exit_code = 6
@@ -287,7 +287,7 @@ class LeaseCancelledError(LedgerError):
 
 
 class LeaseNotFoundError(LedgerError):
-    """Raised when no lease has a name."""
+    """Raised when no lease has the given name."""
 
     code = "lease-not-found"
     exit_code = 2

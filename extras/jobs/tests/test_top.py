@@ -206,7 +206,7 @@ def test_a_lease_of_ones_own_is_released_after_a_question(acme, anyaccel):
         assert Ledger.open().leases() == ()
     finally:
         for each in Ledger.open().leases():
-            Ledger.open().release_of(each.id)
+            Ledger.open().end_lease(each.id)
 
 
 def test_a_wait_of_ones_own_is_cancelled_after_a_question(acme, anyaccel):

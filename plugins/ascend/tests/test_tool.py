@@ -1,4 +1,4 @@
-"""A real executable in the place of npu-smi: good, garbled, hanging, failing, missing."""
+"""A real executable as npu-smi: valid, garbled, hanging, failing, missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is found on recorded machines, and how it is."""
+"""Devices and health on recorded machines."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_card_that_tells_no_state_is_neither_healthy_nor_broken() -> None:
     assert detect(context(recording)).devices[0].health is Health.UNKNOWN
 
 
-def test_cards_whose_cores_nobody_publishes_are_given_out_whole() -> None:
+def test_cards_with_unpublished_cores_are_given_out_whole() -> None:
     detected = detect(replay("rngd-no-driver"))
 
     assert [device.slots for device in detected.devices if device.model == "RNGD-S"] == [1]

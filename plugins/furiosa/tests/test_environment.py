@@ -1,4 +1,4 @@
-"""The variable: cards, cores, and what stops the runtime."""
+"""The variable: cards, cores, and values that stop the runtime."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Products: simulated devices behave like detected ones."""
+"""Products: simulated devices behave like detected devices."""
 
 import pytest
 from anyaccel.plugin import Fractional
@@ -37,6 +37,7 @@ def test_names_and_aliases_mean_one_product_each():
 
 
 def test_a_simulated_card_can_be_divided_into_mig_devices():
+    # Three instances of 2g fit a card: seven slices of compute, one of them unused.
     cards = find_cards("A100-40G/A100-MIG-2g.10gb", 2, PRODUCTS)
     assert cards is not None
     devices = simulate("nvidia", [cards]).devices

@@ -1,4 +1,4 @@
-"""Masks and bounds: what each legal set of chips gets, and reading it back."""
+"""Masks and bounds: written for each legal set of chips, and read back."""
 
 from dataclasses import replace
 from itertools import combinations
@@ -264,7 +264,7 @@ def test_reading_back_works_on_top_of_any_environment(chips, host, bits, environ
 
 
 def _scheduler(devices):
-    """The core's own scheduler over these chips, with this plug-in's rules."""
+    """The core's scheduler over these chips, with this plug-in's rules."""
     named = tuple(
         replace(
             device,

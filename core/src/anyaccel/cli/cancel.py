@@ -90,7 +90,7 @@ def list_own(ledger: Ledger) -> tuple[list[str], list[str]]:
     found += [ticket.id for ticket in ledger.tickets() if ticket.uid == user and ticket.pid not in waiters]
     found += running
     leases = dict.fromkeys(lease.id for lease in ledger.leases() if lease.uid == user and lease.id)
-    own = [lease for lease in leases if not ledger.refusal(lease)]
+    own = [lease for lease in leases if not ledger.explain_refusal(lease)]
     return [*found, *(lease for lease in leases if lease not in own)], own
 
 
@@ -117,5 +117,5 @@ def cancel_by_id(ledger: Ledger, what: str, *, grace: float | None = None) -> st
             hint="'anyaccel jobs' lists jobs, 'anyaccel queue --json' tickets, 'anyaccel --columns device,user,lease'"
             " leases",
         )
-    pids = ledger.release_of(what, grace=GRACE_SECONDS if grace is None else grace, force=True)
+    pids = ledger.end_lease(what, grace=GRACE_SECONDS if grace is None else grace, force=True)
     return f"lease {what} is released; asked to end: {', '.join(map(str, pids)) or 'no process'}"

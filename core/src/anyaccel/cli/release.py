@@ -31,9 +31,9 @@ def main(args: argparse.Namespace) -> int:
     """Run the command."""
     ledger = Ledger.open()
     if args.forget:
-        found = {lease: ledger.forget(lease) for lease in args.lease}
+        found = {lease: ledger.drop_lease(lease) for lease in args.lease}
     else:
-        found = {lease: ledger.release_of(lease, grace=args.grace, force=args.force) for lease in args.lease}
+        found = {lease: ledger.end_lease(lease, grace=args.grace, force=args.force) for lease in args.lease}
     if args.json:
         running = {lease: list(pids) if args.forget else [] for lease, pids in found.items()}
         ended = {lease: [] if args.forget else list(pids) for lease, pids in found.items()}

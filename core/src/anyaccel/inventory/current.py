@@ -59,7 +59,7 @@ def _covered(lease: str, environ: Mapping[str, str]) -> bool:
     from anyaccel.ledger import Ledger
 
     try:
-        reason = Ledger.open(environ).refusal(lease)
+        reason = Ledger.open(environ).explain_refusal(lease)
     except LedgerError as error:
         reason = str(error)
     if reason and lease not in _told:

@@ -234,7 +234,7 @@ class _Watch:
                     until = process.boot_seconds() + again  # should something be left, such as another user's process
                     again = min(2 * again, _LONGEST_PAUSE)
                 with contextlib.suppress(AnyaccelError):
-                    carriers = self._ledger.carriers(self._lease)
+                    carriers = self._ledger.find_carriers(self._lease)
                     if carriers is None:
                         return timed_out
                     if not pid or process.start_time(pid) != start:
@@ -260,7 +260,7 @@ class _Watch:
     def _lasts(self) -> bool:
         """Whether the lease may still be in force."""
         try:
-            return self._ledger.carriers(self._lease) is not None
+            return self._ledger.find_carriers(self._lease) is not None
         except AnyaccelError:
             return True
 
@@ -274,7 +274,7 @@ class _Watch:
         if limit is not None and not told:
             self._say(limit.message)  # first: a shell shows its prompt once the command has ended
         with contextlib.suppress(AnyaccelError):
-            self._ledger.release_of(self._lease, grace=GRACE_SECONDS if limit is None else limit.grace, force=True)
+            self._ledger.end_lease(self._lease, grace=GRACE_SECONDS if limit is None else limit.grace, force=True)
         return limit is not None
 
     def _say(self, text: str) -> None:

@@ -191,7 +191,7 @@ class SharedScheduler(Scheduler):
         if wait:
             ahead = wait.told - 1
         elif plan.ever_fits and waiting.number == _LAST:  # a newcomer
-            ahead = self._ledger.ahead(self._wish(plan, waiting).want, waiting.priority)
+            ahead = self._ledger.count_ahead(self._wish(plan, waiting).want, waiting.priority)
         else:
             ahead = 0
         others = ahead - len(found)

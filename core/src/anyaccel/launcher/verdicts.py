@@ -13,7 +13,7 @@ from anyaccel.launcher.environment import worker_environment
 from anyaccel.launcher.scope import Scope
 from anyaccel.launcher.waits import holder
 from anyaccel.ledger import LeaseRecord, Ledger, Want
-from anyaccel.ledger.turns import rules
+from anyaccel.ledger.turns import current_policy
 from anyaccel.model import ANY_SLOTS, Extent, Inventory, Request, Value, replace, slot_mask
 from anyaccel.model.verdict import ReasonCode
 from anyaccel.scheduler import Reason, Verdict, parse_request
@@ -85,7 +85,7 @@ def estimate_start(
     Raises:
         StateDirectoryError: When the ledger cannot be read.
     """
-    return Ledger.open().starts(_wanted(inventory, request, os.environ, time))
+    return Ledger.open().forecast_start(_wanted(inventory, request, os.environ, time))
 
 
 def leases(inventory: Inventory, environ: Mapping[str, str] | None = None) -> tuple[LeaseRecord, ...]:
@@ -117,7 +117,7 @@ def over_limits(request: Request, *, time: float | None, priority: int, inventor
         ConfigurationError: When the machine's configuration cannot be trusted or understood.
         StateDirectoryError: When the ledger cannot be read.
     """
-    if rules().plain:
+    if current_policy().plain:
         return ()
     return Ledger.open().over_limits(_wanted(inventory, request, os.environ, time), priority)
 
@@ -164,7 +164,7 @@ def verdict_of(
         return verdict
     want = _wanted(inventory, request, environ, time)
     verdict = within_limits(verdict, ledger.over_limits(want, priority))
-    if not verdict.fits_now or not (ahead := ledger.ahead(want, priority)):
+    if not verdict.fits_now or not (ahead := ledger.count_ahead(want, priority)):
         return verdict
     message = f"{ahead} earlier request{'s wait' if ahead > 1 else ' waits'} for the same devices"
     reasons = (Reason(code=ReasonCode.WAITING_BEHIND, message=message),)

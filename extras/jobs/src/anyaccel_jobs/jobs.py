@@ -215,7 +215,7 @@ def cancel(job: Job, *, grace: float | None = None) -> Job:
             )
     if job.state == "lost" and job.lease and job.boot == boot():
         with contextlib.suppress(LeaseNotFoundError):
-            Ledger.open().release_of(job.lease, grace=grace, force=True)
+            Ledger.open().end_lease(job.lease, grace=grace, force=True)
     return job
 
 

@@ -620,7 +620,7 @@ class Sweep:
             return True
         if self._setting.time is not None:
             return False
-        return self._intact(hold) and not self._ledger.wanted(frozenset(hold.lease.devices))
+        return self._intact(hold) and not self._ledger.find_wanted(frozenset(hold.lease.devices))
 
     def _give_back(self, hold: DeviceLease) -> None:
         del self._holds[hold]

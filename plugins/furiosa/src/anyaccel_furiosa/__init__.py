@@ -1,4 +1,4 @@
-"""FuriosaAI NPUs for anyaccel: found on PCI and in the driver's classes, given out whole or by processing elements."""
+"""FuriosaAI NPUs for anyaccel: from PCI and the driver's classes, given out whole or by processing elements."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ CLASSES = (
     ("/sys/class/rngd_mgmt", r"rngd!npu(\d+)mgmt", "/dev/rngd/npu"),
     ("/sys/class/npu_mgmt", r"npu(\d+)_mgmt", "/dev/npu"),
 )
-"""The driver's classes, the names below them with the number of a device, and the beginning of its nodes."""
+"""The driver's classes, names below with the number of a device, and the beginning of its nodes."""
 TOOL = Tool("furiosa-smi", package="the package furiosa-smi", hung="look in 'dmesg'")
 
 
 class Furiosa(Vendor):
     """Warboy and RNGD.
 
-    A device's index is the number of ``npuN``, which masks, nodes and tools use, and which may be another one after a
-    restart. So its identity is the serial number, else the UUID, else the PCI address.
+    A device's index is the number of ``npuN``, used by masks, nodes and tools, and unstable over restarts. So its
+    identity is the serial number, else the UUID, else the PCI address.
     """
 
     key, resource, kind, brand = "furiosa", "FURIOSA", "npu", "FuriosaAI"
@@ -33,11 +33,11 @@ class Furiosa(Vendor):
     tool = TOOL
 
     def fractional(self, device: Device) -> Fractional:
-        """Cores are apart from each other; whether their memory is, is not published."""
+        """Return PARTITIONED: cores are isolated. Isolation of their memory is not published."""
         return Fractional.PARTITIONED if device.slots > 1 else Fractional.NO
 
     def validate(self, term: Term, devices: Sequence[Device]) -> str | None:
-        """Refuse shares that are no partition, since programs are made for one core, or for 2 or 4 that are fused."""
+        """Refuse shares other than partitions: programs are compiled for 1, 2 or 4 fused cores."""
         for device in devices if term.fraction else ():
             cores = device.rounded(term.units) * device.slots // 10_000
             if cores not in (*FUSED, device.slots):
@@ -48,15 +48,15 @@ class Furiosa(Vendor):
         return super().validate(term, devices)
 
     def present(self, ctx: ProbeContext) -> bool:
-        """The driver's classes tell, since the names of its modules are not published."""
+        """Return True if a class of the driver exists; the names of its modules are not published."""
         return any(ctx.exists(folder) for folder, _, _ in CLASSES)
 
     def driver_version(self, ctx: ProbeContext) -> str:
-        """The version that the first device's directory shows."""
+        """Return the version in the first device's directory."""
         return next(filter(None, (text(ctx, f"{path}/version") for path, _, _ in _managed(ctx))), "")
 
     def read_card(self, card: Card) -> None:
-        """Find the directory of the class by the PCI address in it, and with it the number and the nodes."""
+        """Find the directory of the class with the card's PCI address, and from it number and nodes."""
         for path, number, node in _managed(card.ctx):
             if text(card.ctx, f"{path}/busname").lower() == card.address:
                 card.number, card.folders = number, [path]
@@ -78,11 +78,11 @@ class Furiosa(Vendor):
         card.sound = state == "1"
 
     def held_nodes(self, device: Device) -> Sequence[str]:
-        """Holders open the nodes of cores, monitors the one that ends in mgmt."""
+        """Return the nodes of cores. Monitors open the node that ends in mgmt."""
         return [node for node in device.nodes if re.search(r"\dpe\d", node)]
 
     def env(self, devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:
-        """Name cards, and the cores of shares. No software for RNGD reads the variable by itself: see the README."""
+        """Name cards, and the cores of shares. Software for RNGD does not read the variable itself: see the README."""
         self.write_mask(devices)
         return EnvEdits(set={MASK.variable: MASK.write_shares(devices, ctx.shares)})
 
@@ -91,7 +91,7 @@ class Furiosa(Vendor):
         return MASK.read_shares(environ, [device for device in devices if self.maskable(device)])
 
     def measure(self, ctx: ProbeContext, devices: Sequence[Device]) -> Mapping[str, Measures] | None:
-        """Ask furiosa-smi, whose option for JSON is a new one since RNGD."""
+        """Ask furiosa-smi; its option for JSON changed with RNGD."""
         option = "--output" if any(device.model == "Warboy" for device in devices) else "--format"
         info = TOOL.json(ctx, "info", option, "json")
         status = TOOL.json(ctx, "status", option, "json")
@@ -107,7 +107,7 @@ class Furiosa(Vendor):
 
 
 def _managed(ctx: ProbeContext) -> Iterator[tuple[str, int, str]]:
-    """Directories of the driver's classes, each with the number of its device and the beginning of its nodes."""
+    """Yield directories of the driver's classes, each with the number of its device and the beginning of its nodes."""
     for folder, form, node in CLASSES:
         for path in ctx.glob(f"{folder}/*"):
             if match := re.fullmatch(f"{folder}/{form}", path, re.ASCII):
@@ -115,7 +115,7 @@ def _managed(ctx: ProbeContext) -> Iterator[tuple[str, int, str]]:
 
 
 def _measures(info: Mapping[str, Any], status: Mapping[str, Any]) -> Measures:
-    """Make the measures of a device of the two answers about it; Warboy's says nothing of memory."""
+    """Combine two answers about a device into measurements; Warboy's have no memory."""
     busy = [one.get("pe_utilization", one.get("utilization")) for one in status["pe_utilizations"]]
     told = {name: str(info[name]).replace("°", "") for name in ("temperature", "power") if name in info}
     measures = Row("furiosa-smi", info["dev_name"], told).measures(celsius="temperature", watts="power")
