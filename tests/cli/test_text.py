@@ -120,6 +120,7 @@ LINES = {
     "plugins": [(), ("acme",), ("{text}",)],
     "doctor": [()],
     "check": [("{text}",), ("acme", "--recordings", "{text}")],
+    "testbed": [("{text}", "--", "true"), ("{text}",)],
     "new": [("acme", "--directory", "{directory}/{text}/new"), ("{text}",)],
     "record": [("{directory}/{text}/recorded",), ("--verify", "{text}")],
     "export": [(target, *NODE) for target in TARGETS] + [("docker", "--out", "{directory}/no/{text}"), ("{text}",)],

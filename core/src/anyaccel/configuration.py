@@ -23,8 +23,8 @@ MACHINE_FILE = "/etc/anyaccel/config.toml"
 """The machine's file. Tests mount a directory of their own there, in a private mount namespace."""
 _MOST_BYTES = 1 << 20
 _LONGEST_PROBE = 3600
-_LONGEST_STATEMENT = 500
-"""Longest statement, in lines, for which line numbers are searched: the search is quadratic in this number."""
+_MOST_LINES = 500
+"""Number of lines up to which the lines of settings are searched: the search is quadratic in this number."""
 
 
 class Rule(Value):
@@ -351,7 +351,7 @@ def user_directory(variable: str, usual: str, environ: Mapping[str, str] | None 
     """
     found = os.environ if environ is None else environ
     home = found.get(variable, "")
-    if not home.startswith("/"):
+    if not home.startswith("/"):  # as the specification demands
         home = f"{found['HOME']}/{usual}" if found.get("HOME", "").startswith("/") else ""
     return f"{home}/anyaccel" if home else ""
 
@@ -359,7 +359,7 @@ def user_directory(variable: str, usual: str, environ: Mapping[str, str] | None 
 def _read(path: str, kind: str, owners: set[int] | None) -> Configuration:
     try:
         os.stat(path)  # mostly there is no file, and stat works without free descriptors
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO must not block
     except (FileNotFoundError, NotADirectoryError):
         return _nothing(path)
     except OSError as error:
@@ -371,6 +371,7 @@ def _read(path: str, kind: str, owners: set[int] | None) -> Configuration:
         else:
             # In a user namespace where root has no number, root's files seem to belong to an unmapped number.
             _trust(path, kind, found, {*owners, os.stat("/").st_uid})
+        # With ctime: mtime can be set back, and an editor may keep the inode.
         identity = found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size
         known = _KNOWN.get(path)
         if known is not None and known[0] == identity:
@@ -439,6 +440,8 @@ def _values(path: str, kind: str, content: bytes) -> Mapping[str, Any]:
     values: dict[str, Any] = {}
     wrong: dict[str, tuple[str, str]] = {}
     for key, value in _flat(document, ""):
+        if isinstance(value, dict):
+            continue
         setting = _setting(key)
         if setting is None or setting.kind != kind:
             wrong[key] = _unknown(key, kind), _close(key, kind)
@@ -485,50 +488,35 @@ def find_lines(path: str) -> Mapping[str, int]:
 
 
 def _find_lines(text: str) -> dict[str, int]:
-    """Return the line of each setting in a TOML text.
+    """Return the line of each table and setting in a TOML text, by key.
 
-    The parser reports no positions. But a line that begins a value of several lines is not valid TOML without the rest,
-    so lines are collected until they parse.
+    The parser reports no positions. So the text is parsed line by line: a line that begins a value of several lines is
+    not valid TOML without the rest, and a key appears with the end of its statement.
     """
     import tomllib
 
     found: dict[str, int] = {}
-    table, statement = "", []
-    for number, line in enumerate(text.replace("\r\n", "\n").split("\n"), 1):
-        statement.append(line)
+    lines = text.replace("\r\n", "\n").split("\n")
+    first = 1
+    for end in range(1, min(len(lines), _MOST_LINES) + 1):
         try:
-            part = tomllib.loads("\n".join(statement))
+            document = tomllib.loads("\n".join(lines[:end]))
         except (ValueError, RecursionError):
-            if len(statement) > _LONGEST_STATEMENT:
-                break
             continue
-        first = number - len(statement) + 1
-        if statement[0].lstrip().startswith("["):
-            table = _heading_key(part)
-            found.setdefault(table, first)
-        else:
-            for key, _ in _flat(part, table):
-                found.setdefault(key, first)
-        statement = []
+        for key, _ in _flat(document, ""):
+            found.setdefault(key, first)
+        first = end + 1
     return found
 
 
-def _heading_key(part: Mapping[str, Any]) -> str:
-    """Return the key of the table in a document that consists of one heading."""
-    names = []
-    inner: Any = part
-    while isinstance(inner, dict) and inner:
-        (name, inner), *_ = inner.items()
-        names.append(name)
-    return ".".join(names)
-
-
 def _flat(table: Mapping[str, Any], above: str) -> list[tuple[str, Any]]:
-    """Return the settings of a document by key."""
+    """Return the tables and settings of a document by key."""
     found: list[tuple[str, Any]] = []
     for name, value in table.items():
         key = f"{above}.{name}" if above else name
-        found += _flat(value, key) if isinstance(value, dict) else [(key, value)]
+        found.append((key, value))
+        if isinstance(value, dict):
+            found += _flat(value, key)
     return found
 
 

@@ -206,7 +206,7 @@ class Policy(Value):
         )
 
     @classmethod
-    def of(cls, configuration: Configuration) -> Policy:
+    def from_configuration(cls, configuration: Configuration) -> Policy:
         """Read the policy from a machine's configuration; entries of unknown users are left out."""
         if not configuration.found:
             return PLAIN
@@ -225,7 +225,7 @@ class Policy(Value):
 
     def limits_of(self, user: int | None) -> Limits:
         """Return the limits of a user; root has none by default."""
-        if user == ROOT:
+        if user == ROOT:  # limits are for users; root may still have an entry of its own
             return self.users.get(ROOT, _NO_LIMITS)
         return self.limits if user is None else self.users.get(user, self.limits)
 
@@ -234,17 +234,17 @@ class Policy(Value):
         highest = self.limits_of(waiting.user).priority
         return waiting.priority if highest is None else min(waiting.priority, highest)
 
-    def turn(self, held: Iterable[Holding], now: float) -> Callable[[Waiting], tuple[bool, int, float, int]]:
+    def sort_key(self, held: Iterable[Holding], now: float) -> Callable[[Waiting], tuple[bool, int, float, int]]:
         """Return the sort key of the order of service.
 
         Args:
             held: The active leases.
             now: The time.
         """
-        used = usage(held) if self.fair_shares else {}
+        used = sum_usage(held) if self.fair_shares else {}
 
         def turn(each: Waiting) -> tuple[bool, int, float, int]:
-            if self.patience is not None and now - each.since >= self.patience:
+            if self.patience is not None and now - each.since >= self.patience:  # so no request starves
                 return False, 0, 0.0, each.number
             share = used.get(each.user, 0) / self.limits_of(each.user).weight if used else 0.0
             return True, -self.priority(each), share, each.number
@@ -259,7 +259,7 @@ class Policy(Value):
             held: The active leases.
             now: The time.
         """
-        return sorted(waiting, key=self.turn(held, now))
+        return sorted(waiting, key=self.sort_key(held, now))
 
     def over_limits(self, waiting: Waiting, held: Iterable[Holding]) -> tuple[OverLimit, ...]:
         """Return the limits of its user that stand in the way of a request, for every caller.
@@ -270,7 +270,7 @@ class Policy(Value):
         """
         limits, found = self.limits_of(waiting.user), []
         if limits.devices is not None and not waiting.inner:
-            has = usage(held).get(waiting.user, 0)
+            has = sum_usage(held).get(waiting.user, 0)
             if has + waiting.units > limits.devices * UNITS_PER_DEVICE:
                 asked = waiting.units / UNITS_PER_DEVICE
                 found.append(OverLimit(limit="devices", most=limits.devices, asked=asked, held=has / UNITS_PER_DEVICE))
@@ -295,10 +295,10 @@ class Policy(Value):
         """
         if one.seconds is None:
             return not ahead
-        return all(now + one.seconds <= start + self.backfill for start in self.earliest(ahead, held))
+        return all(now + one.seconds <= start + self.backfill for start in self.earliest_starts(ahead, held))
 
     @staticmethod
-    def earliest(waiting: Sequence[Waiting], held: Iterable[Holding]) -> list[float]:
+    def earliest_starts(waiting: Sequence[Waiting], held: Iterable[Holding]) -> list[float]:
         """Return the earliest start in turn of each waiting request, as far as known.
 
         Args:
@@ -309,7 +309,7 @@ class Policy(Value):
         found: list[float] = []
         for position, one in enumerate(waiting):
             before = [start for other, start in zip(waiting[:position], found, strict=True) if one.competes(other)]
-            found.append(max([_alone(one, ends), *before]))
+            found.append(max([_earliest_alone(one, ends), *before]))
         return found
 
 
@@ -317,7 +317,7 @@ PLAIN = Policy()
 """First come, first served, by priority; backfill without delay for earlier requests."""
 
 
-def usage(held: Iterable[Holding]) -> dict[int | None, int]:
+def sum_usage(held: Iterable[Holding]) -> dict[int | None, int]:
     """Sum the held units by user, in 1/10000 of a device; a part of another lease counts once."""
     found: dict[int | None, int] = {}
     for each in held:
@@ -341,7 +341,7 @@ def forecast(waiting: Sequence[Waiting], held: Iterable[Holding], now: float) ->
     starts: dict[Hashable, float | None] = {}
     passed: list[tuple[Waiting, float]] = []
     for one in waiting:
-        own = [_when(need, busy) for need in one.needs] or [FOREVER]
+        own = [_find_time(need, busy) for need in one.needs] or [FOREVER]
         start = max([now, *own, *(before for other, before in passed if one.competes(other))])
         passed.append((one, start))
         starts[one.key] = None if start == FOREVER else start
@@ -364,7 +364,7 @@ def _known_ends(held: Iterable[Holding]) -> dict[Hashable, list[tuple[float, int
     return ends
 
 
-def _alone(one: Waiting, ends: Mapping[Hashable, Sequence[tuple[float, int, float]]]) -> float:
+def _earliest_alone(one: Waiting, ends: Mapping[Hashable, Sequence[tuple[float, int, float]]]) -> float:
     """Return the earliest start of a request without other requests, and without leases that passed the request."""
 
     def at(needs: Iterable[Need]) -> float:
@@ -374,12 +374,12 @@ def _alone(one: Waiting, ends: Mapping[Hashable, Sequence[tuple[float, int, floa
             for device in need.among
             if (each := ends.get(device))
         }
-        return max([one.since, *(_when(need, before) for need in needs)])
+        return max([one.since, *(_find_time(need, before) for need in needs)])
 
     return sorted(map(at, one.sites or [one.needs]))[one.hosts - 1]
 
 
-def _when(need: Need, busy: Mapping[Hashable, Sequence[tuple[float, int]]]) -> float:
+def _find_time(need: Need, busy: Mapping[Hashable, Sequence[tuple[float, int]]]) -> float:
     """Return the time when enough devices have room for a need."""
     times = sorted(_free_at(busy.get(device, ()), need.units) for device in need.among)
     return times[need.count - 1] if 0 < need.count <= len(times) else -FOREVER

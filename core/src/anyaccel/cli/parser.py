@@ -42,6 +42,7 @@ COMMANDS = {
     "doctor": "look for what is wrong, and say what to do about it",
     "check": "check that a plug-in keeps the contract",
     "new": "write the project of a new plug-in",
+    "testbed": "run a vendor's own software on the machine of a recording",
     "record": "record this machine, so that it can be replayed anywhere",
     "export": "print the devices in another scheduler's or container engine's own form",
     "ray": "make this machine a node of a Ray cluster",
@@ -53,7 +54,7 @@ COMMANDS = {
 DEFAULT = "status"
 SURVEYS = {"status", "top", "metrics", "run", "sweep", "hold", "select", "why", "env", "doctor", "export"}
 """Commands that look at the machine."""
-RUNS = {"run", "sweep"}
+RUNS = {"run", "sweep", "testbed"}
 """Commands that take a command to run, behind ``--``."""
 EPILOG = (
     "exit status: 0 done, 1 failed, 2 the request or an argument is wrong, 3 the request can never fit on this machine,"
@@ -71,7 +72,7 @@ DIAGNOSES = {"doctor"}
 """Commands that take defaults from them, and say themselves what is wrong with them."""
 ABOUT_PLUGINS = {"plugins", "doctor", "check", "record"}
 """Commands that look at what plug-ins do."""
-APART = UNCONFIGURED | {"release", "queue", "new", "jobs", "logs", "cancel", "wait", "report"}
+APART = UNCONFIGURED | {"release", "queue", "new", "testbed", "jobs", "logs", "cancel", "wait", "report"}
 """Commands that look at no machine."""
 
 
@@ -115,7 +116,7 @@ def _perform(name: str, arguments: list[str], command: list[str] | None) -> int:
     if name in RUNS:
         args.command = command
     elif command is not None:
-        raise UsageError(f"'--' and a command belong to 'anyaccel run' and 'anyaccel sweep' (got them with {name!r})")
+        raise UsageError(f"'--' and a command belong to 'anyaccel run', 'sweep' and 'testbed' (got them with {name!r})")
     status: int = module.main(args)
     return status
 

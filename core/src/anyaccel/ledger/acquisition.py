@@ -173,7 +173,7 @@ class Acquisition:
         try:
             try:
                 while (lease := self.attempt()) is None:
-                    self.tell()
+                    self.report()
                     await self._sleep_async()
             finally:
                 self.leave_line()
@@ -223,7 +223,7 @@ class Acquisition:
 
     def sleep(self) -> None:
         """Report the wait to ``on_wait`` and sleep until another attempt may succeed."""
-        self.tell()
+        self.report()
         try:
             poll = select.poll()
             for descriptor in self.descriptors():
@@ -231,7 +231,7 @@ class Acquisition:
             now = time.monotonic()
             end = now + self.pause()
             while ready := poll.poll(max(0.0, end - now) * 1000):
-                if any(self.noted(descriptor) for descriptor, _ in ready):
+                if any(self.read_event(descriptor) for descriptor, _ in ready):
                     break
                 now = time.monotonic()
         except OSError as error:
@@ -245,7 +245,7 @@ class Acquisition:
         woken = asyncio.Event()
 
         def note(descriptor: int) -> None:
-            if not woken.is_set() and self.noted(descriptor):
+            if not woken.is_set() and self.read_event(descriptor):
                 woken.set()
 
         descriptors = self.descriptors()
@@ -259,7 +259,7 @@ class Acquisition:
             for descriptor in descriptors:
                 loop.remove_reader(descriptor)
 
-    def tell(self) -> None:
+    def report(self) -> None:
         """Call ``on_wait`` if the queue position has changed."""
         now = self.place, self._limited
         if self.on_wait and self._ticket and self._told != now:
@@ -296,7 +296,7 @@ class Acquisition:
         """Look, choose and publish once; the second value tells whether to retry at once."""
         listing = listings.read(directory)
         self._limited = False
-        self.stand(directory, listing)
+        self.update_position(directory, listing)
         if listing.hidden and not self._ticket:
             listings.sweep(directory, listings.find_debris(directory, listing.hidden[:_SWEPT]))
         if self.before:
@@ -494,7 +494,7 @@ class Acquisition:
         return DevicesBusyError(
             f"{self._want.request or 'what was asked for'} is not free{after}: "
             f"{'; '.join(reasons) or 'what is left does not do'}",
-            holders=holders,
+            holders=tuple(dict.fromkeys(each.id for each in holders if each.id)),
             ahead=ahead,
             hint="\n".join(dict.fromkeys(each.hint for each in holders if each.hint)),
         )
@@ -562,7 +562,7 @@ class Acquisition:
 
     # The line
 
-    def stand(self, directory: int, listing: Listing) -> None:
+    def update_position(self, directory: int, listing: Listing) -> None:
         """Compute the queue position, and whether a request ahead must be waited for.
 
         Locks and stamps are read from the front of the line until a live request is found, and from the back for the
@@ -597,7 +597,7 @@ class Acquisition:
         policy = self._policy
         held = () if policy.plain else list_holdings(directory, listing)
         own = self._own
-        turn = policy.turn(held, process.boot_seconds())
+        turn = policy.sort_key(held, process.boot_seconds())
         end, found = turn(own), []
         for name in listing.tickets:
             each = read_ticket(directory, name, brief=policy.plain) if name != own.key else None
@@ -625,7 +625,7 @@ class Acquisition:
         return self._policy.may_pass(self.facts, waiting, list_holdings(directory, listing), process.boot_seconds())
 
     def _in_front(self, directory: int, listing: Listing) -> bool:
-        """Return False if a competing ticket was added ahead since :meth:`stand` that may not be passed."""
+        """Return False if a competing ticket was added ahead since :meth:`update_position` that may not be passed."""
         rivals = self._rivals(directory, listing)
         if not all(rival in self._passed for rival in rivals):
             return False
@@ -707,10 +707,10 @@ class Acquisition:
                 os.close(self._leaving.pop())
 
     def descriptors(self) -> list[int]:
-        """Return the descriptors that become readable on an event; then call :meth:`noted`."""
+        """Return the descriptors that become readable on an event; then call :meth:`read_event`."""
         return [*self._leaving, *([self._watch.fileno()] if self._watch else [])]
 
-    def noted(self, ready: int) -> bool:
+    def read_event(self, ready: int) -> bool:
         """Read the pending events, and return whether another attempt is worthwhile.
 
         Args:

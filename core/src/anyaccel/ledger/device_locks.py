@@ -55,7 +55,7 @@ class DeviceLocks:
                 try:
                     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
                 except OSError as error:
-                    if error.errno in process.SCARCE:
+                    if error.errno in process.SCARCE:  # missing inodes are no veto, missing descriptors are
                         raise
                 else:
                     self._opened.append((device, path, kind, fd))

@@ -30,7 +30,7 @@ MOST_BYTES = 8 << 20
 """Size after which a file is renamed to ``.1``, replacing an older ``.1``."""
 IDLE_BELOW = 0.05
 """Utilization below which a sample counts as idle."""
-_LONGEST_LINE = 1 << 14  # a longer write may be split, and mix with a line of another process
+_LONGEST_LINE = 1 << 14  # other users write lines, too: a reader holds no more of one in memory
 _PLACES = 10
 _MOST_DEVICES = 128
 _HELD, _FARED = 3, 7

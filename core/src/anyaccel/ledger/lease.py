@@ -99,7 +99,7 @@ class Lease:
         period: Period = ENDLESS,
     ) -> None:
         self.mark = mark
-        self._period = period
+        self._period = period  # in the name, so that each waiting process knows the end
         self.devices: Mapping[str, Extent] = MappingProxyType(dict(choice))
         self._state = state
         self._nonce = nonce

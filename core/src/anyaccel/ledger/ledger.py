@@ -164,7 +164,7 @@ class Ledger:
         newcomer = self._make_newcomer(want, priority)
 
         def inspect(directory: int, listing: Listing) -> Iterable[int]:
-            newcomer.stand(directory, listing)
+            newcomer.update_position(directory, listing)
             return (newcomer.place,) if newcomer.before is not None else ()
 
         found = self._read(inspect)

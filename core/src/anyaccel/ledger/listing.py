@@ -156,6 +156,7 @@ def find_debris(directory: int, hidden: Iterable[str]) -> list[str]:
     found = []
     for name in hidden:
         maker = parse_hidden(name)
+        # In another container the maker seems to have ended: the lock tells that the file is in use.
         if maker and is_left_behind(*maker) and probe_lock(directory, name)[0] is Life.OVER:
             found.append(name)
     return found

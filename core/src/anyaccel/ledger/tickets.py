@@ -97,7 +97,7 @@ class TicketFile:
         if not listed_in_name(candidates):
             more["wanted"] = sorted(hashes(candidates))
         self._file.make(directory, write_body(want.request, note, **more))
-        self.stamp()
+        self.stamp()  # before the file has its name, so that no rival sees a ticket without a stamp
         if number is None:
             number = 1 + last_number(os.listdir(directory))
         self._file.rename(directory, ticket_name(priority, number, new_nonce(), candidates))
@@ -144,7 +144,7 @@ class _WaitingLine(NamedTuple):
     starts: Mapping[Hashable, float]
 
     @classmethod
-    def of(cls, directory: int, listing: Listing, *newcomers: Waiting) -> _WaitingLine:
+    def collect(cls, directory: int, listing: Listing, *newcomers: Waiting) -> _WaitingLine:
         """Sort the waiting requests and requests without tickets."""
         clock, policy = process.boot_seconds(), policy_for_display()
         held = list_holdings(directory, listing, () if policy.plain else find_ended(directory, listing))
@@ -159,7 +159,7 @@ class _WaitingLine(NamedTuple):
 
 def list_tickets(directory: int, listing: Listing) -> Iterator[TicketRecord]:
     """Describe the waiting requests in the order of service."""
-    now, policy, line = process.monotonic_ns(), policy_for_display(), _WaitingLine.of(directory, listing)
+    now, policy, line = process.monotonic_ns(), policy_for_display(), _WaitingLine.collect(directory, listing)
     for position, facts in enumerate(line.order):
         name = str(facts.key)
         ticket, found = parse_ticket(name), line.files[name]
@@ -246,7 +246,7 @@ def forecast_newcomer(directory: int, listing: Listing, own: Waiting) -> Iterato
 
     Yields nothing if the start is unknown, as for a request over a limit of its user.
     """
-    starts = _WaitingLine.of(directory, listing, own).starts
+    starts = _WaitingLine.collect(directory, listing, own).starts
     if own.key in starts:
         yield starts[own.key]
 

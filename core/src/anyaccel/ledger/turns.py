@@ -43,7 +43,7 @@ def current_policy() -> Policy:
     global _known  # noqa: PLW0603 -- each acquisition needs the policy, and the configuration rarely changes
     found = configuration.machine()
     if found is not _known[0]:
-        _known = found, Policy.of(found)
+        _known = found, Policy.from_configuration(found)
     return _known[1]
 
 

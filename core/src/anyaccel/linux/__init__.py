@@ -8,6 +8,7 @@ __all__, __getattr__, __dir__ = face(
         "anyaccel.linux.descriptors": ("list_descriptors",),
         "anyaccel.linux.files": ("write_whole",),
         "anyaccel.linux.process": ("pid_namespace",),
+        "anyaccel.linux.system": ("call",),
         "anyaccel.linux.teardown": (
             "GRACE_SECONDS",
             "Confirm",

@@ -3,6 +3,7 @@ from anyaccel.linux import process as process
 from anyaccel.linux.descriptors import list_descriptors as list_descriptors
 from anyaccel.linux.files import write_whole as write_whole
 from anyaccel.linux.process import pid_namespace as pid_namespace
+from anyaccel.linux.system import call as call
 from anyaccel.linux.teardown import GRACE_SECONDS as GRACE_SECONDS
 from anyaccel.linux.teardown import Confirm as Confirm
 from anyaccel.linux.teardown import Teardown as Teardown

@@ -440,7 +440,7 @@ class Broker:
         line.timer = loop.call_later(wish.pause(), partial(self._ask, line, asked))
 
         def note(descriptor: int) -> None:
-            if wish.noted(descriptor):
+            if wish.read_event(descriptor):
                 self._ask(line, asked)
 
         line.watched = wish.descriptors()

@@ -65,7 +65,7 @@ class Allocator:
         self._numbers = count(1)
         self._policy = policy or PLAIN
         self._plain = self._policy.plain
-        self._timed = policy is not None  # else no request says when it ends
+        self._timed = policy is not None  # else time limits are ignored
         self._clock = clock
         self._terms: dict[str, tuple[int | None, float | None, float | None]] = {}
         self._named: dict[str, None] = {}
@@ -110,7 +110,7 @@ class Allocator:
         """
         plan = self._resolve(request, hosts)
         with self._lock:
-            plan = self._current(plan)
+            plan = self._current(plan)  # a machine may have changed since
             waiting = self._waiting(plan, _LAST, priority, time, user)
             allocation = self._try(waiting, plan, note)
             if allocation is None:
@@ -118,6 +118,7 @@ class Allocator:
         if allocation is not None:
             return allocation
         error = NotFreeError if verdict.ever_fits else NeverFitsError
+        # With the machine's leases, a device may have become free since the attempt.
         message = f"{plan.request} was not free a moment ago." if verdict.fits_now else verdict.message
         raise error(message, verdict=verdict, hint=verdict.hint)
 
@@ -283,7 +284,7 @@ class Allocator:
     def pending(self) -> tuple[Ticket, ...]:
         """List waiting requests in the order of service, then requests that can never be served."""
         with self._lock:
-            turn = self._policy.turn(self._counted(), self._clock())
+            turn = self._policy.sort_key(self._counted(), self._clock())
             return (*sorted(self._queue, key=lambda ticket: turn(ticket.waiting)), *self._infeasible.values())
 
     def demand(self) -> tuple[Demand, ...]:
@@ -332,7 +333,7 @@ class Allocator:
 
     def _arrange(self) -> None:
         """Rebuild the arrangement of machines. Each machine learns the names of the others, which requests may use."""
-        for books in self._books.values():
+        for books in self._books.values():  # a name stays known when its machine is gone
             self._named.update(dict.fromkeys(books.layout.names))
         for books in self._books.values():
             books.layout.names.learn(self._named)
@@ -340,6 +341,7 @@ class Allocator:
 
     def _replan(self) -> list[Ticket]:
         """Plan each waiting request again; return the requests that now run on the CPU."""
+        # By arrival: within a kind the queue relies on this order.
         tickets = sorted((*self._queue, *self._infeasible.values()), key=lambda ticket: ticket.number)
         self._queue, self._infeasible = Queue(), {}
         placed = []
@@ -404,6 +406,7 @@ class Allocator:
         if not plan.ever_fits:
             return self._hold(plan, {}, note) if plan.request.else_cpu else None
         held = self._counted()
+        # The common case, an empty queue, skips the policy.
         rivals = self._rivals(waiting, plan.mask, held, self._queue.firsts()) if self._queue else []
         return self._place(waiting, plan, note, rivals, held)
 
@@ -432,7 +435,7 @@ class Allocator:
 
         To place a request, the first ticket of each kind is enough: no later ticket can start before the first.
         """
-        turn = self._policy.turn(held, self._clock())
+        turn = self._policy.sort_key(held, self._clock())
         own, found = turn(waiting), []
         for ticket in among:
             if ticket.plan.mask & mask:
@@ -503,14 +506,14 @@ class Allocator:
     def _serve_next(self) -> Ticket | None:
         """Place the first ticket that can be placed, in the order of service; None when there is none."""
         held = self._counted()
-        turn = self._policy.turn(held, self._clock())
+        turn = self._policy.sort_key(held, self._clock())
         ahead: list[Ticket] = []
         blocked = 0
         for ticket in sorted(self._queue.firsts(), key=lambda each: turn(each.waiting)):
             if self._limited(ticket.waiting, held):
                 continue
             mask = ticket.plan.mask
-            if not mask & blocked or ticket.waiting.seconds is not None:
+            if not mask & blocked or ticket.waiting.seconds is not None:  # only a time limit allows to pass
                 rivals = [each for each in ahead if each.plan.mask & mask]
                 ticket.allocation = self._place(ticket.waiting, ticket.plan, ticket.note, rivals, held)
                 if ticket.allocation is not None:

@@ -66,7 +66,7 @@ class Books:
         self._lock = lock
         self._resolved = lru_cache(_REQUESTS)(partial(self._resolve, self.layout))
         self.occupancy = Occupancy(self.layout)
-        self._short = False
+        self._short = False  # whether a device has less than its allocations hold
         self._spots: dict[str, tuple[Spot, ...]] = {}
         self._notes: dict[str, str] = {}
 
@@ -104,7 +104,7 @@ class Books:
     def _resolve(self, layout: Layout, request: Request) -> Resolved:
         wanted = tuple(want(layout, term) for term in request.terms)
         mask = layout.with_parts(union(each.mask for each in wanted))
-        ever = place(layout, Occupancy(layout), wanted, self.validate) is not None
+        ever = place(layout, Occupancy(layout), wanted, self.validate) is not None  # on the idle machine
         return Resolved(wanted, mask, ever)
 
     def update(self, inventory: Inventory | None) -> None:
@@ -122,8 +122,9 @@ class Books:
             if each.device.id not in there
         }
         layout = Layout(replace(now, devices=(*now.devices, *lost.values())))
-        layout.names.keep(self.layout.names)
+        layout.names.keep(self.layout.names)  # else a request for a lost device would become a typing error
         self.inventory, self.there = now, inventory is not None
+        # A new cache, bound to the new layout: another thread may still resolve against the old one.
         self.layout, self._resolved = layout, lru_cache(_REQUESTS)(partial(self._resolve, layout))
         self.recount()
 

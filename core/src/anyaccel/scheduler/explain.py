@@ -77,6 +77,7 @@ def _judge(books: Books, request: Request) -> Verdict:
     if ever:
         reasons = list(_reasons_now(books, wanted))
     else:
+        # If only the vendors' variables are in the way, each term fits, and no other reason would say why.
         reasons = list(_rivals(books, request)) or list(_reasons_ever(books, wanted, empty))
     return Verdict(
         request=request,
@@ -145,10 +146,10 @@ def _shortage(books: Books, term: Term) -> Iterator[Reason]:
     if not named:
         yield from _failed_vendors(layout, term)
     left = [layout.devices[position] for position in bits(named)]
-    for rule in rules(term, layout.inventory):
+    for rule in rules(term, layout.inventory):  # each device counts for the first rule that excludes it
         failing = [device for device in left if not rule.passes(device)]
         left = [device for device in left if rule.passes(device)]
-        message = rule.said(failing) if failing or rule.counts else ""
+        message = rule.explain_failure(failing) if failing or rule.counts else ""
         if message and rule.code is ReasonCode.NOT_FRACTIONAL:
             message += _with_rule(books, term, failing[0])
         if message:

@@ -19,7 +19,7 @@ from anyaccel.text import listed, shown, size
 
 T = TypeVar("T")
 
-_MOST_DIGITS = 6
+_MOST_DIGITS = 6  # of a NUMA node: longer numbers would only cost time to convert
 _ID = re.compile(r"[!-+\--~]{1,128}")  # no comma, which ends it
 _NUMBERS = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9}){0,7}")
 _VERSIONS = re.compile(rf"({_NUMBERS.pattern})(?:(\+)|-({_NUMBERS.pattern}))?")
@@ -83,7 +83,7 @@ class Filter(Generic[T]):
         """Return the fact about a device, in the form of a request's value; empty when unknown."""
         raise NotImplementedError
 
-    def said(self, asked: AskedFilter[T], devices: Sequence[Device]) -> str:
+    def explain_failure(self, asked: AskedFilter[T], devices: Sequence[Device]) -> str:
         """Explain why devices do not pass: a clause without capital and period, or empty if the request says enough.
 
         There is at least one device, except for a filter that names devices: then too few may pass.
@@ -95,7 +95,7 @@ class Filter(Generic[T]):
         told = listed([f"{listed(ids)} ({fact})" for fact, ids in having.items()])
         return f"not {self.name}={self.write(asked.wanted)}: {told}"
 
-    def near(self, asked: AskedFilter[T], devices: Sequence[Device]) -> Iterator[Term]:  # noqa: ARG002
+    def find_near(self, asked: AskedFilter[T], devices: Sequence[Device]) -> Iterator[Term]:  # noqa: ARG002
         """Yield terms with other values of existing devices, nearest first."""
         return iter(())
 
@@ -123,13 +123,14 @@ class _Memory(Filter[int]):
         return format_memory(wanted)
 
     def predicate(self, asked: AskedFilter[int]) -> Callable[[Device], bool]:
+        # Both sides times 10000: whole numbers compare exactly.
         units, least = min(asked.term.units, UNITS_PER_DEVICE), asked.wanted * UNITS_PER_DEVICE
         return lambda device: device.rounded(units) * (device.memory_bytes or 0) >= least
 
     def fact(self, device: Device, inventory: Inventory) -> str:  # noqa: ARG002
         return format_memory(device.memory_bytes) if device.memory_bytes else ""
 
-    def said(self, asked: AskedFilter[int], devices: Sequence[Device]) -> str:
+    def explain_failure(self, asked: AskedFilter[int], devices: Sequence[Device]) -> str:
         largest, term = max(device.memory_bytes or 0 for device in devices), asked.term
         if not largest:
             return f"the memory is unknown of {listed([device.id for device in devices])}"
@@ -137,7 +138,7 @@ class _Memory(Filter[int]):
         part = f", {format_units(term.units)} of it {format_memory(share)}" if term.fraction else ""
         return f"the largest memory is {format_memory(largest)}{part}, less than mem={format_memory(asked.wanted)}"
 
-    def near(self, asked: AskedFilter[int], devices: Sequence[Device]) -> Iterator[Term]:
+    def find_near(self, asked: AskedFilter[int], devices: Sequence[Device]) -> Iterator[Term]:
         """Yield the smallest shares with enough memory, then less memory."""
         term = asked.term
         sizes = sorted({device.memory_bytes or 0 for device in devices} - {0}, reverse=True)
@@ -216,7 +217,7 @@ class _Driver(Filter[_Versions]):
         report = inventory.report(device.vendor)
         return report.driver_version if report is not None and _version(report.driver_version) else ""
 
-    def near(self, asked: AskedFilter[_Versions], devices: Sequence[Device]) -> Iterator[Term]:
+    def find_near(self, asked: AskedFilter[_Versions], devices: Sequence[Device]) -> Iterator[Term]:
         """Yield the installed driver versions, newest first."""
         texts = {self.fact(device, asked.inventory) for device in devices} - {""}
         versions = {_version(text) for text in texts}
@@ -248,7 +249,7 @@ class _NumaNode(Filter[int]):
     def fact(self, device: Device, inventory: Inventory) -> str:  # noqa: ARG002
         return "" if device.numa_node is None else str(device.numa_node)
 
-    def near(self, asked: AskedFilter[int], devices: Sequence[Device]) -> Iterator[Term]:
+    def find_near(self, asked: AskedFilter[int], devices: Sequence[Device]) -> Iterator[Term]:
         """Yield other nodes with devices, nearest number first."""
         nodes = {device.numa_node for device in devices if device.numa_node is not None}
         for node in sorted(nodes, key=lambda node: (abs(node - asked.wanted), node)):
@@ -314,7 +315,7 @@ class _Labels(Filter[tuple[_Wanted, ...]]):
     def fact(self, device: Device, inventory: Inventory) -> str:  # noqa: ARG002
         return "+".join(write_labels(device.labels))
 
-    def near(self, asked: AskedFilter[tuple[_Wanted, ...]], devices: Sequence[Device]) -> Iterator[Term]:
+    def find_near(self, asked: AskedFilter[tuple[_Wanted, ...]], devices: Sequence[Device]) -> Iterator[Term]:
         """Yield subsets of the labels that some device has, largest first, then no labels."""
         passed = {tuple(each for each in asked.wanted if each.passes(device.labels)) for device in devices}
         for some in sorted(passed, key=lambda some: (-len(some), tuple(map(asked.wanted.index, some)))):
@@ -351,7 +352,7 @@ class _Id(Filter[str]):
     def fact(self, device: Device, inventory: Inventory) -> str:  # noqa: ARG002
         return device.id
 
-    def said(self, asked: AskedFilter[str], devices: Sequence[Device]) -> str:
+    def explain_failure(self, asked: AskedFilter[str], devices: Sequence[Device]) -> str:
         meant = self._meant(asked)
         if len(meant) > 1:
             return f"id={asked.wanted} is the beginning of several ids: {listed(meant)}"
@@ -396,7 +397,7 @@ class _Index(Filter[tuple[int, int]]):
     def fact(self, device: Device, inventory: Inventory) -> str:  # noqa: ARG002
         return str(device.index)
 
-    def said(self, asked: AskedFilter[tuple[int, int]], devices: Sequence[Device]) -> str:  # noqa: ARG002
+    def explain_failure(self, asked: AskedFilter[tuple[int, int]], devices: Sequence[Device]) -> str:  # noqa: ARG002
         first, last = asked.wanted
         name = asked.term.names[0]
         there = {device.index for device in asked.inventory.devices if goes_by(device, (name,))}
@@ -406,7 +407,7 @@ class _Index(Filter[tuple[int, int]]):
             return f"{name}/{self.write(asked.wanted)} is {count} of them" if count < asked.term.count else ""
         return f"there is no {self._named(name, missing)}, there is {self._named(name, rows_of(there))}"
 
-    def near(self, asked: AskedFilter[tuple[int, int]], devices: Sequence[Device]) -> Iterator[Term]:
+    def find_near(self, asked: AskedFilter[tuple[int, int]], devices: Sequence[Device]) -> Iterator[Term]:
         """Yield existing parts of the range, then other single devices."""
         first, last = asked.wanted
         term, there = asked.term, {device.index for device in devices}

@@ -130,7 +130,7 @@ def _parse_names(text: str, names: str) -> tuple[str, ...]:
         if not NAME.fullmatch(name):
             way_out = f"; ask for GPU:{names}, for example" if _DECIMAL.fullmatch(names) else ""
             _refuse(text, f"a name must be a letter, then letters, digits and . _ - (got {shown(name)}){way_out}")
-    distinct = {name.lower(): name for name in reversed(found)}
+    distinct = {name.lower(): name for name in reversed(found)}  # the first spelling wins
     return tuple(reversed(distinct.values()))
 
 
@@ -142,7 +142,7 @@ def _parse_quantity(text: str, names: str, quantity: str) -> int:
     if len(rest) > _DECIMALS:
         way_out = f"; ask for {names}:{whole}.{rest[:_DECIMALS]}" if len(whole) == 1 else ""
         _refuse(text, f"a share must have at most {_DECIMALS} decimals (got {shown(quantity)}){way_out}")
-    if len(whole) > len(str(MAX_DEVICES)):
+    if len(whole) > len(str(MAX_DEVICES)):  # before int(), which is quadratic in the number of digits
         _refuse(text, f"a quantity must be at most {MAX_DEVICES} devices (got {shown(quantity)})")
     units = int(whole) * UNITS_PER_DEVICE + int(rest.ljust(_DECIMALS, "0"))
     fault = _units_fault(names, units)

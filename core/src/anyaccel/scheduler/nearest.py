@@ -32,6 +32,7 @@ def nearest(layout: Layout, free: Occupancy, request: Request, validate: Validat
     for _ in range(_TRIES):
         if fits(*terms):
             return replace(request, terms=tuple(terms))
+        # The largest term shrinks first, and the last of several: people write the important one first.
         index = max(range(len(terms)), key=lambda index: (terms[index].units, index))
         if terms[index].count > 1:
             terms[index] = replace(terms[index], units=terms[index].units - UNITS_PER_DEVICE)
@@ -47,7 +48,7 @@ def _near(layout: Layout, free: Occupancy, term: Term) -> Iterator[Term]:
     yield term
     there = [layout.devices[position] for position in bits(layout.named(term) & layout.usable)]
     filters = asked(term, layout.inventory)
-    others = [near for each in filters for near in islice(each.filter.near(each, there), _TRIES)]
+    others = [near for each in filters for near in islice(each.filter.find_near(each, there), _TRIES)]
     if term.fraction:
         most = max((free.units[position] for position in bits(want(layout, term).mask)), default=0)
         if 0 < most < term.units:

@@ -90,7 +90,7 @@ class Layout:
 
     def without_rivals(self) -> Layout:
         """Return the same machine without conflicts of variables between vendors."""
-        twin = copy(self)
+        twin = copy(self)  # shallow: the rest of a layout never changes
         twin.rivals = {}
         return twin
 
@@ -278,7 +278,7 @@ def want(layout: Layout, term: Term) -> Wanted:
     """
     together = layout.serving(term)
     choices = [_groups(layout, term, layout.names.devices(name) & together) for name in term.names]
-    if term.count > 1 and (term.mixed or counted(term)):
+    if term.count > 1 and (term.mixed or counted(term)):  # named devices may be of several types
         choices.append(layout.compatible(together))
     return Wanted(term=term, units=min(term.units, UNITS_PER_DEVICE), choices=tuple(choices), mask=together)
 
@@ -313,7 +313,8 @@ def place(
         return next(((spots,) for spots in _candidates(layout, free, wanted[0], validate)), None)
     if not _enough(free, wanted):
         return None
-    free = free.copy()
+    free = free.copy()  # the search takes and gives back devices
+    # Backtracking: the terms with the least choice first, so that wrong turns end early.
     order = sorted(range(len(wanted)), key=lambda index: _choice(wanted[index]))
     placed: list[tuple[Spot, ...]] = [()] * len(wanted)
     left = PLACEMENTS

@@ -46,7 +46,9 @@ class Arrangement:
             offset += len(books.layout.devices)
         self.sites: Sequence[Site] = sites
         self.by_name = {site.books.machine: site for site in sites}
-        self._plan = lru_cache(maxsize=4_096)(self._make)
+        self._plan = lru_cache(maxsize=4_096)(
+            self._make
+        )  # as many different requests may wait, and each release asks all
         self._given_back: OrderedDict[int, int] = OrderedDict()  # count at the last release, by machine
         self._count = 0
 
@@ -65,7 +67,7 @@ class Arrangement:
         """Count a release on a machine."""
         self._count += 1
         self._given_back[machine] = self._count
-        self._given_back.move_to_end(machine)
+        self._given_back.move_to_end(machine)  # latest last, so that since() can stop early
 
     def since(self, count: int) -> tuple[int, Iterable[int]]:
         """Return the present count, and the machines with a release after the given count."""
@@ -125,7 +127,7 @@ class RequestPlan:
             self.open |= self.machines & 1 << number
         found: dict[int, Placed] = {}
         for number in bits(self.open):
-            if self.open.bit_count() < self.hosts:
+            if self.open.bit_count() < self.hosts:  # too few machines are left for the gang
                 break
             placed = self.arrangement.sites[number].books.find(self.wanted[number])
             if placed is None:

@@ -18,14 +18,14 @@ class DeviceRule(NamedTuple):
     Attributes:
         code: Reason code if a device does not pass.
         passes: Returns whether a device passes.
-        said: Explains why devices do not pass: a clause without capital and period, or empty.
+        explain_failure: Explains why devices do not pass: a clause without capital and period, or empty.
         filter: Name of the filter; empty for a rule that is not a filter.
         counts: Whether the rule names devices, of which some may not exist.
     """
 
     code: ReasonCode
     passes: Callable[[Device], bool]
-    said: Callable[[Sequence[Device]], str]
+    explain_failure: Callable[[Sequence[Device]], str]
     filter: str = ""
     counts: bool = False
 
@@ -55,7 +55,7 @@ def _of_filter(asked: AskedFilter[Any]) -> DeviceRule:
     return DeviceRule(
         code=ReasonCode.FILTER,
         passes=entry.predicate(asked),
-        said=lambda devices: entry.said(asked, devices),
+        explain_failure=lambda devices: entry.explain_failure(asked, devices),
         filter=entry.name,
         counts=entry.count(asked.wanted) is not None,
     )

@@ -175,7 +175,7 @@ async def settled(ticket: Ticket, release: Callable[[Allocation], None], seconds
                 return await ticket._wait(release)  # noqa: SLF001 -- the only wait for this ticket, so it may release
         except TimeoutError:
             verdict = ticket.why()
-            if not ticket.cancel() and ticket.allocation is not None:
+            if not ticket.cancel() and ticket.allocation is not None:  # placed at the last moment
                 return ticket.allocation
             raise NotFreeError(
                 f"not free within {max(0, seconds or 0):g} s: {verdict.message}", verdict=verdict, hint=verdict.hint
@@ -183,6 +183,7 @@ async def settled(ticket: Ticket, release: Callable[[Allocation], None], seconds
     except GeneratorExit:  # the loop is closed; garbage collection may run with the lock held, so do nothing
         raise
     except BaseException:
+        # The allocation may have come while the cancellation was on its way: the caller will never see it.
         if not ticket.cancel() and ticket.allocation is not None:
             release(ticket.allocation)
         raise

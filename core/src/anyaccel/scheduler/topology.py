@@ -143,6 +143,7 @@ class Topology:
                     best, best_value = chosen, value
                 return
             pairs = missing * (count - missing) + missing * (missing - 1) // 2
+            # Upper bound of what this branch can reach: each missing pair connected in the closest way.
             hope = value + pairs * self._closest * scale - missing * lightest
             while allowed.bit_count() >= missing and steps > 0 and (hope > best_value or not best):
                 steps -= 1
@@ -151,7 +152,7 @@ class Topology:
                 rest = allowed ^ low
                 gain = self.affinity(position, chosen) * scale - loss[position]
                 extend(chosen | low, rest & self.linked[position] if linked else rest, value + gain, missing - 1)
-                allowed &= ~self._cell_of[position]
+                allowed &= ~self._cell_of[position]  # other devices of the cell would give the same value
 
         extend(0, free, 0, count)
         return best
