@@ -105,7 +105,7 @@ def has_value(values: Iterable[str]) -> bool:
 def fit_columns(columns: Sequence[Column], natural: Sequence[int], room: int | None) -> tuple[int, list[int]]:
     """Divide the width of a terminal among columns.
 
-    In turn, each column gets its least width while there is room. In turn again, each grows to :data:`_MODEST`, and then
+    In turn, each column gets its least width while there is room. In turn again, each grows to :data:`_MODEST`, then
     to its widest cell. Two blanks separate columns, or one if two would leave out a column with a turn below
     :data:`_WANTED`.
 
