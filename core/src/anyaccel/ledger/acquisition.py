@@ -494,7 +494,7 @@ class Acquisition:
         return DevicesBusyError(
             f"{self._want.request or 'what was asked for'} is not free{after}: "
             f"{'; '.join(reasons) or 'what is left does not do'}",
-            holders=holders,
+            holders=tuple(dict.fromkeys(each.id for each in holders if each.id)),
             ahead=ahead,
             hint="\n".join(dict.fromkeys(each.hint for each in holders if each.hint)),
         )

@@ -1,4 +1,4 @@
-"""The values that travel through anyaccel: frozen, keyword-only, without behavior on the machine."""
+"""The values of anyaccel: frozen, made by keyword, without effects on the machine."""
 
 from anyaccel.model._value import Value, field, replace
 from anyaccel.model.allocation import AGREEMENT, Allocation, EnvContext, EnvEdits, Gang, Grant, Share

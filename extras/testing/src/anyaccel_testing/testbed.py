@@ -199,6 +199,12 @@ class _Writer:
                 self._write(path, where, entry)
             except OSError as error:
                 self.gaps.append(f"{path}: {error.strerror}")
+        # A link of sysfs always leads somewhere: furiosa-smi takes a card for lost if its 'driver' does not.
+        for path, entry in self._paths.items():
+            place = self._follow(path)
+            if "link" in entry and _is_below(path, "/sys") and _is_below(place, "/sys"):
+                with contextlib.suppress(OSError):  # a loop, or below a file
+                    os.makedirs(place, exist_ok=True)
         for program, answers in _group_by_program(commands).items():
             self._write_tool(program, answers)
         for path, stage in sorted(self._stages.items()):

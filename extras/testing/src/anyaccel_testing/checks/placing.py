@@ -99,7 +99,7 @@ def _find_foreign_names(subject: Subject, others: Sequence[Source]) -> Iterator[
     """Yield tags and product names of another vendor."""
     sources = [subject.source, *others]
     products = {source.vendor: _list_product_names(source) for source in sources}
-    names = VendorNames(sources, presence.declared(sources), products)
+    names = VendorNames(sources, presence.read_presences(sources), products)
     tags = [tag for machine in subject.machines for device in machine.known_devices for tag in device.tags]
     for tag in dict.fromkeys((*tags, *products[subject.source.vendor])):
         if owner := names.owner(tag, subject.source.vendor, sharing=False):
@@ -113,13 +113,13 @@ def _list_product_names(source: Source) -> list[str]:
 
 def _find_listed_twice(subject: Subject, others: Sequence[Source]) -> Iterator[str]:
     """Yield devices that another plug-in lists as well, on recorded machines and on an empty machine."""
-    own, said = subject.plugin, presence.declared(others)
+    own, said = subject.plugin, presence.read_presences(others)
     rivals = [plugin for source in others if (plugin := _load(source)) is not None]
     nothing = TestedMachine(subject, machine=Machine(text="a machine without devices"))
     for machine in (*subject.machines, nothing):
         facts = machine.facts
         found = {own.info.vendor: _detect_devices(own, machine)}
-        present = presence.possible(said, facts, facts.environ) if found[own.info.vendor] else {}
+        present = presence.select_present(said, facts, facts.environ) if found[own.info.vendor] else {}
         seen = [own, *(rival for rival in rivals if rival.info.vendor in present)]
         found |= {plugin.info.vendor: _detect_devices(plugin, machine) for plugin in seen[1:]}
         control_nodes = {plugin.info.vendor: plugin.info.control_nodes for plugin in seen}
