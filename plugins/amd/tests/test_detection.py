@@ -136,7 +136,7 @@ def test_a_device_that_cannot_be_opened_is_listed_with_the_reason(recorded, path
 
 
 def test_a_file_that_the_driver_does_not_support_is_no_illness(recorded):
-    # Virtual functions have the file and do not support reading it.
+    # Some cards have the file and do not support reading it.
     found = detect(recorded("mi300x-8gpu", {f"{PCI}/0000:27:00.0/mem_info_vram_used": {"errno": "EOPNOTSUPP"}}))
     assert reasons(found) == {}
 

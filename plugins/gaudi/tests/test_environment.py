@@ -78,6 +78,7 @@ def test_each_rank_acquires_its_own_device_of_the_mask(devices: list[Device], da
     others = data.draw(st.lists(st.sampled_from([m for m in range(8) if m not in mine] or [None]), unique=True))
     free = [*mine, *(module for module in others if module is not None)]
 
+    # Each rank of a job starts with the same environment.
     got = [acquired(environ, free, rank, len(devices)) for rank in range(len(devices))]
 
     assert got == mine
@@ -120,6 +121,7 @@ def test_a_device_without_a_module_id_or_given_twice_cannot_be_masked() -> None:
         ({MODULES: "1,1,0"}, [1, 0]),
         ({MODULES: "9,2"}, [2]),
         ({MODULES: "-1"}, []),
+        # The mask for "no device".
         ({MODULES: "999"}, []),
         ({OWN: "6"}, [6]),
         ({OWN: "42"}, []),

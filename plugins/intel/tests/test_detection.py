@@ -68,6 +68,7 @@ def test_integrated_gpu_is_counted_first_when_the_pci_address_decides(devices):
 
 
 def test_unlisted_integrated_gpu_keeps_its_number_when_the_pci_address_decides(devices):
+    # The runtime still counts the integrated GPU at 00:02.0 as number 0.
     found = devices("two-a770-uhd770", environ={"ZE_ENABLE_PCI_ID_DEVICE_ORDER": "1"})
     assert [device.index for device in found] == [1, 2]
 
@@ -127,6 +128,7 @@ def test_one_damaged_card_does_not_hide_or_renumber_the_others(detected):
 
 
 def test_card_without_device_node_takes_no_number_of_the_runtime(devices):
+    # A plain file in place of the node: the container got the other card.
     changes = {"/dev/dri/renderD128": {}, "/dev/dri/renderD129": {"char": [226, 129], "access": "rw"}}
     found = devices("flex170-container-one-of-two", changes=changes)
     assert [(device.index, device.health) for device in found] == [(0, Health.HEALTHY), (1, Health.UNHEALTHY)]

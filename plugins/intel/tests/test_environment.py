@@ -67,6 +67,7 @@ def test_mask_is_absolute_and_does_not_count_within_the_mask_of_the_launcher(dev
         ("*:gpu", None),
         ("opencl:gpu;level_zero:gpu", None),
         ("level_zero:0,1", None),
+        # The numbers of the launcher mean nothing behind the worker's mask.
         ("level_zero:2,3", "level_zero:0,1"),
         ("level_zero:0", "level_zero:0,1"),
         ("level_zero:0;opencl:cpu", "level_zero:0,1;opencl:cpu"),
@@ -152,6 +153,7 @@ def test_container_counts_its_own_cards_from_0_and_gets_the_folder_of_links(devi
 
 def test_container_with_one_tile_masks_the_other(devices):
     found = devices("max1550-4card")
+    # Tile 1 of one card, and tile 0 of the next: inside, the two cards have tiles 0 to 3.
     edits = plugin.anyaccel_container((found[3], found[4]))
     assert edits.nodes == ("/dev/dri/renderD129", "/dev/dri/card1", "/dev/dri/renderD130", "/dev/dri/card2")
     assert edits.env == {MASK: "1,2", HIERARCHY: "FLAT", ORDER: "0"}

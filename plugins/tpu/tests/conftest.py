@@ -34,6 +34,7 @@ class Tree:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        # The metadata server is asked on Google's machines alone.
         self.text("/sys/class/dmi/id/product_name", "Google Compute Engine\n")
 
     def text(self, path: str, text: str) -> None:
@@ -73,6 +74,7 @@ class Tree:
         for path in paths:
             where = self.root / path.lstrip("/")
             where.parent.mkdir(parents=True, exist_ok=True)
+            # Making a device node of our own would need root.
             where.symlink_to("/dev/null")
 
     def context(self, environ: Mapping[str, str] | None = None) -> ProbeContext:

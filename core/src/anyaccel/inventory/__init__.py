@@ -1,4 +1,4 @@
-"""What is on a machine: this one, a recorded one or a simulated one."""
+"""The accelerators of a machine: of this host, a recorded machine or a simulated machine."""
 
 from anyaccel._faces import face
 

@@ -1,4 +1,4 @@
-"""What the vendors' processes answered to detection: what it means, and how long to wait for the rest."""
+"""Interpret the answers of vendors' processes to detection, and decide how long to wait for the rest."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from anyaccel.model import (
     replace,
     slots_by_id,
 )
-from anyaccel.model.wire import prepare
+from anyaccel.model.wire import fields, prepare
 from anyaccel.probe.machine import Machine, Simulated
 from anyaccel.vendors.discovery import Source
 from anyaccel.vendors.guarded import Outcome
@@ -34,14 +34,17 @@ if TYPE_CHECKING:
 
 _NUMBER = re.compile(r"[0-9]{1,9}(?=[^/]*$)")
 GRACE_SECONDS = 0.8
-"""How long a request that others can serve waits for a vendor that it does not name."""
+"""How long a request waits for vendors that it does not name, once the devices of others can serve it."""
 
-for kind in (PluginInfo, EnvEdits, Detected):  # while whoever imports this waits for what has begun
+_IDENTITY = fields(PluginInfo).keys() & fields(VendorReport).keys() - {"vendor"}
+"""Fields of a report that are those of the plug-in's identity."""
+
+for kind in (PluginInfo, EnvEdits, Detected):  # during the import, while the fork server starts
     prepare(kind)
 
 
 def make_patience(request: Request, present: Mapping[str, Presence | None], sources: Sequence[Source]) -> Enough:
-    """What says how long a request waits for vendors that have not answered, given those that have."""
+    """Return a function for the time that a request waits for vendors without an answer."""
     named = {name.casefold() for term in request.terms for name in term.names}
     own: dict[str, set[str]] = {}
     for source in sources:
@@ -62,7 +65,7 @@ def make_patience(request: Request, present: Mapping[str, Presence | None], sour
 
 
 def _offered(vendor: str, outcome: Outcome) -> list[set[str]]:
-    """The names of each device in an answer that has not been looked at yet."""
+    """Return the names of each device in an unchecked answer."""
     try:
         info, detected = outcome.value["info"], outcome.value["detected"]
         return [
@@ -78,7 +81,7 @@ def _asks_for(names: Iterable[str], offered: set[str]) -> bool:
 
 
 def interpret(source: Source, outcome: Outcome) -> tuple[VendorReport, list[Device]]:
-    """Check the answer of a vendor's detection, and make the report and the devices of it.
+    """Check the answer of a vendor's detection, and make the report and the devices.
 
     Args:
         source: The plug-in.
@@ -110,15 +113,7 @@ def interpret(source: Source, outcome: Outcome) -> tuple[VendorReport, list[Devi
     report = VendorReport(
         vendor=source.vendor,
         state=state,
-        resource=info.resource if info else "",
-        kind=info.kind if info else "",
-        env_vars=info.env_vars if info else (),
-        runtimes=info.runtimes if info else (),
-        maskable=info.maskable if info else True,
-        borrowed=info.borrowed if info else (),
-        cleared=info.cleared if info else (),
-        control_nodes=info.control_nodes if info else (),
-        ray_switch=info.ray_switch if info else "",
+        **({name: getattr(info, name) for name in _IDENTITY} if info else {}),
         distribution=source.distribution,
         version=source.version,
         driver_version=detected.driver_version if detected else "",
@@ -134,7 +129,7 @@ def interpret(source: Source, outcome: Outcome) -> tuple[VendorReport, list[Devi
 def _show(
     source: Source, info: PluginInfo, found: Sequence[Device], visible: Any
 ) -> tuple[list[Device], tuple[str, ...]]:
-    """Narrow a vendor's devices to what the environment leaves visible, and put these first, in the runtime's order.
+    """Narrow devices to what the environment leaves visible, and put visible devices first, in the runtime's order.
 
     Where the plug-in refuses the value of its variable, no device is visible: the environment only ever narrows.
 
@@ -156,7 +151,7 @@ def _show(
 
 
 def qualify_ids(found: Mapping[str, list[Device]]) -> list[Device]:
-    """The devices of all vendors. An id is its vendor's: where two use the same one, theirs begin with the vendor."""
+    """Return the devices of all vendors. Where vendors use the same id, the ids of theirs begin with the vendor."""
     uses = Counter(device.id for devices in found.values() for device in devices)
     return [
         qualified(device) if any(uses[each.id] > 1 for each in devices) else device
@@ -166,9 +161,9 @@ def qualify_ids(found: Mapping[str, list[Device]]) -> list[Device]:
 
 
 def renumber_nodes(found: Mapping[str, list[Device]]) -> dict[str, list[Device]]:
-    """Number the nodes of simulated devices so that no two vendors have one: each vendor's begin with 0 by themselves.
+    """Renumber the nodes of simulated devices, so that no two vendors have the same node.
 
-    A node without a number stands for all devices of a vendor, and stays.
+    A node without a number belongs to all devices of a vendor, and stays unchanged.
     """
     taken: set[str] = set()
     highest = 0
@@ -186,21 +181,21 @@ def renumber_nodes(found: Mapping[str, list[Device]]) -> dict[str, list[Device]]
 
 
 def _numbered(node: str, by: int) -> str:
-    """A device node with the first number of its last part raised."""
+    """Return a device node with the first number of its last part raised."""
     return _NUMBER.sub(lambda match: str(int(match[0]) + by), node, count=1) if by else node
 
 
 def product_names(outcome: Outcome) -> list[str] | None:
-    """The names of a vendor's products, as far as its process was asked for them."""
+    """Return the names of a vendor's products; None where its process was not asked for names."""
     names = outcome.value.get("products") if isinstance(outcome.value, dict) else None
     return [each for each in names if isinstance(each, str)] if isinstance(names, list) else None
 
 
 def check_products(machine: Machine, answers: Answers, names: VendorNames) -> dict[str, tuple[Simulated, ...]]:
-    """Refuse a simulation of something that no plug-in knows, or that several know under one name.
+    """Refuse a simulated product without a plug-in, or with several plug-ins.
 
     Returns:
-        The vendors that have simulated a product of another vendor's, each with the products that it may simulate.
+        The vendors that have simulated another vendor's product, with the products that each may simulate.
     """
     known = {vendor: product_names(outcome) or [] for vendor, (_, outcome) in answers.items()}
     others: dict[str, set[str]] = {}

@@ -85,7 +85,7 @@ def find_place(controllers: Collection[str], through: Mapping[str, str] | None) 
 
 
 def enter(path: str) -> None:
-    """Move this process into a group; processes that it starts later are in the group, too.
+    """Move this process into a group, together with its future children.
 
     Raises:
         OSError: When the kernel refuses.
@@ -125,7 +125,7 @@ def make(lines: Mapping[str, str], through: Mapping[str, str] | None) -> Place:
 
 
 def remove(path: str) -> int | None:
-    """Remove an empty group; a group that is still in use is removed by the next :func:`make` beside it.
+    """Remove an empty group; a group in use is removed by the next :func:`make` beside it.
 
     Returns:
         The limit in bytes if the kernel killed a process of the group for it; else None.
@@ -208,7 +208,7 @@ def _path(group: str) -> str:
 
 
 def _chain(group: str) -> list[str]:
-    """Return a group and its ancestors, nearest first."""
+    """Return a group and the groups above, nearest first."""
     found = [group]
     while found[-1] != "/":
         found.append(found[-1].rpartition("/")[0] or "/")
@@ -241,7 +241,7 @@ def _usable(group: str, controllers: Collection[str]) -> bool:
 
 
 def _limits_of(groups: Collection[str]) -> Iterator[str]:
-    """Yield the files of groups that set a limit."""
+    """Yield the limit files of groups."""
     for group in groups:
         for name in _BINDING:
             path = f"{_path(group)}/{name}"

@@ -22,7 +22,7 @@ _tidies: list[Callable[[], object]] = []
 
 
 def renew_in_child(lock: Lock) -> Lock:
-    """Register a lock that becomes free in every forked child, even if another thread of the parent holds it.
+    """Register a lock to be free in every forked child, even if another thread of the parent holds the lock.
 
     Args:
         lock: A lock that lives as long as the process.
@@ -35,7 +35,7 @@ def renew_in_child(lock: Lock) -> Lock:
 
 
 def hold_while_forking(lock: RLock) -> RLock:
-    """Register a lock that every fork acquires first, so that no child inherits a half-done change.
+    """Register a lock that every fork acquires first: no child inherits a half-done change.
 
     The holder of the lock may take locks for which a fork waits as well, such as the lock of :mod:`logging`.
 
@@ -57,7 +57,7 @@ def hold_while_forking(lock: RLock) -> RLock:
 
 
 def tidy_in_child(tidy: Tidy) -> Tidy:
-    """Register a function that runs in every forked child, once all locks are free, in the order of registration.
+    """Register a function for every forked child, called once all locks are free, in order of registration.
 
     Args:
         tidy: A function that lives as long as the process. If it raises, the next ones still run.

@@ -1,4 +1,4 @@
-"""Wake-ups when a file is removed, or its last user closes it: a thin layer over inotify(7)."""
+"""Wake-ups when a file is removed, or closed by the last user: a thin layer over inotify(7)."""
 
 from __future__ import annotations
 

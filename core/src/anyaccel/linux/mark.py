@@ -1,4 +1,4 @@
-"""The mark of a lease, which a process and all of its descendants carry whatever they close, clear or leave.
+"""The mark of a lease: a process and every descendant carry it, whatever they close, clear or leave.
 
 A mark is the hard limit ``RLIMIT_LOCKS``. Linux has not enforced this limit since 2.4.25, but still keeps 64 bits of it
 for each process, copies them on fork, keeps them over exec, and lets no process without ``CAP_SYS_RESOURCE`` raise
@@ -56,7 +56,7 @@ def own() -> Mark | None:
 
 @cache
 def _supported() -> bool:
-    """Return whether the kernel keeps the limit; some kernels refuse to set the limit to its present value."""
+    """Return whether the kernel keeps the limit; some kernels refuse to set the limit to the present value."""
     try:
         resource.prlimit(0, _LOCKS, resource.prlimit(0, _LOCKS))
     except (OSError, ValueError):
@@ -90,7 +90,7 @@ def parse(value: int) -> Mark | None:
 
 
 def limit(mark: Mark) -> int:
-    """Return the hard limit that stands for a mark."""
+    """Return the hard limit of a mark."""
     value = _ALL
     for level, field in enumerate(mark):
         value -= (_ONES - field) << _BITS * (_LEVELS - 1 - level)
@@ -98,7 +98,7 @@ def limit(mark: Mark) -> int:
 
 
 def draw(used: Collection[Mark] = (), *, inside: Mark | None = None) -> Mark:
-    """Draw a random mark that no living process carries, by a single scan of all processes.
+    """Draw a random mark without a living carrier, by a single scan of all processes.
 
     Args:
         used: Marks of other leases, which are not drawn either.
@@ -261,7 +261,7 @@ def carries(pid: int, mark: Mark) -> bool:
 
 
 def _says(value: int | None, mark: Mark) -> bool:
-    """Return whether a hard limit stands for a mark, or for a mark that was drawn inside it."""
+    """Return whether a hard limit stands for a mark, or for an inner mark."""
     if value is None or not mark:
         return False
     low, high = _range(mark)

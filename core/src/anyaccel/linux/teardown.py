@@ -44,7 +44,7 @@ Find = Callable[[Visit], bool]
 
 
 def find_carriers(wanted: Iterable[Mark]) -> Find:
-    """Return a finder of the processes that carry one of the given marks; no process carries an empty mark."""
+    """Return a finder of the carriers of the given marks; no process carries an empty mark."""
     wanted = {mark for mark in wanted if mark}
 
     def find(visit: Visit) -> bool:

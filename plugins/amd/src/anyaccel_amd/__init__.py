@@ -245,6 +245,7 @@ class AMD(Vendor):
 
     def complete(self, ctx: ProbeContext, cards: Sequence[Card]) -> Iterable[str]:
         """Name the devices: from catalog and sysfs, else from amdsmi, which is slow."""
+        # Beside an NVIDIA card, CUDA_VISIBLE_DEVICES belongs to that card's plug-in.
         cuda = bool(ctx.pci(CUDA_VENDOR, (DISPLAY_VGA, DISPLAY_3D)))
         for card in cards:
             card.model = self._name(card) if card.function else "AMD GPU"
@@ -347,6 +348,7 @@ class AMD(Vendor):
             health, fault = self.judge(device, cards.get(device.id))
             if health is Health.HEALTHY and (worn := sensors.worn_out(facts)):
                 health, fault = Health.UNHEALTHY, worn
+            # KFD lists processes by this id, which changes with the partitioning.
             gpu = device.attributes.get("kfd_gpu_id")
             found[device.id] = Stats(
                 **sensors.measure(ctx, device, facts),
@@ -376,6 +378,7 @@ class AMD(Vendor):
             )
         # A kernel has 64 DRM nodes: a machine with 64 partitions and a display chip loses a partition
         # (ROCm/amdsmi#99).
+        # Cards are divided alike, so the largest count is the complete one.
         partitions = Counter(device.parent for device in devices if device.parent is not None)
         for parent, count in partitions.items():
             if count < max(partitions.values()):

@@ -59,6 +59,7 @@ def read(ctx: ProbeContext, functions: Collection[str]) -> list[Node]:
     for _ in range(ATTEMPTS):
         before = ctx.read(f"{TOPOLOGY}/generation_id")
         nodes = [node for path in ctx.glob(f"{NODES}/[0-9]*") if (node := _node(ctx, path)) is not None]
+        # The kernel counts changes of the topology; the same number before and after means a consistent list.
         if ctx.read(f"{TOPOLOGY}/generation_id") == before:
             _number_partitions(ctx, [node for node in nodes if not node.error], functions)
             return nodes

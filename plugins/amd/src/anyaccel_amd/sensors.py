@@ -66,6 +66,7 @@ def _temperature(ctx: ProbeContext, where: str) -> float | None:
         value = number(ctx, path)
         if value is not None:
             found.setdefault(text(ctx, path.removesuffix("input") + "label"), value)
+    # Any sensor is better than none on chips without labels.
     chosen = next((found[label] for label in ("junction", "edge", *found) if label in found), None)
     return None if chosen is None else chosen / 1000
 

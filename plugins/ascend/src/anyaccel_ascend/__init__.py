@@ -129,6 +129,7 @@ class Ascend(Vendor):
             return tuple(dict.fromkeys((f"{soc}-{template}", f"{family}-{template}", f"{family}-vnpu", "vnpu")))
         raw = re.sub(r"[^A-Za-z0-9._-]", "", device.model)
         stem = re.sub(r"(?<=\d)C$", "", soc)
+        # Names of variants, in the form of a type.
         variant = re.fullmatch(r"(?:Ascend)?(910(?:Pro[AB]|PremiumA|_93\d+))", raw)
         short = () if raw in ("910B", "Ascend910", "Ascend") or not raw else (raw,)
         return tuple(dict.fromkeys((soc, stem, family, *((f"Ascend{variant[1]}",) if variant else ()), *short)))
@@ -148,6 +149,7 @@ class Ascend(Vendor):
         if partitions and len(partitions) < len(devices):
             ids = ", ".join(device.id for device in partitions)
             return f"a worker gets either whole NPUs or vNPUs, not both (got the vNPUs {ids} among others)"
+        # vNPUs are nameless for the mask by design; their list is the container's.
         return None if partitions else super().validate(term, devices)
 
     def env(self, devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:
@@ -175,6 +177,7 @@ class Ascend(Vendor):
         """Return the host's control nodes; for simulated devices, the nodes of the family."""
         if not devices:
             return ()
+        # A simulated device lists no nodes of the host.
         known = CONTROL_NODES[:3] if devices[0].attributes.get("family") == "950" else CONTROL_NODES
         return _listed(devices[0], "control_nodes") or known
 
@@ -216,6 +219,7 @@ class Ascend(Vendor):
         """Yield findings on variables without the expected effect."""
         if fault := MASK.fault(ctx.environ, [*filter(self.maskable, detected.devices)]):
             yield fail(*fault)
+        # Inside a container the variable did its work before the process started.
         if MASK.variable not in ctx.environ and CONTAINER in ctx.environ and not in_container(ctx):
             reason = f"{CONTAINER} hides nothing from processes: Ascend Docker Runtime alone reads it"
             yield warn(reason, f"set {MASK.variable} for processes")

@@ -66,6 +66,7 @@ class Machine:
         virtual = [each for each in found if each.device == VIRTUAL_FUNCTION or physical_function(ctx, each.address)]
         passed = [function for function in virtual if function.driver == PASSED_ON]
         cards = [function for function in found if function not in virtual]
+        # Inside a virtual machine the only function is a virtual one.
         cards = cards or [function for function in virtual if function not in passed]
         self.functions: Mapping[str, PciFunction] = {function.address: function for function in cards}
         addresses = ", ".join(function.address for function in passed)
@@ -98,6 +99,7 @@ class Machine:
                 self.notes.append(NO_NODES.format(len(self.functions)))
             return self._idle(outside, Fault("the Ascend driver is not loaded", "install it, or see dmesg"))
         try:
+            # The mapping first: without the runtime's numbers the table is useless.
             mapping = npu_smi.ask(self.ctx, "NPU ID", "info", "-m")
             shown = npu_smi.ask(self.ctx, "Bus-Id", "info") if mapping else None
         except FaultError as error:
@@ -130,6 +132,7 @@ class Machine:
         function = self.functions.get(address or "")
         # A chip of 2019 has the same name, but only A3 prints physical ids.
         told = CATALOG.get("a3") if chip and chip.phy_id is not None and chip.name == "Ascend910" else None
+        # Without an address of its own, the family of the machine's functions counts if there is only one.
         behind = [CATALOG.by_pci(each.device) for each in ([function] if function else self.functions.values())]
         known = identify(name, behind[0] if behind and behind.count(behind[0]) == len(behind) else told)
         partition = node is not None and node >= FIRST_VNPU
@@ -184,6 +187,7 @@ class Machine:
 
     def _kernel_number(self, address: str) -> int | None:
         """Read the number in ``/dev/davinci<N>`` of a PCI function with a single chip; only root may."""
+        # With several chips behind a function, dev_id is the number of the first one.
         if number(self.ctx, f"{PCI_DEVICES}/{address}/davinci_dev_num") != 1:
             return None
         return number(self.ctx, f"{PCI_DEVICES}/{address}/dev_id")
@@ -223,6 +227,7 @@ class Machine:
         """
         if chip.phy_id is not None:
             return chip.phy_id
+        # Equal counts: both lists are ascending, so positions correspond.
         if len(self.numbers) == count:
             return self.numbers[place]
         return self._kernel_number(row.bus_id) if row and row.bus_id else None
@@ -237,6 +242,7 @@ class Machine:
         card.memory_bytes = row.memory_bytes
         if row.fault:
             card.blame(*row.fault)
+        # A minor fault; the NPU works and npu-smi keeps listing it.
         if row.health == "Warning":
             card.attributes["warning"] = "npu-smi reports a minor fault (Warning); it can still be used"
             self.notes.append(f"{card.id}: {card.attributes['warning']}.")
@@ -270,6 +276,7 @@ class Machine:
         found: list[Card] = []
         for card in cards:
             physical = card.attributes.get("phy_id")
+            # The number of a vNPU contains the physical number of its chip.
             mine = [node for node in numbers if (node - FIRST_VNPU) // VNPUS_PER_DEVICE == physical]
             if not mine:
                 continue

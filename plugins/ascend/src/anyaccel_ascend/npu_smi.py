@@ -89,6 +89,7 @@ def ask(ctx: ProbeContext, marker: str, *arguments: str) -> CommandResult | None
     command, text = " ".join((TOOL.name, *arguments)), f"{result.stdout}\n{result.stderr}"
     causes = CATALOG.faults("causes")
     codes = re.findall(r"ret(?:urn code)? is (-\d+)", text)
+    # An exit status has 8 bits: -8005 arrives as 187.
     codes += [code for code in causes if result.returncode == int(code) % 256]
     said = next((line.strip() for line in text.splitlines() if line.strip()), "nothing")[:160]
     if codes:
@@ -122,6 +123,7 @@ def parse_mapping(text: str) -> tuple[list[Mapped], int]:
         elif labels and re.match(r"-?\d+(\s|$)", line):
             words = dict(zip(labels, line.split(None, len(labels) - 1), strict=False))
             name = words.get("Chip Name", "").strip()
+            # The management controller of a board is listed like a chip.
             if words.get("Chip Logic ID") == "-" or name in ("Mcu", "3559"):
                 continue
             try:
@@ -187,6 +189,7 @@ def parse_table(text: str) -> Table:
     partial = False
     for cells in _rows(text):
         labels = [_LABEL.findall(cell) for cell in cells]
+        # A table may have several blocks, each with its own headers.
         if "Health" in cells:
             upper, lower = labels, []
         elif "Bus-Id" in cells:
@@ -229,8 +232,10 @@ def _values(header: Sequence[Sequence[str]], cells: Sequence[str]) -> dict[str, 
     values: dict[str, str] = {}
     for labels, cell in zip(header, cells, strict=True):
         words = _VALUE.findall(cell)
+        # A name may contain blanks, so it takes the rest of the cell.
         if labels[-1:] == ["Name"]:
             words = [*words[: len(labels) - 1], " ".join(words[len(labels) - 1 :])]
+        # An empty cell: the driver could not ask the chip.
         if labels == ["Health"] and not words:
             words = ["UNKNOWN"]
         usages = [word for label, word in zip(labels, words, strict=False) if "Usage(" in label]

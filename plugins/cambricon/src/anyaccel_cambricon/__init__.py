@@ -60,6 +60,7 @@ class Cambricon(Vendor):
         told = pairs(card.read("information") or "")
         name = told.get("Device name") or ""
         card.model = "" if name == "mlu-cambricon" else name  # the driver's name of an unknown board
+        # The name is exact, where several products share the PCI id.
         card.entry = self.catalog.by_name(card.model) or card.entry
         card.attributes["board_serial"] = told.get("Board Serial Number")
         # The number of the node is the card number of masks and tools.
@@ -74,6 +75,7 @@ class Cambricon(Vendor):
 
     def driver_version(self, ctx: ProbeContext) -> str:
         """Return the version in the driver's file of any card."""
+        # The driver writes its version into each card's file.
         told = (pairs(text(ctx, path)).get("Driver Version") for path in ctx.glob(f"{PROC}/*/information"))
         return next(filter(None, told), None) or super().driver_version(ctx)
 
@@ -91,6 +93,7 @@ class Cambricon(Vendor):
 
     def complete(self, ctx: ProbeContext, cards: Sequence[Card]) -> Iterable[str]:
         """Add memory and compute mode from cnmon, which no file contains."""
+        # A card without a number cannot be given out, so cnmon has nothing to add.
         whole = [card for card in cards if card.number is not None]
         rows = self.rows(ctx) if whole else {}
         if rows is None:
@@ -99,6 +102,7 @@ class Cambricon(Vendor):
         for card, row in self.match_rows(whole, rows):
             card.sound = True
             card.model = card.model or row.text("name") or ""
+            # 0 means unknown.
             card.memory_bytes = (row.count("total") or 0) << 20 or None
             card.attributes["compute_mode"] = row.text("mode")
 

@@ -83,6 +83,7 @@ class Enflame(Vendor):
         found = {}
         for index, row in told.items():
             place = [row.text(name) or "" for name in ("Domain", "Bus", "Dev", "Func")]
+            # Four hexadecimal numbers without leading zeros.
             if not all(re.fullmatch("[0-9a-fA-F]{1,8}", part) for part in place):
                 reason = f"efsmi must answer the PCI address of card {index} (got {':'.join(place)!r:.80})"
                 raise FaultError(reason, "run 'efsmi -q' by hand")
@@ -95,6 +96,7 @@ class Enflame(Vendor):
     def complete(self, ctx: ProbeContext, cards: Sequence[Card]) -> Iterable[str]:
         """Ask efsmi for indexes, memory and health, which no file contains. A single card has the index 0."""
         bound = [card for card in cards if card.nodes]
+        # The only card is number 0 for the tool and the runtime.
         if len(cards) == 1 and bound:
             cards[0].number = 0
         rows = self.rows(ctx) if bound else {}
@@ -117,11 +119,13 @@ class Enflame(Vendor):
     def detect(self, ctx: ProbeContext) -> Detected | None:
         """Take the version of the driver from efsmi's answer."""
         found = super().detect(ctx)
+        # Any card's answer will do: one driver serves the machine.
         versions = (str(device.attributes.get("driver", "")) for device in found.devices) if found else ()
         return replace(found, driver_version=next(filter(None, versions), "")) if found else None
 
     def container_env(self, devices: Sequence[Device]) -> Mapping[str, str]:
         """Return node numbers for Enflame's container runtime. A value for none is not known, so none is written."""
+        # The container runtime passes nodes on, so it takes the numbers of nodes.
         numbers = ",".join(str(device.attributes.get("minor", device.index)) for device in devices)
         return {"ENFLAME_VISIBLE_DEVICES": numbers} if devices else {}
 

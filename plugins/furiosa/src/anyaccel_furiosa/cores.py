@@ -58,6 +58,7 @@ MASK = Cores(
 def _cut(slots: Sequence[int]) -> Iterator[str]:
     """Cut cores into partitions: ``:0-3``, ``:4``; only the card itself for its whole."""
     left, names = {*slots}, {}
+    # Largest first, so that a half card is one partition and not two.
     for size in sorted(FUSED, reverse=True):
         for first in range(0, max(slots, default=-1) + 1, size):
             if left.issuperset(cores := range(first, first + size)):
@@ -70,5 +71,6 @@ def _cores(count: int, ends: Sequence[int]) -> list[int]:
     """Return the cores of an entry: every core, a single core, or a partition; empty for an invalid partition."""
     first, last = (ends[0], ends[-1]) if ends else (0, count - 1)
     size = last - first + 1
+    # Fused cores are aligned: 2-3 exists, 1-2 does not.
     exists = last < count and (size == count or (size in FUSED and not first % size))
     return list(range(first, last + 1)) if exists else []

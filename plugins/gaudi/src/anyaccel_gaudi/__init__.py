@@ -102,8 +102,10 @@ class Gaudi(Vendor):
         """Find the node and the module id, in any of the driver's three layouts."""
         for path in [*card.glob("accel/accel*"), *(path for pattern in PATTERNS for path in card.ctx.glob(pattern))]:
             name = path.rpartition("/")[2]
-            match = re.fullmatch(r"(accel|hl)(\d+)", name)  # accel_controlD3 is the control node
+            # accel of kernel 6.8 and later; hl of older drivers.
+            match = re.fullmatch(r"(accel|hl)(\d+)", name)
             if match and (path.startswith(card.folders[0]) or self._owns_path(card, path)):
+                # accel_controlD3 and hl_controlD3, the control nodes, serve monitors.
                 folder, kind, minor = "/dev/accel" if match[1] == "accel" else "/dev", match[1], match[2]
                 ports = card.glob("infiniband_verbs/uverbs*")
                 card.nodes = (
@@ -136,6 +138,7 @@ class Gaudi(Vendor):
         # hl-smi is slow and may hang, so it is asked only for facts missing in sysfs.
         if all(card.number is not None and card.entry for card in bound):
             return
+        # No rows: the tool is missing. A card without a row stays without a number, which arrange() reports.
         rows = self.tool.rows(ctx, IDENTITY, *QUERY, key=ADDRESS)
         if rows is None:
             yield "sysfs leaves a module id or a product open, and hl-smi is not on the PATH to tell"
@@ -169,6 +172,7 @@ class Gaudi(Vendor):
 
         An inherited module id would put every rank on the same device.
         """
+        # Written first: it refuses a device without a module id.
         modules = self.write_mask(devices)
         if len(devices) < 2:  # noqa: PLR2004 - one, or none
             return EnvEdits(set={MODULES.variable: modules, OWN.variable: modules})
@@ -181,8 +185,10 @@ class Gaudi(Vendor):
         if own is None:
             return listed
         text = environ[OWN.variable]
+        # The runtime reads a single number, and fails on a list.
         if "," in text:
             raise OWN.refusal(text)
+        # The runtime would fail to acquire its module.
         if listed is not None and not {*own} <= {*listed}:
             reason = (
                 f"{OWN.variable} must be one of {MODULES.variable} (got {text!r} and {environ[MODULES.variable]!r})"
@@ -196,6 +202,7 @@ class Gaudi(Vendor):
         A single device needs no module id inside, since no other can be opened there; some programs refuse an id not
         below their number of devices (vllm-project/vllm-gaudi#946, lifted by #1096).
         """
+        # Numbers of nodes, not module ids: the container runtime passes these nodes on.
         numbers = ",".join(str(device.attributes.get("accel", device.index)) for device in devices)
         inside = {MODULES.variable: self.write_mask(devices)} if len(devices) > 1 else {}
         return {CONTAINER_DEVICES: numbers or "none", **inside}
@@ -207,6 +214,7 @@ class Gaudi(Vendor):
     def findings(self, ctx: ProbeContext, detected: Detected) -> Iterator[Finding]:
         """Yield findings on a missing device of a board, and variables without the expected effect."""
         count = len(detected.devices)
+        # A missing device keeps jobs of the whole board from starting.
         if count > 1 and count not in self.counts:
             reason = f"{count} devices are on the PCI bus, and boards have 1, 2, 4 or 8"
             yield warn(reason, "look for a device that fell off the bus in 'dmesg'")

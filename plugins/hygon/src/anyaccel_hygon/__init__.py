@@ -54,6 +54,7 @@ class Hygon(Vendor):
         own = card.drm_nodes()
         card.nodes = (*own, KFD, MKFD) if own else ()
         card.memory_bytes = number(card.ctx, f"{card.folders[0]}/mem_info_vram_total")
+        # Read for its failure: this file asks the hardware.
         card.read("mem_info_vram_used")
         card.check_node(KFD, missing="load the driver again")
 
@@ -100,6 +101,7 @@ class Hygon(Vendor):
     def visible(self, environ: Mapping[str, str], devices: Sequence[Device]) -> Sequence[str] | None:
         """Return the devices visible to HIP, by its own variable or else by CUDA's."""
         rocr = environ.get(ROCR)
+        # Its effect on DCUs is not confirmed.
         if rocr:
             raise FaultError(f"what {ROCR}={rocr!r} leaves is unconfirmed", f"unset it and set {HIP.variable}")
         return [] if rocr == "" else self.read_mask(environ, devices, HIP if HIP.variable in environ else CUDA)
@@ -130,6 +132,7 @@ def _gpus(ctx: ProbeContext) -> Iterator[tuple[str, str | None]]:
         words = (line.split() for line in text(ctx, f"{path}/properties").splitlines())
         facts = {pair[0]: int(pair[1]) for pair in words if len(pair) == 2 and pair[1].isdecimal()}  # noqa: PLR2004
         place, unique = facts.get("location_id", 0), facts.get("unique_id")
+        # A node without SIMDs is a CPU.
         if facts.get("simd_count"):
             address = f"{facts.get('domain', 0):04x}:{place >> 8 & 255:02x}:{place >> 3 & 31:02x}.{place & 7}"
             yield address, f"{unique:016x}" if unique else None

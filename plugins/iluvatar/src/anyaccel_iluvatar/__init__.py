@@ -78,6 +78,7 @@ class Iluvatar(Vendor):
             card.number, card.model = row.count("index"), row.text("name") or ""
             card.memory_bytes = mebibytes << 20 if mebibytes else None
             card.attributes["uuid"] = row.text("uuid")
+        # Without a node, neither a container nor the sandbox can open the right GPU.
         if any(not card.nodes for card in cards if card.number is not None):
             yield "which node in /dev is whose is not told, so that containers get none and --enforce opens none"
 

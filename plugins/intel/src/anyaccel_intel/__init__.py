@@ -92,6 +92,7 @@ class Intel(Vendor):
         entry = self.entry(device)
         family = "Intel-iGPU" if device.attributes.get("integrated") is True else "Intel-GPU"
         if entry is None:  # the bare name; without a name, the PCI id
+            # Tags of unknown products: "Intel(R) Arc(TM) C770 Graphics" becomes Intel-GPU-Arc-C770.
             bare = re.sub(r"\((R|TM)\)|\[0x[0-9a-f]+\]|Intel|Graphics|Data Center GPU", " ", device.model)
             words = re.findall(r"[A-Za-z0-9._-]+", bare) or [str(device.attributes.get("device_id", "unknown"))]
             found = ["-".join((family, *words))]
@@ -99,6 +100,7 @@ class Intel(Vendor):
             found = list(entry.tags)
             if device.memory_bytes and "sizes" in entry.facts:
                 memory = device.memory_bytes
+                # The driver reports a little less than the size on the box.
                 found.append(f"{found[0]}-{min(entry.facts['sizes'], key=lambda gib: abs(gib * GIB - memory))}GB")
             if device.attributes.get("unit") == "tile":
                 found.append(f"{found[0]}-tile")
@@ -120,6 +122,7 @@ class Intel(Vendor):
         """Read every GPU, divide cards into tiles as the runtime does, and sort by the runtime's order."""
         listed, aside, _ = self._classify(ctx)
         whole, unserved = [self.card(ctx, function) for function in listed], self._ids("unserved") if aside else ()
+        # The kernel log is slow to read, and says nothing of GPUs without the driver.
         dead = _wedged(ctx) if any(function.driver in DRIVERS for function in listed) else frozenset[str]()
         for card in whole:
             if card.address in dead:
@@ -213,6 +216,7 @@ class Intel(Vendor):
                 fact = f"its files cannot be read: {error}"
                 card.blame(fact, "check the permissions and the kernel log", partial=True)
             else:
+                # xe shows tiles as directories, i915 as GTs; neither in old drivers, where the product decides.
                 tiles = 1 if integrated else len(card.glob("tile[0-9]*") or card.glob("drm/card*/gt/gt[0-9]*")) or tiles
                 self.check_nodes(card)
         # A virtual function has the memory that the host gave it, never the product's.
@@ -245,6 +249,7 @@ class Intel(Vendor):
             return
         closed = f"join the group that owns it (stat -c %g {render})"
         card.check_node(render, missing="run 'udevadm trigger'", closed=closed)
+        # Without any link the folder was not mounted, which a finding reports for the machine as a whole.
         links = card.ctx.glob(f"{BY_PATH}/pci-*-render")
         if links and f"{BY_PATH}/pci-{card.address}-render" not in links:
             reason = f"{BY_PATH} has no link to it, and the runtime looks there"
@@ -291,6 +296,7 @@ class Intel(Vendor):
 
     def validate(self, term: Term, devices: Sequence[Device]) -> str | None:
         """Refuse sets that PyTorch would show in part."""
+        # One kind alone is as it should be.
         if len({device.attributes.get("integrated") is True for device in devices}) < 2:  # noqa: PLR2004 - both kinds
             return None
         return (
@@ -330,6 +336,7 @@ class Intel(Vendor):
     def findings(self, ctx: ProbeContext, detected: Detected) -> Iterator[Finding]:
         """Yield findings on memory windows, misleading variables, and a runtime that lacks GPUs."""
         usable = [device for device in detected.devices if device.health is not Health.UNHEALTHY]
+        # Once per card, not per tile.
         for device in {device.pci_bus_id: device for device in usable}.values():
             yield from self._product_findings(ctx, device)
         if usable and not ctx.glob(f"{BY_PATH}/pci-*-render"):
@@ -346,6 +353,7 @@ class Intel(Vendor):
         except FaultError as error:
             yield warn(*error.fault)
             return
+        # More devices than expected is no fault: the runtime may show tiles and cards.
         if answer and len(answer[1]) < len(expected):
             who, names = answer
             reason = f"sysfs shows {len(expected)} GPUs or tiles that should work, {who} shows {len(names)}"
@@ -397,6 +405,7 @@ def _tiles(card: Card) -> list[Card]:
     tiles = int(card.attributes.get("tiles") or 1)
     if tiles == 1:
         return [card]
+    # Shallow copies: function, nodes and fault are the card's.
     parts = [copy.copy(card) for _ in range(tiles)]
     for tile, part in enumerate(parts):
         part.id, part.parent = f"{card.id}-tile{tile}", card.id

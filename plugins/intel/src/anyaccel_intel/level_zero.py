@@ -53,6 +53,7 @@ def pci_ordered(environ: Mapping[str, str]) -> bool:
 
     The driver reads a number, as C's ``atoi``.
     """
+    # "0", "00" and words are all off.
     text = environ.get(PCI_ORDER, "").strip()
     return text.isascii() and text.isdigit() and text.strip("0") != ""
 
@@ -63,6 +64,7 @@ def composite(environ: Mapping[str, str], divided: Iterable[str]) -> bool:
     ``divided`` are the models of cards with several tiles.
     """
     chosen = environ.get(HIERARCHY, "")
+    # Other words, and lower case, are ignored by the driver.
     if chosen in ("COMPOSITE", "COMBINED", "FLAT"):
         return chosen == "COMPOSITE"
     return not any(map(is_max, divided))
@@ -108,6 +110,7 @@ def mask(
     for root in roots:
         for tile in (tile for tile, device in root.units.items() if device.id in ids):
             part = "" if tile is None else f".{tile}"
+            # With whole cards in the inventory the mask counts cards, else tiles.
             entries.append(f"{root.number}{part}" if whole else str(root.first + (tile or 0)))
     variables = {MASK: ",".join(entries) or NOTHING, PCI_ORDER: str(int(pci_order))}
     if any(root.tiles > 1 for root in roots):
@@ -140,6 +143,7 @@ def parse(value: str) -> list[tuple[int, ...]]:
     entries = []
     for text in value.removesuffix(",").split(","):
         numbers = text.removesuffix(".").split(".")
+        # The third level is a compute slice; the driver refuses a fourth.
         if len(numbers) > MAX_PARTS:
             raise _refusal("not name more than D.S.C in each entry", text, value)
         entries.append(tuple(_number(number, value) for number in numbers))

@@ -90,6 +90,7 @@ def complete(ctx: ProbeContext, cards: Sequence[Card], catalog: Catalog) -> Iter
     told = try_query(ctx, QUESTION, ask_dpctl)
     if told is None:
         return  # not installed, or broken: see the findings
+    # More answers than cards is fine; fewer are caught below.
     pairs = list(zip(counted, told, strict=False))
     if len(pairs) < len(counted) or any(card.entry != catalog.by_name(str(answer["name"])) for card, answer in pairs):
         yield f"dpctl lists {len(told)} GPUs in another order than sysfs, and was not believed"

@@ -64,6 +64,7 @@ def parse(value: str) -> tuple[Term, ...]:
     if not value:
         raise _refusal(value, "not be empty")
     terms = tuple(_term(value, text) for text in value.split(";") if text)
+    # False sorts before True, so an unsorted list has an accepting term behind a discarding one.
     signs = [term.negative for term in terms if term.targets]
     if signs != sorted(signs):
         raise _refusal(value, "name discarding terms (!backend:devices) after all accepting ones")
@@ -121,6 +122,7 @@ def replacement(environ: Mapping[str, str], sub_devices: Sequence[int]) -> str |
     ``sub_devices`` is as in :func:`admitted`.
     """
     value = environ.get(SELECTOR)
+    # An empty mask hides every device anyway, so the selector does not matter.
     if value is None or not sub_devices:
         return None
     others: Iterable[str] = ()

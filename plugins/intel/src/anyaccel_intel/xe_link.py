@@ -43,6 +43,7 @@ def _strength(one: Card, other: Card, matrix: Mapping[tuple[Place, Place], int])
     if one.address == other.address:
         return SAME_CARD
     told = [strength for (near, far), strength in matrix.items() if _is_at(one, near) and _is_at(other, far)]
+    # Both below one switch: traffic does not pass through the host.
     above = [set(card.function.bridges) if card.function else set[str]() for card in (one, other)]
     return max([*told, SAME_SWITCH if above[0] & above[1] else 0])
 
@@ -55,6 +56,7 @@ def _is_at(card: Card, place: Place) -> bool:
 def _xe_links(ctx: ProbeContext) -> dict[tuple[Place, Place], int]:
     """Ask xpu-smi. Its numbers are mapped to cards by PCI address, never by position."""
     listing, matrix = XPU_SMI.json(ctx, "discovery", "-j"), XPU_SMI.ask(ctx, "topology", "-m")
+    # Not installed: an optional fact.
     if listing is None or matrix is None:
         return {}
     try:

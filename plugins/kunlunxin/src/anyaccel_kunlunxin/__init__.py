@@ -68,6 +68,7 @@ class Kunlunxin(Vendor):
 
     def complete(self, ctx: ProbeContext, cards: Sequence[Card]) -> Iterable[str]:
         """Ask xpu-smi for indexes, nodes and memory, which no file contains. A single device has the index 0."""
+        # The tool lists bound devices only.
         bound = [card for card in cards if card.fault is None]
         nodes = numbered(ctx, "/dev/xpu")
         # With a single device and a single node, both belong together without the tool.
@@ -96,6 +97,7 @@ class Kunlunxin(Vendor):
 
     def connect(self, ctx: ProbeContext, cards: Sequence[Card]) -> None:
         """Link each half of a board of eight P800: 0 to 3 and 4 to 7 (topology in PaddlePaddle/FastDeploy#2794)."""
+        # Only a complete board of eight is known to be wired so.
         if [card.number for card in cards if card.model == "P800 OAM"] == [*range(8)]:
             super().connect(ctx, cards)
 
@@ -107,6 +109,7 @@ class Kunlunxin(Vendor):
         """Read both variables, which must agree; a variable that hides everything wins."""
         seen: list[str] | None = None
         for mask in (XPU, CUDA):
+            # After an empty first variable the second cannot show anything.
             ids = self.read_mask(environ, devices, mask) if seen != [] else None
             if seen and ids and seen != ids:
                 own, other = environ[XPU.variable], environ[CUDA.variable]

@@ -96,6 +96,7 @@ class Mobilint(Vendor):
         for device in devices:
             if row := told.get("".join(device.nodes[:1])):
                 measured = row.measures("Memory Usage", "Utilization Total", "Temperature", "Power Total")
+                # 0 W means "measured by the first chip", not "no power".
                 measured["power_watts"] = measured.get("power_watts") or None
                 found[device.id] = measured
         return found

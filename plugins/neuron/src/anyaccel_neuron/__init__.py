@@ -122,6 +122,7 @@ class Neuron(Vendor):
             FaultError: The cores are not a contiguous run, which the runtime refuses.
         """
         values, unset = {VISIBLE_CORES: self.write_mask(devices)}, {NUM_CORES}
+        # One size for all devices: the variable is global to the process.
         if devices and self.sized(devices[0]):
             values[LNC_CONFIG] = str(devices[0].attributes["lnc"])
             unset.add(LNC_CONFIG_OLD)
@@ -139,6 +140,7 @@ class Neuron(Vendor):
         entry = self.entry(devices[0]) if devices else None
         if refusal or entry is None or not entry.model.startswith("Trainium"):
             return refusal
+        # Cores of one chip need no alignment.
         per_chip = _per_chip(devices[0])
         if cores[0] // per_chip == cores[-1] // per_chip:
             return None

@@ -74,6 +74,7 @@ class Chip(Card):
     def divide(self) -> int:
         """Set the size of the logical cores and return their number; 0 if unknown."""
         known = self.entry.attributes if self.entry else {"lnc": 1, "cores_per_device": 0}
+        # An unknown product has no physical count; then only the tool can tell.
         count, physical = self.listed.nc_count, known["lnc"] * known["cores_per_device"]
         if not count:
             size = (configured_size(self.ctx) if known["lnc"] > 1 else None) or known["lnc"]
@@ -157,6 +158,7 @@ def find(ctx: ProbeContext, functions: Sequence[PciFunction]) -> tuple[list[Chip
     Returns:
         The chips in the order of their indexes, and the tool's problem; empty if the tool works.
     """
+    # A plain file by that name is no chip; ctx.node() returns character devices only.
     nodes = {index: node for index, path in numbered(ctx, "/dev/neuron").items() if (node := ctx.node(path))}
     if not nodes:
         return [], ""
@@ -210,6 +212,7 @@ def number_cores(chips: Sequence[Chip], problem: str) -> None:
             chip.lnc, size = known.most_common(1)[0][0]
             chip.blame("neither neuron-ls nor sysfs tells how many cores it has", "reset it", partial=True)
         start = chip.index * size
+        # The tool's ids of other chips may already occupy this range.
         if not taken.isdisjoint(range(start, start + size)):
             start = max(taken) + 1
         chip.cores = chip.listed.cores or range(start, start + size)
@@ -228,6 +231,7 @@ def without_driver(
     start = max((core for chip in chips for core in chip.cores), default=-1) + 1
     index = max((chip.index for chip in chips), default=-1) + 1
     found: list[Chip] = []
+    # Sandboxes hide the links to drivers for every function at once.
     shown = not loaded or any(each.driver for each in functions)
     for function in functions:
         if not shown or function.address in known or function.driver == PCI_DRIVER:
@@ -252,6 +256,7 @@ def identify(chips: Sequence[Chip]) -> None:
     told = [chip.tell("info/serial_number").lower().removeprefix("0x") for chip in chips]
     for chip, serial in zip(chips, told, strict=True):
         # The driver shows 16 hexadecimal digits, or a blank when it cannot read them.
+        # A serial number that two chips share is a placeholder.
         lasting = re.fullmatch(r"[0-9a-f]{8,32}", serial) and serial.strip("0") and told.count(serial) == 1
         chip.id = f"neuron-{serial if lasting else chip.address or f'device{chip.host_index}'}"
 

@@ -37,6 +37,7 @@ def cores_in_use(ctx: ProbeContext) -> Use | None:
     found: Use = {}
     for runtime in runtimes:
         pid, cores = _at(runtime, "pid"), _at(runtime, "report", "neuroncore_counters", "neuroncores_in_use")
+        # A runtime with an error reports no cores, which does not mean that it uses none.
         if natural(pid) and not _at(runtime, "error"):
             shares = cores.items() if isinstance(cores, dict) else ()
             found.setdefault(pid, {}).update({core: _share(counters) for core, counters in shares})

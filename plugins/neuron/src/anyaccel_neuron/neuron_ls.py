@@ -48,6 +48,7 @@ def ask(ctx: ProbeContext) -> tuple[Mapping[int, Listed], str]:
     """
     problem = ""
     try:
+        # A tool that knows another form fails at once.
         for form in FORMS:
             result = TOOL.run(ctx, *form)
             if result is None:
@@ -77,6 +78,7 @@ def parse(text: str) -> tuple[Mapping[int, Listed], str]:
             problem = f"neuron-ls lists something without a device index: {json.dumps(element)[:120]}"
             continue
         chip = _chip(index, element)
+        # Two chips with the same core: one of the two entries is wrong, and which one is unknown.
         shared = next((core for core in chip.cores if holders.setdefault(core, index) != index), None)
         if index in chips:
             chip = Listed(fault=f"neuron-ls lists device {index} twice")

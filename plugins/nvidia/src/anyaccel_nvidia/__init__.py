@@ -153,6 +153,7 @@ class Nvidia(Vendor):
             known.pop(detection.pci_address(facts["bus_id"]) if facts["bus_id"] else "", None)
         cards += _lost_cards(ctx, lost, [card for card in known.values() if detection.is_ours(ctx, card)])
         cards.sort(key=lambda card: card.number or 0)
+        # Topology is a question about pairs, so it comes after every GPU is known.
         links = detection.links(ctx, found)
         for card in cards:
             card.links = links.get(card.id, {})
@@ -315,6 +316,7 @@ class Nvidia(Vendor):
             remedy = "start one of your own ('anyaccel mps start'), or remove what an ended one has left"
             yield warn(f"{reason}: shares are by agreement", remedy)
         pipes = {str(device.attributes["mps_pipe"]) for device in served if device not in silent}
+        # Asked again, since clients come and go.
         answers = [try_query(ctx, f"mps/{pipe}", partial(mps.query_daemon, pipe)) for pipe in pipes]
         known = {pid for answer in answers if answer for pid in (*answer["servers"], *answer["clients"])}
         for device in served if pipes and all(answers) else ():

@@ -62,6 +62,7 @@ class Qualcomm(Vendor):
             address = row.text("PCI Address")
             if address is None:
                 raise FaultError(f"qaic-util tells no PCI address of QID {qid}", RIGHTS)
+            # Parts of a divided chip have its PCI address.
             found.setdefault(address.lower(), {})[int(qid)] = row
         if not found:
             raise FaultError("qaic-util must answer a section 'QID' for each device", "run 'qaic-util -q' by hand")

@@ -96,6 +96,7 @@ class Rebellions(Vendor):
             return [note] if any(not card.fault for card in unclear) else ()
         for card in cards:
             one = told.get(card.address or "", {})
+            # sysfs of some drivers has no link from the chip to its node.
             if one and not card.nodes and not card.fault:
                 self._number(card, str(one.get("device", "")).removeprefix("rbln"))
                 self.check_state(card)

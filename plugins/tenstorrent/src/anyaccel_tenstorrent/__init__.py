@@ -64,6 +64,7 @@ class Tenstorrent(Vendor):
         for path in card.glob("tenstorrent/tenstorrent!*"):
             if (node := path.rpartition("!")[2]).isdecimal():
                 card.nodes, card.folders = (f"/dev/tenstorrent/{node}",), [path]
+                # Firmware may report "unknown", which is no name.
                 card.model = (card.read("tt_card_type") or "").replace("unknown", "")
                 card.attributes |= {"board": card.read("tt_serial"), "asic_id": card.read("tt_asic_id")}
                 card.attributes["firmware"] = card.read("tt_fw_bundle_ver")
@@ -98,6 +99,7 @@ class Tenstorrent(Vendor):
         for device in devices:
             entry = self.entry(device)
             chips = entry.facts.get("chips", 1) if entry else 1
+            # Only boards with "chips" in the catalog are opened as a whole.
             if device.parent and sum(other.parent == device.parent for other in devices) < chips:
                 return f"{device.id} is one of {chips} chips of a board, which is opened whole; ask for {chips}"
         return super().validate(term, devices)

@@ -81,10 +81,13 @@ class Tpu(Vendor):
             ValueError: sysfs shows a function of Google's with a malformed device id.
         """
         notes: list[str] = []
+        # Without a class: TPU functions have the class "unassigned" on most generations.
         cards = self._slots(ctx, ctx.pci(GOOGLE)) or self._slots(ctx, _behind_vfio(ctx, notes))
         partial = bool(notes)
+        # /dev/accel<n> without a PCI function: a container without /sys, or another vendor's driver.
         accel = [] if cards else [path for path in numbered(ctx, "/dev/accel").values() if ctx.node(path)]
         hint = accel or notes or ctx.environ.get("TPU_ACCELERATOR_TYPE")
+        # A visible PCI bus without a TPU is proof of absence; a hidden bus is not.
         if not cards and (ctx.glob("/sys/bus/pci/devices/*") or not hint):
             return None
         facts = Slice(ctx, tpu_seen=bool(cards))
@@ -106,8 +109,9 @@ class Tpu(Vendor):
         for index, card in enumerate(cards):
             card.index = index
             self._find_nodes(card)
+            # The PCI id fits both.
             if named and card.entry and card.entry.key == V2_OR_V3 and named.key in ("v2", "v3"):
-                card.entry = named  # the PCI id fits both
+                card.entry = named
             card.attributes = dict(attributes)
             self.identify(card)
         if named and cards[0].entry and cards[0].entry.key not in (named.key, V2_OR_V3):
@@ -127,6 +131,7 @@ class Tpu(Vendor):
         order of a directory, mean nothing. There is no public serial number; the PCI address is stable over reboots.
         """
         slots: dict[str, list[PciFunction]] = {}
+        # Sorted, so that the first function of a slot, which orders the chips, comes first.
         for function in sorted(functions, key=lambda function: function.address):
             slots.setdefault(function.address.rpartition(".")[0], []).append(function)
         cards = []
@@ -140,6 +145,7 @@ class Tpu(Vendor):
                     cards.append(card)
                     break
         groups = {card.id: card.nodes[0].rpartition("/")[2] if card.nodes else "" for card in cards}
+        # A chip without a group would have no place in this order, so then the order of addresses stays.
         if all(groups[card.id].isdecimal() and card.entry and card.entry.facts["vfio"] for card in cards):
             cards.sort(key=lambda card: int(groups[card.id]))
         return cards
@@ -147,6 +153,7 @@ class Tpu(Vendor):
     def _find_nodes(self, card: Card) -> None:
         """Find the nodes of a chip. Both families are tried, whatever the generation."""
         ctx, entry, function = card.ctx, card.entry, card.function
+        # The driver numbers /dev/accel<n> in the order of PCI addresses.
         accel, expected = f"/dev/accel{card.index}", card.nodes
         card.nodes = tuple(filter(ctx.node, expected))
         if function is not None and not card.nodes and (ctx.node(accel) or not (entry and entry.facts["vfio"])):
@@ -162,6 +169,7 @@ class Tpu(Vendor):
             )
         if not expected:
             card.blame("its device node is missing", "pass it into the container with --device, or restart the TPU VM")
+        # A group cannot be opened without the node of vfio itself.
         control = (VFIO,) if any(path.startswith("/dev/vfio/") for path in card.nodes) else ()
         for path in (*expected, *control):
             closed = f"look at the owner with 'ls -l {path}' and join the group, or run as root"
@@ -206,13 +214,16 @@ class Tpu(Vendor):
             FaultError: A process cannot hold exactly these chips.
         """
         if not devices:
+            # Set, not unset: without a mask libtpu takes every chip.
             return EnvEdits(set=dict.fromkeys(MASK_NAMES, ""), unset=frozenset({PATHS}))
         reason = self.validate(Term(names=(self.resource,)), devices)
         if reason:
             raise FaultError(reason)
+        # The whole host may belong to a slice of several hosts, whose variables must stay.
         if {device.id for device in devices} >= {device.id for device in ctx.devices}:
             return _everything(len(devices), ctx.environ)
         indexes = sorted(device.index for device in devices)
+        # Ports by the first chip: disjoint parts of a host never collide.
         port = PROCESS_PORT + indexes[0]
         variables = {
             **dict.fromkeys(MASK_NAMES, _csv(indexes)),
@@ -242,6 +253,7 @@ class Tpu(Vendor):
         paths = {path.strip() for path in environ.get(PATHS, "").split(",") if path.strip()}
         if paths:
             return [device.id for device in chips if paths & set(device.nodes)]
+        # libtpu falls back to the older name if the newer is empty.
         mask = next((mask for mask in MASKS if environ.get(mask.variable, "").strip()), None)
         if mask is None:
             return [] if any(name in environ for name in MASK_NAMES) else None
@@ -258,6 +270,7 @@ class Tpu(Vendor):
         for device in devices:
             gone = [path for path in device.nodes if ctx.node(path) is None]
             fault = Fault(device.health_reason, device.health_remedy) if device.health is Health.UNHEALTHY else None
+            # A recorded node that vanished wins over the health of detection.
             if gone:
                 fault = Fault(f"{' and '.join(gone)} is gone", "restart the TPU VM")
             state = condition(fault, sound=device.health is Health.HEALTHY)
@@ -274,6 +287,7 @@ class Tpu(Vendor):
         if environ.get(PATHS) and any(map(environ.get, MASK_NAMES)):
             yield warn(f"{PATHS} is set beside {MASK_NAMES[0]} and wins over it", f"unset {PATHS}")
         for name in CHIP_BOUNDS:
+            # GKE's bounds describe the machine type, so a chip that is missing here was lost.
             if _chips(environ.get(name, ""), 0) > len(devices):
                 reason = f"{name}={environ[name]} announces more chips than the {len(devices)} of this host"
                 yield warn(reason, f"replace the host if a chip is missing, else unset {name}")

@@ -41,6 +41,7 @@ def ask(ctx: ProbeContext) -> dict[str, str]:
     Raises:
         QueryError: The server did not answer in time or is not Google's.
     """
+    # The variables of Google's own clients, which emulators set.
     host = ctx.environ.get("GCE_METADATA_HOST") or ctx.environ.get("GCE_METADATA_IP") or ADDRESS
     seconds = min(SECONDS, ctx.remaining())
     answers: dict[str, str] = ctx.query(QUESTION, lambda: fetch(host, seconds))
@@ -96,6 +97,7 @@ def _get(connection: http.client.HTTPConnection, host: str, key: str) -> str | N
     connection.request("GET", _PATH + key, headers={"Metadata-Flavor": "Google"})
     response = connection.getresponse()
     text = response.read(_LIMIT).decode(errors="replace")
+    # Other clouds answer at the same address.
     if response.headers.get("Metadata-Flavor") != "Google":
         raise RuntimeError(f"{host} is no metadata server of Google's: its answer lacks 'Metadata-Flavor: Google'")
     if response.status == _NOT_FOUND:

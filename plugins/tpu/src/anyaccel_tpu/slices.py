@@ -44,6 +44,7 @@ def parse_type(written: str) -> tuple[Entry, int]:
     """
     match = _TYPE.fullmatch(written.strip())
     key = f"v{match[1].lower()}" if match else ""
+    # Google's API and its documents use different names for v5e.
     entry = CATALOG.get("v5litepod" if key == "v5e" else key)
     if match is None or entry is None:
         keys = ", ".join(entry.key for entry in CATALOG.entries if entry.key != V2_OR_V3)
@@ -81,6 +82,7 @@ def slice_shape(accelerator_type: str, chips_per_vm: int | None = None) -> Slice
         raise ValueError(f"the slices of {entry.model} are not published (got {accelerator_type!r})")
     cores, counts, axes, most = (entry.facts[name] for name in ("cores", "counts", "dimensions", "max_chips"))
     chips, rest = divmod(number, cores)
+    # Up to a host's maximum the type means one host; above, hosts have four chips.
     per_vm = chips_per_vm or (max(counts) if chips <= max(counts) else _CHIPS_PER_VM)
     rule = ""
     if rest:

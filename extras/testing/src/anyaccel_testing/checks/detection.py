@@ -209,7 +209,7 @@ def check_identity(subject: Subject, machine: TestedMachine) -> None:
 def _find_foreign_functions(subject: Subject, machine: TestedMachine, detected: Detected) -> Iterator[str]:
     """Yield devices at the PCI address of a function with another vendor's id, which presence.json does not list."""
     try:
-        signs = presence.presence(subject.source)
+        signs = presence.read_presence(subject.source)
         functions = {function.address: function for function in machine.replay().pci()}
     except (OSError, ValueError):  # C28 reports the file; a function without ids belongs to any vendor
         return

@@ -115,7 +115,7 @@ def check_presence(subject: Subject) -> None:
     """C28: Presence.json is valid, names the plug-in's resource, and each sign of the vendor in the file is right."""
     source, info = subject.source, subject.plugin.info
     try:
-        said = presence.presence(source)
+        said = presence.read_presence(source)
     except ValueError as error:
         raise CheckFailed(str(error)) from error
     if said is None:
@@ -136,7 +136,7 @@ def _find_presence_faults(subject: Subject, said: presence.Presence, resource: s
     yield from _find_wrong_signs(subject, said)
     for machine in subject.machines:
         facts = machine.facts
-        if _is_found(machine) and not presence.possible({subject.source.vendor: said}, facts, facts.environ):
+        if _is_found(machine) and not presence.select_present({subject.source.vendor: said}, facts, facts.environ):
             yield (
                 f"{presence.FILE_NAME} says that the vendor is certainly not on {machine.name}, where it is found: add"
                 " a PCI vendor id, a path or a variable by which it is recognised there"

@@ -108,7 +108,7 @@ def _read_known_names() -> dict[str, presence.Presence]:
 def _find_foreign_names(subject: Subject, others: Sequence[Source]) -> Iterator[str]:
     """Yield tags and product names of another vendor."""
     products = {source.vendor: _list_product_names(source) for source in (subject.source, *others)}
-    said = presence.declared([subject.source, *others])
+    said = presence.read_presences([subject.source, *others])
     missing = {vendor: signs for vendor, signs in _read_known_names().items() if vendor not in said}
     sources = [subject.source, *others, *(Source(vendor=vendor, target="") for vendor in missing)]
     names = VendorNames(sources, said | missing, products)
@@ -125,13 +125,13 @@ def _list_product_names(source: Source) -> list[str]:
 
 def _find_listed_twice(subject: Subject, others: Sequence[Source]) -> Iterator[str]:
     """Yield devices that another plug-in lists as well, on recorded machines and on an empty machine."""
-    own, said = subject.plugin, presence.declared(others)
+    own, said = subject.plugin, presence.read_presences(others)
     rivals = [plugin for source in others if (plugin := _load(source)) is not None]
     nothing = TestedMachine(subject, machine=Machine(text="a machine without devices"))
     for machine in (*subject.machines, nothing):
         facts = machine.facts
         found = {own.info.vendor: _detect_devices(own, machine)}
-        present = presence.possible(said, facts, facts.environ) if found[own.info.vendor] else {}
+        present = presence.select_present(said, facts, facts.environ) if found[own.info.vendor] else {}
         seen = [own, *(rival for rival in rivals if rival.info.vendor in present)]
         found |= {plugin.info.vendor: _detect_devices(plugin, machine) for plugin in seen[1:]}
         control_nodes = {plugin.info.vendor: plugin.info.control_nodes for plugin in seen}
