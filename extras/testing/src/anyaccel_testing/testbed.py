@@ -205,6 +205,8 @@ class _Writer:
             if "link" in entry and _is_below(path, "/sys") and _is_below(place, "/sys"):
                 with contextlib.suppress(OSError):  # a loop, or below a file
                     os.makedirs(place, exist_ok=True)
+        if os.path.isdir("/sys/bus/pci"):  # every kernel with a PCI bus has it, often empty; tt-umd requires it
+            os.makedirs("/sys/bus/pci/slots", exist_ok=True)
         for program, answers in _group_by_program(commands).items():
             self._write_tool(program, answers)
         for path, stage in sorted(self._stages.items()):
