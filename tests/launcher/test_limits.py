@@ -463,7 +463,7 @@ from anyaccel.cli import main
 from anyaccel.launcher import limits
 from anyaccel.linux import cgroup
 cgroup.ROOT = sys.argv.pop(1)
-make, limits.check = cgroup.make, lambda **_: None
+make, limits.check_memory_limit = cgroup.make, lambda **_: None
 cgroup.make = lambda lines, through: make({"hugetlb.2MB.max": str(2 << 20)}, through)
 sys.exit(main())
 """

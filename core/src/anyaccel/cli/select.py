@@ -13,7 +13,7 @@ from anyaccel.cli import output
 from anyaccel.cli.options import add_request, add_terms, survey
 from anyaccel.cli.output import take_fields
 from anyaccel.errors import NeverFitsError
-from anyaccel.launcher.verdicts import over_limits, within_limits
+from anyaccel.launcher.verdicts import apply_limits, find_limits
 from anyaccel.model import format_units
 
 EXAMPLES = (
@@ -36,8 +36,8 @@ def main(args: argparse.Namespace) -> int:
     wanted = anyaccel.parse_request(args.request)
     inventory = survey(args)
     allocation = anyaccel.open_scheduler(inventory).allocate(wanted)
-    limits = () if allocation.cpu else over_limits(wanted, time=args.time, priority=args.priority, inventory=inventory)
-    verdict = within_limits(anyaccel.Verdict(request=wanted, fits_now=True, ever_fits=True), limits)
+    limits = () if allocation.cpu else find_limits(wanted, time=args.time, priority=args.priority, inventory=inventory)
+    verdict = apply_limits(anyaccel.Verdict(request=wanted, fits_now=True, ever_fits=True), limits)
     if not verdict.ever_fits:
         raise NeverFitsError(verdict.message, verdict=verdict, hint=verdict.hint)
     if args.json:

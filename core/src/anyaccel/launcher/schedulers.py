@@ -1,19 +1,26 @@
-"""Schedulers that keep the rules of the vendors' plug-ins, for this process alone or with the machine's leases."""
+"""Schedulers and choices that follow the rules of the vendors' plug-ins."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import overload
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar, overload
 
-from anyaccel.errors import UsageError
-from anyaccel.launcher.choosing import KnownNames, validate
-from anyaccel.model import Inventory
-from anyaccel.scheduler import Fleet, Scheduler
+from anyaccel.errors import NotFreeError, UsageError
+from anyaccel.model import Device, Inventory, Request, Term
+from anyaccel.scheduler import Choice, Scheduler
 from anyaccel.text import shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from anyaccel.policy import Policy
+    from anyaccel.scheduler import Fleet
+
+T = TypeVar("T")
+
+MAX_CAPACITY = 1024
+"""Limit of :func:`count_capacity`."""
+_CACHE_SIZE = 64
 
 
 @overload
@@ -37,26 +44,24 @@ def open_scheduler(
     environ: Mapping[str, str] | None = None,
     policy: Policy | None = None,
 ) -> Scheduler | Fleet:
-    """Make a scheduler that keeps the rules of the vendors' plug-ins.
+    """Make a scheduler that follows the rules of the vendors' plug-ins.
 
     Args:
-        inventory: The machine; or several machines by name, whose allocations say the machine.
-        shared: Whether it takes part in what all processes of the machine do: what others hold counts, and what it
-            gives is a lease that others see, which ends when it is released, or when this process and all that it has
-            started since the first one have ended. Who waits has a place in the machine's line, among all who want
-            the same devices, and only the machine's configuration says who may pass. Its calls raise a
-            :class:`~anyaccel.errors.NeverFitsError` where the configuration does not give this user so much, and a
-            :class:`~anyaccel.errors.LedgerError` where leases cannot be kept. Else it is for this process alone, and
-            nobody else knows of it.
-        environ: Our environment, in which ``ANYACCEL_STATE_DIR`` names the leases' directory; that of this process when
-            None.
-        policy: The order of service, limits of users, and which requests may pass others: an
-            :class:`anyaccel.policy.Policy`. None for priority and arrival alone; then no request is known to end.
+        inventory: The machine; or several machines by name, whose allocations then name the machine.
+        shared: Whether allocations are leases that all processes of the machine see. Then leases of other processes
+            count as taken. An allocation ends when it is released, or when this process has exited with all processes
+            that it started since the first allocation. A request waits in the machine's queue, and only the machine's
+            configuration decides which requests may pass. Calls raise :class:`~anyaccel.errors.NeverFitsError` if the
+            configuration does not grant the user so much, and :class:`~anyaccel.errors.LedgerError` if leases cannot be
+            kept. If False, the scheduler is private to this process.
+        environ: Environment whose ``ANYACCEL_STATE_DIR`` names the directory of leases; that of this process if None.
+        policy: Order of service, limits of users, and backfill: an :class:`anyaccel.policy.Policy`. If None, priority
+            and arrival alone decide, and no request has a known end.
 
     Raises:
-        StateDirectoryError: When it is to be shared, and there is no directory for leases that can be trusted.
-        UsageError: When it is no inventory; when several machines are to be shared: leases are those of one machine; or
-            when a shared scheduler is to have a policy: the machine's configuration has it.
+        StateDirectoryError: If leases are to be shared, and no trustworthy directory for them exists.
+        UsageError: If ``inventory`` is no inventory; if several machines are to be shared, since leases are those of
+            one machine; or if a shared scheduler is given a policy, which the machine's configuration defines.
 
     Examples:
         >>> scheduler = anyaccel.open_scheduler(anyaccel.detect("sim:H100:2"))
@@ -75,6 +80,8 @@ def open_scheduler(
             )
         if shared:
             raise UsageError("a scheduler of several machines cannot be shared: leases are those of one machine")
+        from anyaccel.scheduler import Fleet
+
         return Fleet(inventory, validate=validate, known=KnownNames(), policy=policy)
     if not shared:
         return Scheduler(inventory, validate=validate, known=KnownNames(), policy=policy)
@@ -88,3 +95,94 @@ def open_scheduler(
     from anyaccel.launcher.shared import SharedScheduler
 
     return SharedScheduler(inventory, environ)
+
+
+def local_scheduler(inventory: Inventory) -> Scheduler:
+    """Make a scheduler for this process alone."""
+    return Scheduler(inventory, validate=validate, known=KnownNames())
+
+
+def count_capacity(inventory: Inventory, request: Request, most: int = MAX_CAPACITY) -> int:
+    """Count how many copies of a request fit an idle machine at once.
+
+    Args:
+        inventory: The machine.
+        request: The request.
+        most: The count ends here, at :data:`MAX_CAPACITY` at the latest.
+
+    Returns:
+        At least 1. For a request that falls back to the CPU, the number of processors of this process.
+
+    Raises:
+        UnknownNameError, NeverFitsError: If the request does not fit at all.
+    """
+    scheduler = local_scheduler(inventory)
+    most = max(1, min(most, MAX_CAPACITY))
+    for count in range(most):
+        try:
+            if scheduler.allocate(request).cpu:
+                return min(most, len(os.sched_getaffinity(0)))
+        except NotFreeError:
+            return count
+    return most
+
+
+def validate(term: Term, devices: Sequence[Device]) -> str | None:
+    """Ask the vendor's plug-in whether the hardware can serve a term with exactly these devices.
+
+    Returns:
+        The reason why not; None if it can.
+    """
+    if devices[0].declared:
+        return None
+    from anyaccel.vendors.process import vendor_process
+
+    return vendor_process(devices[0].vendor).validate(term, devices)
+
+
+def make_choice(inventory: Inventory, request: Request) -> Choice:
+    """Return the choice of devices for a request; see :func:`cached`.
+
+    Raises:
+        UnknownNameError: If no device has one of the names.
+    """
+    return cached(inventory, request, lambda: Choice(inventory, request, validate, KnownNames()))
+
+
+def cached(inventory: Inventory, key: object, make: Callable[[], T]) -> T:
+    """Return an object that depends on an inventory alone, and remember it for the next call.
+
+    A program that acquires devices in a loop uses one inventory. Without the cache, an acquire and release takes twice
+    as long. Only the inventory of the last call is remembered.
+
+    Args:
+        inventory: The machine.
+        key: Identity of the object.
+        make: Makes the object.
+    """
+    global _cache  # noqa: PLW0603 - without a lock: an entry that another thread drops is made again
+    if _cache[0] is not inventory:
+        _cache = inventory, {}
+    known = _cache[1]
+    found: T | None = known.get(key)
+    if found is None:
+        found = make()
+        if len(known) >= _CACHE_SIZE:
+            known.clear()
+        known[key] = found
+    return found
+
+
+_cache: tuple[Inventory | None, dict[object, Any]] = (None, {})
+
+
+class KnownNames:
+    """Names of vendors, resources and products that installed plug-ins know; iteration asks the plug-ins."""
+
+    def __iter__(self) -> Iterator[str]:
+        from anyaccel.vendors.process import known
+
+        for each in known()[0]:
+            yield from (each.info.vendor, each.info.resource)
+            for product in each.products:
+                yield from (product.name, *product.aliases)

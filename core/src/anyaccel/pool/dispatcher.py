@@ -371,7 +371,7 @@ class Broker:
         if call is None:
             return
         line.refused = self._changes
-        if line.wish is None and not insist and asked.choose(self.scope.taken(self._held())) is None:
+        if line.wish is None and not insist and asked.choose(self.scope.to_devices(self._held())) is None:
             line.timer = reactor().call_later(OWN_SECONDS, partial(self._ask, line, asked, insist=True))
             self._make_way(line, asked)
             return
@@ -426,7 +426,7 @@ class Broker:
 
     def _choose(self, line: CallQueue, asked: LocalRequest, taken: Mapping[str, Extent]) -> dict[str, Extent] | None:
         """Choose for the first call of a line, given what is taken by name in the ledger."""
-        grants = asked.choose(self.scope.taken(taken))
+        grants = asked.choose(self.scope.to_devices(taken))
         if grants is None:
             own = self._held()
             line.others = {key: without(extent, own.get(key, NOTHING)) for key, extent in taken.items()}
@@ -517,7 +517,7 @@ class Broker:
             taken = dict(line.others)
             for key, extent in self._held([*ended, *idle[:number]]).items():
                 taken[key] = taken.get(key, NOTHING).joined(extent)
-            if asked.choose(self.scope.taken(taken)) is not None:
+            if asked.choose(self.scope.to_devices(taken)) is not None:
                 break
             number += 1
         self._evict(idle[:number])
