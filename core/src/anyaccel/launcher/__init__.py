@@ -1,4 +1,4 @@
-"""What holds devices and starts what was asked for: environments, commands, jobs and sweeps."""
+"""Leases of devices, environments of workers, and the start of commands."""
 
 from anyaccel._faces import face
 

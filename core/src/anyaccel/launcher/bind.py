@@ -32,6 +32,7 @@ def find_processors(allocation: Allocation, inventory: Inventory, bind: Bind) ->
     """
     if bind is None:
         bind = inventory.machine == HOST and all(share.whole for share in allocation.shares)
+    # One device of unknown node: to bind to the nodes of the others could be the wrong half of the machine.
     nodes = {device.numa_node for device in allocation.devices} if bind else set()
     if not nodes or None in nodes:
         return ()
@@ -57,14 +58,14 @@ def divide_processors(devices_nodes: Sequence[int | None], among: Collection[int
         cores = _group_by_core(of_node.get(node, []) if node is not None else [])
         ranks = [other for other, theirs in enumerate(devices_nodes) if theirs == node]
         place, count = ranks.index(rank), len(ranks)
-        if len(cores) >= count:
+        if len(cores) >= count:  # else a rank would get no core at all
             cores = cores[place * len(cores) // count : (place + 1) * len(cores) // count]
         found.append(tuple(sorted(processor for core in cores for processor in core)))
     return found
 
 
 def _group_by_core(processors: Sequence[int]) -> list[tuple[int, ...]]:
-    """Group processors by their core; a processor is a core of its own if the kernel names no siblings."""
+    """Group processors by core; a processor without known siblings is a core."""
     cores: dict[tuple[int, ...], list[int]] = {}
     for processor in processors:
         cores.setdefault(siblings(processor) or (processor,), []).append(processor)

@@ -1,4 +1,4 @@
-"""Devices that processes use without a lease."""
+"""Observe devices in use without a lease."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FRESH_SECONDS = 2.0
 
 
 class UnleasedUse:
-    """Finds devices that a request cannot have because of processes without a lease.
+    """Finds devices unavailable to a request because of processes without a lease.
 
     Args:
         inventory: The machine.
@@ -32,20 +32,21 @@ class UnleasedUse:
         self._observed_at = float("-inf")
 
     def find_taken(self, leased: Mapping[str, Extent]) -> dict[str, Extent]:
-        """Return the whole of each device, by id, that has no lease and cannot be given to the request.
+        """Return the whole of each device without a lease and unavailable to the request, by id.
 
         A device is taken if a process runs on it (with ``avoid_busy``), or if it has less free memory than the request
         asks for.
         """
         if not (self._avoid_busy or self._memory):
             return {}
+        # The ledger asks again after each change on the machine, and an observation starts processes.
         if time.monotonic() - self._observed_at > FRESH_SECONDS:
             self._observed, _ = stats(self._inventory, environ=self._environ)
             self._observed_at = time.monotonic()
         return {
             device.id: Extent(device.units)
             for device in self._inventory.devices
-            if device.id not in leased
+            if device.id not in leased  # the holder's own use is no obstacle: the lease is
             and device.id in self._observed
             and self._is_taken(device.memory_bytes, self._observed[device.id])
         }

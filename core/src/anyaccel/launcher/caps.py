@@ -1,4 +1,4 @@
-"""Cap the memory of frameworks when they are imported, without touching a device.
+"""Cap the memory of frameworks at import, without touching a device.
 
 PyTorch reads a cap from a variable since 2.10; earlier versions fail at the same text. So the cap is queued at the
 import of PyTorch, for the moment at which PyTorch initializes devices. Only then, and if this version accepts it, the
@@ -40,12 +40,12 @@ _VARIABLE_NAMES = re.compile(r"PYTORCH_([A-Z]+_)?ALLOC_CONF")
 
 
 def frameworks(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the names of the frameworks that :func:`install` caps in an environment with a fraction."""
+    """Name the frameworks capped by :func:`install` in an environment with a fraction."""
     return ("PyTorch", "TensorFlow") if GROWTH_VARIABLE in environ else ("PyTorch",)
 
 
 def install(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Cap frameworks at the fraction that an environment names; does nothing without one.
+    """Cap frameworks at the fraction in an environment; does nothing without a fraction.
 
     Args:
         environ: The environment of this process.
@@ -64,7 +64,7 @@ def _watch_for(name: str, then: Callable[[ModuleType], None]) -> None:
 
 
 class _Finder:
-    """Finder that lets the other finders find one module, and calls a function after the import of the module.
+    """Finder for a single module: delegates to the next finders, and calls a function after the import.
 
     Attributes:
         name: Name of the module.
@@ -88,31 +88,20 @@ class _Finder:
         finally:
             self._asking.discard(thread)
         if spec is not None and hasattr(spec.loader, "exec_module"):
-            spec.loader = _Loader(spec.loader, self._executed)  # type: ignore[assignment] # __getattr__ has the rest
+            self._call_after(spec.loader)
         return spec
 
-    def _executed(self, module: ModuleType) -> None:
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
-            self._then(module)
+    def _call_after(self, loader: Any) -> None:
+        """Make a loader, which may load other modules as well, call the function after the import of the module."""
+        execute = loader.exec_module
 
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            if module.__name__ == self.name and self in sys.meta_path:
+                sys.meta_path.remove(self)
+                self._then(module)
 
-class _Loader:
-    """Stands in for a loader, which may serve other modules as well, until one module is executed."""
-
-    def __init__(self, loader: Any, then: Callable[[ModuleType], None]) -> None:
-        self._loader = loader
-        self._then = then
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
-
-    def exec_module(self, module: ModuleType) -> None:
-        module.__loader__ = self._loader
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._loader
-        self._loader.exec_module(module)
-        self._then(module)
+        loader.exec_module = exec_module
 
 
 def _cap_tensorflow(module: Any, environ: MutableMapping[str, str]) -> None:
@@ -140,7 +129,7 @@ def _cap_tensorflow(module: Any, environ: MutableMapping[str, str]) -> None:
 
 
 def _limit_logical(config: Any, most: int) -> None:
-    """Limit the logical devices of each GPU to ``most`` MiB in total: those of the program, scaled down, or one."""
+    """Limit the logical devices of each GPU to ``most`` MiB in total; scale down the program's own."""
     for device in config.list_physical_devices("GPU"):
         chosen = [each.memory_limit for each in config.get_logical_device_configuration(device) or ()]
         if chosen and sum(chosen) <= most:
@@ -199,7 +188,7 @@ def _make_setter(torch: Any, backend: Any, environ: MutableMapping[str, str]) ->
 
 
 def _write(torch: Any, part: float, environ: MutableMapping[str, str]) -> None:
-    """Add the cap to the settings that PyTorch has read from its variable, if this build accepts it.
+    """Add the cap to PyTorch's settings, if this build accepts the cap.
 
     Not earlier, since a program may set the variable after the import of PyTorch.
     """
@@ -215,7 +204,7 @@ def _write(torch: Any, part: float, environ: MutableMapping[str, str]) -> None:
 
 
 def _parse_setting(text: str) -> float | None:
-    """Return the fraction in a value of the variable; None if it has no valid one."""
+    """Return the fraction in a value of the variable; None if missing or invalid."""
     match = re.search(r"(?:^|,)\s*" + _KEY + r"\s*:\s*([0-9.]+)", text)
     return _parse_fraction(match.group(1) if match else None)
 

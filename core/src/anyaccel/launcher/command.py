@@ -1,4 +1,4 @@
-"""Run a command that sees exactly its devices, and wait for it."""
+"""Run a command with leased devices, and wait for the exit."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PRINT_SECONDS = 1.0
 
 
 class Completed(subprocess.CompletedProcess[Any]):
-    """A :class:`subprocess.CompletedProcess` that knows of the time limit.
+    """A :class:`subprocess.CompletedProcess` with the outcome of the time limit.
 
     Attributes:
         timed_out: Whether the time limit ended the command, whatever its ``returncode`` is.
@@ -40,7 +40,7 @@ class Completed(subprocess.CompletedProcess[Any]):
 
 
 def run(request: str | Sequence[str], command: Sequence[str] | str, **options: Unpack[RunOptions]) -> Completed:
-    """Run a command on accelerators and wait for it.
+    """Run a command on accelerators and wait for the exit.
 
     Args:
         request: The request, such as ``"GPU:2"`` or ``["GPU:1", "TPU:4"]``.
@@ -93,7 +93,7 @@ def run(request: str | Sequence[str], command: Sequence[str] | str, **options: U
     if not (isinstance(grace, (int, float)) and grace >= 0):
         raise UsageError(f"grace must be a number of seconds, 0 or more (got {grace!r:.60})")
     early = check_early(given.pop("signal", None), given.get("time"))
-    terms: dict[str, Any] = {"bind": None}
+    terms: dict[str, Any] = {"bind": None}  # whole devices are bound by default: the command is started by us
     terms |= {name: given.pop(name) for name in TakeOptions.__annotations__ if name in given}
     with take(request, marks.draw, grouped=True, **terms) as lease:
         lease.begin_entry(program)
@@ -104,7 +104,7 @@ def run(request: str | Sequence[str], command: Sequence[str] | str, **options: U
             done = _complete(lease, command if isinstance(command, str) else list(command), ending, **given)
             status = done.returncode
         except OSError as error:
-            if error.filename not in (None, program):
+            if error.filename not in (None, program):  # such as a missing cwd: the error names it already
                 raise
             raise make_start_error(program, error) from error
         finally:
@@ -113,7 +113,7 @@ def run(request: str | Sequence[str], command: Sequence[str] | str, **options: U
 
 
 def _check_command(command: Sequence[str] | str, options: Mapping[str, Any]) -> str:
-    """Check a command before the wait for devices begins, and return the name of its program.
+    """Check a command before the wait for devices begins, and name the program.
 
     Raises:
         UsageError: If there is no command, or an option of :func:`subprocess.run` does not fit it.
@@ -142,7 +142,7 @@ def _complete(
     capture_output: bool = False,
     **options: Any,
 ) -> Completed:
-    """Run a command like :func:`subprocess.run`, by the plan of a lease and within its time limit."""
+    """Run a command like :func:`subprocess.run`, by the plan and the time limit of a lease."""
     if input is not None:
         options["stdin"] = subprocess.PIPE
     if capture_output:
@@ -152,7 +152,7 @@ def _complete(
         try:
             out, err = running.communicate(input, timeout=timeout)
         except BaseException as error:
-            running.kill()
+            running.kill()  # as subprocess.run() does, also after an interrupt
             if isinstance(error, subprocess.TimeoutExpired):
                 error.cmd = command  # without the program that put the mark on the command
             raise
@@ -166,7 +166,7 @@ def _complete(
 
 
 class _TimedEnd:
-    """Ends a command and all carriers of its mark at the time limit: SIGTERM, grace, SIGKILL.
+    """Ends a command and every carrier of the mark at the time limit: SIGTERM, grace, SIGKILL.
 
     A thread does so. A loop of ``communicate(timeout=...)`` could not: after a timeout, Python 3.11 to 3.13 loses the
     input that the command has not read yet.
@@ -187,14 +187,14 @@ class _TimedEnd:
         self._thread: threading.Thread | None = None
 
     def begin(self, pid: int) -> None:
-        """Watch the command, given its process id."""
+        """Watch the command with a process id."""
         if self._limit is not None:
             what = self._limit, pid, process.start_time(pid) or 0
             self._thread = threading.Thread(target=self._watch, args=what, name="anyaccel-time", daemon=True)
             self._thread.start()
 
     def finish(self) -> None:
-        """Stop watching, since the command has exited; after a timeout, wait until its descendants have exited, too."""
+        """Stop watching after the exit of the command; after a timeout, wait for the exit of the descendants, too."""
         self._exited.set()
         if self._limit is not None and self._thread is not None and self.timed_out:
             self._thread.join()
@@ -209,7 +209,7 @@ class _TimedEnd:
         Teardown(find_all(find_carriers([self._mark]), find_tree({pid: started})), grace=limit.grace).run()
 
     def _print_soon(self, text: str) -> None:
-        """Print a line on standard error; a terminal that is stopped does not delay the end of the command."""
+        """Print a line on standard error; a stopped terminal does not delay the end of the command."""
         printing = threading.Thread(target=print_error, args=[text], name="anyaccel-time", daemon=True)
         printing.start()
         printing.join(_PRINT_SECONDS)

@@ -1,4 +1,4 @@
-"""Fork processes of this package: children, helpers that report, and processes that outlive the terminal."""
+"""Fork processes of this package: children, reporting helpers, and processes without a terminal."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def fork_child(body: Callable[[], int]) -> int:
 
 
 def start_helper(body: Callable[[int], int]) -> tuple[int, int]:
-    """Start a child that dies with this process, until the child calls :func:`process.live_on`.
+    """Start a child tied to the life of this process, until the child calls :func:`process.live_on`.
 
     Args:
         body: As for :func:`fork_child`; called with the descriptor for a report.
@@ -58,7 +58,7 @@ def start_helper(body: Callable[[int], int]) -> tuple[int, int]:
 
 
 def start_detached(body: Callable[[int], int]) -> tuple[bytes, int]:
-    """Start a helper in a session of its own, and wait for its report or its exit.
+    """Start a helper in a new session, and wait for the report or the exit.
 
     Args:
         body: As for :func:`start_helper`.
@@ -75,13 +75,13 @@ def start_detached(body: Callable[[int], int]) -> tuple[bytes, int]:
         return body(reporting)
 
     child, report = start_helper(run)
-    told = os.read(report, 64)
+    told = os.read(report, 64)  # returns at once if the helper dies: its end of the pipe is closed then
     os.close(report)
     return (told, 0) if told else (b"", process.reap(child))
 
 
 def _run(body: Callable[[], int]) -> int:
-    """Call the function of a child, and return its exit status; print an exception on standard error."""
+    """Call the function of a child, and return the exit status; print an exception on standard error."""
     try:
         return body()
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""The environment of a worker, merged from the edits of the vendors' plug-ins; this process keeps its own."""
+"""Make the environment of a worker from the edits of the vendors' plug-ins."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class WorkerGroup(Value):
 
 
 class WorkerEnvironment(Value):
-    """The environment of one worker.
+    """The environment of a worker.
 
     Attributes:
         allocation: The devices of the worker; each share names its enforcement.
@@ -138,7 +138,7 @@ def worker_environment(
         from anyaccel.launcher.bind import find_processors
 
         processors = find_processors(allocation, inventory, bind)
-    if gaps or more or processors:
+    if gaps or more or processors:  # most allocations stay as they are
         allocation = replace(allocation, gaps=(*allocation.gaps, *gaps, *more), processors=processors)
     changes |= _own_variables(allocation, inventory, lease)
     if only is not None and only.memory_bytes:
@@ -169,14 +169,14 @@ def warn_once(gaps: Iterable[str]) -> None:
 
 
 def print_error(text: str) -> None:
-    """Print a line on standard error, if this program has one."""
+    """Print a line on standard error; does nothing if standard error is closed."""
     with contextlib.suppress(OSError, ValueError, AttributeError):  # no reader, closed, or None
         sys.stderr.write(f"anyaccel: {text}\n")
         sys.stderr.flush()
 
 
 def with_allocation(made: WorkerEnvironment, allocation: Allocation) -> WorkerEnvironment:
-    """Return the environment with another description of its allocation."""
+    """Return the environment with another description of the allocation."""
     return replace(made.with_variables({ALLOCATION_VARIABLE: _ENCODER.encode(allocation)}), allocation=allocation)
 
 
@@ -188,7 +188,7 @@ def _regions(held: Mapping[str, Share], edits: Mapping[str, EnvEdits]) -> dict[s
     found = {}
     for device_id, share in held.items():
         region = edits.get(share.device.vendor, EnvEdits()).memory_regions.get(device_id, "")
-        if region.isprintable() and region and " " not in region:
+        if region.isprintable() and region and " " not in region:  # a plug-in's text becomes a line for the kernel
             found[device_id] = (share, region)
     shared = {region for share, region in found.values() if not share.whole and share.memory_bytes}
     unknown = {region for share, region in found.values() if not share.memory_bytes}
@@ -208,7 +208,7 @@ def _edits(
     *,
     confined: bool,
 ) -> tuple[dict[str, EnvEdits], list[str]]:
-    """Return the edits of every vendor that may be on the machine, and sentences about devices that stay visible.
+    """Return the edits of every vendor on the machine, and warnings about devices left visible.
 
     A vendor's process is asked only for edits that its detection did not report. There are no such sentences for a
     confined worker: its sandbox reports what stays open.
@@ -228,7 +228,7 @@ def _edits(
         elif unallocated == "hide" and report.state in {VendorState.OK, VendorState.FAILED}:
             try:
                 edits[report.vendor] = report.hidden or _ask_to_hide(report, inventory, environ, mask)
-            except PluginError as error:
+            except PluginError as error:  # of a vendor outside the allocation: the worker starts without its word
                 if report.resource or not confined:
                     gaps.append(_warn_unknown(report.vendor, error.problem.reason))
             else:
@@ -239,7 +239,7 @@ def _edits(
 
 
 def _hides(report: VendorReport, edits: EnvEdits) -> bool:
-    """Return whether these edits hide some of a vendor's devices."""
+    """Return whether edits hide devices of a vendor."""
     return report.maskable and bool(edits.set or edits.unset.difference(report.cleared))
 
 
@@ -319,10 +319,10 @@ def _merge(edits: Mapping[str, EnvEdits], given: Collection[str]) -> tuple[dict[
 
 
 def _group_by_variable(edits: Mapping[str, EnvEdits]) -> dict[str, dict[str, str | None]]:
-    """Return the value that each vendor needs, by variable; None for unset."""
+    """Return the value needed by each vendor, by variable; None for unset."""
     wishes: dict[str, dict[str, str | None]] = {}
     for vendor, edit in edits.items():
-        for name in sorted(edit.unset):
+        for name in sorted(edit.unset):  # sets have no order, and messages should not change from run to run
             wishes.setdefault(name, {})[vendor] = None
         for name, content in edit.set.items():
             wishes.setdefault(name, {})[vendor] = content
@@ -350,14 +350,15 @@ def _conflict(name: str, wanted: Mapping[str, str | None]) -> str:
 
 
 def _fraction(share: Share | None) -> float | None:
-    """Return the fraction of its device's memory that a share is, rounded down; None if that is all, or unknown."""
+    """Return a share's fraction of the device's memory, rounded down; None for the whole, or if unknown."""
     if share is None or not share.memory_bytes or not share.device.memory_bytes:
         return None
+    # Rounded down: two halves of a device must not add up to more than the device.
     return int(share.memory_bytes / share.device.memory_bytes * 10_000) / 10_000 or None
 
 
 def _only_share(held: Mapping[str, Share]) -> Share | None:
-    """Return the share of a worker with one device and a part of it, else None.
+    """Return the share of a worker with a part of a single device; None for other workers.
 
     Frameworks have one cap for all devices that they see.
     """
@@ -366,7 +367,7 @@ def _only_share(held: Mapping[str, Share]) -> Share | None:
 
 
 def _name_enforcement(allocation: Allocation, edits: Mapping[str, EnvEdits], *, cap: bool) -> Allocation:
-    """Return the allocation with the enforcement of each share, and the frameworks that limit themselves."""
+    """Return the allocation with the enforcement of each share, and the self-limiting frameworks."""
 
     def named(share: Share) -> Share:
         edit = edits.get(share.device.vendor, EnvEdits())
@@ -387,7 +388,7 @@ def map_shares(allocation: Allocation, change: Callable[[Share], Share]) -> Allo
 
 
 def _own_variables(allocation: Allocation, inventory: Inventory, lease: str) -> dict[str, str]:
-    """Return the variables for :func:`anyaccel.current`, and for programs that do not use this library."""
+    """Return the variables for :func:`anyaccel.current`, and for programs without this library."""
     own = {
         DEVICES_VARIABLE: ",".join([share.device.id for share in allocation.shares]),
         ALLOCATION_VARIABLE: _ENCODER.encode(allocation),

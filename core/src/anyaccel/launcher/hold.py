@@ -1,4 +1,4 @@
-"""Acquire devices: a lease that all processes of the machine see, and the environment of a worker with the devices."""
+"""Acquire devices: a machine-wide lease, and the environment of a worker with the devices."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MarkMaker = Callable[[Collection[marks.Mark]], marks.Mark]
 
 
 class DeviceLease(OpenLease):
-    """Devices that are leased until they are released, or until the last process that was started with them has exited.
+    """Leased devices, until the release, or until the exit of the last process on the devices.
 
     Attributes:
         launch: The inventory, and the environment of a worker that sees exactly these devices.
@@ -51,7 +51,7 @@ class DeviceLease(OpenLease):
 
     @property
     def id(self) -> str:
-        """Identity of the lease, as ``anyaccel status`` shows it; empty if nothing is held."""
+        """Identity of the lease, as in ``anyaccel status``; empty if nothing is held."""
         return self.lease.id if self.lease else ""
 
     @property
@@ -61,16 +61,16 @@ class DeviceLease(OpenLease):
 
     @property
     def environ(self) -> Mapping[str, str]:
-        """The environment of a worker that sees exactly these devices, for ``subprocess`` and similar modules."""
+        """The environment of a worker with exactly the leased devices, for ``subprocess`` and similar modules."""
         return self.launch.environment.values
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """Descriptors of the lease, for ``pass_fds``: a process that inherits them keeps the devices until it exits."""
+        """Descriptors of the lease, for ``pass_fds``: a process with one keeps the devices until its exit."""
         return self.lease.fds if self.lease else ()
 
     def popen(self, command: Sequence[str] | str, **options: Any) -> subprocess.Popen[Any]:
-        """Start a command that sees exactly these devices, like :class:`subprocess.Popen`.
+        """Start a command with exactly the leased devices, like :class:`subprocess.Popen`.
 
         The options ``bind``, ``memory`` and ``enforce`` of the lease apply to the command. The devices stay leased
         until the command and its descendants have exited, even if the lease is released or this process dies before.
@@ -89,12 +89,12 @@ class DeviceLease(OpenLease):
         return replace(self.launch, mark=self._started, fds=self.fds).popen(command, **options)
 
     def release(self) -> None:
-        """Release the devices; those of :meth:`popen` once that command has exited. A second call has no effect."""
+        """Release the devices, after the exit of commands of :meth:`popen`. A second call has no effect."""
         self.end_lease(self._started)
         self.remove_group()
 
     def remove_group(self) -> None:
-        """Remove the cgroup that was made for the lease, unless a process still runs in it."""
+        """Remove the cgroup of the lease, unless a process still runs there."""
         if self.launch.environment.group is not None:
             from anyaccel.launcher.limits import remove_group
 
@@ -123,7 +123,7 @@ class DeviceLease(OpenLease):
 
 
 def acquire(request: str | Sequence[str] | Request, **options: Unpack[AcquireOptions]) -> DeviceLease:
-    """Lease devices, and wait until they are free.
+    """Lease devices, and wait until enough are free.
 
     Requests for the same devices are served in order, whichever process of this machine they come from. If this process
     dies, its devices are free once all processes have exited that it started since the first call.
@@ -210,7 +210,7 @@ def take(
     grouped: bool = False,
     **options: Unpack[AcquireOptions],
 ) -> DeviceLease:
-    """Lease devices like :func:`acquire`, for a process that will carry a mark.
+    """Lease devices like :func:`acquire`, for a process with a mark.
 
     Args:
         request: The request.
@@ -235,7 +235,7 @@ async def take_async(
 
 
 class LeaseRequest:
-    """A request for a lease, from the check of its options to the lease.
+    """A request for a lease, from the check of the options to the lease.
 
     Args:
         request: The request.
@@ -276,6 +276,7 @@ class LeaseRequest:
         names = "machine", "declare", "timeout"
         where: dict[str, Any] = {name: value for name, value in options.items() if name in names}
         self.inventory = survey(options.get("inventory"), environ=self.environ, request=self.request, **where)
+        # choose() sets these, and the ledger calls it again whenever another process was faster.
         self._grants: tuple[Grant, ...] = ()
         self._attempt: Acquisition | None = None
         self._made: DeviceLease | None = None
@@ -298,7 +299,7 @@ class LeaseRequest:
         self._began = monotonic()
 
     def get(self, finish: Callable[[DeviceLease], T]) -> T:
-        """Wait for the devices, and return what ``finish`` makes of the lease.
+        """Wait for the devices, and return the result of ``finish``.
 
         An error or an interrupt at any point leaves no device leased.
 
@@ -309,6 +310,7 @@ class LeaseRequest:
             NeverFitsError, NotFreeError, DeadlockError: If the devices are not available, or not in time.
         """
         try:
+            # Only a wait without limit can be a deadlock: another one ends by itself.
             self._blocks = not self.on_cpu and self._terms["wait"] is None
             return finish(self._make_lease(None if self.on_cpu else self._begin().get()))
         except (DevicesBusyError, LimitError) as error:
@@ -332,14 +334,14 @@ class LeaseRequest:
         return self._attempt
 
     def _undo(self) -> None:
-        """Release the lease that the caller will never see."""
+        """Release the lease after an error: the caller will never get the lease."""
         if self._made is not None:
             self._made.release()
-        elif self._attempt is not None:
+        elif self._attempt is not None:  # an interrupt between the lease and its DeviceLease
             self._attempt.undo()
 
     def _observe_unleased(self, *, avoid_busy: bool) -> UnleasedUse | None:
-        """Prepare to look at use without a lease, if this request has to know of it: each look takes a moment."""
+        """Return an observer of use without a lease; None if the request does not need the slow observation."""
         if not avoid_busy and not any(term.filters for term in self.request.terms):
             return None
         from anyaccel.launcher.busy import UnleasedUse
@@ -347,7 +349,7 @@ class LeaseRequest:
         return UnleasedUse(self.inventory, self.request, self.environ, avoid_busy=avoid_busy)
 
     def _report_wait(self, place: int, records: tuple[LeaseRecord, ...]) -> None:
-        """Report that the request waits, or raise if it would wait forever."""
+        """Report the wait, or raise if the wait would never end."""
         if self._attempt is None:
             return
         if self._blocks:
@@ -364,7 +366,7 @@ class LeaseRequest:
             log_wait(sentence)
 
     def _refuse_deadlock(self) -> None:
-        """Raise if only this process could release what the request needs, and no other thread can do so."""
+        """Raise if only this thread could release the devices of the request."""
         own = own_leases(self.ledger.path)
         if not own or has_other_threads():
             return
@@ -384,11 +386,11 @@ class LeaseRequest:
         )
 
     def _exceeds_limits(self, leases: Collection[str]) -> bool:
-        """Return whether these leases alone, by id, bring the user to a limit that stops the request."""
+        """Return whether some leases, by id, are enough to bring the user to a limit."""
         return bool(self.ledger.over_limits(self.want, self._terms["priority"], only=leases))
 
     def choose(self, taken: Mapping[str, Extent]) -> dict[str, Extent] | None:
-        """Choose devices beside those that are taken, by the ledger's names; None if the request does not fit."""
+        """Choose free devices, by the ledger's names; None if the request does not fit."""
         leased = self.scope.to_devices(taken)
         unleased = {} if self._unleased is None else self._unleased.find_taken(leased)
         grants = self._choice.choose(leased | unleased)
@@ -398,20 +400,21 @@ class LeaseRequest:
         return self.scope.to_ledger(grants)
 
     def make_allocation(self, lease: Lease | None) -> Allocation:
-        """Make the allocation of the devices that were chosen last."""
+        """Make the allocation of the devices chosen last."""
         lease_id = lease.id if lease else ""
         return Allocation(id=lease_id, request=self.request, grants=self._grants, confined=self._confined)
 
     def _make_lease(self, lease: Lease | None) -> DeviceLease:
         allocation = self.make_allocation(lease)
         terms: dict[str, Any] = {"environ": self.environ, "lease": allocation.id, "grouped": self._grouped}
+        # After the choice of devices, since the environment depends on them: an error here releases the lease.
         launch = plan_launch(allocation, self.inventory, self._options, **terms)
         waited = monotonic() - self._began if lease else 0.0
         self._made = DeviceLease(launch, lease, note=self._note if lease else "", waited=waited)
         return self._made
 
     def _explain(self, error: DevicesBusyError | LimitError) -> NotFreeError | NeverFitsError:
-        """Make the error of a request that the ledger refused, with the reasons that :func:`why` gives."""
+        """Make the error of a refused request, with the reasons of :func:`why`."""
         if isinstance(error, LimitError):
             return make_limit_error(self.request, error)
         verdict = self._judge()

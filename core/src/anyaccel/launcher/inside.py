@@ -1,4 +1,4 @@
-"""Set up a process that has its devices, before the user's code runs in it.
+"""Set up a process with leased devices, before the user's code runs.
 
 The steps serve a worker of a pool, the process that becomes a command, a process that uses devices itself, and the
 parent of a command. The fork server imports this module for its workers, so the module imports next to nothing.
@@ -24,7 +24,7 @@ NO_VARIABLES: Mapping[str, str] = {}
 
 
 class ProcessSetup(NamedTuple):
-    """The steps of a start plan that a process takes on itself; see :class:`anyaccel.launcher.launch.Launch`.
+    """The steps of a start plan inside the process; see :class:`anyaccel.launcher.launch.Launch`.
 
     A start option with the name of a field here becomes that field.
 
@@ -51,13 +51,13 @@ class ProcessSetup(NamedTuple):
     sandbox: Sandbox | None = None
 
     def apply(self) -> None:
-        """Take all steps on this process, the sandbox last.
+        """Take the steps on this process, the sandbox last.
 
         Raises:
             EnforcementError: If the process cannot be confined.
             OSError: If the kernel refuses the cgroup or the directory.
         """
-        marks.put(self.mark)
+        marks.put(self.mark)  # first: whatever happens later, the lease knows of this process
         if self.group is not None:
             from anyaccel.linux.cgroup import enter
 
@@ -78,7 +78,7 @@ class ProcessSetup(NamedTuple):
             self.sandbox.apply()
 
     def start(self, begin: Callable[[], T]) -> T:
-        """Call a function that starts a process, in a thread from which the process inherits processors and sandbox.
+        """Start a process by a function, in a thread from which the process inherits processors and sandbox.
 
         A sandbox cannot be taken off again: with one, the function runs in a thread of its own, which then ends. Do not
         tie the life of the process to its parent by a parent-death signal in that case: the parent is that thread.
@@ -104,7 +104,7 @@ class ProcessSetup(NamedTuple):
 
 
 def bind_thread(processors: Collection[int]) -> None:
-    """Bind this thread, and all that it starts from now on, to some processors; does nothing if there are none.
+    """Bind this thread, and later children of the thread, to processors; does nothing for an empty collection.
 
     An error is ignored: a processor may be offline by now, or outside the cgroup, and the start goes on without it.
     """

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Launch(Value):
-    """The start plan of one process.
+    """The start plan of a process.
 
     Attributes:
         inventory: The machine.
@@ -59,13 +59,14 @@ class Launch(Value):
         """
         from anyaccel.launcher.start import start_marked
 
+        # The lease lasts as long as its descriptors are open, even if this process is killed.
         options["pass_fds"] = (*self.fds, *options.get("pass_fds", ()))
         if options.get("env") is None:
             options["env"] = dict(self.environment.values)
         return self._inside.start(lambda: start_marked(command, self.mark, self.environment.group, **options))
 
     def spawn(self, command: Sequence[str], **attributes: Any) -> int:
-        """Start a command like :func:`os.posix_spawnp`, and return its process id.
+        """Start a command like :func:`os.posix_spawnp`, and return the process id.
 
         Args:
             command: The command and its arguments.
@@ -82,7 +83,7 @@ class Launch(Value):
         return self._inside.start(lambda: os.posix_spawnp(words[0], words, environ, **attributes))
 
     def become(self, command: Sequence[str]) -> NoReturn:
-        """Replace this process by a command, which gets its terminal, signals, exit status and process id.
+        """Replace this process by a command with the same terminal, signals and process id.
 
         Raises:
             EnforcementError: If the process cannot be confined.
@@ -100,7 +101,7 @@ class Launch(Value):
         become([*before, *command], environ)
 
     def make_setup(self, environ: Mapping[str, str] | None = None) -> ProcessSetup:
-        """Make the steps of a process that runs already.
+        """Make the steps of a running process.
 
         Args:
             environ: The environment of the process; the one from which the plan was made if None.
@@ -109,6 +110,7 @@ class Launch(Value):
         changes, unset = made.set, tuple(made.unset)
         if environ is not None:
             changes = {name: value for name, value in made.values.items() if environ.get(name) != value}
+            # The process may have changed its environment since the plan was made, as a fork server's worker has.
             unset = tuple(name for name in environ if name not in made.values)
         return self._inside._replace(
             mark=self.mark,
@@ -120,12 +122,12 @@ class Launch(Value):
 
     @property
     def _inside(self) -> ProcessSetup:
-        """Steps of a process that gets mark, cgroup and environment by its start."""
+        """Steps of a process beside mark, cgroup and environment, which come with the start."""
         return self.inside._replace(processors=self.environment.allocation.processors, cap=False)
 
 
 def check_start(options: StartOptions, *, forked: bool = False) -> bool:
-    """Check, before the wait for devices begins, that the kernel can apply the options of a start.
+    """Check the options of a start against the kernel, before the wait for devices begins.
 
     Args:
         options: The options.
@@ -213,7 +215,7 @@ def prepare(
     timeout: float = DEADLINE_SECONDS,
     **options: Unpack[StartOptions],
 ) -> Launch:
-    """Choose devices for a request and make the environment of its worker.
+    """Choose devices for a request and make the environment of the worker.
 
     Args:
         request: The request.

@@ -1,4 +1,4 @@
-"""Limit the memory of a worker, of the host and of its devices, by a cgroup of its own.
+"""Limit the host and device memory of a worker by a cgroup.
 
 The rules are the kernel's, Documentation/admin-guide/cgroup-v2.rst: ``memory.max`` and ``memory.swap.max``
 limit memory of the host, ``dmem.max`` memory of devices, with a line ``region bytes`` for each.
@@ -34,6 +34,7 @@ def parse_memory(memory: object) -> int:
         found: object = size(memory) if isinstance(memory, str) else memory
     except ValueError as error:
         raise UsageError(f"memory {error}") from None
+    # bool is an int: memory=True would be one byte.
     if isinstance(found, bool) or not isinstance(found, int) or found < _LEAST:
         raise UsageError(f"memory must be at least 1MiB, in bytes or as a text such as '8GiB' (got {memory!r:.60})")
     return found
@@ -55,7 +56,7 @@ def check_memory_limit(*, direct: bool = False) -> None:
 
 
 def limit_memory(made: WorkerEnvironment, memory: int | None = None, *, direct: bool = False) -> WorkerEnvironment:
-    """Make the cgroup of a worker that is about to start.
+    """Make the cgroup of a worker before the start.
 
     The caller starts the worker in the group, and removes the group after the exit of the worker: see
     :func:`anyaccel.linux.cgroup.enter`, :func:`remove_group` and :func:`anyaccel.launcher.start.start_marked`.
@@ -78,6 +79,7 @@ def limit_memory(made: WorkerEnvironment, memory: int | None = None, *, direct: 
         most[region] = most.get(region, 0) + held
     devices = {"dmem.max": "\n".join(f"{region} {held}" for region, held in most.items())} if most else {}
     unlimited = ""
+    # A kernel without the controller dmem can still limit host memory: the second attempt leaves devices out.
     for limits in filter(None, (host | devices, host) if devices else (host,)):
         try:
             path, before = cgroup.make(limits, None if direct else made.values)
@@ -92,7 +94,7 @@ def limit_memory(made: WorkerEnvironment, memory: int | None = None, *, direct: 
 
 
 def remove_group(group: WorkerGroup) -> str:
-    """Remove a cgroup in which no process runs any more; the maker of the next cgroup beside it removes it otherwise.
+    """Remove an empty cgroup; with a process inside, the maker of the next cgroup does so later.
 
     Returns:
         The reason why the kernel killed a process in the group; empty if it did not.

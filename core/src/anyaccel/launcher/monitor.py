@@ -1,4 +1,4 @@
-"""The monitor: a process that watches a lease, ends its processes at the time limit, and writes its journal entry.
+"""The monitor: a process to watch a lease, enforce the time limit, and write the journal entry.
 
 The process that acquired the devices forks the monitor before that puts the mark on itself. So the monitor carries no
 mark, and closes all descriptors, also those of the lease: the lease does not depend on the monitor. With a time limit,
@@ -47,7 +47,7 @@ _LOOK_SECONDS, _LONGEST_LOOK_SECONDS = 0.2, 5.0
 def start_monitor(
     lease: DeviceLease, program: str = "", *, stays: bool = False, limit: TimeLimit | None = None
 ) -> None:
-    """Start the monitor of a lease for this process, or for the command that replaces it.
+    """Start the monitor of a lease for this process, or for the command in place of this process.
 
     Call it before this process gets the mark, and while it has one thread. Does nothing if nothing is leased, if the
     monitor would have nothing to do, or if no process can be made.
@@ -92,7 +92,7 @@ def start_monitor(
 
 
 def end_in_time(lease: str, until: float) -> None:
-    """Start a monitor that ends the processes of a lease at a time. Call it while this process has one thread.
+    """Start a monitor to end the processes of a lease at a time. Call this function in a process with a single thread.
 
     Args:
         lease: Identity of the lease, which was left to the carriers of its mark.
@@ -104,7 +104,7 @@ def end_in_time(lease: str, until: float) -> None:
 
 
 def _start(watch: Callable[[int], int], *, keep_error: bool) -> int | None:
-    """Start a process that is no child of this one, and call a function there.
+    """Start a process outside this one's children, and call a function there.
 
     Args:
         watch: Called with the descriptor of standard error; -1 for none.
@@ -115,6 +115,7 @@ def _start(watch: Callable[[int], int], *, keep_error: bool) -> int | None:
     """
     reader, writer = os.pipe()
 
+    # Two forks: the first leaves the session and exits, so that the second is a child of init, and no zombie of ours.
     def leave(_: int) -> int:
         error = _detach(reader, keep_error=keep_error)
         fork_child(lambda: watch(error))
@@ -145,7 +146,7 @@ class _StatusPipe:
 
 
 def _read_status(pipe: int) -> tuple[int | None, bool]:
-    """Return the exit status that :class:`_StatusPipe` has sent by now, None if unknown, and whether time was over."""
+    """Return the exit status from :class:`_StatusPipe`, None if unknown, and whether the time limit was reached."""
     os.set_blocking(pipe, False)
     try:
         status, timed_out = os.read(pipe, 64).split(b" ")
@@ -174,7 +175,7 @@ def _detach(status: int, *, keep_error: bool) -> int:
     for descriptor in (0, 1, 2):
         os.dup2(null, descriptor)
     os.closerange(max(_STATUS, error) + 1, max(list_descriptors()) + 1)
-    os.chdir("/")
+    os.chdir("/")  # so that a mounted directory can be unmounted
     process.set_name(NAME)
     sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - it lasts as long as the process
     return error
@@ -212,7 +213,7 @@ class _LeaseWatch:
             Whether the time limit ended the processes.
         """
         pid, start = holder
-        if process.start_time(pid) != start:
+        if process.start_time(pid) != start:  # the id belongs to another process by now
             pid = 0
         pause = again = _LOOK_SECONDS
         timed_out = False
@@ -234,6 +235,7 @@ class _LeaseWatch:
                     carriers = self._ledger.carriers(self._lease)
                     if carriers is None:
                         return timed_out
+                    # Watch another carrier of the mark: its exit is the next moment at which the lease can end.
                     if not pid or process.start_time(pid) != start:
                         self._close_error()
                         pid = next(iter(carriers), 0)
@@ -243,10 +245,10 @@ class _LeaseWatch:
                 sampler.stop()
 
     def _holder_enforces(self, holder: tuple[int, int]) -> bool:
-        """Return whether the holder still lives and enforces the time limit; else drop a signal that it has sent."""
+        """Return whether the holder still lives and enforces the time limit."""
         if self._stays and process.gone(*holder):
             self._stays = False
-            if _is_past(self._countdown.early_at):
+            if _is_past(self._countdown.early_at):  # the holder has sent it
                 self._countdown.early_at = None
         return self._stays
 
@@ -317,7 +319,7 @@ def _wait(pid: int, pause: float, until: float | None, sampler: Sampler | None) 
     if pid:
         try:
             exited = os.pidfd_open(pid)
-        except OSError:
+        except OSError:  # it has exited, or no descriptor is free
             pause = _LOOK_SECONDS
     over = time.monotonic() + pause
     try:
@@ -329,7 +331,7 @@ def _wait(pid: int, pause: float, until: float | None, sampler: Sampler | None) 
                 left = min(left, sampler.seconds)
                 if sampler.answer >= 0:
                     poll.register(sampler.answer, select.POLLIN)
-            ready = poll.poll(left * 1000 + 1)
+            ready = poll.poll(left * 1000 + 1)  # rounded up: a poll that ends too early would spin
             if any(descriptor == exited for descriptor, _ in ready):
                 return True
             if sampler is not None:
@@ -341,7 +343,7 @@ def _wait(pid: int, pause: float, until: float | None, sampler: Sampler | None) 
 
 
 def _seconds_left(over: float, until: float | None) -> float:
-    """Return the seconds until the earlier of two deadlines, by the monotonic clock and by that since the boot.
+    """Return the seconds until the earlier of two deadlines, by the monotonic clock and the clock since the boot.
 
     Only the clock since the boot goes on while the machine sleeps.
     """

@@ -50,7 +50,7 @@ class StartOptions(TypedDict, total=False):
 
 
 class TakeOptions(StartOptions, total=False):
-    """Options of a request for devices, beside those of the start; see :func:`anyaccel.acquire`."""
+    """Options of a request for devices and of the start; see :func:`anyaccel.acquire`."""
 
     machine: str | Machine | None
     declare: Mapping[str, int] | None
@@ -72,7 +72,7 @@ class AcquireOptions(TakeOptions, total=False):
 
 
 class RunOptions(TakeOptions, total=False):
-    """Options of :func:`anyaccel.run`: those of its time limit, and those of :func:`subprocess.run`."""
+    """Options of :func:`anyaccel.run`, with the time limit and the options of :func:`subprocess.run`."""
 
     grace: float
     signal: str | None
@@ -112,7 +112,7 @@ _VALUES: Mapping[str, tuple[object, ...]] = {
 
 
 def check_options(function: str, given: Mapping[str, object], *known: Iterable[str] | None) -> None:
-    """Check the names of the options of a function, and the values of those of a start.
+    """Check the names of a function's options, and the values of start options.
 
     Args:
         function: Name of the function, for the message.
@@ -123,7 +123,7 @@ def check_options(function: str, given: Mapping[str, object], *known: Iterable[s
         UnknownOptionError: If the function has no such option.
         UsageError: If a value is invalid.
     """
-    names = [name for each in known for name in each or ()]
+    names = [name for each in known for name in each or ()]  # __kwdefaults__ is None without keyword arguments
     for name in given:
         if name not in names:
             raise UnknownOptionError(f"{function}() has no option {shown(name)}", hint=_suggest(name, names))

@@ -1,4 +1,4 @@
-"""Run a command once per device, with ranks, as ``torchrun`` does on one machine.
+"""Run a command once per device, with ranks, as ``torchrun`` does on a single machine.
 
 Each process sees all devices of the job and chooses its own by ``LOCAL_RANK``, as programs for ``torchrun`` do.
 """
@@ -36,7 +36,7 @@ def run_ranks(
     grace: float = GRACE_SECONDS,
     limit: TimeLimit | None = None,
 ) -> int:
-    """Run a command once for each device, and wait for all of them. Ranks of one NUMA node divide its processors.
+    """Run a command once per device, and wait for the ranks. Ranks of a NUMA node divide the node's processors.
 
     Signals go to all ranks and their children. If a rank fails, the others get SIGTERM, and SIGKILL after the grace
     period. The signal mask of this thread stays changed: the process should exit afterwards.
@@ -84,7 +84,7 @@ def run_ranks(
 
 
 def make_rank_variables(rank: int, count: int, *, local: tuple[int, int]) -> dict[str, str]:
-    """Return the environment variables that tell a process its rank.
+    """Return the environment variables with the rank of a process.
 
     Args:
         rank: The rank, from 0.
@@ -97,7 +97,7 @@ def make_rank_variables(rank: int, count: int, *, local: tuple[int, int]) -> dic
 
 
 class _RankGroup:
-    """The processes of a job; each leads a process group, so that a signal also reaches its children.
+    """The processes of a job; each leads a process group, so a signal also reaches the children.
 
     Attributes:
         asked: Whether SIGTERM came from outside.
@@ -121,7 +121,7 @@ class _RankGroup:
         self._running.append(pid)
 
     def wait(self, signals: set[signal.Signals]) -> int:
-        """Wait until all ranks have exited; after a failure, until their descendants have exited, too."""
+        """Wait for the exit of the ranks; after a failure, also of their descendants."""
         while True:
             self._reap()
             pause = self._end.step() if self._status else LOOK_SECONDS
@@ -133,20 +133,22 @@ class _RankGroup:
             self.asked = self.asked or came.si_signo == signal.SIGTERM
             self._pass_on(signal.Signals(came.si_signo))
             if came.si_signo == _STOP:
-                os.kill(os.getpid(), signal.SIGSTOP)
+                os.kill(os.getpid(), signal.SIGSTOP)  # the shell waits for this process, not for the ranks
+        # Such as processes of another user, or in an uninterruptible sleep.
         for line in tell_left(self._end, "the ranks"):
             print_line(line)
         return self._status
 
     def kill(self) -> None:
-        """Kill all processes of the job, if a rank still runs."""
+        """Kill the processes of the job, if a rank still runs."""
         if self._running:
             self._end.kill()
             self._end.run()
 
     def _reap(self) -> None:
-        """Record the ranks that have exited, and reap orphans that were reparented to this process."""
+        """Record exited ranks, and reap orphans of the ranks."""
         for pid in tuple(self._running):
+            # Without reaping it: until the list is updated, no other process may get its id.
             if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
                 self._running.remove(pid)
                 status = process.reap(pid)

@@ -1,4 +1,4 @@
-"""Find all names of a device in the file system, and the paths around them."""
+"""Find every name of a device in the file system, and the paths around these names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ON_DISK = frozenset({"btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "squas
 
 
 def find_names(paths: Collection[str], nodes: Collection[Node]) -> set[str]:
-    """Return every name of some devices: their nodes, other nodes of the same devices, and other mounts of both.
+    """Return every name of devices: their nodes, other nodes of the same devices, and other mounts of both.
 
     If a node is on a file system of its own, other names of the mount point are included: Landlock permits access below
     the mount if it permits access below such a name.
@@ -35,7 +35,7 @@ def find_names(paths: Collection[str], nodes: Collection[Node]) -> set[str]:
 
 
 def find_nodes(directory: str, nodes: Collection[Node]) -> Iterator[str]:
-    """Find nodes of devices below a directory, also on file systems in memory that are mounted there.
+    """Find nodes of devices below a directory, also on mounted file systems in memory.
 
     Other file systems are not searched: a disk may be huge, and a network may never answer. See
     :func:`find_unsearched`.
@@ -59,7 +59,7 @@ def find_nodes(directory: str, nodes: Collection[Node]) -> Iterator[str]:
 
 
 def find_unsearched() -> tuple[str, ...]:
-    """Return the mount points below ``/dev`` that could hold device nodes and are not searched."""
+    """Return the mount points below ``/dev`` with possible device nodes and without a search."""
     return tuple(
         mount.point
         for mount in _mounts_relative(DEVICES)
@@ -72,7 +72,7 @@ def find_unsearched() -> tuple[str, ...]:
 
 
 def _mounts_relative(directory: str) -> list[MountPoint]:
-    """Return the mounts below a directory; at one mount point, the last mount covers the others.
+    """Return the mounts below a directory; at each mount point, only the last mount.
 
     ``devices`` is True if any mount of the same file system permits device nodes.
     """
@@ -83,7 +83,7 @@ def _mounts_relative(directory: str) -> list[MountPoint]:
 
 
 def _list_directory(directory: str) -> list[str]:
-    """Return the paths in a directory; none if it has vanished, as that of an unplugged device does."""
+    """Return the paths in a directory; none for a vanished directory, such as that of an unplugged device."""
     try:
         return [os.path.join(directory, name) for name in os.listdir(directory)]
     except (FileNotFoundError, NotADirectoryError):
@@ -150,7 +150,7 @@ def _relative(path: str, directory: str) -> str | None:
 
 
 def list_paths_around(closed: Collection[str]) -> Iterator[str]:
-    """Return the fewest paths that cover all files but the closed ones: whole directories without a closed file."""
+    """Return the fewest paths around the closed files: whole directories without a closed file."""
     above = {parent for path in closed for parent in _parents(path)}
     pending = ["/"]
     while pending:

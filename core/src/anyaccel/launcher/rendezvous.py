@@ -1,4 +1,4 @@
-"""A reserved port at which the processes of one job find each other."""
+"""A reserved port for the processes of a job to find each other."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ADDRESS = "127.0.0.1"
 
 
 class Rendezvous:
-    """A port that stays reserved while this object, or a copy of its descriptor, is open.
+    """A port, reserved while this object, or a copy of the descriptor, is open.
 
     The socket is bound and does not listen. The kernel then gives the port to no program that asks for any free port.
     A server that asks for this very port with ``SO_REUSEADDR``, as those of frameworks do, gets it.
@@ -35,13 +35,13 @@ class Rendezvous:
 
     @property
     def variables(self) -> dict[str, str]:
-        """Environment variables that name address and port; ``torchrun`` itself reads those with PET."""
+        """Environment variables with address and port; ``torchrun`` itself reads the names with PET."""
         names = ("MASTER_{}", "PET_MASTER_{}")
         values = {"ADDR": self._address, "PORT": str(self.port)}
         return {name.format(key): value for name in names for key, value in values.items()}
 
     def inherit(self) -> None:
-        """Let child processes, and the program that replaces this process, inherit the reservation."""
+        """Let child processes, and a program in place of this process, inherit the reservation."""
         self._socket.set_inheritable(True)
 
     def close(self) -> None:
@@ -50,7 +50,8 @@ class Rendezvous:
 
 
 def _bind_any_port() -> socket.socket:
-    """Return a socket that is bound to a free port on all addresses, of IPv6 and IPv4 if the machine has both."""
+    """Return a socket bound to a free port on every address, of IPv6 and IPv4 if the machine has both."""
+    # Bound on every address: a framework may listen on any of them.
     both = socket.has_dualstack_ipv6()
     made = socket.socket(socket.AF_INET6 if both else socket.AF_INET, socket.SOCK_STREAM)
     try:

@@ -60,7 +60,7 @@ class Sampler:
         return max(0.0, self._at - time.monotonic())
 
     def step(self) -> None:
-        """Begin a sample, read the part of an answer that has arrived, or give up a sample whose time is over."""
+        """Begin a sample, read an arrived part of an answer, or give up a sample after its time."""
         over = not self.seconds
         if self._asking and (self._read() or over):
             self._done()
@@ -71,11 +71,12 @@ class Sampler:
                 self._failed()
 
     def stop(self) -> None:
-        """Stop sampling, and end the sample that is being taken."""
+        """Stop sampling, and end a sample in progress."""
         self._at = float("inf")
         self._end()
 
     def _ask(self) -> None:
+        # Not in this process: a plug-in may hang, and what it loads would stay in memory.
         self._asking, self.answer = start_helper(self._answer)
         os.set_blocking(self.answer, False)
         self._data = b""
@@ -97,7 +98,7 @@ class Sampler:
         return 0
 
     def _read(self) -> bool:
-        """Read the part of the answer that has arrived; return whether it is complete."""
+        """Read the arrived part of the answer; return whether the answer is complete."""
         try:
             while chunk := os.read(self.answer, _CHUNK):
                 self._data += chunk
@@ -128,10 +129,10 @@ class Sampler:
 
     def _next(self) -> None:
         self._at = time.monotonic() + self._gap
-        self._gap = min(2 * self._gap, self._every)
+        self._gap = min(2 * self._gap, self._every)  # a short lease gets a sample, a long one few
 
     def _end(self) -> None:
-        """Kill the process that takes the sample; its children die with it."""
+        """Kill the sampling process, with which its children die."""
         child, self._asking = self._asking, 0
         if not child:
             return
@@ -168,7 +169,7 @@ def make_sampler(
 
 
 def _decoded(data: bytes) -> dict[str, Stats] | None:
-    """Parse an answer; None if it is invalid."""
+    """Parse an answer; None if invalid."""
     try:
         return {name: decode(Stats, words) for name, words in json.loads(data).items()}
     except ValueError:

@@ -1,4 +1,4 @@
-"""Confine a worker to its own devices: the kernel denies access to the device nodes of all others.
+"""Confine a worker to the leased devices: the kernel denies access to other device nodes.
 
 A mask is a variable that a vendor's runtime may ignore. A sandbox holds in any case: it cannot be removed, and all
 descendants of the worker are in it.
@@ -29,7 +29,7 @@ _WAY_OUT = "do without, or enforce='try' to confine workers only where that is p
 
 
 class Sandbox(Value):
-    """Device nodes that a worker may not open. ``encode`` and ``decode`` of the model carry it to the worker.
+    """Device nodes forbidden to a worker. ``encode`` and ``decode`` of the model carry a sandbox to the worker.
 
     Attributes:
         closed: Device nodes that the worker may not open.
@@ -42,7 +42,7 @@ class Sandbox(Value):
     gaps: tuple[str, ...] = ()
 
     def apply(self) -> None:
-        """Confine this process and its descendants for good. Call it last before the worker's own code.
+        """Confine this process and later children for good. Call this method last before the worker's own code.
 
         Raises:
             EnforcementError: If the process has several threads, or has one of the devices open, or the kernel refuses.
@@ -57,7 +57,7 @@ class Sandbox(Value):
         self._restrict(check_open=True)
 
     def start(self, function: Callable[[], T]) -> T:
-        """Call a function that starts a process, so that the process is confined and the caller is not.
+        """Start a confined process by a function; the caller stays unconfined.
 
         The function runs in a thread of its own, which is confined and then ends. Do not tie the life of the process to
         its parent by a parent-death signal: the parent is that thread.
@@ -82,7 +82,7 @@ class Sandbox(Value):
         from anyaccel.launcher import reach
         from anyaccel.linux import landlock
 
-        reason = landlock.unavailable()
+        reason = landlock.unavailable()  # the process may run under another kernel policy than its parent
         if reason:
             raise _make_error(reason)
         try:
@@ -139,18 +139,14 @@ def check_enforce(enforce: Enforce) -> bool:
 
 
 def find_obstacle() -> str:
-    """Return the reason why workers cannot be confined on this machine; empty if they can."""
-    import sys
-
-    if sys.platform != "linux":
-        return "Landlock is a part of Linux"
+    """Return the reason why workers cannot be confined on this machine; empty if possible."""
     from anyaccel.linux import landlock
 
     return landlock.unavailable()
 
 
 def describe_obstacle() -> str:
-    """Return a warning that a worker is not confined, with the reason."""
+    """Return a warning about an unconfined worker, with the reason."""
     return f"the worker is not confined to its devices: {find_obstacle()}"
 
 
@@ -186,14 +182,14 @@ def plan_sandbox(allocation: Allocation, inventory: Inventory, left_out: Sequenc
     named += [(device.name, device.nodes) for vendor in left_out for device in vendor.devices]
     closed = tuple(dict.fromkeys(node for _, needed in named for node in needed if node not in kept))
     for name, needed in named:
-        if all(node in kept for node in needed):
+        if all(node in kept for node in needed):  # also if it has no nodes
             gaps[_warn_inseparable(name, needed)] = None
     gaps |= dict.fromkeys(_warn_unknown(inventory, left_out))
     return Sandbox(closed=closed, kept=tuple(kept), gaps=tuple(gaps))
 
 
 def _find_needed(devices: Sequence[Device]) -> tuple[str, ...]:
-    """Return every node that some devices of one vendor need."""
+    """Return every node needed by devices of a vendor."""
     from anyaccel.vendors.process import vendor_process
 
     shared = vendor_process(devices[0].vendor).container(devices).nodes
@@ -201,7 +197,7 @@ def _find_needed(devices: Sequence[Device]) -> tuple[str, ...]:
 
 
 def _warn_unknown(inventory: Inventory, left_out: Sequence[LeftOut]) -> Iterator[str]:
-    """Return warnings about vendors whose devices are not all known."""
+    """Return warnings about vendors with unknown devices."""
     for report in inventory.vendors:
         if report.state is VendorState.FAILED:
             yield _warn_failed(report.vendor, report.problem.reason if report.problem else "")
@@ -249,15 +245,16 @@ def _stat_device(path: str, *, only: bool = False) -> Node | None:
         return None
     if node is None and only:
         raise EnforcementError(
-            f"{path} must be a device node, since closing it would close other files, too; its plug-in is wrong to list it"
+            f"{path} must be a device node, since closing it would close other files, too; its plug-in must not list it"
         )
     return node
 
 
 def _refuse_open(closed: Mapping[Node, str]) -> None:
-    """Raise if this process has one of the devices open: no sandbox closes a descriptor."""
+    """Raise if this process has such a device open: no sandbox closes a descriptor."""
     from anyaccel.linux.landlock import node_of
 
+    # A descriptor stays usable in a sandbox, and child processes inherit it.
     for descriptor in list_descriptors():
         try:
             node = node_of(os.fstat(descriptor))

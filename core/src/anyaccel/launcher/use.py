@@ -1,4 +1,4 @@
-"""Lease devices for this process, and show exactly these to the frameworks that it loads later."""
+"""Lease devices for this process, and show exactly these devices to frameworks loaded later."""
 
 from __future__ import annotations
 
@@ -34,26 +34,26 @@ def _drop_in_child() -> None:
 
 
 class ProcessLease(DeviceLease):
-    """Devices that this process holds and sees until it exits.
+    """Devices leased and visible to this process until its exit.
 
     The end of a ``with`` statement, or :meth:`release`, frees the devices before. Each variable then gets its former
     value, unless the program has changed the variable. A framework that was loaded in between keeps what it has read.
     """
 
     def __init__(self, hold: DeviceLease) -> None:
-        vars(self).update(vars(hold))
+        vars(self).update(vars(hold))  # the same lease, as another class: a copy would release it twice
         environment = self.launch.environment
         self._former = {name: os.environ.get(name) for name in (*environment.set, *environment.unset)}
         self._processors = os.sched_getaffinity(0) if environment.allocation.processors else set()
         self._repeated = self._in_scope = False
 
     def outer_environ(self) -> dict[str, str]:
-        """Return the environment of this process without the variables of the lease, in which it sees all devices."""
+        """Return the environment of this process without the variables of the lease."""
         outer = {**os.environ, **{name: value for name, value in self._former.items() if value is not None}}
         return {name: value for name, value in outer.items() if self._former.get(name, value) is not None}
 
     def repeat(self, request: Request) -> None:
-        """Record that :func:`use` was called again with the same request.
+        """Record another call of :func:`use` with the same request.
 
         Raises:
             UsageError: If the request differs, or if the lease ends with a ``with`` statement of other code.
@@ -110,7 +110,7 @@ class ProcessLease(DeviceLease):
 
 
 def use(request: str | Sequence[str] | Request, **options: Unpack[AcquireOptions]) -> ProcessLease:
-    """Lease devices for this process, and set its environment so that frameworks see exactly these.
+    """Lease devices for this process, and set the environment so that frameworks see exactly these devices.
 
     Call it before a framework is imported: a vendor's runtime reads its variables once. :func:`anyaccel.current` then
     describes the devices, and child processes see and hold the same devices.
@@ -158,7 +158,7 @@ def use(request: str | Sequence[str] | Request, **options: Unpack[AcquireOptions
         used = _active
         if used is None:
             pending = LeaseRequest(wanted, marks.of_process, options)
-            refuse_if_loaded(pending.inventory)
+            refuse_if_loaded(pending.inventory)  # before the wait: a late error would waste it
             used = made = pending.get(_begin)
         else:
             used.repeat(wanted)
@@ -209,7 +209,7 @@ def refuse_if_loaded(inventory: Inventory) -> None:
 
 
 def find_loaded(libraries: Collection[str]) -> str:
-    """Return the path of the first of some shared libraries that this process has loaded; empty for none.
+    """Return the path of the first loaded shared library of a list; empty for none.
 
     Args:
         libraries: Beginnings of the file names, such as ``libacme.so``.

@@ -88,7 +88,7 @@ def estimate_start(
 
 
 def leases(inventory: Inventory, environ: Mapping[str, str] | None = None) -> tuple[LeaseRecord, ...]:
-    """Return the active leases of a machine: one record for each device of each lease.
+    """Return the active leases of a machine: a record for each device of each lease.
 
     Raises:
         StateDirectoryError: If the ledger cannot be read.
@@ -104,7 +104,7 @@ def leases(inventory: Inventory, environ: Mapping[str, str] | None = None) -> tu
 
 
 def find_limits(request: Request, *, time: float | None, priority: int, inventory: Inventory) -> tuple[OverLimit, ...]:
-    """Return the limits of this user that a new request would exceed.
+    """Return the limits of this user exceeded by a new request.
 
     Args:
         request: The request, which fits the machine.
@@ -120,7 +120,7 @@ def find_limits(request: Request, *, time: float | None, priority: int, inventor
 
 
 def apply_limits(verdict: Verdict, limits: Sequence[OverLimit]) -> Verdict:
-    """Return a verdict that also takes exceeded limits into account: forever, or until the user releases devices."""
+    """Return the verdict under exceeded limits: never, or not until the user releases devices."""
     if not limits or not verdict.ever_fits:
         return verdict
     lasting = [each for each in limits if each.lasting]
@@ -139,7 +139,7 @@ def apply_limits(verdict: Verdict, limits: Sequence[OverLimit]) -> Verdict:
 
 
 def make_limit_error(request: Request, error: LimitError) -> NeverFitsError:
-    """Make the error of a request that the ledger refused because of a limit of the user."""
+    """Make the error of a request refused because of a limit of the user."""
     reasons = tuple(Reason(code=ReasonCode.LIMIT, message=each) for each in error.reasons)
     ways_out = tuple(error.hint.splitlines())
     verdict = Verdict(request=request, fits_now=False, ever_fits=False, reasons=reasons, ways_out=ways_out)
@@ -160,6 +160,7 @@ def judge(
     if not verdict.ever_fits:
         return verdict
     want = _make_want(inventory, request, environ, time)
+    # Limits before the queue: a request over its limit waits for the user's own leases, not for earlier requests.
     verdict = apply_limits(verdict, ledger.over_limits(want, priority))
     if not verdict.fits_now or not (ahead := ledger.ahead(want, priority)):
         return verdict
@@ -199,6 +200,7 @@ class ActiveLeases(Value):
         by_lease: dict[str, list[LeaseRecord]] = {}
         records = Scope.make(inventory, environ).select_records(ledger.leases())
         for record in records:
+            # A lease file that is not understood has no id: each counts by itself.
             by_lease.setdefault(record.id or f"unknown-{len(by_lease)}", []).append(record)
         listed = {device.id for device in inventory.devices}
         devices = {
@@ -231,7 +233,7 @@ def _make_want(inventory: Inventory, request: Request, environ: Mapping[str, str
 
 
 def _find_gaps(request: Request, inventory: Inventory, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return warnings about devices that would stay open to a worker; empty if its environment cannot be made."""
+    """Return warnings about devices left open to a worker; empty if the environment cannot be made."""
     with contextlib.suppress(AnyaccelError):
         allocation = local_scheduler(inventory).allocate(request)
         return worker_environment(allocation, inventory, environ=environ).allocation.gaps

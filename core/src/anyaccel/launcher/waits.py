@@ -1,4 +1,4 @@
-"""The wait of a request: its description, the logger that gets it, and the leases that could cause a deadlock.
+"""The wait of a request: description, logger, and possible deadlocks.
 
 A wait ends when another process, or another thread of this one, releases devices. If only this process could release
 what a request needs, and it has no other thread, the wait would never end.
@@ -32,20 +32,21 @@ tidy_in_child(_own.clear)
 
 
 def note_own(lease: Lease | None) -> None:
-    """Remember a lease of this process and the line of the program that acquired it.
+    """Remember a lease of this process and the acquiring line of the program.
 
     Args:
         lease: The lease, which only the program releases; None for no devices.
     """
     if lease is None:
         return
+    # Without a lock: another thread may note a lease at the same time, so the items are copied first.
     for key in [key for key, (other, _) in tuple(_own.items()) if other.released]:
         _own.pop(key, None)
     _own[lease.id] = lease, _find_calling_line()
 
 
 def own_leases(path: str) -> Mapping[str, tuple[Lease, str]]:
-    """Return the leases of :func:`note_own` that are active in a state directory, with their lines, by id."""
+    """Return the active leases of :func:`note_own` in a state directory, with their lines, by id."""
     return {
         key: (lease, place)
         for key, (lease, place) in tuple(_own.items())
@@ -55,6 +56,7 @@ def own_leases(path: str) -> Mapping[str, tuple[Lease, str]]:
 
 def has_other_threads() -> bool:
     """Return whether this process has another thread, which could release devices while this one waits."""
+    # A daemon of a library counts, too: no call can tell what a thread will do.
     return any(thread is not threading.current_thread() for thread in threading.enumerate())
 
 
@@ -81,7 +83,7 @@ def describe_holder(record: LeaseRecord) -> str:
 def describe_wait(
     place: int, holders: tuple[LeaseRecord, ...], limits: Iterable[OverLimit], inventory: Inventory
 ) -> str:
-    """Describe what a request waits for: the user's limits, then each device once, with the first holders.
+    """Describe the obstacles of a request: the user's limits, then each device once, with the first holders.
 
     Args:
         place: The queue position, 1 for the next.

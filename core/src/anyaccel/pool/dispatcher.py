@@ -421,7 +421,7 @@ class Broker:
         usage = None
         if not self.private:
             waited = time.monotonic() - line.began
-            usage = UsageMeter(allocation.id, allocation.shares, asked.want.request, note, waited=waited, added_up=True)
+            usage = UsageMeter(allocation, note, waited=waited, added_up=True)
         return WorkerLease(allocation, lease, self._released, private=self.private, usage=usage)
 
     def _choose(self, line: CallQueue, asked: LocalRequest, taken: Mapping[str, Extent]) -> dict[str, Extent] | None:
