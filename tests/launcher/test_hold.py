@@ -131,7 +131,7 @@ os.kill(os.getpid(), 9)
     (lease, _) = aa.leases(aa.detect(MACHINE))
     from anyaccel.ledger import Ledger
 
-    Ledger.open().release_of(lease.id)
+    Ledger.open().end_lease(lease.id)
     aa.acquire("APU:2", machine=MACHINE, wait=60).release()
 
 
@@ -223,7 +223,7 @@ def test_a_hold_ends_by_itself(acme, anyaccel):
 
 
 def test_the_queue_shows_who_waits(acme, anyaccel):
-    assert anyaccel("queue").stdout == "Nobody waits.\n"
+    assert anyaccel("queue").stdout == "No request waits.\n"
     with aa.acquire("APU:2", machine=MACHINE):
         waiting = start("run", "APU", "--note", "patient", "--", "true")
         waiting.stderr.readline()

@@ -1,7 +1,7 @@
-"""Find the accelerators of a machine, hand them out, and start workers that see exactly theirs.
+"""Find the accelerators of a machine, share them, and start workers that see exactly their own.
 
-Nothing is imported before it is needed: ``import anyaccel`` costs next to nothing. What type checkers see stands in
-``__init__.pyi``; a test keeps the two alike.
+``import anyaccel`` is fast, since each name imports its module at the first use. Type checkers read ``__init__.pyi``; a
+test compares the two.
 """
 
 from anyaccel._faces import face

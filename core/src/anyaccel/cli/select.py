@@ -36,6 +36,7 @@ def main(args: argparse.Namespace) -> int:
     wanted = anyaccel.parse_request(args.request)
     inventory = survey(args)
     allocation = anyaccel.open_scheduler(inventory).allocate(wanted)
+    # Limits count devices: a request that falls back to the CPU has none.
     limits = () if allocation.cpu else find_limits(wanted, time=args.time, priority=args.priority, inventory=inventory)
     verdict = apply_limits(anyaccel.Verdict(request=wanted, fits_now=True, ever_fits=True), limits)
     if not verdict.ever_fits:

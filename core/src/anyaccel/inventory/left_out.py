@@ -1,4 +1,4 @@
-"""Devices of vendors that the environment leaves out of an inventory: there all the same, and to be closed."""
+"""Devices of excluded vendors, which must be closed to workers."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from anyaccel.vendors.process import ask, problem_in
 
 
 class Unlisted(Value):
-    """A device that no inventory lists.
+    """A device outside of the inventory.
 
     Attributes:
-        name: What to call it.
-        nodes: Device nodes without which it does not work.
+        name: Name of the device.
+        nodes: Device nodes that the device needs.
     """
 
     name: str
@@ -26,12 +26,12 @@ class Unlisted(Value):
 
 
 class LeftOut(Value):
-    """A vendor whose plug-in is installed and which an inventory leaves out.
+    """A vendor with an installed plug-in outside of an inventory.
 
     Attributes:
         vendor: Key of the vendor.
-        devices: Its devices.
-        reason: Why they are not known, or not all; empty when they are.
+        devices: Known devices of the vendor.
+        reason: Why not all devices are known; empty when all are.
     """
 
     vendor: str
@@ -40,13 +40,13 @@ class LeftOut(Value):
 
 
 def left_out(inventory: Inventory) -> tuple[LeftOut, ...]:
-    """Ask the plug-ins that ``ANYACCEL_PLUGINS`` and ``ANYACCEL_DISABLE`` leave out what they have on a machine.
+    """Ask plug-ins excluded by ``ANYACCEL_PLUGINS`` and ``ANYACCEL_DISABLE`` for their devices on a machine.
 
-    Each runs in its guarded process, as in detection, so that it can do no harm here. They are asked once per machine
-    and process. A simulated machine has what it was made with, so nothing is asked about it.
+    Each plug-in runs in its guarded process, as in detection. Answers are kept per machine, since confinement asks
+    before each launch. A simulated machine has no further devices.
 
     Args:
-        inventory: The machine's inventory: its vendors have been asked.
+        inventory: The machine's inventory; its vendors are not asked again.
     """
     return _left_out(inventory.machine, frozenset(report.vendor for report in inventory.vendors))
 
@@ -55,7 +55,7 @@ def left_out(inventory: Inventory) -> tuple[LeftOut, ...]:
 def _left_out(machine: str, listed: frozenset[str]) -> tuple[LeftOut, ...]:
     try:
         where = parse_machine(machine)
-    except MachineError:  # an inventory that somebody made: its machine is nowhere
+    except MachineError:  # the inventory was made by hand
         return ()
     if where.simulated:
         return ()

@@ -15,7 +15,7 @@ from anyaccel.launcher.start import make_start_error
 from anyaccel.launcher.time_limit import Countdown, TimeLimit, check_early
 from anyaccel.linux import mark as marks
 from anyaccel.linux import process
-from anyaccel.linux.teardown import GRACE_SECONDS, Teardown, find_all, find_carriers, find_tree
+from anyaccel.linux.teardown import GRACE_SECONDS, Teardown, combine_finds, find_carriers, find_tree
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -206,7 +206,7 @@ class _TimedEnd:
             if self._exited.wait(min(left, _LONGEST_WAIT)):
                 return
         self.timed_out = True
-        Teardown(find_all(find_carriers([self._mark]), find_tree({pid: started})), grace=limit.grace).run()
+        Teardown(combine_finds(find_carriers([self._mark]), find_tree({pid: started})), grace=limit.grace).run()
 
     def _print_soon(self, text: str) -> None:
         """Print a line on standard error; a stopped terminal does not delay the end of the command."""

@@ -193,7 +193,7 @@ def _make_request(function: str, request: str | Sequence[str] | Request, options
     from anyaccel.launcher.options import AcquireOptions, check_options
 
     check_options(function, options, AcquireOptions.__annotations__)
-    return LeaseRequest(request, marks.of_process, options)
+    return LeaseRequest(request, marks.draw_for_process, options)
 
 
 def keep(lease: DeviceLease) -> DeviceLease:

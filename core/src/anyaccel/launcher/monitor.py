@@ -232,7 +232,7 @@ class _LeaseWatch:
                     until = process.boot_seconds() + again  # some may be left, such as another user's process
                     again = min(2 * again, _LONGEST_PAUSE)
                 with contextlib.suppress(AnyaccelError):
-                    carriers = self._ledger.carriers(self._lease)
+                    carriers = self._ledger.find_carriers(self._lease)
                     if carriers is None:
                         return timed_out
                     # Watch another carrier of the mark: its exit is the next moment at which the lease can end.
@@ -259,7 +259,7 @@ class _LeaseWatch:
     def _is_active(self) -> bool:
         """Return whether the lease is active, as far as known."""
         try:
-            return self._ledger.carriers(self._lease) is not None
+            return self._ledger.find_carriers(self._lease) is not None
         except AnyaccelError:
             return True
 
@@ -273,7 +273,7 @@ class _LeaseWatch:
         if limit is not None and not printed:
             self._print(limit.message)  # before the end: a shell shows its prompt once the command has exited
         with contextlib.suppress(AnyaccelError):
-            self._ledger.release_of(self._lease, grace=GRACE_SECONDS if limit is None else limit.grace, force=True)
+            self._ledger.end_lease(self._lease, grace=GRACE_SECONDS if limit is None else limit.grace, force=True)
         return limit is not None
 
     def _print(self, text: str) -> None:

@@ -17,7 +17,7 @@ from anyaccel.launcher.rendezvous import Rendezvous
 from anyaccel.launcher.start import make_start_error
 from anyaccel.launcher.time_limit import STATUS, TimeLimit, print_line
 from anyaccel.linux import process
-from anyaccel.linux.teardown import GRACE_SECONDS, Teardown, find_tree, tell_left
+from anyaccel.linux.teardown import GRACE_SECONDS, Teardown, describe_left, find_tree
 from anyaccel.model import replace
 from anyaccel.vendors import close as close_vendors
 
@@ -135,7 +135,7 @@ class _RankGroup:
             if came.si_signo == _STOP:
                 os.kill(os.getpid(), signal.SIGSTOP)  # the shell waits for this process, not for the ranks
         # Such as processes of another user, or in an uninterruptible sleep.
-        for line in tell_left(self._end, "the ranks"):
+        for line in describe_left(self._end, "the ranks"):
             print_line(line)
         return self._status
 

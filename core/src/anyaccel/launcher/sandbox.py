@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 from anyaccel.errors import EnforcementError, PluginError
 from anyaccel.linux.descriptors import list_descriptors
-from anyaccel.linux.process import call_apart
+from anyaccel.linux.process import call_in_thread
 from anyaccel.model import Allocation, Device, Inventory, Value, VendorState, replace
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Sandbox(Value):
             self._restrict(check_open=False)
             return function()
 
-        return call_apart(confined)
+        return call_in_thread(confined)
 
     def _restrict(self, *, check_open: bool) -> None:
         from anyaccel.launcher import reach

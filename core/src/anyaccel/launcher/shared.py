@@ -142,7 +142,7 @@ class SharedScheduler(Scheduler):
         choice = cached(inventory, plan.request, lambda: Choice(inventory, plan.request, validate, names))
         time = waiting.seconds
         options: AcquireOptions = {"environ": self._environ, "inventory": inventory, "time": time}
-        return LeaseRequest(plan.request, marks.of_process, options, choice=choice)
+        return LeaseRequest(plan.request, marks.draw_for_process, options, choice=choice)
 
     def _make_choose(self, pending: LeaseRequest) -> Choose:
         """Return the function to choose devices for a request; allocations without a lease are taken, too."""
@@ -192,7 +192,7 @@ class SharedScheduler(Scheduler):
         if wait:
             ahead = wait.position - 1
         elif plan.ever_fits and waiting.number == _LAST:  # a newcomer
-            ahead = self._ledger.ahead(self._make_request(plan, waiting).want, waiting.priority)
+            ahead = self._ledger.count_ahead(self._make_request(plan, waiting).want, waiting.priority)
         else:
             ahead = 0
         others = ahead - len(found)

@@ -157,7 +157,7 @@ def use(request: str | Sequence[str] | Request, **options: Unpack[AcquireOptions
             )
         used = _active
         if used is None:
-            pending = LeaseRequest(wanted, marks.of_process, options)
+            pending = LeaseRequest(wanted, marks.draw_for_process, options)
             refuse_if_loaded(pending.inventory)  # before the wait: a late error would waste it
             used = made = pending.get(_begin)
         else:

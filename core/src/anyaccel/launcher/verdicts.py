@@ -84,7 +84,7 @@ def estimate_start(
     Raises:
         StateDirectoryError: If the ledger cannot be read.
     """
-    return Ledger.open().starts(_make_want(inventory, request, os.environ, time))
+    return Ledger.open().forecast_start(_make_want(inventory, request, os.environ, time))
 
 
 def leases(inventory: Inventory, environ: Mapping[str, str] | None = None) -> tuple[LeaseRecord, ...]:
@@ -162,7 +162,7 @@ def judge(
     want = _make_want(inventory, request, environ, time)
     # Limits before the queue: a request over its limit waits for the user's own leases, not for earlier requests.
     verdict = apply_limits(verdict, ledger.over_limits(want, priority))
-    if not verdict.fits_now or not (ahead := ledger.ahead(want, priority)):
+    if not verdict.fits_now or not (ahead := ledger.count_ahead(want, priority)):
         return verdict
     message = f"{ahead} earlier request{'s wait' if ahead > 1 else ' waits'} for the same devices"
     reasons = (Reason(code=ReasonCode.WAITING_BEHIND, message=message),)

@@ -1,4 +1,4 @@
-"""The values that travel through anyaccel: frozen, keyword-only, without behavior on the machine."""
+"""The values of anyaccel: frozen, made by keyword, without effects on the machine."""
 
 from anyaccel.model._value import Value, field, replace
 from anyaccel.model.allocation import AGREEMENT, Allocation, EnvContext, EnvEdits, Gang, Grant, Share
@@ -10,6 +10,7 @@ from anyaccel.model.device import (
     Health,
     Product,
     VisiblePart,
+    slots_by_id,
 )
 from anyaccel.model.extent import ANY_SLOTS, DIVIDED, NOTHING, Extent, format_slots, slot_mask, slot_numbers
 from anyaccel.model.inventory import Inventory, VendorReport, VendorState, parts_of
@@ -70,5 +71,6 @@ __all__ = [
     "replace",
     "slot_mask",
     "slot_numbers",
+    "slots_by_id",
     "write_labels",
 ]

@@ -1,4 +1,4 @@
-"""What somebody asks for: a request of one or more terms, all of which are served or none."""
+"""Requests: terms that are served together or not at all."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from anyaccel.model.device import UNITS_PER_DEVICE
 
 
 def format_units(units: int) -> str:
-    """Write a quantity of 1/10000 devices as an exact decimal: 5000 as ``0.5``, 20000 as ``2``."""
+    """Write 1/10000 devices as an exact decimal: 5000 as ``0.5``, 20000 as ``2``."""
     whole, rest = divmod(units, UNITS_PER_DEVICE)
     return f"{whole}.{rest:04d}".rstrip("0") if rest else str(whole)
 
 
 class Term(Value):
-    """One term of a request: a quantity of devices that go by one of some names.
+    """A term of a request: a quantity of devices with one of several names.
 
     Attributes:
-        names: Alternatives, in order of preference; each is a resource, a vendor or an accelerator-type tag.
+        names: Alternatives, in order of preference: resources, vendors or accelerator-type tags.
         units: Quantity in 1/10000 of a device: whole devices (a multiple of 10000) or a share of one (less).
-        filters: What is asked of each device, as the name of a filter and its value: ``(("mem", "40GiB"),)``. A name
-            that is a sign stands behind the term's names.
-        linked: Whether the devices must be connected to each other directly.
+        filters: Filters of devices, by name and value: ``(("mem", "40GiB"),)``. A filter whose name is a sign stands
+            right behind the names of the term.
+        linked: Whether the devices must be connected directly.
         mixed: Whether the devices may be of several vendors and types.
     """
 
@@ -32,12 +32,12 @@ class Term(Value):
 
     @property
     def count(self) -> int:
-        """Number of devices that are touched: the whole devices, or one that is shared."""
+        """Number of devices: the whole devices, or one shared device."""
         return max(1, self.units // UNITS_PER_DEVICE)
 
     @property
     def fraction(self) -> bool:
-        """Whether a share of one device is asked for."""
+        """Whether the term asks for a share of one device."""
         return self.units < UNITS_PER_DEVICE
 
     def __str__(self) -> str:
@@ -52,11 +52,11 @@ class Term(Value):
 
 
 class Request(Value):
-    """Terms that are served together or not at all.
+    """Several terms, which are served together or not at all.
 
     Attributes:
         terms: The terms, at least one.
-        else_cpu: Whether running without any device is acceptable where the terms can never be served.
+        else_cpu: Whether the request accepts the CPU if the terms can never be served.
     """
 
     terms: tuple[Term, ...]

@@ -440,7 +440,7 @@ class Broker:
         line.timer = loop.call_later(wish.pause(), partial(self._ask, line, asked))
 
         def note(descriptor: int) -> None:
-            if wish.noted(descriptor):
+            if wish.read_event(descriptor):
                 self._ask(line, asked)
 
         line.watched = wish.descriptors()
@@ -552,7 +552,7 @@ class Broker:
             ids = self.scope.ids
             keys: frozenset[str] = frozenset()
             with contextlib.suppress(AnyaccelError):  # whoever asks for devices is told
-                keys = self.ledger.wanted(frozenset(ids))
+                keys = self.ledger.find_wanted(frozenset(ids))
             self._elsewhere = self.scope.excluded_by(ids[key] for key in keys) if keys else frozenset()
         return not member.ids.isdisjoint(self._elsewhere)
 

@@ -15,7 +15,7 @@ from anyaccel.forkserver import client
 from anyaccel.forkserver.client import Gone
 from anyaccel.linux.mark import Mark, carries
 from anyaccel.linux.process import describe_end
-from anyaccel.linux.teardown import Teardown, find_carriers, tell_left
+from anyaccel.linux.teardown import Teardown, describe_left, find_carriers
 from anyaccel.pool.reactor import reactor
 
 TARGET = "anyaccel.pool.worker:serve"
@@ -152,7 +152,7 @@ class WorkerServer(client.ForkServer):
         """
         process = (self._take_spare() if ahead else None) or Process(self, ahead=False)
         try:
-            self.tell(process.number, {"hold": process.number, "grace": grace}, leases)
+            self.send_or_drop(process.number, {"hold": process.number, "grace": grace}, leases)
         except OSError:
             process.close()
             raise
@@ -217,7 +217,7 @@ class WorkerServer(client.ForkServer):
         stuck = [child for child in children if any(carries(pid, child.mark) for pid in rest.own)]
         for child in children:
             if child in stuck:
-                child.on_stuck("; ".join(tell_left(rest, "a worker")))
+                child.on_stuck("; ".join(describe_left(rest, "a worker")))
             else:
                 carried = any(carries(pid, child.mark) for pid in rest.others)
                 child.ended(Gone(reason=gone.reason, carried=carried))

@@ -1,4 +1,4 @@
-"""Who gets which device: the grammar of requests, placement, the queue and the reasons."""
+"""Scheduling: the grammar of requests, placement, the queue and reasons."""
 
 from anyaccel._faces import face
 

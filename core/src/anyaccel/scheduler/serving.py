@@ -1,4 +1,4 @@
-"""Whether a device serves a term: the one place that decides it, for placement, reasons and engines alike."""
+"""The test whether a device serves a term, for placement, reasons and engines alike."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ from anyaccel.text import listed
 
 
 class DeviceRule(NamedTuple):
-    """One thing that a term asks of each of its devices.
+    """A condition of a term on each of its devices.
 
     Attributes:
-        code: What stands in the way where a device does not pass.
-        passes: Whether a device passes.
-        said: Why some devices do not: a clause without capital and period, or empty.
-        filter: Name of the filter; empty where the rule is none.
-        counts: Whether it names devices one by one, of which some may not be there.
+        code: Reason code if a device does not pass.
+        passes: Returns whether a device passes.
+        explain_failure: Explains why devices do not pass: a clause without capital and period, or empty.
+        filter: Name of the filter; empty for a rule that is not a filter.
+        counts: Whether the rule names devices, of which some may not exist.
     """
 
     code: ReasonCode
     passes: Callable[[Device], bool]
-    said: Callable[[Sequence[Device]], str]
+    explain_failure: Callable[[Sequence[Device]], str]
     filter: str = ""
     counts: bool = False
 
 
 def serves(device: Device, term: Term, inventory: Inventory) -> bool:
-    """Whether a device serves a term when nobody holds it.
+    """Return whether a device serves a term if nothing is held.
 
     Args:
         device: The device.
-        term: The term; its filters are known.
-        inventory: The machine that the device is on.
+        term: The term, with known filters.
+        inventory: The machine of the device.
     """
     return goes_by(device, term.names) and all(rule.passes(device) for rule in rules(term, inventory))
 
 
 def rules(term: Term, inventory: Inventory) -> Iterator[DeviceRule]:
-    """What a term asks of each device of a machine beside the name, what the term itself says first."""
+    """Yield the conditions of a term on each device beside the name, filters first."""
     for each in asked(term, inventory):
         yield _of_filter(each)
     yield _VISIBLE
@@ -55,7 +55,7 @@ def _of_filter(asked: AskedFilter[Any]) -> DeviceRule:
     return DeviceRule(
         code=ReasonCode.FILTER,
         passes=entry.predicate(asked),
-        said=lambda devices: entry.said(asked, devices),
+        explain_failure=lambda devices: entry.explain_failure(asked, devices),
         filter=entry.name,
         counts=entry.count(asked.wanted) is not None,
     )

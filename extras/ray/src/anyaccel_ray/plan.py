@@ -138,7 +138,7 @@ def _unfit(term: Term, resource: str, devices: Sequence[Device], kind: NodeKind)
     for rule in rules(term, kind.inventory):
         failing = [device for device in devices if not rule.passes(device)]
         if failing:
-            return f"Ray gives any of its {resource}, and some will not do ({rule.said(failing)})"
+            return f"Ray gives any of its {resource}, and some will not do ({rule.explain_failure(failing)})"
     for each in (each.filter for each in asked(term)):
         if not each.portable:
             return f"Ray cannot be asked for {each.form}, which is of one machine; run it there, without Ray"
