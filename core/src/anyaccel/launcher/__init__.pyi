@@ -1,4 +1,7 @@
 from anyaccel.launcher import time_limit as time_limit
+from anyaccel.launcher.choosing import KnownNames as KnownNames
+from anyaccel.launcher.choosing import count_capacity as count_capacity
+from anyaccel.launcher.choosing import validate as validate
 from anyaccel.launcher.command import run as run
 from anyaccel.launcher.detached import JOB_NAME as JOB_NAME
 from anyaccel.launcher.detached import fork_child as fork_child
@@ -15,10 +18,7 @@ from anyaccel.launcher.monitor import end_in_time as end_in_time
 from anyaccel.launcher.options import AcquireOptions as AcquireOptions
 from anyaccel.launcher.options import StartOptions as StartOptions
 from anyaccel.launcher.rendezvous import Rendezvous as Rendezvous
-from anyaccel.launcher.schedulers import KnownNames as KnownNames
-from anyaccel.launcher.schedulers import count_capacity as count_capacity
 from anyaccel.launcher.schedulers import open_scheduler as open_scheduler
-from anyaccel.launcher.schedulers import validate as validate
 from anyaccel.launcher.start import become as become
 from anyaccel.launcher.start import check_program as check_program
 from anyaccel.launcher.start import make_start_error as make_start_error

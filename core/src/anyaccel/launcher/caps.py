@@ -88,20 +88,32 @@ class _Finder:
         finally:
             self._asking.discard(thread)
         if spec is not None and hasattr(spec.loader, "exec_module"):
-            self._call_after(spec.loader)
+            # A wrapper, since some loaders have no __dict__ for a method; __getattr__ has the rest.
+            spec.loader = _Loader(spec.loader, self._executed)  # type: ignore[assignment]
         return spec
 
-    def _call_after(self, loader: Any) -> None:
-        """Make a loader, which may load other modules as well, call the function after the import of the module."""
-        execute = loader.exec_module
+    def _executed(self, module: ModuleType) -> None:
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+            self._then(module)
 
-        def exec_module(module: ModuleType) -> None:
-            execute(module)
-            if module.__name__ == self.name and self in sys.meta_path:
-                sys.meta_path.remove(self)
-                self._then(module)
 
-        loader.exec_module = exec_module
+class _Loader:
+    """Stands in for a loader, possibly of several modules, until a module is executed."""
+
+    def __init__(self, loader: Any, then: Callable[[ModuleType], None]) -> None:
+        self._loader = loader
+        self._then = then
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        self._then(module)
 
 
 def _cap_tensorflow(module: Any, environ: MutableMapping[str, str]) -> None:

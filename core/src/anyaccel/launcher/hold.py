@@ -10,8 +10,8 @@ from typing import TypeVar
 
 from anyaccel.errors import DeadlockError, DevicesBusyError, LimitError, NeverFitsError, NotFreeError
 from anyaccel.inventory.detect import survey
+from anyaccel.launcher.choosing import local_scheduler, make_choice
 from anyaccel.launcher.launch import Launch, check_start, plan_launch
-from anyaccel.launcher.schedulers import local_scheduler, make_choice
 from anyaccel.launcher.scope import Scope
 from anyaccel.launcher.usage import OpenLease
 from anyaccel.launcher.verdicts import judge, make_limit_error

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 
 from anyaccel.inventory.detect import survey
 from anyaccel.launcher.caps import FRACTION_VARIABLE
+from anyaccel.launcher.choosing import local_scheduler
 from anyaccel.launcher.environment import WorkerEnvironment, warn_once, worker_environment
 from anyaccel.launcher.inside import ProcessSetup
-from anyaccel.launcher.schedulers import local_scheduler
 from anyaccel.linux.mark import Mark
 from anyaccel.model import Allocation, Inventory, Request, Value, replace
 from anyaccel.scheduler import parse_request

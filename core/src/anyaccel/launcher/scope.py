@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from anyaccel.inventory.contested import families, places
 from anyaccel.inventory.current import LEASE_VARIABLE, current
-from anyaccel.launcher.schedulers import cached
+from anyaccel.launcher.choosing import cached
 from anyaccel.ledger import LeaseRecord, Want
 from anyaccel.ledger.device_locks import DeviceLock
 from anyaccel.ledger.names import device_name, vendor_and_id

@@ -11,8 +11,8 @@ from contextlib import suppress
 from time import monotonic
 
 from anyaccel.errors import AnyaccelError, DevicesBusyError, LimitError
+from anyaccel.launcher.choosing import KnownNames, cached, validate
 from anyaccel.launcher.hold import LeaseRequest
-from anyaccel.launcher.schedulers import KnownNames, cached, validate
 from anyaccel.launcher.usage import OpenLease
 from anyaccel.launcher.verdicts import ActiveLeases, apply_limits, make_limit_error
 from anyaccel.launcher.waits import note_own

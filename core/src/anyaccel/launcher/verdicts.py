@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 
 from anyaccel.errors import AnyaccelError, LimitError, NeverFitsError
 from anyaccel.inventory.detect import survey
+from anyaccel.launcher.choosing import local_scheduler, make_choice
 from anyaccel.launcher.environment import worker_environment
-from anyaccel.launcher.schedulers import local_scheduler, make_choice
 from anyaccel.launcher.scope import Scope
 from anyaccel.launcher.waits import describe_holder
 from anyaccel.ledger import LeaseRecord, Ledger, Want

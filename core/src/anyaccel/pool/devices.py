@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from anyaccel.errors import NeverFitsError, StateDirectoryError
-from anyaccel.launcher.schedulers import KnownNames, local_scheduler, validate
+from anyaccel.launcher.choosing import KnownNames, local_scheduler, validate
 from anyaccel.launcher.scope import Scope
 from anyaccel.launcher.usage import OpenLease, UsageMeter
 from anyaccel.ledger import Want

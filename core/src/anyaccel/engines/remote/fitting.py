@@ -7,7 +7,7 @@ from itertools import chain
 from typing import Generic, NamedTuple, TypeVar
 
 from anyaccel.errors import NeverFitsError, UnknownNameError
-from anyaccel.launcher.schedulers import KnownNames, validate
+from anyaccel.launcher.choosing import KnownNames, validate
 from anyaccel.model import Inventory, Request
 from anyaccel.scheduler import Scheduler, Verdict
 from anyaccel.scheduler.names import LazyNames
