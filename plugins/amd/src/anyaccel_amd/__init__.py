@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from anyaccel.kit import (
-    Cap,
+    CUPY,
+    JAX,
     Card,
     Catalog,
     Entry,
@@ -45,18 +46,6 @@ CUDA_VENDOR = 0x10DE
 DISPLAY_VGA, DISPLAY_3D, DISPLAY_OTHER, PROCESSING = 0x0300, 0x0302, 0x0380, 0x1200
 KFD_NODE = "/dev/kfd"
 WSL_NODE, WSL_LIBRARY = "/dev/dxg", "/opt/rocm*/lib/librocdxg.so*"
-TENSORFLOW_MEMORY = "TF_FORCE_GPU_ALLOW_GROWTH"
-CAPS = (
-    Cap(
-        "JAX",
-        "XLA_PYTHON_CLIENT_MEM_FRACTION",
-        "fraction",
-        rival="XLA_CLIENT_MEM_FRACTION",  # its newer name: JAX refuses to start with both
-        void=("XLA_PYTHON_CLIENT_ALLOCATOR", "platform", "cuda_async", "vmm"),
-    ),
-    Cap("CuPy", "CUPY_GPU_MEMORY_LIMIT", "bytes"),
-)
-"""Caps of frameworks; ROCm's builds read the same variables as CUDA's builds."""
 DEAD = (errno.EIO, errno.ENODEV, errno.ENXIO, errno.ETIMEDOUT)
 """The driver's errors for a GPU in a hang or a reset, or off the bus."""
 
@@ -74,14 +63,8 @@ class AMD(Vendor):
     pci_vendors, pci_classes = (0x1002,), (DISPLAY_VGA, DISPLAY_3D, DISPLAY_OTHER, PROCESSING)
     catalog = Catalog(__file__)
     mask, cleared = masks.HIP, (masks.CUDA,)
-    variables = (
-        masks.CUDA,
-        masks.ROCR,
-        masks.OPENCL,
-        TENSORFLOW_MEMORY,
-        units.MASK,
-        *(name for cap in CAPS for name in cap.variables),
-    )
+    variables = (masks.CUDA, masks.ROCR, masks.OPENCL, units.MASK)
+    caps = (JAX, CUPY)  # ROCm's builds read the same variables as CUDA's builds
     control_nodes = (KFD_NODE,)
     # Holders of a GPU are isolated by agreement, or by masks of its compute units if wanted. Partitions are devices.
     sharing = Fractional.SHARED
@@ -315,16 +298,7 @@ class AMD(Vendor):
         if mask := units.mask(devices, ctx.shares, relative=bool(edits.set.get(masks.ROCR))):
             held = all(share.whole or share.slots for share in ctx.shares.values())
             edits = replace(edits, set={**edits.set, units.MASK: mask}, compute_by=units.HELD if held else "")
-        share = ctx.shares.get(devices[0].id) if len(devices) == 1 else None
-        if share is None or share.whole:
-            return edits
-        caps = cap_frameworks(CAPS, devices[0], share, ctx.environ)
-        return replace(
-            edits,
-            set={**edits.set, **caps.set, TENSORFLOW_MEMORY: "true"},
-            unset=edits.unset | caps.unset,
-            limited_by=caps.limited_by,
-        )
+        return cap_frameworks(self.caps, edits, devices, ctx)
 
     def visible(self, environ: Mapping[str, str], devices: Sequence[Device]) -> Sequence[str | VisiblePart] | None:
         """Return the devices, or slots of devices, visible to a HIP program."""
