@@ -185,7 +185,7 @@ def test_who_waits_and_does_not_look(start, state):
     stop(waiting, state)
     message, fix = until(wrong, "doctor to notice")[0]
     assert message.startswith(f"process {waiting.pid} of ")
-    assert message.endswith("and does not look any more")
+    assert message.endswith("and has stopped")
     assert f"kill -CONT {waiting.pid}" in fix
 
 

@@ -75,7 +75,7 @@ def test_a_vendor_that_failed_is_not_a_vendor_without_devices(acme, install, any
     install("broken", BROKEN)
     status, out, err = run(anyaccel, "export", "slurm", "--machine", "sim:A1:2", "--node", "n1")
     assert (status, out) == (1, "")
-    assert "nothing is exported, because it is not known what there is of broken" in err
+    assert "the devices of broken are unknown, and an incomplete list is not exported" in err
     status, out, _ = run(
         anyaccel, "export", "slurm", "--machine", "sim:A1:2", "--node", "n1", env={"ANYACCEL_PLUGINS": "acme"}
     )

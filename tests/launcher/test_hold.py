@@ -223,7 +223,7 @@ def test_a_hold_ends_by_itself(acme, anyaccel):
 
 
 def test_the_queue_shows_who_waits(acme, anyaccel):
-    assert anyaccel("queue").stdout == "Nobody waits.\n"
+    assert anyaccel("queue").stdout == "No request waits.\n"
     with aa.acquire("APU:2", machine=MACHINE):
         waiting = start("run", "APU", "--note", "patient", "--", "true")
         waiting.stderr.readline()

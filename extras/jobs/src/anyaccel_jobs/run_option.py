@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int | None:
-    """Run the command as a job, and print its number; return None where ``--detach`` is not given.
+    """Run the command as a job, and print its number; return None without ``--detach``.
 
     Raises:
         UsageError: When there is no command.
@@ -45,20 +45,20 @@ def main(args: argparse.Namespace) -> int | None:
 
 
 def _supervise(args: argparse.Namespace, supervisor: Supervisor) -> int:
-    """Wait for the devices, run the command, and write down what happens."""
+    """Wait for the devices, run the command, and record its states."""
     from anyaccel.cli import acquire_devices, become_command, time_limit
     from anyaccel.vendors import close
 
-    with acquire_devices(args, waits=lambda: supervisor.begin("waiting", grace=args.grace), stays=True) as hold:
+    with acquire_devices(args, waits=lambda: supervisor.record("waiting", grace=args.grace), stays=True) as hold:
         limit = time_limit(args, hold)
-        supervisor.begin(
+        supervisor.record(
             "running", devices=tuple(device.name for device in hold.devices), lease=hold.id, grace=args.grace,
             time_limit=None if limit is None else limit.seconds,
         )  # fmt: skip
         close()
         mark = hold.lease.mark if hold.lease else ()
         status, state = supervisor.supervise(lambda: become_command(args, hold), mark, limit)
-        supervisor.end(status, state=state)
+        supervisor.finish(status, state=state)
         hold.finish_entry(status, timed_out=state == "timeout")
         hold.remove_group()
         os._exit(status)  # the devices go with this process, or with the last one that the command has left behind

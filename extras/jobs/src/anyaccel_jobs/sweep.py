@@ -1,8 +1,9 @@
-"""Sweeps: many commands, in order, as many at once as there are devices, in one process that starts and logs them.
+"""Sweeps: many commands, as many at once as there are devices, started and logged by one process.
 
-A device is kept from one command to the next, so that a short command costs little more than its start, and goes back
-when somebody else waits for it or when a command has left something running with it. One place in line is taken at a
-time. The job log is that of GNU parallel: tab-separated values, one line for each command that has ended.
+A device is kept from one command to the next, so that a short command costs little more than its start. It is released
+when another request waits for it, or when a command left a process running with it. The sweep has one place in the
+queue at a time. The job log has the format of GNU parallel: tab-separated values, a line for each command that has
+ended.
 """
 
 from __future__ import annotations
@@ -53,13 +54,13 @@ _OPERATOR = re.compile("[|&;<>]")
 
 
 def parse_each(text: str) -> tuple[str, tuple[str, ...]]:
-    """Understand ``lr=0.1,0.01`` or ``seed=1..5``: a name, and the values that it takes.
+    """Parse ``lr=0.1,0.01`` or ``seed=1..5`` into a name and its values.
 
-    Values are separated by commas; ``1..5`` is each whole number from the first to the last, ``01..10`` with zeros in
-    front.
+    Values are separated by commas. ``1..5`` stands for the whole numbers from the first to the last, ``01..10`` with
+    leading zeros.
 
     Raises:
-        UsageError: When it is neither.
+        UsageError: When the text is neither.
     """
     name, equals, listed = text.partition("=")
     if not equals or not _NAME.fullmatch(name):
@@ -90,21 +91,21 @@ def _range(text: str) -> Iterable[str]:
 
 
 class Commands:
-    """The commands of a sweep: each combination of the values put into a template, the last name fastest.
+    """The commands of a sweep: every combination of values put into a template, the last name fastest.
 
-    ``{name}`` stands for a value, ``{}`` for a line of the input and ``{#}`` for the number of the command, from 1. All
-    stand for a part of one argument: nothing is read by a shell. Other braces stay as they are.
+    ``{name}`` stands for a value, ``{}`` for a line of the input and ``{#}`` for the number of the command, from 1.
+    Each is replaced within one argument; no shell reads the result.
 
     Args:
-        template: The command; empty where each line of the input is one.
+        template: The command; empty if each line of the input is a command.
         each: Values by name.
-        lines: The lines of the input; None where there is none.
+        lines: The lines of the input; None for no input.
 
     Attributes:
-        notes: What people should know about them.
+        notes: Remarks for the user.
 
     Raises:
-        UsageError: When they make no sense.
+        UsageError: When the parts do not fit together.
     """
 
     def __init__(
@@ -133,7 +134,7 @@ class Commands:
         return math.prod(map(len, self._axes.values()))
 
     def __iter__(self) -> Iterator[tuple[int, tuple[str, ...]]]:
-        """The number of each, from 1, and its arguments; made one by one."""
+        """Yield the number and the arguments of each command."""
         for number, values in enumerate(itertools.product(*self._axes.values()), 1):
             if not self._template:
                 yield number, values[0]  # type: ignore[misc] # the line, split
@@ -144,7 +145,7 @@ class Commands:
             yield number, tuple(made)
 
     def _parts(self, argument: str) -> list[tuple[bool, str]]:
-        """An argument as texts and, with True, names of values."""
+        """Split an argument into texts and, with True, names of values."""
         parts, at = [], 0
         for match in _VARIABLE.finditer(argument):
             if match[1] == "#" or match[1] in self._axes:
@@ -165,7 +166,7 @@ class Commands:
 
 
 def _split(lines: Sequence[str]) -> list[tuple[str, ...]]:
-    """The arguments of each line, which a shell's quotes keep together; nothing else that a shell does."""
+    """Split each line into arguments as a shell does, without any other expansion."""
     found = []
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.lstrip().startswith("#"):
@@ -184,22 +185,23 @@ def _split(lines: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 def written(command: Sequence[str]) -> str:
-    """A command as one line without tabs: as people would type it."""
+    """Format a command as one shell line without tabs."""
     return shlex.join(command).replace("\t", "\\t").replace("\n", "\\n").replace("\r", "\\r")
 
 
 class JobLog:
-    """The job log of a sweep: one line for each command that has ended.
+    """The job log of a sweep: a line for each command that has ended.
 
     Args:
         path: Its file.
-        resume: Whether an earlier one is gone on with; those of its commands that ended well are not run again.
+        resume: Whether to continue an existing file; its successful commands are not run again.
 
     Attributes:
-        done: Numbers of the commands that ended well before, with the commands as written.
+        path: Its file.
+        done: Successful commands by number, as they are written in the file.
 
     Raises:
-        UsageError: When there is one that is not gone on with, or it is none.
+        UsageError: When the file exists and is not to be continued, or is no job log.
         AnyaccelError: When it cannot be written.
     """
 
@@ -234,10 +236,10 @@ class JobLog:
                         self.done[int(fields[0])] = fields[8]
 
     def was_done(self, number: int, command: Sequence[str]) -> bool:
-        """Whether a command has ended well before.
+        """Return whether a command has succeeded before.
 
         Raises:
-            UsageError: When the job log has another command by this number.
+            UsageError: When the job log has another command with this number.
         """
         before = self.done.get(number)
         if before is not None and before != written(command):
@@ -249,32 +251,32 @@ class JobLog:
         return before is not None
 
     def add(self, run: Ended) -> None:
-        """Add a command that has ended."""
+        """Append a line for a command that has ended."""
         fields = (run.number, run.host, f"{run.started:.3f}", f"{run.seconds:10.3f}", 0, run.output_bytes, run.status,
                   run.signal, written(run.command))  # fmt: skip
         line = "\t".join(map(str, fields)) + "\n"
         os.write(self._fd, line.encode(errors="surrogateescape"))
 
     def close(self) -> None:
-        """Close it."""
+        """Close the file."""
         os.close(self._fd)
 
 
 class Ended(Value):
-    """A command that has ended.
+    """The end of a command.
 
     Attributes:
-        number: Its number.
+        number: Number of the command.
         command: Its arguments.
-        status: Exit status; 0 where a signal ended it, 124 where it ended with 0 once its time was over.
+        status: Exit status; 0 for a command that a signal ended, 124 for one that returned 0 after its time limit.
         signal: The signal that ended it, or 0.
-        started: When it began, in seconds since 1970.
-        seconds: How long it ran.
+        started: Its start, in seconds since 1970.
+        seconds: Its duration.
         output_bytes: Size of its log.
-        host: Where it ran; ``:`` for this machine, as GNU parallel has it.
-        attempts: How often it was run.
-        log: Path of what it has printed.
-        timed_out: Whether its time limit has ended it.
+        host: Its machine; ``:`` for this one, as in GNU parallel.
+        attempts: Number of attempts.
+        log: Path of its output.
+        timed_out: Whether its time limit ended it.
     """
 
     number: int
@@ -291,27 +293,27 @@ class Ended(Value):
 
     @property
     def good(self) -> bool:
-        """Whether it ended with 0."""
+        """Return whether the command succeeded."""
         return not self.status and not self.signal
 
     @property
     def how(self) -> str:
-        """How it ended, for people."""
+        """Describe a failure for people."""
         if self.timed_out:
             return "was ended by its time limit"
         return f"was ended by signal {self.signal}" if self.signal else f"failed with exit status {self.status}"
 
 
 class Tally:
-    """How a sweep goes.
+    """Progress of a sweep.
 
     Attributes:
-        total: How many commands it has.
-        skipped: How many had ended well before.
-        done: How many have ended well.
-        failed: How many have not.
-        running: How many run now.
-        failures: The first of those that failed.
+        total: Number of commands.
+        skipped: Commands that succeeded in an earlier run.
+        done: Commands that succeeded.
+        failed: Commands that failed.
+        running: Commands that run now.
+        failures: The first failures.
     """
 
     MOST_FAILURES = 100
@@ -333,30 +335,30 @@ class Tally:
 
     @property
     def seconds(self) -> float:
-        """How long it has taken."""
+        """Seconds since the start of the sweep."""
         return time.monotonic() - self.began
 
     @property
     def left_seconds(self) -> float | None:
-        """How long the rest may take, as things went so far; None while nothing has ended."""
+        """Estimate the seconds until the end of the sweep; None before the first command has ended."""
         ended = self.done + self.failed
         return self.seconds / ended * (self.total - self.skipped - ended) if ended else None
 
 
 class SweepSetting(Value):
-    """What a sweep keeps to.
+    """Settings of a sweep.
 
     Attributes:
-        request: What each command needs.
+        request: Request of each command.
         inventory: The machine.
-        out: Folder of the logs.
-        jobs: How many run at once, at most.
-        retries: How often a command that fails is run again.
-        stop_on_error: Whether no further command is started once one has failed.
-        grace: Seconds between asking commands to end and killing them, when the sweep is stopped or their time is over.
-        time: Seconds that each command may run; None for no limit.
-        early: The signal that it gets before its time is over; None for none.
-        options: Options of :func:`anyaccel.acquire_async`: how devices are waited for, and commands are started.
+        out: Directory of the logs.
+        jobs: Commands that run at the same time, at most.
+        retries: How often a command that failed is run again.
+        stop_on_error: Whether to start no command after a failure.
+        grace: Seconds between SIGTERM and SIGKILL, when the sweep is stopped or a command reaches its time limit.
+        time: Time limit of each command, in seconds; None for no limit.
+        early: Signal before the time limit; None for none.
+        options: Options of :func:`anyaccel.acquire_async`: how to wait for devices, and how to start commands.
     """
 
     request: Request
@@ -375,11 +377,11 @@ class Sweep:
     """Runs the commands of a sweep on this machine.
 
     Args:
-        setting: What it keeps to.
-        commands: Numbers and arguments; those that are left to run.
-        tally: How it goes; what has ended is added by ``on_end``.
-        on_change: Called when something has changed, and every second.
-        on_end: Called with each command that has ended.
+        setting: Its settings.
+        commands: Numbers and arguments of the commands to run.
+        tally: Progress; ``on_end`` counts the ends.
+        on_change: Called after a change, and every second.
+        on_end: Called with the end of each command.
         on_wait: As of :func:`anyaccel.acquire`.
     """
 
@@ -414,13 +416,13 @@ class Sweep:
         self._ledger = Ledger.open()
 
     def run(self) -> int:
-        """Run them all.
+        """Run the commands.
 
         Returns:
-            0 when all ended well, 1 when some did not, 128 and the number of the signal that stopped it.
+            0 if all succeeded, 1 if some failed, 128 and the number of the signal that stopped the sweep.
 
         Raises:
-            AnyaccelError: When devices cannot be got.
+            AnyaccelError: When devices cannot be acquired.
         """
         with contextlib.suppress(OSError):
             process.adopt_orphans()  # what a command leaves behind becomes our child, and is seen
@@ -459,7 +461,7 @@ class Sweep:
                 self._give_back(hold)
 
     async def _slot(self) -> None:
-        """Run one command after the other."""
+        """Run commands one after the other, with the same devices if possible."""
         hold: DeviceLease | None = None
         while True:
             if hold is None:
@@ -491,7 +493,7 @@ class Sweep:
         return bool(self._left) and not self._asked and self._error is None and not failed
 
     async def _take(self) -> DeviceLease | None:
-        """Get devices, when it is our turn; None when that is no longer needed, or others of us go on without."""
+        """Acquire devices; None if they are no longer needed, or other slots can go on without."""
         setting = self._setting
         options: AcquireOptions = {**setting.options, "inventory": setting.inventory, "on_wait": self._on_wait}
         if setting.time is not None:  # the lease says until when it is held at most
@@ -514,7 +516,7 @@ class Sweep:
         return hold
 
     async def _run(self, number: int, command: tuple[str, ...], hold: DeviceLease) -> None:
-        """Run one command, again where it fails and that is wanted."""
+        """Run one command, and again if it fails and attempts are left."""
         if not self._holds[hold]:
             self._holds[hold] = True
             hold.begin_entry(command[0])  # one line of the journal for all commands of a lease
@@ -563,12 +565,12 @@ class Sweep:
         )  # fmt: skip
 
     def _limit(self, pid: int, hold: DeviceLease, log: str) -> _Limited | None:
-        """Have a command ended once its time is over, with all that has the devices; None where it has no limit.
+        """Start the time limit of a command, for all processes with its devices; None without a limit.
 
         Args:
             pid: The command, the leader of a process group.
             hold: Its devices.
-            log: Path of what it prints, where its early signal is told.
+            log: Path of its output, which names the early signal.
         """
         setting = self._setting
         if setting.time is None:
@@ -579,10 +581,10 @@ class Sweep:
         return _Limited(limit, Teardown(everything, grace=limit.grace), mark, log)
 
     async def _end_of_time(self, limited: _Limited, hold: DeviceLease) -> bool:
-        """Wait for what ends with a command that has ended, and forget its limit where nothing is left to end.
+        """Wait for processes that end with a command, and drop its time limit if none are left.
 
         Returns:
-            Whether the command was ended by its limit.
+            Whether the time limit ended the command.
         """
         timed_out = limited.over
         limited.countdown.early_at = None
@@ -595,7 +597,7 @@ class Sweep:
         return timed_out
 
     async def _end_those_over(self) -> None:
-        """Wait for what is being ended, since its time is over; the rest is left to monitors."""
+        """Wait for processes that are past their time limit; monitors end the others."""
         for lease, limited in tuple(self._limits.items()):
             if limited.over:
                 await limited.task
@@ -603,7 +605,7 @@ class Sweep:
             limited.task.cancel()
 
     def _intact(self, hold: DeviceLease) -> bool:
-        """Whether nothing that a command has left behind runs with the devices."""
+        """Return whether no process of a command still runs with the devices."""
         if hold.lease is None:
             return True
         orphans = self._orphans([hold.lease.mark])
@@ -612,9 +614,10 @@ class Sweep:
         return not orphans and hold.lease.intact
 
     def _keeps(self, hold: DeviceLease) -> bool:
-        """Whether the next command gets the same devices: nobody else waits for them, nothing is left behind.
+        """Return whether the next command gets the same devices.
 
-        Where commands have a time, each has a lease of its own, which says until when.
+        Another request may wait for them, or a process may still use them. With a time limit each command has a lease
+        of its own, which carries its deadline.
         """
         if hold.lease is None:
             return True
@@ -627,7 +630,7 @@ class Sweep:
         hold.release()
 
     def _orphans(self, wanted: Sequence[marks.Mark]) -> list[int]:
-        """Living processes with some marks that have become our children; those that have ended are reaped."""
+        """Return the living children of this process that carry one of the marks, and reap the dead ones."""
         found = []
         for pid in process.children(os.getpid()):
             if pid in self._running:
@@ -641,7 +644,7 @@ class Sweep:
         return found
 
     def _stop(self, number: signal.Signals) -> None:
-        """End the sweep: ask at first, kill the second time."""
+        """End the sweep: SIGTERM at first, SIGKILL the second time."""
         self._stopped = self._stopped or number
         self._asked += 1
         if self._taking is not None:
@@ -671,15 +674,15 @@ class _Limited:
 
     Args:
         limit: The limit.
-        rest: The end of the command, and of all that it has left with its devices, once its time is over.
-        mark: Mark of its lease, whose carriers get the limit's early signal.
-        log: Path of what it prints, where that is told.
+        rest: Ends the command and its processes, once its time is over.
+        mark: Mark of its lease, whose carriers get the early signal.
+        log: Path of its output.
 
     Attributes:
         limit: The limit.
         over: Whether its time is over.
-        countdown: Sends the early signal, also to what the command has left, unless that is called off.
-        task: Ends all once its time is over.
+        countdown: Sends the early signal, also to processes that the command left behind.
+        task: Ends the processes once the time is over.
     """
 
     def __init__(self, limit: time_limit.TimeLimit, rest: Teardown, mark: marks.Mark, log: str) -> None:
@@ -696,7 +699,7 @@ class _Limited:
 
 
 async def _finish(rest: Teardown, of: str) -> None:
-    """End what a teardown is for, and name what it leaves."""
+    """Complete a teardown, and name the processes that it could not end."""
     while (pause := rest.step()) is not None:  # noqa: ASYNC110 - nothing else tells of it
         await asyncio.sleep(pause)
     for line in describe_left(rest, of):
@@ -725,10 +728,10 @@ def _log() -> logging.Logger:
 
 
 def call(number: int, command: tuple[str, ...], attempt: int) -> tuple[Ended, bytes]:
-    """Run one command of a sweep in a worker of a pool, wherever that is.
+    """Run one command of a sweep in a worker of a pool, on any node.
 
     Returns:
-        How it ended, without its log, and what it has printed.
+        Its end, without a log, and its output.
     """
     began, clock = time.time(), time.monotonic()
     try:

@@ -44,7 +44,7 @@ from anyaccel_jobs.sweep import JOB_LOG, Commands, Ended, JobLog, Sweep, SweepSe
 _SHOWN_FAILURES = 10
 _LOOK_SECONDS = 1.0
 _WINDOW = 64
-"""Calls that a cluster has at once where nobody says how many."""
+"""Calls that are submitted to a cluster at once without ``--jobs``."""
 
 
 EXAMPLES = (
@@ -114,7 +114,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _engine(name: str) -> str:
-    """The name of an engine that is installed."""
+    """Return the name of an installed engine."""
     if name != "local":
         from anyaccel.pool import find_engine
 
@@ -145,11 +145,11 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _detach(args: argparse.Namespace, commands: Commands) -> int:
-    """Run the sweep as a job, which is its own supervisor, and print its number."""
+    """Run the sweep as a job, which supervises itself, and print its number."""
 
     def supervise(supervisor: Supervisor) -> int:
         status = _run(args, commands, supervisor)
-        supervisor.end(status, state="cancelled" if status in (130, 143) else "")
+        supervisor.finish(status, state="cancelled" if status in (130, 143) else "")
         return status
 
     shown = ["sweep", *(f"--each={text}" for text in args.each), *(args.command or (f"--from={args.source}",))]
@@ -167,7 +167,7 @@ def _run(args: argparse.Namespace, commands: Commands, supervisor: Supervisor | 
     left = ((number, command) for number, command in commands if number not in log.done)
     as_json = args.json
     if supervisor is not None:
-        supervisor.begin("running")
+        supervisor.record("running")
         as_json = False  # its output is a log from here on
     progress = _Progress(tally, log)
     progress.show()
@@ -198,7 +198,7 @@ def _run(args: argparse.Namespace, commands: Commands, supervisor: Supervisor | 
 
 
 def _on_cluster(args: argparse.Namespace, commands: Iterator[tuple[int, tuple[str, ...]]], progress: _Progress) -> int:
-    """Run the commands as calls of a pool, whose engine decides where; what they print comes back in one piece."""
+    """Run the commands as calls of a pool, whose engine places them; each output returns in one piece."""
     stopped = 0
 
     def stop(number: int, _: object) -> None:
@@ -248,7 +248,7 @@ def _on_cluster(args: argparse.Namespace, commands: Iterator[tuple[int, tuple[st
 
 
 class _Calls:
-    """Commands that were submitted to a pool and have not ended."""
+    """Calls of a pool that have not ended, with their commands."""
 
     def __init__(self, args: argparse.Namespace, pool: anyaccel.Pool) -> None:
         self.pending: dict[Future[tuple[Ended, bytes]], tuple[int, tuple[str, ...], int]] = {}
@@ -260,7 +260,7 @@ class _Calls:
         self.pending[self._pool.submit(call, number, command, attempt)] = (number, command, attempt)
 
     def ended(self, future: Future[tuple[Ended, bytes]]) -> Ended:
-        """Take a command that has ended, and write its log."""
+        """Return the end of a command, and write its log."""
         number, command, attempt = self.pending.pop(future)
         try:
             run, printed = future.result()
@@ -277,7 +277,7 @@ class _Calls:
 
 
 class _Progress:
-    """How a sweep goes, on standard error: a line in place on a terminal, next to nothing in a log."""
+    """Progress of a sweep on standard error: a line in place on a terminal, few lines in a log."""
 
     def __init__(self, tally: Tally, log: JobLog) -> None:
         self.tally = tally
@@ -287,7 +287,7 @@ class _Progress:
         self._shown = 0.0
 
     def show(self) -> None:
-        """Show how it goes now, ten times a second at most."""
+        """Show the progress, at most ten times a second."""
         now = time.monotonic()
         if self._line.in_place and now - self._shown < 0.1:  # noqa: PLR2004
             return
@@ -295,12 +295,12 @@ class _Progress:
         self._line.show(self._words() if self._line.in_place or self._line.used else f"{self.tally.total} commands")
 
     def wait(self, place: int, _: object) -> None:
-        """Show that it waits for devices."""
+        """Show that the sweep waits for devices."""
         self._waits = f", waiting for devices, place {place} in line"
         self.show()
 
     def add(self, run: Ended) -> None:
-        """Take down a command that has ended, and tell of one that has failed, of the first ones at least."""
+        """Count and log the end of a command, and report the first failures."""
         self.tally.add(run)
         self._log.add(run)
         self._waits = ""
@@ -313,7 +313,7 @@ class _Progress:
             output.say(f"what else fails stands in {self._log.path}")
 
     def end(self) -> None:
-        """Say how it went."""
+        """Print the result."""
         self._line.clear()
         output.say(f"{self._counts()} in {elapsed(self.tally.seconds)}; job log: {self._log.path}")
 
