@@ -158,8 +158,8 @@ def pci_address(bus_id: str, known: Collection[str] = ()) -> str:
     """Convert NVML's ``00000000:0C:00.0`` to the form of sysfs, ``0000:0c:00.0``.
 
     Under Hyper-V and on Azure, NVML's domain has 32 bits and the kernel's the lower 16 (nvidia-docker#1316): of
-    ``03F8CFDD:00:00.0`` sysfs and the driver's files know ``cfdd:00:00.0``. Other wide domains exist as they are: Intel's
-    VMD begins at 10000. So the narrow form counts only if it is among the ``known`` addresses, and the wide one is not.
+    ``03F8CFDD:00:00.0`` sysfs and the driver's files know ``cfdd:00:00.0``. Other wide domains exist as they are:
+    Intel's VMD begins at 10000. So the narrow form counts only if it is ``known``, and the wide one is not.
 
     Raises:
         ValueError: When it is no PCI bus id.
@@ -170,9 +170,8 @@ def pci_address(bus_id: str, known: Collection[str] = ()) -> str:
             f"NVML's PCI bus id must look like 00000000:0C:00.0 (got {bus_id!r}); update the driver, or report this"
         )
     domain, bus, slot, number = match.groups()
-    wide, narrow = (
-        f"{value:04x}:{bus}:{slot}.{number}".lower() for value in (int(domain, 16), int(domain, 16) & 0xFFFF)
-    )
+    domains = (int(domain, 16), int(domain, 16) & 0xFFFF)
+    wide, narrow = (f"{value:04x}:{bus}:{slot}.{number}".lower() for value in domains)
     return narrow if narrow in known and wide not in known else wide
 
 
