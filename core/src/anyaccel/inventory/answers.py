@@ -18,7 +18,7 @@ from anyaccel.model import (
     replace,
     slots_by_id,
 )
-from anyaccel.model.wire import prepare
+from anyaccel.model.wire import fields, prepare
 from anyaccel.probe.machine import Machine, Simulated
 from anyaccel.vendors.discovery import Source
 from anyaccel.vendors.guarded import Outcome
@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 _NUMBER = re.compile(r"[0-9]{1,9}(?=[^/]*$)")
 GRACE_SECONDS = 0.8
 """How long a request waits for vendors that it does not name, once the devices of others can serve it."""
+
+_IDENTITY = fields(PluginInfo).keys() & fields(VendorReport).keys() - {"vendor"}
+"""Fields of a report that are those of the plug-in's identity."""
 
 for kind in (PluginInfo, EnvEdits, Detected):  # during the import, while the fork server starts
     prepare(kind)
@@ -110,15 +113,7 @@ def interpret(source: Source, outcome: Outcome) -> tuple[VendorReport, list[Devi
     report = VendorReport(
         vendor=source.vendor,
         state=state,
-        resource=info.resource if info else "",
-        kind=info.kind if info else "",
-        env_vars=info.env_vars if info else (),
-        runtimes=info.runtimes if info else (),
-        maskable=info.maskable if info else True,
-        borrowed=info.borrowed if info else (),
-        cleared=info.cleared if info else (),
-        control_nodes=info.control_nodes if info else (),
-        ray_switch=info.ray_switch if info else "",
+        **({name: getattr(info, name) for name in _IDENTITY} if info else {}),
         distribution=source.distribution,
         version=source.version,
         driver_version=detected.driver_version if detected else "",

@@ -36,7 +36,7 @@ def find(
         present = select_makers(said, [item.product for item in where.products])
     elif not everybody:
         present = select_present(said, facts, {**facts.environ, **environ})
-    reports = [_report_problem(problem) for problem in problems]
+    reports = [report_problem(problem) for problem in problems]
     reports += [_not_asked(source) for source in sources if source.vendor not in present]
     found: list[Device] = []
     if present:
@@ -114,7 +114,8 @@ def _ask(
     return reports, answers.qualify_ids(contest(found, control_nodes, host=machine.text == HOST))
 
 
-def _report_problem(problem: Problem) -> VendorReport:
+def report_problem(problem: Problem) -> VendorReport:
+    """Return the report of a vendor whose plug-in cannot be asked."""
     return VendorReport(
         vendor=problem.vendor,
         state=VendorState.FAILED,

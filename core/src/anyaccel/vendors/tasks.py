@@ -77,11 +77,6 @@ def __getattr__(name: str) -> Callable[[Payload], dict[str, Any]]:
     return lambda payload: _guard(payload, lambda loaded: _ask(loaded, name, payload))
 
 
-def nodes(payload: Payload) -> dict[str, Any]:
-    """Find the devices and the device nodes that users of these open: ``{"devices": [{"name", "nodes"}]}``."""
-    return _guard(payload, lambda loaded: _nodes(loaded.plugin, payload))
-
-
 def record(payload: Payload) -> dict[str, Any]:
     """Record which facts the hooks read: ``{"info", "recording"}``, and the answer of :func:`detect`."""
     return _guard(payload, lambda loaded: _record(loaded.plugin, payload))
@@ -210,21 +205,6 @@ def _describe(plugin: VendorPlugin, detected: Detected, environ: Mapping[str, st
     except PluginError as error:
         return detected, _problem(error)
     return replace(detected, notes=(*detected.notes, *notes)), {"value": encode(visible)}
-
-
-def _nodes(plugin: VendorPlugin, payload: Payload) -> dict[str, Any]:
-    detected = plugin.detect(_context(payload))
-    devices = detected.devices if detected is not None else ()
-    found: list[dict[str, Any]] = []
-    answer: dict[str, Any] = {"devices": found}
-    for device in devices:
-        nodes = dict.fromkeys(device.nodes)
-        try:
-            nodes |= dict.fromkeys(plugin.container([device]).nodes)  # with the nodes that all devices share
-        except PluginError as error:
-            answer["problem"] = encode(error.problem)
-        found.append({"name": f"{plugin.info.vendor}/{device.index} ({device.id})", "nodes": list(nodes)})
-    return answer
 
 
 def _record(plugin: VendorPlugin, payload: Payload) -> dict[str, Any]:
