@@ -39,15 +39,6 @@ class Cap(NamedTuple):
         return (self.variable, self.rival) if self.rival else (self.variable,)
 
 
-JAX = Cap(
-    "JAX",
-    "XLA_PYTHON_CLIENT_MEM_FRACTION",
-    "fraction",
-    rival="XLA_CLIENT_MEM_FRACTION",  # the newer name: JAX refuses to start with both
-    void=("XLA_PYTHON_CLIENT_ALLOCATOR", "platform", "cuda_async", "vmm"),
-)
-CUPY = Cap("CuPy", "CUPY_GPU_MEMORY_LIMIT", "bytes")
-PADDLE = Cap("PaddlePaddle", "FLAGS_gpu_memory_limit_mb", "MiB")
 GROWTH = "TF_FORCE_GPU_ALLOW_GROWTH"
 """TensorFlow allocates nearly all memory at start and has no variable for a cap: it is set to grow on demand.
 

@@ -8,8 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from anyaccel.kit import (
-    CUPY,
-    JAX,
+    Cap,
     Card,
     Catalog,
     Entry,
@@ -46,6 +45,17 @@ CUDA_VENDOR = 0x10DE
 DISPLAY_VGA, DISPLAY_3D, DISPLAY_OTHER, PROCESSING = 0x0300, 0x0302, 0x0380, 0x1200
 KFD_NODE = "/dev/kfd"
 WSL_NODE, WSL_LIBRARY = "/dev/dxg", "/opt/rocm*/lib/librocdxg.so*"
+CAPS = (
+    Cap(
+        "JAX",
+        "XLA_PYTHON_CLIENT_MEM_FRACTION",
+        "fraction",
+        rival="XLA_CLIENT_MEM_FRACTION",  # the newer name: JAX refuses to start with both
+        void=("XLA_PYTHON_CLIENT_ALLOCATOR", "platform", "cuda_async", "vmm"),
+    ),
+    Cap("CuPy", "CUPY_GPU_MEMORY_LIMIT", "bytes"),
+)
+"""Frameworks whose ROCm builds read the same variables as their CUDA builds."""
 INEXACT = r"/| chip$|\bSeries\b|^(AMD )?(Radeon|FirePro)?( RX| Pro)?( Graphics)?$|^AMD GPU\b"
 """Names for several products, such as ``Radeon RX 470/480`` and ``AMD Radeon Graphics``."""
 DEAD = (errno.EIO, errno.ENODEV, errno.ENXIO, errno.ETIMEDOUT)
@@ -66,7 +76,7 @@ class AMD(Vendor):
     catalog = Catalog(__file__)
     mask, cleared = masks.HIP, (masks.CUDA,)
     variables = (masks.CUDA, masks.ROCR, masks.OPENCL, units.MASK)
-    caps = (JAX, CUPY)  # ROCm's builds read the same variables as CUDA's builds
+    caps = CAPS
     control_nodes = (KFD_NODE,)
     # Holders of a GPU are isolated by agreement, or by masks of its compute units if wanted. Partitions are devices.
     sharing = Fractional.SHARED

@@ -9,9 +9,6 @@ from functools import partial
 from typing import Any
 
 from anyaccel.kit import (
-    CUPY,
-    JAX,
-    PADDLE,
     Card,
     Catalog,
     Fault,
@@ -75,7 +72,7 @@ class Nvidia(Vendor):
     pci_classes = (0x0300, 0x0302)  # VGA and 3D controllers: neither audio functions nor NVSwitch bridges
     catalog = Catalog(__file__)
     mask, variables = masks.GPUS, (masks.ORDER, *shares.VARIABLES)
-    caps = (JAX, CUPY, PADDLE)
+    caps = shares.CAPS
     control_nodes = (*SHARED_NODES, WSL_NODE)
     nameless = "driver"
     registered = False  # files alone may not tell the number of the node

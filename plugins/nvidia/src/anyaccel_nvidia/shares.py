@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from anyaccel.kit import Fault
+from anyaccel.kit import Cap, Fault
 from anyaccel.plugin import Device, EnvEdits, Share, replace
 
 from .masks import VARIABLE, nvml_index
@@ -14,6 +14,17 @@ MPS = "CUDA MPS"
 MPS_PIPE = "CUDA_MPS_PIPE_DIRECTORY"
 MPS_THREADS = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 MPS_MEMORY = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
+CAPS = (
+    Cap(
+        "JAX",
+        "XLA_PYTHON_CLIENT_MEM_FRACTION",
+        "fraction",
+        rival="XLA_CLIENT_MEM_FRACTION",  # the newer name: JAX refuses to start with both
+        void=("XLA_PYTHON_CLIENT_ALLOCATOR", "platform", "cuda_async", "vmm"),
+    ),
+    Cap("CuPy", "CUPY_GPU_MEMORY_LIMIT", "bytes"),
+    Cap("PaddlePaddle", "FLAGS_gpu_memory_limit_mb", "MiB"),
+)
 VARIABLES = (MPS_PIPE, MPS_THREADS, MPS_MEMORY)
 
 
