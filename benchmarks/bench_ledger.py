@@ -117,7 +117,7 @@ from anyaccel.ledger import Ledger, Want
 from anyaccel.linux import mark
 from anyaccel.model import Extent
 ledger = Ledger.open({"ANYACCEL_STATE_DIR": sys.argv[1]})
-want = Want(candidates=frozenset("a"), mark=mark.of_process)
+want = Want(candidates=frozenset("a"), mark=mark.draw_for_process)
 lease = ledger.acquire(want, lambda taken: None if taken.get("a") else {"a": Extent()})
 print(time.monotonic(), flush=True)
 mark.put(lease.mark)

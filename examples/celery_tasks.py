@@ -33,7 +33,7 @@ if "CELERY_BROKER_URL" not in os.environ:
 
 
 @cache  # once in each process of the worker
-def devices() -> anyaccel.Use:
+def devices() -> anyaccel.ProcessLease:
     """Hold a device, and make this process see no other; waits until one is free."""
     return anyaccel.use("GPU:1", note="celery")
 

@@ -59,7 +59,7 @@ def main(directory: Path) -> None:
                 waiting.append(subprocess.Popen(command, stderr=subprocess.DEVNULL))
                 stand_in_line(len(waiting))
             for width in WIDTHS:
-                draw_status(directory / f"status-{width}.svg", made_up(samples.look(inventory), LOOKS), width)
+                draw_status(directory / f"status-{width}.svg", made_up(samples.take_sample(inventory), LOOKS), width)
                 draw_top(directory / f"top-{width}.svg", inventory, width)
         finally:
             for process in waiting:
@@ -120,7 +120,7 @@ def load(device: Device, moment: int, *, held: bool) -> Stats:
 def draw_status(file: Path, sample: Sample, width: int) -> None:
     """Draw the table of devices."""
     console = Console(record=True, width=width, file=io.StringIO(), color_system="truecolor", force_terminal=True)
-    heading, rows, _ = devices_table.laid_out(sample, width)
+    heading, rows, _ = devices_table.lay_out(sample, width)
     for line in [heading, *(line for lines in rows for line in lines)]:
         console.print(Text.assemble(*((text, STYLES[style]) for text, style in line)), no_wrap=True, soft_wrap=True)
     file.write_text(console.export_svg(title="anyaccel", unique_id=file.stem), encoding="utf-8")
@@ -133,7 +133,7 @@ def draw_top(file: Path, inventory: anyaccel.Inventory, width: int) -> None:
     looks = iter(range(1 << 30))
 
     async def draw() -> str:
-        app = Top(lambda: made_up(samples.look(inventory), next(looks)), interval=0.1)
+        app = Top(lambda: made_up(samples.take_sample(inventory), next(looks)), interval=0.1)
         async with app.run_test(size=(width, 24)) as pilot:
             end = time.monotonic() + PATIENCE
             while next(looks) < LOOKS and time.monotonic() < end:

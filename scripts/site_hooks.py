@@ -31,7 +31,12 @@ LINK = re.compile(r"(\]\()(?!https?://|#|mailto:)([^)#\s]+)((?:#[^)]*)?\))")
 FENCE = re.compile(r"^(```.*?^```)$", re.MULTILINE | re.DOTALL)
 MARK = re.compile(r"^<!-- (?:file|user): (.+?) -->\n```(\w+)$", re.MULTILINE)
 ROLE = re.compile(r":\w+:`~?([\w.]+)`")
+PAGE = r"^ *- \[(.+)\]\(([^)#]+)\)"
 PICTURES = (".svg", ".png")
+FOUND_FIRST = {"how-to/": 4.0, "tutorial": 3.0, "vendors/": 0.5, "reference/": 0.5, "explanation/": 0.5}
+"""How much a page's place weighs in a search: people search for help first."""
+NOT_FOUND = ("decisions/", "repository/", "contents")
+"""Pages that a search leaves out. The README's text is on other pages of the site."""
 LANGUAGES = {".py": "python", ".toml": "toml", ".json": "json", ".yml": "yaml"}
 
 VENDORS = """\
@@ -43,19 +48,30 @@ Row = tuple[str, ...]
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Make the navigation of the list of pages."""
+    """Make the navigation from the list of pages: a tab for each section, a group for each heading in it."""
     text = (ROOT / CONTENTS).read_text(encoding="utf-8")
-    sections = re.split(r"^## (.+)$", text, flags=re.MULTILINE)[1:]
     nav: list[dict[str, Any]] = []
-    for title, body in zip(sections[::2], sections[1::2], strict=True):
-        links = re.findall(r"^ *- \[(.+)\]\(([^)#]+)\)", body, re.MULTILINE)
-        nav.append({title: [{name: place(joined(CONTENTS, target))} for name, target in links]})
+    for title, body in headed(2, text):
+        groups: list[Any] = [*links(body.partition("\n### ")[0])]
+        groups += [{name: links(listed)} for name, listed in headed(3, body)]
+        nav.append({title: groups})
     nav[0][next(iter(nav[0]))].append({"All pages": place(CONTENTS)})
     for section in nav:
         if "Vendors" in section:
             section["Vendors"].insert(0, "vendors/index.md")
     config.nav = nav
     return config
+
+
+def headed(level: int, text: str) -> list[tuple[str, str]]:
+    """The headings of one level in a text, each with what follows it."""
+    parts = re.split(rf"^{'#' * level} (.+)$", text, flags=re.MULTILINE)[1:]
+    return list(zip(parts[::2], parts[1::2], strict=True))
+
+
+def links(text: str) -> list[dict[str, str]]:
+    """The pages that a list names, in its order."""
+    return [{name: place(joined(CONTENTS, target))} for name, target in re.findall(PAGE, text, re.MULTILINE)]
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -85,11 +101,14 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Point links to where things are on the site, and show what comments say."""
     del config, files
-    source = SOURCES.get(page.file.src_uri, f"docs/{page.file.src_uri}")
+    uri = page.file.src_uri
+    boost = next((weight for start, weight in FOUND_FIRST.items() if uri.startswith(start)), 1.0)
+    page.meta.setdefault("search", {"exclude": True} if uri.startswith(NOT_FOUND) else {"boost": boost})
+    source = SOURCES.get(uri, f"docs/{uri}")
     shown = MARK.sub(lambda mark: f'```{mark[2]} title="{mark[1]}"', markdown)
     shown = shown.replace("<details>", '<details markdown="1">')
     parts = FENCE.split(shown)
-    parts[::2] = [LINK.sub(lambda link: moved(link, source, page.file.src_uri), part) for part in parts[::2]]
+    parts[::2] = [LINK.sub(lambda link: moved(link, source, uri), part) for part in parts[::2]]
     return "".join(parts)
 
 

@@ -69,8 +69,7 @@ def page(name: str) -> str:
     common = argparse.ArgumentParser(add_help=False)
     cli.add_common(common, name)
     lines += [".SH OPTIONS", *options(parser), ".SS Common options", *options(common), *examples(module)]
-    lines += [".SH EXIT STATUS", escaped(" ".join(cli.EPILOG.split()).removeprefix("exit status: "))]
-    lines += [".SH SEE ALSO", ".BR anyaccel (1)"]
+    lines += [".SH SEE ALSO", ".BR anyaccel (1)", "for the exit statuses"]
     return "\n".join(lines) + "\n"
 
 
@@ -78,12 +77,14 @@ def index() -> str:
     """The page of the program."""
     lines = [*heading("anyaccel", "find, hand out and hold the accelerators of a machine")]
     lines += [".SH SYNOPSIS", ".B anyaccel [OPTIONS] [COMMAND] [REQUEST ...] [\\-\\- CMD ...]", ".SH COMMANDS"]
-    for name, summary in cli.COMMANDS.items():
-        lines += [".TP", f".BR anyaccel\\-{name} (1)", escaped(summary)]
+    for title, group in cli.GROUPS.items():
+        lines += [f".SS {escaped(title)}"]
+        for name, summary in group.items():
+            lines += [".TP", f".BR anyaccel\\-{name} (1)", escaped(summary)]
     lines += [".SH FILES"]
     for path, told in FILES:
         lines += [".TP", f".I {escaped(path)}", escaped(told)]
-    lines += [".SH EXIT STATUS", escaped(" ".join(cli.EPILOG.split()).removeprefix("exit status: "))]
+    lines += [".SH EXIT STATUS", escaped(" ".join(cli.EXIT_STATUSES.split()).removeprefix("exit status: "))]
     return "\n".join(lines) + "\n"
 
 

@@ -187,7 +187,7 @@ def waiting(number, count=1, seconds=None, since=0.0, **more):
 def test_a_short_one_passes_one_that_waits_for_all_devices():
     held = [Holding(device="a", until=100.0)]
     head = waiting(1, 4)
-    assert Policy.earliest([head], held) == [100.0]
+    assert Policy.earliest_starts([head], held) == [100.0]
     assert Policy().may_pass(waiting(2, 1, 60.0), [head], held, 40.0)
     assert not Policy().may_pass(waiting(2, 1, 61.0), [head], held, 40.0)
     assert Policy(backfill=1).may_pass(waiting(2, 1, 61.0), [head], held, 40.0)
@@ -200,7 +200,7 @@ def test_what_passed_does_not_let_others_pass():
     head = waiting(1, 4, since=10.0)
     assert Policy(backfill=10).may_pass(waiting(2, 1, 10.0), [head], held, 100.0)
     assert not Policy(backfill=10).may_pass(waiting(2, 1, 15.0), [head], held, 100.0)
-    assert Policy.earliest([waiting(3, 4, since=60.0)], held) == [110.0]
+    assert Policy.earliest_starts([waiting(3, 4, since=60.0)], held) == [110.0]
 
 
 def test_without_a_known_end_the_bound_counts_from_the_arrival():
@@ -214,7 +214,7 @@ def test_without_a_known_end_the_bound_counts_from_the_arrival():
 def test_those_behind_the_head_are_not_delayed_either_beyond_what_they_wait_for_anyway():
     held = [Holding(device="a", until=100.0)]
     ahead = [waiting(1, 4), waiting(2, 2)]  # the second could start now, but for the first
-    assert Policy.earliest(ahead, held) == [100.0, 100.0]
+    assert Policy.earliest_starts(ahead, held) == [100.0, 100.0]
     assert Policy().may_pass(waiting(3, 1, 50.0), ahead, held, 10.0)
 
 
@@ -222,7 +222,7 @@ def test_shares_of_one_device_count():
     half = Need(count=1, units=5000, among=frozenset("a"))
     one = Waiting(key=1, number=1, since=0.0, needs=(half,))
     both = [Holding(device="a", units=5000, until=10.0), Holding(device="a", units=5000, until=20.0)]
-    assert Policy.earliest([one], both) == [10.0]
+    assert Policy.earliest_starts([one], both) == [10.0]
     assert policy.forecast([one], both, 5.0) == {1: 10.0}
 
 
@@ -254,7 +254,7 @@ def test_the_configuration_becomes_the_rules():
         f"users.{os.geteuid()}.devices": 8,
         "users.nobody-of-this-name.devices": 8,
     }
-    rules = Policy.of(Configuration(path="x", found=True, values=values))
+    rules = Policy.from_configuration(Configuration(path="x", found=True, values=values))
     own = Limits(devices=8, seconds=3600.0)
     assert rules == Policy(
         fair_shares=True,
@@ -263,8 +263,10 @@ def test_the_configuration_becomes_the_rules():
         users={os.geteuid(): own},
     )
     assert not rules.plain
-    assert Policy.of(Configuration(path="x")).plain
-    assert Policy.of(Configuration(path="x", found=True, values={"queue.backfill": 60.0})) == Policy(backfill=60.0)
+    assert Policy.from_configuration(Configuration(path="x")).plain
+    assert Policy.from_configuration(Configuration(path="x", found=True, values={"queue.backfill": 60.0})) == Policy(
+        backfill=60.0
+    )
 
 
 @pytest.mark.parametrize("policy", [Policy(), Policy(limits=Limits(devices=9))])

@@ -61,8 +61,8 @@ ROOMS = {
     "exports": "model errors probe vendors inventory scheduler",
 }
 """What each room may import, for types too, besides itself, ``text`` and what begins with ``_``; the rest, all."""
-FOR_TYPES = {"errors": "model ledger"}
-"""What errors carry is of rooms that come later; it is imported for type checkers alone."""
+FOR_TYPES = {"errors": "model"}
+"""Errors carry values of the model, which type checkers alone import."""
 LAST_ROOMS = ("cli", "__init__", "__main__")
 
 

@@ -5,8 +5,7 @@ import shlex
 import sys
 
 import pytest
-from anyaccel.cli.arguments import parse
-from anyaccel.cli.parser import dispatch, module_of
+from anyaccel.cli.parser import COMMANDS, EXIT_STATUSES, GROUPS, dispatch, module_of, parse
 from our_commands import INSTALLED
 from terminals import assert_plain, run_on_terminal
 
@@ -22,6 +21,7 @@ def test_help_of_a_command_is_the_same_both_ways_and_ends_with_examples(command,
     assert capsys.readouterr().out == told
     _, _, examples = told.partition("\nexamples:\n")
     assert examples.count("\n      ") >= 2
+    assert EXIT_STATUSES[:20] not in told
 
 
 @pytest.mark.parametrize("command", INSTALLED)
@@ -44,6 +44,10 @@ def test_help_without_a_command_lists_all(capsys):
         dispatch(["help"])
     told = capsys.readouterr().out
     assert all(f"  {command} " in told for command in INSTALLED)
+    titles = [line.removesuffix(":") for line in told.splitlines() if line[:1].isupper() and line.endswith(":")]
+    assert [title for title in GROUPS if title in titles] == titles[: len(GROUPS)]
+    assert len(COMMANDS) == sum(map(len, GROUPS.values()))
+    assert told.count("exit status: 0 done") == 1
 
 
 @pytest.mark.parametrize("columns", [60, 80, 120])

@@ -148,7 +148,7 @@ def test_six_commands_and_calls_give_one_answer_about_a_limit(limit):
     else:
         assert f"anyaccel: {verdict}\n" in done["goes on"][1]
         assert json.loads(done["select --json"][1])["error"]["message"] == verdict
-    assert re.search(rf"  {re.escape(answer)}$", done["queue"][1], re.MULTILINE), done["queue"]
+    assert re.search(rf"  {re.escape(answer)}  ", done["queue"][1], re.MULTILINE), done["queue"]
     assert [ticket["reason"] for ticket in json.loads(done["queue --json"][1])["tickets"]] == [answer]
     for call in ("why --json", "run --json"):
         found = json.loads(done[call][1])
@@ -189,6 +189,6 @@ def test_a_limit_counts_what_a_user_holds_once_and_not_for_other_users():
     assert done["inside"] == (0, "inside\n")
     assert done["twice"] == (0, "you are at your limit of 1 device\n")
     assert done["waits"] == (0, "anyaccel: waiting, place 1 in line: you are at your limit of 1 device\n")
-    assert done["queue"][1].splitlines()[1].endswith("  bob is at the limit of 1 device")
+    assert done["queue"][1].splitlines()[1].partition("  bob is at the limit of 1 device  ")[1]
     assert done["why"] == (0, "declared:1 fits now.\n")
     assert done["run"] == done["root"] == (0, "served\n")

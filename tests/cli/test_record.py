@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from anyaccel.inventory.detect import detect
-from anyaccel.inventory.record import names_of_host
+from anyaccel.inventory.record import collect_private_names
 from anyaccel.model.wire import decode
 from anyaccel.plugin import Detected
 
@@ -127,7 +127,7 @@ def test_the_expected_inventory_lies_beside_it(host, anyaccel, tmp_path):
     (tmp_path / "r" / "expected.json").write_text(json.dumps(expected))
     done = anyaccel("record", "--verify", str(tmp_path / "r"))
     assert (done.returncode, done.stdout) == (
-        1, f"acme: {tmp_path}/r replays to something else than its expected.json says\n",
+        1, f"acme: {tmp_path}/r replays to other devices than in its expected.json\n",
     )  # fmt: skip
     done = anyaccel("record", "--verify", str(tmp_path / "r"), "--json")
     assert json.loads(done.stdout)["differences"] == ["acme"]
@@ -169,7 +169,7 @@ def test_a_plugin_that_depends_on_its_ids_is_reported(install, anyaccel, tmp_pat
     install("acme", picky)
     done = anyaccel("record", str(tmp_path / "r"))
     assert done.returncode == 1
-    assert "acme: the recording replays to something else than is on the machine" in done.stderr
+    assert "acme: the replay has other devices than the machine" in done.stderr
     assert anyaccel("record", str(tmp_path / "raw"), "--raw").returncode == 0
 
 
@@ -200,7 +200,7 @@ def test_an_expectation_that_is_missing_or_damaged_is_a_usage_error(content, mes
 
 
 def test_names_of_this_host_are_known():
-    names = names_of_host()
+    names = collect_private_names()
     assert socket.gethostname() in names.hosts
     assert "127.0.0.1" in names.addresses
     if os.environ.get("USER"):

@@ -5,8 +5,7 @@ import sys
 
 import pytest
 from anyaccel.cli import status
-from anyaccel.cli.arguments import parse
-from anyaccel.cli.parser import Defaults, add_common
+from anyaccel.cli.parser import Defaults, add_common, parse
 from installed import ACME
 
 SLOW = {

@@ -88,7 +88,7 @@ def test_run_without_a_command_starts_the_shell_of_a_person(on_terminal, monkeyp
     os.write(terminal, b'echo "mask=$ACME_VISIBLE"; exit 7\n')
     text = assert_plain(read_to_end(terminal))
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
-    assert text.count("/bin/sh has acme/0; it is given back when the shell ends") == 1
+    assert text.count("/bin/sh has acme/0, until the shell ends") == 1
     assert "mask=acme-" in text
     assert Ledger.open().leases() == ()
 
@@ -104,10 +104,10 @@ def test_a_command_without_its_dashes_is_told_where_it_stands():
     status, data = run_on_terminal([*RUN[:4], "A1:1", "python", "train.py"])
     assert status == 2
     assert "unknown name 'python'" in assert_plain(data)
-    assert "a command stands behind '--', as in: anyaccel run GPU:1 -- python train.py" in assert_plain(data)
+    assert "the command to run stands after '--', as in: anyaccel run GPU:1 -- python train.py" in assert_plain(data)
     _, data = run_on_terminal([*RUN[:4], "A1:1", "train.py", "--lr", "3"])
     assert "unrecognized arguments: --lr 3\n" in assert_plain(data)
-    assert "a command, with its own options, stands behind '--'" in assert_plain(data)
+    assert "the command to run, with its own options, stands after '--'" in assert_plain(data)
 
 
 def test_a_line_in_place_takes_what_was_typed_behind_it_away(on_terminal):
@@ -143,7 +143,7 @@ def test_a_shell_evaluates_what_hold_exports(shell, anyaccel):
     )
     (lease,) = Ledger.open().leases()
     assert done.stdout == f"{lease.device.rpartition('|')[2].rpartition('/')[2]}\n"
-    assert f"acme/0 held by lease {lease.id}; give back with: anyaccel release {lease.id}" in done.stderr
+    assert f"acme/0 held by lease {lease.id}; release with: anyaccel release {lease.id}" in done.stderr
     assert anyaccel("release", lease.id).returncode == 0
 
 

@@ -15,11 +15,9 @@ from anyaccel import kit, plugin
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs" / "reference"
-PAGES = ("python.md", "python-plugins.md")
+PAGES = sorted(REFERENCE.glob("python*.md"))
 DIRECTIVES = [
-    name
-    for page in PAGES
-    for name in re.findall(r"^::: (\S+)$", (REFERENCE / page).read_text(encoding="utf-8"), re.MULTILINE)
+    name for page in PAGES for name in re.findall(r"^::: (\S+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
 ]
 EXAMPLES = """
 import doctest, pkgutil, sys, anyaccel

@@ -260,20 +260,6 @@ def test_the_group_that_opens_a_node_is_named(closed_directory, tmp_path):
     assert list(_nodes(Machine(), [device])) == []  # root may
 
 
-def test_a_plugin_made_for_another_core(install, source, anyaccel, tmp_path):
-    module = install("acme", source)
-    metadata = module.parent / "anyaccel_acme-1.2.3.dist-info" / "METADATA"
-    metadata.write_text(metadata.read_text() + "Requires-Dist: anyaccel<0.3,>=0.2\nRequires-Dist: pluggy>=1\n")
-    from anyaccel import __version__
-
-    status, lines = doctor(anyaccel)
-    assert status == 1
-    assert lines[0].startswith("warn  anyaccel-acme 1.2.3 needs anyaccel<0.3,>=0.2, and anyaccel ")
-    assert lines[0].endswith(f"{__version__} is installed  ->  pip install --upgrade anyaccel anyaccel-acme")
-    metadata.write_text(metadata.read_text().replace("<0.3,>=0.2", f"<9,>={__version__}"))
-    assert doctor(anyaccel)[0] == 0
-
-
 def test_a_machine_that_does_not_exist_is_an_error_not_a_finding(acme, anyaccel):
     done = anyaccel("doctor", "--machine", "/no/such")
     assert (done.returncode, done.stdout) == (2, "")

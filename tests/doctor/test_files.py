@@ -38,15 +38,15 @@ MACHINES = [
     (
         "[users.erika]\nweight = 2\n[users]\nerica.devices = 4\n7777.devices = 1\n", 0o644, 0,
         [
-            (f"warn  '{FILE}', line 4: there is no user 'erica', so that what stands there has no effect"
+            (f"warn  '{FILE}', line 4: there is no user 'erica'; the entry has no effect"
             "  ->  did you mean 'erika'?")
         ],
     ),
     (
         "[users.'\\u0000']\nweight = 2\n".replace("'", '"'), 0o644, 0,
         [
-            (f"warn  '{FILE}', line 1: there is no user '\\x00', so that what stands there has no effect"
-            "  ->  correct the name, or take the table out")
+            (f"warn  '{FILE}', line 1: there is no user '\\x00'; the entry has no effect"
+            "  ->  correct the name, or remove the entry")
         ],
     ),
     ("[users.erika]\nweight = 2\n", 0o644, 0, []),
@@ -93,7 +93,7 @@ def test_doctor_says_what_makes_commands_of_all_users_fail(acme, tmp_path):
     for (_, _, run_status, wanted), (run, doctor, check) in zip(MACHINES, json.loads(done.stdout), strict=True):
         assert (run[0], "Traceback" in run[2]) == (run_status, False), run
         assert doctor[0] == check[0] == bool(wanted), (doctor, check)
-        well = [f"'{FILE}' is well, as the machine's file"]
+        well = [f"'{FILE}' is valid, as the machine's file"]
         for lines in (doctor[1], check[1] if wanted else []):
             assert len(lines) == len(wanted), lines
             for line, beginning in zip(lines, wanted, strict=True):
@@ -131,14 +131,14 @@ def test_doctor_works_where_a_users_own_file_is_wrong(acme, own, anyaccel):
 def test_doctor_has_the_defaults_that_a_user_configured(acme, own, anyaccel):
     own('[defaults]\nmachine = "sim:A1:3"\n')
     done = anyaccel("doctor")
-    assert (done.returncode, done.stderr) == (0, "anyaccel: this is not your host but sim:A1:3\n")
+    assert (done.returncode, done.stderr) == (0, "anyaccel: simulated machine sim:A1:3\n")
 
 
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("[limits]\ndevices = 3\n", "' is well, as the machine's file"),
-        ('[defaults]\nmask = "index"\n[journal]\nkeep = false\n', "' is well, as a file of your own"),
+        ("[limits]\ndevices = 3\n", "' is valid, as the machine's file"),
+        ('[defaults]\nmask = "index"\n[journal]\nkeep = false\n', "' is valid, as a file of your own"),
         ('[defaults]\nmusk = "index"\n', "', line 2: there is no setting 'defaults.musk'"),
         (
             '[limits]\ndevices = 3\n[defaults]\nmask = "id"\n',
@@ -155,10 +155,10 @@ def test_a_file_is_checked_before_it_is_put_in_its_place(text, told, anyaccel, t
         os.chown(path, 61_106, 61_106)  # whose it is does not matter yet
     done = anyaccel("config", "--check", str(path))
     assert done.stdout.removeprefix("fail  ").removeprefix("warn  ").startswith(f"'{path}{told}")
-    assert (done.returncode, done.stderr) == ("is well" not in told, "")
+    assert (done.returncode, done.stderr) == ("is valid" not in told, "")
     document = json.loads(anyaccel("config", "--check", str(path), "--json").stdout)
     assert (document["schema"], document["path"]) == ("anyaccel.config_check/1", str(path))
-    assert document["well"] == ("is well" in told) == (document["findings"] == [])
+    assert document["well"] == ("is valid" in told) == (document["findings"] == [])
     assert document["whose"] == ("user" if "[defaults]" in text and "[limits]" not in text else "machine")
 
 

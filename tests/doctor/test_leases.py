@@ -185,7 +185,7 @@ def test_who_waits_and_does_not_look(start, state):
     stop(waiting, state)
     message, fix = until(wrong, "doctor to notice")[0]
     assert message.startswith(f"process {waiting.pid} of ")
-    assert message.endswith("and does not look any more")
+    assert message.endswith("and has stopped")
     assert f"kill -CONT {waiting.pid}" in fix
 
 
@@ -248,7 +248,7 @@ def test_a_full_and_a_read_only_file_system(acme, state):
     if subprocess.run(["mount", *options], capture_output=True, check=False).returncode:
         pytest.skip("root may not mount file systems in this container")
     try:
-        assert any("is full, so that nobody can take devices" in message for message, _ in wrong())
+        assert any("is full, so that no devices can be taken" in message for message, _ in wrong())
         subprocess.run(["mount", "-o", "remount,size=16M", str(state)], check=True)
         assert wrong() == []
         subprocess.run(["mount", "-o", "remount,ro", str(state)], check=True)

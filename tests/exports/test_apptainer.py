@@ -60,7 +60,7 @@ def test_devices_that_need_nothing_are_told():
 
 def test_groups_are_told_since_no_flag_gives_them():
     [note] = export(source(*PAIR, groups=(109, 44))).notes
-    assert note == "The devices are open to group 44 and 109: who runs the container must be a member of it."
+    assert note == "The devices are open to group 44 and 109: the user of the container must be a member."
 
 
 @pytest.mark.parametrize("path", ["/dev/a:b", "/dev/a,b"])

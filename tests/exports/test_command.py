@@ -52,7 +52,7 @@ def test_only_what_is_visible_and_healthy_is_exported(acme, anyaccel, record):
     arguments = ("export", "slurm-node", "--machine", machine, "--node", "n1")
     status, out, err = run(anyaccel, *arguments, env={"ACME_VISIBLE": "0,1,2"})
     assert (status, out.splitlines()[-1]) == (0, "NodeName=n1 Gres=apu:acme-one:2")
-    assert "1 device is left out, because the environment that we started in hides it." in err
+    assert "1 device is left out, because the environment hides it." in err
     assert "acme/1 (acme-s1) is left out, because it is unhealthy: it fell off the bus." in err
 
 
@@ -75,7 +75,7 @@ def test_a_vendor_that_failed_is_not_a_vendor_without_devices(acme, install, any
     install("broken", BROKEN)
     status, out, err = run(anyaccel, "export", "slurm", "--machine", "sim:A1:2", "--node", "n1")
     assert (status, out) == (1, "")
-    assert "nothing is exported, because it is not known what there is of broken" in err
+    assert "the devices of broken are unknown, and an incomplete list is not exported" in err
     status, out, _ = run(
         anyaccel, "export", "slurm", "--machine", "sim:A1:2", "--node", "n1", env={"ANYACCEL_PLUGINS": "acme"}
     )

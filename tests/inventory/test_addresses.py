@@ -1,9 +1,9 @@
 """What must not stand in a recording: every address that this host has."""
 
 import psutil
-from anyaccel.inventory.record import names_of_host
+from anyaccel.inventory.record import collect_private_names
 
 
 def test_every_address_of_the_host_is_known():
     listed = {each.address.partition("%")[0] for found in psutil.net_if_addrs().values() for each in found}
-    assert listed <= set(names_of_host().addresses)
+    assert listed <= set(collect_private_names().addresses)

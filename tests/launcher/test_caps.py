@@ -308,7 +308,7 @@ def test_this_process_is_capped_on_wish_while_it_has_the_share(fake, then, fract
 def test_a_wish_that_changes_nothing_is_answered(acme, anyaccel):
     done = anyaccel("run", "A1:1", "--cap", "--machine", "sim:A1:2", "--", "true")
     assert done.returncode == 0
-    assert "--cap changes nothing" in done.stderr
+    assert "--cap has no effect" in done.stderr
 
 
 def test_the_command_line_says_what_holds_a_share(acme, anyaccel):

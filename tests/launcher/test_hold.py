@@ -47,16 +47,16 @@ def test_two_shells_get_different_devices_and_a_third_waits_for_them(acme):
 def test_what_is_held_is_shown_with_its_share_and_not_once_it_was_given_back(acme):
     with aa.acquire("APU:0.5", machine="sim:A1:2") as hold:
         (share,) = hold.allocation.shares
-        assert repr(hold) == f"<Hold {hold.id}: {share.device.id}>"
+        assert repr(hold) == f"<DeviceLease {hold.id}: {share.device.id}>"
         assert repr(hold.allocation) == f"<Allocation {hold.id}: {share.device.id}:0.5>"
         memory = f"<td>0.5</td><td>{share.memory_bytes / (1 << 30):.1f} GiB</td><td>by agreement</td>"
         assert memory in hold._repr_html_()
         assert memory in hold.allocation._repr_html_()
-    assert repr(hold) == f"<Hold {hold.id}: released>"
+    assert repr(hold) == f"<DeviceLease {hold.id}: released>"
     assert "<caption>APU:0.5 released</caption>" in hold._repr_html_()
     assert "<td>" not in hold._repr_html_()
     with aa.acquire("APU:9,else=cpu", machine="sim:A1:2") as nothing:
-        assert repr(nothing) == "<Hold of nothing: CPU>"
+        assert repr(nothing) == "<DeviceLease of nothing: CPU>"
         assert repr(nothing.allocation) == "<Allocation of nothing: CPU>"
 
 
@@ -131,7 +131,7 @@ os.kill(os.getpid(), 9)
     (lease, _) = aa.leases(aa.detect(MACHINE))
     from anyaccel.ledger import Ledger
 
-    Ledger.open().release_of(lease.id)
+    Ledger.open().end_lease(lease.id)
     aa.acquire("APU:2", machine=MACHINE, wait=60).release()
 
 
@@ -223,7 +223,7 @@ def test_a_hold_ends_by_itself(acme, anyaccel):
 
 
 def test_the_queue_shows_who_waits(acme, anyaccel):
-    assert anyaccel("queue").stdout == "Nobody waits.\n"
+    assert anyaccel("queue").stdout == "No request waits.\n"
     with aa.acquire("APU:2", machine=MACHINE):
         waiting = start("run", "APU", "--note", "patient", "--", "true")
         waiting.stderr.readline()
@@ -289,3 +289,15 @@ def test_what_a_command_left_behind_is_not_avoided(acme, anyaccel):
     for _ in range(3):
         done = anyaccel("--machine", "sim:Acme-Whole:4", "run", "APU:2", "--", "sh", "-c", "echo $ACME_VISIBLE")
         assert done.stdout == "acme-0,acme-1\n"
+
+
+def test_a_share_by_memory_is_held_exactly(acme):
+    machine = "sim:A1:1"
+    with aa.acquire("A1:10GiB", machine=machine) as first:
+        with pytest.raises(aa.NotFreeError, match=r"no A1 has 8GiB free, the most is 6\.0GiB"):
+            aa.acquire("A1:8GiB", machine=machine, wait=0)
+        with aa.acquire("A1:5.5GiB", machine=machine, wait=0) as second:
+            (small,) = second.allocation.shares
+    (large,) = first.allocation.shares
+    for share, amount in ((large, 10 << 30), (small, 11 << 29)):
+        assert share.memory_bytes >= amount > share.device.memory_bytes * (share.units - 1) // 10_000

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import anyaccel
 import pytest
-from anyaccel.launcher.use import in_use
+from anyaccel.launcher.use import get_process_lease
 from anyaccel.ledger import Ledger
 from interrupts import interrupted
 
@@ -46,4 +46,4 @@ def test_devices_go_back_whenever_an_interrupt_comes(acme, work):
         assert not Ledger.open().leases(), where
         assert not Ledger.open().tickets(), where
         assert dict(os.environ) == before, where
-        assert in_use() is None, where
+        assert get_process_lease() is None, where

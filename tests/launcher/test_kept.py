@@ -21,7 +21,7 @@ from waiting import PATIENCE, until
 
 DECLARED = {"GPU": 2}
 OURS = [sys.executable, "-m", "anyaccel", "--declare", "GPU=2"]
-HOLDS = length(25, 60)
+HOLDS = length(25, 40)
 """How often a hold is disturbed."""
 
 

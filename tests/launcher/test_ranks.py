@@ -13,7 +13,7 @@ from pathlib import Path
 import anyaccel as aa
 import pytest
 from anyaccel.launcher.rendezvous import Rendezvous
-from anyaccel.launcher.sandbox import available
+from anyaccel.launcher.sandbox import find_obstacle
 from waiting import PATIENCE, until
 
 MACHINE = "sim:A1:4"
@@ -232,7 +232,7 @@ def test_input_goes_to_the_first(job):
     assert sorted(out.splitlines()) == ["0 given", "1"]
 
 
-@pytest.mark.skipif(bool(available()), reason=f"workers cannot be confined here: {available()}")
+@pytest.mark.skipif(bool(find_obstacle()), reason=f"workers cannot be confined here: {find_obstacle()}")
 def test_ranks_are_confined(job):
     status, out, err = finished(
         job("A1:2", "--ranks", "grep", "NoNewPrivs", "/proc/self/status", options=["--enforce"])

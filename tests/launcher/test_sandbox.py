@@ -18,14 +18,14 @@ import anyaccel as aa
 import pytest
 from anyaccel.errors import EnforcementError
 from anyaccel.launcher.reach import around, same_devices
-from anyaccel.launcher.sandbox import Sandbox, available, plan, sandbox_for
+from anyaccel.launcher.sandbox import Sandbox, find_obstacle, plan, sandbox_for
 from anyaccel.linux.landlock import node_of
 from anyaccel.model import Problem, ProblemKind
 from anyaccel.model.wire import decode, encode
 from system_calls import FORBID
 
 NOBODY = 65534
-CONFINES = pytest.mark.skipif(bool(available()), reason=f"workers cannot be confined here: {available()}")
+CONFINES = pytest.mark.skipif(bool(find_obstacle()), reason=f"workers cannot be confined here: {find_obstacle()}")
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make device nodes and mounts")
 OTHERS = Sandbox(closed=("/dev/full",), kept=("/dev/zero",))
 
@@ -35,7 +35,7 @@ import multiprocessing.synchronize, struct
 from anyaccel.errors import AnyaccelError
 from anyaccel.launcher import reach
 from anyaccel.linux import landlock, system
-from anyaccel.launcher.sandbox import Sandbox, available, sandbox_for
+from anyaccel.launcher.sandbox import Sandbox, find_obstacle, sandbox_for
 from anyaccel.model.wire import decode
 
 def outcome(function, *arguments):
@@ -608,7 +608,7 @@ def test_a_kernel_that_cannot_is_told_apart(error):
     code = f"""
     forbid(system.LANDLOCK_CREATE_RULESET, getattr(errno, {error!r}, 0))
     wanted = lambda enforce: outcome(lambda: sandbox_for(None, None, enforce=enforce))
-    seen = [available(), outcome(sandbox.apply), outcome(sandbox.start, lambda: 1), wanted(True), wanted("try")]
+    seen = [find_obstacle(), outcome(sandbox.apply), outcome(sandbox.start, lambda: 1), wanted(True), wanted("try")]
     """
     reason, *refused, tried = child(FORBID + textwrap.dedent(code), apply=False)
     assert reason == REASONS[error]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import anyaccel
 import pytest
-from anyaccel.launcher.use import in_use, loaded
+from anyaccel.launcher.use import get_process_lease, loaded
 from anyaccel.ledger import Ledger
 
 MACHINE = "sim:A1:2"
@@ -155,7 +155,7 @@ def test_a_statement_at_the_prompt_lasts_when_others_are_shown(acme):
     ran = subprocess.run(
         [sys.executable, "-q", "-i"], input=lines, capture_output=True, text=True, timeout=60, check=True
     )
-    assert "<Use " in ran.stdout
+    assert "<ProcessLease " in ran.stdout
     assert "Warning" not in ran.stderr
     assert "Error" not in ran.stderr
 
@@ -224,7 +224,7 @@ def test_a_thread_that_waits_keeps_others_from_waiting_for_it(acme):
             anyaccel.use("APU:1", machine=MACHINE)
     thread.join(60)
     assert errors == []
-    in_use().release()
+    get_process_lease().release()
 
 
 def test_what_is_for_processes_that_are_started_is_refused(acme):

@@ -212,7 +212,7 @@ def test_release_ends_those_who_carry_the_mark(claim, ledger):
     child = carrier(holder)
     holder.kill()
     (record,) = ledger.leases()
-    assert ledger.release_of(record.id) == (child,)
+    assert ledger.end_lease(record.id) == (child,)
     assert ledger.leases() == ()
 
 
@@ -221,7 +221,7 @@ def test_forgetting_leaves_them_alone(claim, ledger, files):
     child = carrier(holder)
     holder.kill()
     (record,) = ledger.leases()
-    assert ledger.forget(record.id) == (child,)
+    assert ledger.drop_lease(record.id) == (child,)
     assert files() == []
     assert rival.do("take('a')") == {"a": 10_000}
     assert process.state(child) not in ("", "Z")
@@ -234,10 +234,10 @@ def test_forgetting_a_share_unlocks_the_device_with_the_last_one(claim, ledger, 
     locks = f"device_locks={{'a': (DeviceLock({str(tmp_path / 'device')!r}),)}}"
     holder.do(f"take('a', units=5000, {locks}); take('a', units=5000, {locks})")
     first, second = ledger.leases()
-    assert ledger.forget(first.id) == (holder.pid,)
+    assert ledger.drop_lease(first.id) == (holder.pid,)
     with pytest.raises(ClaimantError, match="outside of this ledger"):
         there.do(f"take('a', {locks})")
-    assert ledger.forget(second.id) == (holder.pid,)
+    assert ledger.drop_lease(second.id) == (holder.pid,)
     assert rival.do(f"take('a', {locks})") == {"a": 10_000}
 
 
@@ -249,7 +249,7 @@ def test_forgetting_unlocks_the_device_itself(claim, ledger, tmp_path):
     child = holder.do("subprocess.Popen(['sleep', '600'], pass_fds=leases[0].fds).pid")
     holder.kill()
     (record,) = ledger.leases()
-    assert ledger.forget(record.id) == (child,)
+    assert ledger.drop_lease(record.id) == (child,)
     assert rival.do(f"take('a', {locks})") == {"a": 10_000}
     os.kill(child, signal.SIGKILL)
 
@@ -291,7 +291,7 @@ def shared(state, claim):
 
     def user(uid):
         claimant = claim()
-        claimant.do("import pwd, anyaccel.ledger.ending, anyaccel.ledger.filesystem, anyaccel.linux.inotify")
+        claimant.do("import pwd, anyaccel.ledger.ending, anyaccel.linux.inotify")
         claimant.do("open('/proc/self/status', encoding='ascii').close(); " + IMPORT)
         (state / f"checked.{names.boot()}.{uid}").touch()
         os.chown(state / f"checked.{names.boot()}.{uid}", uid, -1)
@@ -326,7 +326,7 @@ def test_nothing_is_ended_because_a_name_says_so(shared, ledger, state, locked):
         attacker.do("fcntl.flock(fd, fcntl.LOCK_EX)")
     lease_id = nonce.removeprefix(names.boot())
     with pytest.raises(LedgerError) as caught:
-        ledger.release_of(lease_id, grace=0.2, force=True)
+        ledger.end_lease(lease_id, grace=0.2, force=True)
     assert str(victim.pid) in str(caught.value) + caught.value.hint
     assert victim.do("1") == 1
     if locked:
@@ -350,7 +350,7 @@ def test_a_lock_that_was_passed_to_a_process_of_another_user_does_not_end_it(sha
     daemon.do("connection, _ = server.accept(); got = socket.recv_fds(connection, 1, 1)[1]")
     (record,) = ledger.leases()
     with pytest.raises(LedgerError, match=rf"still held by process {daemon.pid} \({ALICE}\), which was not ended"):
-        ledger.release_of(record.id, grace=0.2, force=True)
+        ledger.end_lease(record.id, grace=0.2, force=True)
     assert daemon.do("1") == 1
     eventually(lambda: process.state(attacker.pid) in ("", "Z"))
 
@@ -361,11 +361,11 @@ def test_only_the_owner_forgets(shared, ledger):
     alice.do("take('a')")
     (record,) = ledger.leases()
     with pytest.raises(ClaimantError, match="LeasePermissionError"):
-        bob.do(f"ledger.forget({record.id!r})")
+        bob.do(f"ledger.drop_lease({record.id!r})")
     with pytest.raises(LeasePermissionError, match="only its owner can"):
-        ledger.forget(record.id)
+        ledger.drop_lease(record.id)
     assert ledger.leases()
-    assert alice.do(f"ledger.forget({record.id!r})") == []
+    assert alice.do(f"ledger.drop_lease({record.id!r})") == []
 
 
 @root

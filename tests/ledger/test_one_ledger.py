@@ -24,7 +24,7 @@ LOAD = """
 import codecs, contextlib, ctypes, datetime, fcntl, logging, pwd, random, shlex, shutil, subprocess, typing, unicodedata
 for encoding in ("ascii", "utf-8", "latin-1"): codecs.lookup(encoding)
 import anyaccel.launcher.hold, anyaccel.cli.diagnose
-import anyaccel.ledger.diagnosis, anyaccel.ledger.ending, anyaccel.ledger.filesystem, anyaccel.ledger.recovery
+import anyaccel.ledger.diagnosis, anyaccel.ledger.ending, anyaccel.ledger.recovery
 import anyaccel.linux.inotify; anyaccel.linux.system._libc()
 """
 MOUNT = f"""
@@ -104,7 +104,7 @@ def test_looking_makes_nothing(as_user):
         assert claimant.do("[list(ledger.leases()), list(ledger.tickets())]") == [[], []]
         assert "which is made when devices are taken" in claimant.do("told()[-1]")
         with pytest.raises(ClaimantError, match="LeaseNotFoundError"):
-            claimant.do("ledger.release_of('0123456789ab')")
+            claimant.do("ledger.end_lease('0123456789ab')")
         assert claimant.do("os.listdir('/run') + os.listdir('/dev/shm')") == []
 
 
@@ -245,9 +245,9 @@ def test_a_directory_that_another_user_made_is_gone_around(as_user, kind):
     other = as_user(ALICE)
     with pytest.raises(ClaimantError, match="a is held by"):
         other.do("take('a')")
-    said = [line for line in other.do("told()") if "was made by" in line]
+    said = [line for line in other.do("told()") if "so that your leases are kept" in line]
     assert len(said) == 1
-    assert f"/dev/shm/anyaccel-{ALICE} was made by {MALLORY}, so that your leases are kept elsewhere" in said[0]
+    assert f"/dev/shm/anyaccel-{ALICE} belongs to {MALLORY}, so that your leases are kept elsewhere" in said[0]
     # It goes away: what is there already stays in force, for all processes alike.
     mallory.do("os.rmdir(path)" if kind == "directory" else "os.unlink(path)")
     with pytest.raises(ClaimantError, match="a is held by"):

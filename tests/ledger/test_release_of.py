@@ -14,7 +14,7 @@ def test_the_holder_is_asked_to_end(claim, ledger):
     holder = claim()
     holder.do("take('a', 'b', count=2)")
     (lease_id,) = {record.id for record in ledger.leases()}
-    assert ledger.release_of(lease_id) == (holder.pid,)
+    assert ledger.end_lease(lease_id) == (holder.pid,)
     assert ledger.leases() == ()
 
 
@@ -26,7 +26,7 @@ def test_so_are_all_that_carry_it_and_nobody_else(claim, ledger):
     worker = holder.do("subprocess.Popen(['sleep', '600'], pass_fds=leases[0].fds).pid")
     holder.kill()
     lease_id = next(record.id for record in ledger.leases() if record.device == "a")
-    assert ledger.release_of(lease_id) == (worker,)
+    assert ledger.end_lease(lease_id) == (worker,)
     assert [record.device for record in ledger.leases()] == ["b"]
     assert state(other) not in ("", "Z")
     os.kill(other, 9)
@@ -37,10 +37,10 @@ def test_one_that_does_not_end_keeps_its_device(claim, ledger):
     holder.do("signal.signal(signal.SIGTERM, signal.SIG_IGN); take('a')")
     (record,) = ledger.leases()
     with pytest.raises(LedgerError, match=f"still held by {holder.pid} after 0.2 s") as caught:
-        ledger.release_of(record.id, grace=0.2)
+        ledger.end_lease(record.id, grace=0.2)
     assert "--force" in caught.value.hint
     assert len(ledger.leases()) == 1
-    assert ledger.release_of(record.id, grace=0.1, force=True) == (holder.pid,)
+    assert ledger.end_lease(record.id, grace=0.1, force=True) == (holder.pid,)
     assert ledger.leases() == ()
 
 
@@ -49,19 +49,19 @@ def test_a_stopped_one_is_killed(claim, ledger):
     holder.do("take('a')")
     holder.stop()
     (record,) = ledger.leases()
-    assert ledger.release_of(record.id, grace=0.1, force=True) == (holder.pid,)
+    assert ledger.end_lease(record.id, grace=0.1, force=True) == (holder.pid,)
 
 
 def test_one_that_is_not_there(ledger):
     for name in ("", "0123456789ab", "../x"):
-        with pytest.raises(LeaseNotFoundError, match="is in force"):
-            ledger.release_of(name)
+        with pytest.raises(LeaseNotFoundError, match="is active"):
+            ledger.end_lease(name)
 
 
 def test_ones_own_is_left_alone(ledger):
     with ledger.acquire(Want(candidates=frozenset("a")), lambda taken: {"a": Extent(1)}, wait=0) as lease:
         with pytest.raises(LedgerError, match="held by this very process"):
-            ledger.release_of(lease.id)
+            ledger.end_lease(lease.id)
         assert not lease.released
 
 
@@ -74,7 +74,7 @@ def test_a_program_that_replaced_the_holder_keeps_it(claim, ledger):
             comm.seek(0)
     (record,) = ledger.leases()
     assert (record.pid, record.state) == (holder.pid, "held")
-    assert ledger.release_of(record.id) == (holder.pid,)
+    assert ledger.end_lease(record.id) == (holder.pid,)
 
 
 def test_who_was_killed_and_not_waited_for_has_left(ledger, state):

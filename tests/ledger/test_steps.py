@@ -31,7 +31,7 @@ anyaccel.linux.system._libc()  # and what happens in the import system is not ou
 """
 UNDISTURBED = """
 import anyaccel.ledger.tickets
-anyaccel.ledger.tickets.interval = lambda place: 3600
+anyaccel.ledger.tickets.recheck_interval = lambda place: 3600
 """
 """For the steps that each run has: how often one that waits looks again though nothing happened differs."""
 

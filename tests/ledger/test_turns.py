@@ -106,7 +106,7 @@ def test_without_a_known_end_nobody_passes(ledger, in_line):
 
 
 def test_a_ticket_of_an_older_version_is_not_passed(ledger, claim, in_line, monkeypatch):
-    monkeypatch.setattr("anyaccel.ledger.tickets.ticket_words", lambda *_: {})
+    monkeypatch.setattr("anyaccel.ledger.tickets.write_ticket_words", lambda *_: {})
     first = ledger.acquire(want(1, 3600), some(1), wait=0)
     with waiting(ledger, in_line, 1, want(2), 2):
         with pytest.raises(DevicesBusyError, match="1 earlier request"):
@@ -128,7 +128,7 @@ def test_bodies_that_say_nonsense_decide_nothing(ledger, in_line, state):
 def test_fair_shares_and_limits_in_one_process(ledger, in_line, monkeypatch):
     """By the owners of files, here all of one user, who is given a number by the rules."""
     rules = Policy(users={os.geteuid(): Limits(devices=1)})
-    monkeypatch.setattr("anyaccel.ledger.acquisition.rules", lambda: rules)
+    monkeypatch.setattr("anyaccel.ledger.acquisition.current_policy", lambda: rules)
     first = ledger.acquire(want(1), some(1), wait=0)
     with pytest.raises(DevicesBusyError):
         ledger.acquire(want(1), some(1), wait=0)
@@ -140,7 +140,7 @@ def test_fair_shares_and_limits_in_one_process(ledger, in_line, monkeypatch):
 
 SCRIPT = """
 import os, sys, json, tempfile
-import anyaccel.ledger.ending, anyaccel.ledger.recovery, anyaccel.ledger.filesystem, anyaccel.linux.inotify
+import anyaccel.ledger.ending, anyaccel.ledger.recovery, anyaccel.linux.inotify
 import logging, pwd, random, tomllib, unicodedata
 import anyaccel.ledger.tickets
 from anyaccel.errors import AnyaccelError
@@ -214,8 +214,8 @@ def test_looking_does_not_mind_a_wrong_configuration(ledger, monkeypatch):
     def wrong():
         raise turns.ConfigurationError("it is wrong")
 
-    monkeypatch.setattr(turns, "rules", wrong)
-    assert turns.lenient_rules().plain
+    monkeypatch.setattr(turns, "current_policy", wrong)
+    assert turns.policy_for_display().plain
     assert Ledger.open({"ANYACCEL_STATE_DIR": ledger.path}).tickets() == ()
 
 

@@ -21,7 +21,7 @@ SOURCES = str(Path(anyaccel.__file__).parents[1])
 ALICE, BOB = 61_001, 61_002
 PRELOAD = """
 import logging, pwd, random, shlex, subprocess, unicodedata
-import anyaccel.ledger.ending, anyaccel.ledger.recovery, anyaccel.ledger.filesystem, anyaccel.linux.inotify
+import anyaccel.ledger.ending, anyaccel.ledger.recovery, anyaccel.linux.inotify
 from anyaccel.ledger.diagnosis import diagnose
 anyaccel.linux.system._libc()  # the Python that runs the tests may be closed to other users
 """
@@ -75,7 +75,7 @@ def test_only_its_owner_and_root_cancel_a_ticket(user, ledger):
     assert ledger.cancel(ticket.id) == bob.pid
     with pytest.raises(ClaimantError, match="was cancelled"):
         bob.do("1")
-    with pytest.raises(LeaseNotFoundError, match=f"nobody waits with ticket '{ticket.id}'"):
+    with pytest.raises(LeaseNotFoundError, match=f"no request waits with ticket '{ticket.id}'"):
         ledger.cancel(ticket.id)
 
 
@@ -214,8 +214,8 @@ def test_only_the_owner_and_root_end_a_lease(user, ledger):
     alice.do("take('a')")
     (record,) = ledger.leases()
     with pytest.raises(ClaimantError, match=f"LeasePermissionError: lease {record.id} belongs to {ALICE}"):
-        bob.do(f"ledger.release_of({record.id!r})")
-    assert ledger.release_of(record.id) == (alice.pid,)
+        bob.do(f"ledger.end_lease({record.id!r})")
+    assert ledger.end_lease(record.id) == (alice.pid,)
     assert ledger.leases() == ()
 
 
@@ -280,7 +280,7 @@ def test_a_file_that_cannot_be_opened_harms_its_maker_alone(user, ledger, state,
     assert [(record.device, record.uid) for record in ledger.leases()] == [("a", ALICE), ("b", BOB), ("c", BOB)]
     assert [ticket.uid for ticket in ledger.tickets()] == [ALICE]
     (lease,) = [record.id for record in ledger.leases() if record.device == "b"]
-    assert ledger.release_of(lease) == (bob.pid,)
+    assert ledger.end_lease(lease) == (bob.pid,)
     monkeypatch.setenv("ANYACCEL_STATE_DIR", str(state))
     said = [finding.reason for finding in diagnose(os.environ)]
     if kind == "kernel lease":
@@ -317,6 +317,6 @@ def test_words_that_are_no_words_disturb_nobody(user, ledger, state, body):
             "leases.append(file); fcntl.flock(file, fcntl.LOCK_EX)"
         )
     assert alice.do("take('a', 'b', wait=60)") == {"b": 10_000}
-    assert alice.do("list(ledger.wanted(frozenset('c')))") in (["c"], [])
+    assert alice.do("list(ledger.find_wanted(frozenset('c')))") in (["c"], [])
     assert [(record.device, record.request) for record in ledger.leases()] == [("a", ""), ("b", "a b")]
     assert [ticket.request for ticket in ledger.tickets()] == [""]

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 from anyaccel.linux import process
-from anyaccel.linux.teardown import Teardown, find_all, find_tree
+from anyaccel.linux.teardown import Teardown, combine_finds, find_tree
 from holders import found_by
 from waiting import until
 
@@ -125,7 +125,7 @@ def test_a_number_that_another_process_got_is_left_alone():
 def test_two_ways_to_find_are_one():
     with start("exec sleep 1000") as one, start("exec sleep 1000") as two:
         trees = [find_tree({each.pid: process.start_time(each.pid)}) for each in (one, two)]
-        rest = Teardown(find_all(*trees), grace=1000)
+        rest = Teardown(combine_finds(*trees), grace=1000)
         rest.run()
         assert rest.asked == {one.pid, two.pid}
         assert [one.wait(), two.wait()] == [-signal.SIGTERM] * 2

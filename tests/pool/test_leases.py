@@ -231,7 +231,7 @@ def test_what_a_worker_left_keeps_its_device_when_all_are_killed_who_would_end_i
     until(lambda: {each.carriers for each in Ledger.open().leases()} == {(left,)}, "the end of the worker")
     with pytest.raises(aa.NotFreeError, match=f"kept: process {left} .* of the ended lease still runs"):
         aa.acquire("A1:1", machine="sim:A1:1", wait=0)
-    assert Ledger.open().release_of(lease.id) == (left,)
+    assert Ledger.open().end_lease(lease.id) == (left,)
     aa.acquire("A1:1", machine="sim:A1:1", wait=0).release()
 
 

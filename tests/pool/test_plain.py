@@ -406,12 +406,12 @@ def fail(error, *arguments):
 @pytest.fixture(params=["by choice", "by enforcing"])
 def plain_pool(request, pool):
     """A pool that reads plain answers."""
-    from anyaccel.launcher.sandbox import available
+    from anyaccel.launcher.sandbox import find_obstacle
 
     if request.param == "by choice":
         return pool("A1:1", results="plain")
-    if available():
-        pytest.skip(f"workers cannot be confined here: {available()}")
+    if find_obstacle():
+        pytest.skip(f"workers cannot be confined here: {find_obstacle()}")
     return pool("A1:1", enforce=True)
 
 

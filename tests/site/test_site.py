@@ -35,6 +35,18 @@ MODES = [(WIDE, "light"), (NARROW, "dark")]
 HERE = "http://127.0.0.1:"
 LEFT = "net::ERR_ABORTED"
 """What becomes of a request when the reader has gone to the next page."""
+SEARCHES = {
+    "install": "how-to/install/",
+    "time limit": "how-to/time-limits/",
+    "queue priority": "how-to/policy/",
+    "history": "how-to/report/",
+    "jupyter": "how-to/use/",
+    "checkpoint": "how-to/time-limits/",
+    "multi-user": "how-to/shared-machine/",
+    "MPS": "how-to/fractions/",
+    "fair share": "how-to/policy/",
+}
+"""The page that must come first for what people search for."""
 
 
 class Reader(HTMLParser):
@@ -126,7 +138,7 @@ def test_code_has_its_language():
 def test_every_public_name_is_there():
     import anyaccel
 
-    shown = read("reference/python/").ids
+    shown = {name for page in PAGES if page.startswith("reference/python") for name in read(page).ids}
     errors = "".join(read("reference/errors/").texts) + (SITE / "reference/errors/index.html").read_text()
     names = set(anyaccel.__all__) - {"__version__"}
     assert [name for name in names if f"anyaccel.{name}" not in shown and name not in errors] == []
@@ -263,6 +275,33 @@ def test_the_search_finds_without_a_server(view, address):
     view.locator("input.md-search__input").fill("quarantined")
     view.wait_for_selector(".md-search-result__item a", timeout=30_000)
     assert view.faults == []
+
+
+@pytest.mark.parametrize("words", SEARCHES)
+def test_a_search_leads_to_the_page_that_helps_first(browser, address, words):
+    page = browser.new_page(viewport={"width": WIDE[0], "height": WIDE[1]})
+    page.goto(address)
+    page.locator("input.md-search__input").fill(words)
+    page.wait_for_selector(".md-search-result__item a", timeout=60_000)
+    found = page.locator(".md-search-result__item a").first.get_attribute("href")
+    page.close()
+    assert urlsplit(found).path.lstrip("/") == SEARCHES[words]
+
+
+def test_a_page_links_to_the_repository(view, address):
+    view.goto(address)
+    where = "https://github.com/anyaccel/anyaccel"
+    assert view.locator(f".md-content a[href='{where}']").count() == 1
+    assert view.locator(f"a.md-source[href='{where}']").count() >= 1
+
+
+def test_the_home_page_shows_what_it_is_and_how_to_install_it_at_once(view, address):
+    """Without scrolling, in a window as people have it."""
+    view.goto(address)
+    height = view.viewport_size["height"]
+    for selector in (".language-sh", "img[src$='recording.svg']"):
+        box = view.locator(f".md-content {selector}").first.bounding_box()
+        assert box["y"] + min(box["height"], 100) <= height, selector
 
 
 def test_a_reader_chooses_the_scheme(view, address):

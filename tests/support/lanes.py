@@ -24,7 +24,7 @@ class Lanes(Filter[int]):
     def fact(self, device, inventory):
         return str(device.attributes.get("lanes", ""))
 
-    def near(self, asked, devices):
+    def find_near(self, asked, devices):
         for lanes in sorted({device.attributes.get("lanes", 0) for device in devices} - {0}, reverse=True):
             if lanes < asked.wanted:
                 yield with_filter(asked.term, "lanes", str(lanes))

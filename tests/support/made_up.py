@@ -21,6 +21,8 @@ from anyaccel.model import (
 )
 
 GIB = 1 << 30
+YEARS_AHEAD = 4_070_952_000.0
+"""A time limit that is shown by its date, the same on every day."""
 NOBODY = 4_194_305
 """The lowest number that no process has: see ``pid_max`` in ``proc_sys_kernel(5)``."""
 
@@ -122,7 +124,9 @@ def eight():
     leases = [
         lease(1, devices[0], "alice", note="train 7b"),
         lease(1, devices[1], "alice", note="train 7b"),
-        lease(2, devices[2], "bob", share=0.5, program="python3.12", ago=4 * 3600, request="GPU:0.5"),
+        lease(
+            2, devices[2], "bob", share=0.5, program="python3.12", ago=4 * 3600, request="GPU:0.5", until=YEARS_AHEAD
+        ),
         lease(
             3, devices[2], "carol-ann.longname", share=0.25, program="jupyter-lab", ago=300000, note="a long note " * 5
         ),
@@ -180,7 +184,7 @@ import anyaccel, made_up
 from anyaccel.cli import sample as samples, program
 sample = made_up.MACHINES[sys.argv.pop(1)]()
 anyaccel.detect = lambda **_: sample.inventory
-samples.look = lambda *_, **__: sample
+samples.take_sample = lambda *_, **__: sample
 program()
 """
 """A program that runs a command on one of these machines."""

@@ -11,7 +11,7 @@ from anyaccel.model import VendorState
 from anyaccel.probe.loading import load
 from anyaccel.probe.recording import RecordedFacts
 from anyaccel.vendors.discovery import Source, installed
-from anyaccel.vendors.presence import declared, possible, presence
+from anyaccel.vendors.presence import read_presence, read_presences, select_present
 
 PLUGINS = Path(__file__).parents[2] / "plugins"
 RECORDINGS = sorted(PLUGINS.glob("*/recordings/*/machine.json"))
@@ -39,7 +39,7 @@ NETWORK_CARD = {
 
 @cache
 def said_by_all():
-    return declared(installed()[0])
+    return read_presences(installed()[0])
 
 
 @pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: f"{path.parts[-4]}-{path.parts[-2]}")
@@ -47,14 +47,14 @@ def test_a_vendor_that_is_on_a_recorded_machine_is_asked(path):
     expected = json.loads(path.with_name("expected.json").read_text())
     vendors = {path.parts[-4]: expected} if expected is None else expected.get("vendors", {path.parts[-4]: expected})
     facts = RecordedFacts(load(str(path)))
-    asked = possible(said_by_all(), facts, facts.environ)
+    asked = select_present(said_by_all(), facts, facts.environ)
     missed = {vendor for vendor, found in vendors.items() if found is not None} - asked.keys()
     assert missed & said_by_all().keys() == set()
 
 
 def test_every_plugin_says_by_what_it_is_recognised_and_for_which_resource():
     for source in installed()[0]:
-        said = presence(source)
+        said = read_presence(source)
         assert said is not None, source.vendor
         (resource,) = {
             report.resource for report in aa.detect(everybody=True).vendors if report.vendor == source.vendor
@@ -107,7 +107,7 @@ def test_what_an_absent_vendor_says_is_read_without_a_finder(monkeypatch):
     sources = [
         Source(vendor=path.parts[-2][9:], target=path.parts[-2]) for path in PLUGINS.glob("*/src/*/presence.json")
     ]
-    assert possible(declared(sources), RecordedFacts({"paths": NETWORK_CARD}), {}) == {}
+    assert select_present(read_presences(sources), RecordedFacts({"paths": NETWORK_CARD}), {}) == {}
     assert len(sources) > 10
     assert finder.asked == []
 
@@ -119,5 +119,5 @@ def test_a_directory_without_the_file_hides_no_package_behind_it(tmp_path, monke
     (package / "__init__.py").touch()
     (package / "presence.json").write_text('{"paths": ["/dev/acme*"]}')
     monkeypatch.setattr("sys.path", [str(tmp_path / "first"), str(tmp_path / "second"), *sys.path])
-    said = declared([Source(vendor="acme", target="anyaccel_acme:plugin")])
-    assert possible(said, RecordedFacts({"paths": NETWORK_CARD}), {}) == {}
+    said = read_presences([Source(vendor="acme", target="anyaccel_acme:plugin")])
+    assert select_present(said, RecordedFacts({"paths": NETWORK_CARD}), {}) == {}

@@ -1,6 +1,5 @@
 """What a vendor is asked once: its rule for each set, its mask for each environment; numbers it says as data."""
 
-import os
 from pathlib import Path
 
 import anyaccel as aa
@@ -79,26 +78,3 @@ def test_the_rule_is_asked_about_the_numbers_that_are_allowed_only_and_once_for_
     scheduler.release(first)
     assert [device.id for device in scheduler.allocate("QUAD:2").devices] == [device.id for device in first.devices]
     assert asked.read_text().split() == sets
-
-
-def test_the_mask_is_asked_for_once_for_the_same_devices_in_the_same_environment(install, tmp_path):
-    asked = tmp_path / "asked"
-    head = "def anyaccel_env(devices, ctx):\n"
-    install("quad", QUAD.replace(head, head + NOTED % str(asked)))
-    inventory = aa.detect()
-    known = asked.read_text().splitlines()
-
-    def take(request, **environ):
-        with aa.acquire(request, inventory=inventory, wait=0, environ={**os.environ, **environ}) as hold:
-            mask = hold.environ["QUADS"]
-        new = asked.read_text().splitlines()[len(known) :]
-        known.extend(new)
-        return mask, new
-
-    two = "quad-0,quad-1"
-    assert take("QUAD:2") == (two, ["2 "])
-    assert take("QUAD:2") == (two, [])
-    assert take("QUAD:1") == ("quad-0", ["1 "])
-    assert take("QUAD:2", QUADS_TEST="other") == (two, ["2 other"])
-    inventory = aa.detect()
-    assert "2 " in take("QUAD:2")[1]

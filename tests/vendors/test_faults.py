@@ -14,7 +14,7 @@ import psutil
 import pytest
 from anyaccel.hookspecs import HOOKS
 from anyaccel.inventory.observe import stats
-from anyaccel.vendors.process import close, process_of
+from anyaccel.vendors.process import close, find_process
 from lengths import length
 from waiting import PATIENCE, until
 
@@ -197,7 +197,7 @@ def test_a_process_that_dies_is_started_again_once_and_then_the_vendor_has_faile
     bad = [device for device in inventory.devices if device.vendor == "bad"]
     from anyaccel.vendors.discovery import installed
 
-    vendor = process_of(next(source for source in installed()[0] if source.vendor == "bad"))
+    vendor = find_process(next(source for source in installed()[0] if source.vendor == "bad"))
     for _ in range(3):
         with pytest.raises(aa.PluginError, match="anyaccel_container: its process ended with exit status 5"):
             vendor.container(bad)

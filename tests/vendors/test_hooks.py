@@ -8,7 +8,7 @@ from anyaccel.model import ContainerEdits, Device, EnvContext, ProblemKind
 from anyaccel.vendors.contract import HOOKS
 from anyaccel.vendors.discovery import installed
 from anyaccel.vendors.plugin import VendorPlugin
-from anyaccel.vendors.process import close, process_of
+from anyaccel.vendors.process import close, find_process
 
 CARELESS = """
 from anyaccel.plugin import *
@@ -50,7 +50,7 @@ def careless(install):
 
     def careless(answer="ContainerEdits(nodes=('relative',))", slots=1):
         install("careless", CARELESS.replace("ANSWER", answer).replace("SLOTS", str(slots)))
-        return process_of(next(source for source in installed()[0] if source.vendor == "careless"))
+        return find_process(next(source for source in installed()[0] if source.vendor == "careless"))
 
     yield careless
     close(interpreter=False)
@@ -80,12 +80,8 @@ def test_answers_are_checked_in_our_process(careless):
 
 
 ANOTHER = """
-from anyaccel.vendors import tasks
-complete = tasks._complete
-def claim(*told):
-    found = complete(*told)
-    return replace(found, devices=tuple(replace(each, vendor="acme", resource="APU") for each in found.devices))
-tasks._complete = claim
+describe = PluginInfo.describe
+PluginInfo.describe = lambda info, device: replace(describe(info, device), vendor="acme", resource="APU")
 """
 
 

@@ -291,4 +291,4 @@ def test_warnings_of_visible_are_handed_on():
         warnings.warn("ACME names a device twice", stacklevel=1)
         return []
 
-    assert load(module(anyaccel_visible=anyaccel_visible)).visible({}, [DEVICE]) == ({}, ["ACME names a device twice"])
+    assert load(module(anyaccel_visible=anyaccel_visible)).visible({}, [DEVICE]) == ([], ["ACME names a device twice"])

@@ -1,7 +1,7 @@
-"""Find the accelerators of a machine, hand them out, and start workers that see exactly theirs.
+"""Find the accelerators of a machine, share them, and start workers that see exactly their own.
 
-Nothing is imported before it is needed: ``import anyaccel`` costs next to nothing. What type checkers see stands in
-``__init__.pyi``; a test keeps the two alike.
+``import anyaccel`` is fast, since each name imports its module at the first use. Type checkers read ``__init__.pyi``; a
+test compares the two.
 """
 
 from anyaccel._faces import face
@@ -37,10 +37,10 @@ _HOMES = {
     "anyaccel.inventory.watch": ("Change", "watch"),
     "anyaccel.launcher.command": ("run",),
     "anyaccel.launcher.environment": ("WorkerEnvironment", "worker_environment"),
-    "anyaccel.launcher.hold": ("Hold", "acquire", "acquire_async"),
+    "anyaccel.launcher.hold": ("DeviceLease", "acquire", "acquire_async"),
     "anyaccel.launcher.launch": ("Launch", "prepare"),
     "anyaccel.launcher.schedulers": ("open_scheduler",),
-    "anyaccel.launcher.use": ("Use", "use"),
+    "anyaccel.launcher.use": ("ProcessLease", "use"),
     "anyaccel.launcher.verdicts": ("leases", "why"),
     "anyaccel.model": (
         "Allocation",

@@ -28,13 +28,13 @@ from anyaccel.inventory.watch import watch as watch
 from anyaccel.launcher.command import run as run
 from anyaccel.launcher.environment import WorkerEnvironment as WorkerEnvironment
 from anyaccel.launcher.environment import worker_environment as worker_environment
-from anyaccel.launcher.hold import Hold as Hold
+from anyaccel.launcher.hold import DeviceLease as DeviceLease
 from anyaccel.launcher.hold import acquire as acquire
 from anyaccel.launcher.hold import acquire_async as acquire_async
 from anyaccel.launcher.launch import Launch as Launch
 from anyaccel.launcher.launch import prepare as prepare
 from anyaccel.launcher.schedulers import open_scheduler as open_scheduler
-from anyaccel.launcher.use import Use as Use
+from anyaccel.launcher.use import ProcessLease as ProcessLease
 from anyaccel.launcher.use import use as use
 from anyaccel.launcher.verdicts import leases as leases
 from anyaccel.launcher.verdicts import why as why

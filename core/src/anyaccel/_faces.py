@@ -1,4 +1,4 @@
-"""Faces of packages: public names that are imported when they are first used."""
+"""Faces of packages: public names whose modules are imported at the first use."""
 
 import sys
 
@@ -10,13 +10,13 @@ if TYPE_CHECKING:
 def face(
     package: str, homes: "Mapping[str, tuple[str, ...]]"
 ) -> "tuple[list[str], Callable[[str], object], Callable[[], list[str]]]":
-    """Make what a package's ``__init__`` needs to offer names that stand in its modules.
+    """Return the functions by which a package's ``__init__`` offers names of its modules.
 
     Type checkers read the names in ``__init__.pyi``; a test compares the two.
 
     Args:
         package: The package's ``__name__``.
-        homes: Public names by the module in which they stand.
+        homes: Public names by module.
 
     Returns:
         The package's ``__all__``, ``__getattr__`` and ``__dir__``.

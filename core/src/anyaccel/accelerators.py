@@ -1,7 +1,7 @@
-"""Accelerators by name, for programs: constants for request code, and what cloud instance types carry.
+"""Names of accelerators for programs: constants for requests, and the accelerators of cloud instance types.
 
-The names come from the products of the installed plug-ins, which are asked once, in guarded processes, when the first
-name is used. A product without names of its own gets one: the vendor and the tag, in capitals.
+The names come from the products of the installed plug-ins. The first use of a name asks the plug-ins, in guarded
+processes. A product without constants gets a name from its vendor and tag, in capitals.
 
     from anyaccel.accelerators import ACME_ONE, instance_type
 
@@ -22,7 +22,7 @@ _CONSTANT = re.compile(r"[A-Z][A-Za-z0-9_]*")
 
 
 class InstanceType(Value):
-    """What machines of one cloud instance type have.
+    """The accelerators of a machine of one cloud instance type.
 
     Attributes:
         name: Name of the instance type.
@@ -44,7 +44,7 @@ class InstanceType(Value):
 
 
 def instance_type(name: str) -> InstanceType:
-    """Say what a machine of a cloud instance type has, before it exists.
+    """Return the accelerators of a cloud instance type.
 
     Raises:
         UnknownNameError: When no installed plug-in knows the instance type.
@@ -64,13 +64,13 @@ def instance_type(name: str) -> InstanceType:
 
 
 class _Installed(Value):
-    """What the installed plug-ins know.
+    """The names that the installed plug-ins know.
 
     Attributes:
-        constants: By name, the vendors by tag: more than one tag where plug-ins disagree.
-        instance_types: By name.
+        constants: By name, the vendors by tag; more than one tag where plug-ins disagree.
+        instance_types: Instance types by name.
         vendors: Keys of the vendors that answered.
-        problems: Plug-ins that did not.
+        problems: Problems of the other plug-ins.
     """
 
     constants: Mapping[str, Mapping[str, str]]
@@ -100,7 +100,7 @@ def _installed() -> _Installed:
 
 
 def _derived(vendor: str, tag: str) -> str:
-    """``ACME_ONE_16GB`` of the vendor ``acme`` and the tag ``Acme-One-16GB`` or ``One-16GB``."""
+    """Return ``ACME_ONE_16GB`` for the vendor ``acme`` and the tag ``Acme-One-16GB`` or ``One-16GB``."""
     name = "_".join(re.findall(r"[A-Z0-9]+", tag.upper()))
     return name if name.startswith(vendor.upper()) else f"{vendor.upper()}_{name}"
 
@@ -108,9 +108,9 @@ def _derived(vendor: str, tag: str) -> str:
 def _instance_type(
     name: str, info: PluginInfo, product: Product, count: int, products: Sequence[Product]
 ) -> InstanceType:
-    from anyaccel.vendors.simulate import matching
+    from anyaccel.vendors.simulate import match_products
 
-    names = [each for each in (product.name, *product.aliases) if matching(each, products)[0] == product]
+    names = [each for each in (product.name, *product.aliases) if match_products(each, products)[0] == product]
     return InstanceType(
         name=name,
         vendor=info.vendor,
@@ -135,7 +135,7 @@ def _way_out(name: str, known: Mapping[str, object]) -> str:
 
 
 def __getattr__(name: str) -> str:
-    """The tag that a constant stands for."""
+    """Return the tag of a constant."""
     if name == "__all__":
         return [*__dir__()]  # type: ignore[return-value]
     if not _CONSTANT.fullmatch(name):

@@ -1,7 +1,7 @@
-"""What the administrator of a machine and a user have written down: two files in TOML, and one table of their settings.
+"""Configuration: the machine's file and the user's file, both in TOML, and the table of settings.
 
-The machine's file holds for every user, so it counts only as root has written it. No variable and no argument of a
-command names another one.
+The machine's file applies to every user, so it must belong to root. No variable and no argument of a command selects
+another file.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ MACHINE_FILE = "/etc/anyaccel/config.toml"
 """The machine's file. Tests mount a directory of their own there, in a private mount namespace."""
 _MOST_BYTES = 1 << 20
 _LONGEST_PROBE = 3600
-_LONGEST_STATEMENT = 500
-"""Lines of a statement up to which it is looked for: each further one is parsed together with all before it."""
+_MOST_LINES = 500
+"""Number of lines up to which the lines of settings are searched: the search is quadratic in this number."""
 
 
 class Rule(Value):
-    """What a value must be.
+    """Rule for a value.
 
     Attributes:
         words: The rule in words, after "must be".
-        read: Turns what the file says into the value; raises ValueError or TypeError when it does not follow the rule.
-        example: A value as it is written in the file.
-        default: The value where no file says one.
-        write: Writes a value for people.
+        read: Converts the value in the file; raises ValueError or TypeError for a value against the rule.
+        example: A value as written in the file.
+        default: The value without an entry in the file.
+        write: Formats a value for display.
     """
 
     words: str
@@ -46,13 +46,13 @@ class Rule(Value):
 
 
 class ConfigKey(Value):
-    """One setting.
+    """A setting.
 
     Attributes:
-        key: Its table and name, separated by dots. ``*`` stands for any name, such as that of a user.
-        rule: What its value must be, and its default.
-        summary: What it does, in one line.
-        kind: Which file may have it: ``machine`` or ``user``.
+        key: Table and name, separated by dots. ``*`` stands for any name, such as a user's.
+        rule: Rule and default of the value.
+        summary: Effect of the setting, in one line.
+        kind: The file that may have the setting: ``machine`` or ``user``.
     """
 
     key: str
@@ -62,12 +62,12 @@ class ConfigKey(Value):
 
 
 class Configuration(Value):
-    """What one file says.
+    """Content of one file.
 
     Attributes:
         path: The file.
-        found: Whether there is one.
-        values: What it sets, by key.
+        found: Whether the file exists.
+        values: The settings in the file, by key.
     """
 
     path: str
@@ -75,15 +75,15 @@ class Configuration(Value):
     values: Mapping[str, Any] = field(default_factory=dict)
 
     def get(self, key: str) -> Any:
-        """The value of a setting: what the file says, or else the default.
+        """Return the value of a setting from the file, or the default.
 
         Args:
-            key: Its key, with a name in place of ``*``.
+            key: Key of the setting, with a name in place of ``*``.
         """
         return self.values[key] if key in self.values else _setting(key).rule.default
 
     def names(self, table: str) -> tuple[str, ...]:
-        """The names that the file gives settings for, in a table whose keys have ``*`` in place of them."""
+        """Return the names with settings in a table whose keys have ``*`` in place of a name."""
         within = (key.removeprefix(f"{table}.") for key in self.values if key.startswith(f"{table}."))
         return tuple(dict.fromkeys(key.rpartition(".")[0] for key in within))
 
@@ -125,14 +125,14 @@ def _labels(value: Any) -> tuple[str, ...]:
 
 
 def text(value: Any) -> str:
-    """Read a value that is any one line of text."""
+    """Read a value of one line of printable text."""
     if type(value) is not str or not value.isprintable():
         raise ValueError
     return value
 
 
 def one_of(*choices: str | bool) -> Rule:
-    """The rule of a value that is one of some words, true or false among them."""
+    """Return the rule of a value that is one of the given words or truth values."""
     *words, last = (repr(each) if isinstance(each, str) else str(each).lower() for each in choices)
 
     def read(value: Any) -> Any:
@@ -168,51 +168,51 @@ INTERVAL = Rule(
 
 _LIMITS = (
     ("devices", DEVICES, "devices that a user may hold at once"),
-    ("time", DURATION, "the longest time that a user may ask for, and what a request gets that gives none"),
+    ("time", DURATION, "the longest time limit of a user's request, and the limit of a request without one"),
     ("priority", PRIORITY, "the highest priority that a user may ask for"),
 )
 _MACHINE: tuple[tuple[str, Rule, str], ...] = (
     (
         "queue.backfill",
         BACKFILL,
-        "by how much a request that is known to end in time may delay one that came before it",
+        "by how much a request with a time limit may delay an earlier one (backfill)",
     ),
     (
         "queue.fair_shares",
         replace(TRUTH, default=False),
-        "of two requests of one priority, serve first that of the user who holds less",
+        "of two requests of one priority, serve the user first who holds less",
     ),
     (
         "queue.patience",
         replace(DURATION, default=86400.0),
-        "who has waited this long comes before all who have not, whatever shares and priorities say",
+        "a request that has waited this long comes first, before shares and priorities",
     ),
     *((f"limits.{name}", rule, f"{words}; root has no limit") for name, rule, words in _LIMITS),
     *((f"users.*.{name}", rule, f"{words}: this user, instead of [limits]") for name, rule, words in _LIMITS),
-    ("users.*.weight", WEIGHT, "how much of the machine this user's fair share is, beside 1 for others"),
+    ("users.*.weight", WEIGHT, "fair share of this user, relative to 1 for other users"),
     (
         "devices.*.labels",
         LABELS,
-        'labels of the devices that go by this name or id, such as GPU, "GPU/0-3" or "acme/1"',
+        'labels of the devices with this name or id, such as GPU, "GPU/0-3" or "acme/1"',
     ),
 )
 _USER: tuple[tuple[str, Rule, str], ...] = (
-    ("defaults.machine", TEXT, "the machine to look at, where neither --machine nor ANYACCEL_MACHINE names one"),
+    ("defaults.machine", TEXT, "the machine, if neither --machine nor ANYACCEL_MACHINE selects one"),
     ("defaults.probe_timeout", PROBE_SECONDS, "seconds for each vendor's detection"),
     ("defaults.mask", one_of("id", "index"), "how masks name devices"),
-    ("defaults.unallocated", one_of("hide", "inherit"), "what becomes of vendors of which nothing was asked for"),
+    ("defaults.unallocated", one_of("hide", "inherit"), "whether devices of vendors outside the request are hidden"),
     ("defaults.wait", DURATION, "the longest wait for devices"),
-    ("defaults.avoid_busy", TRUTH, "leave devices alone that are used without a lease"),
+    ("defaults.avoid_busy", TRUTH, "skip devices that are used without a lease"),
     (
         "defaults.enforce",
         replace(one_of(True, False, "try"), example='"try"'),
-        "confine commands to their devices: always, never, or where the kernel can",
+        "confine commands to their devices: always, never, or if the kernel can",
     ),
-    ("journal.keep", replace(TRUTH, default=True), "write one line for each lease that has ended, for reports"),
+    ("journal.keep", replace(TRUTH, default=True), "write one line for each ended lease, for reports"),
     (
         "journal.sample_every",
         INTERVAL,
-        "how often the vendor is asked how busy the devices are that 'run' and 'hold' hold, for reports",
+        "interval of utilization samples of the devices that 'run' and 'hold' hold, for reports",
     ),
 )
 SETTINGS: Mapping[str, ConfigKey] = {
@@ -224,10 +224,10 @@ SETTINGS: Mapping[str, ConfigKey] = {
 
 
 def written(key: str, value: Any) -> str:
-    """Write the value of a setting for people; ``-`` for none.
+    """Format the value of a setting for display; ``-`` for none.
 
     Args:
-        key: Its key, with any name in place of ``*``.
+        key: Key of the setting, with any name in place of ``*``.
         value: The value.
     """
     if value is None:
@@ -238,15 +238,15 @@ def written(key: str, value: Any) -> str:
 
 
 def settings_of(kind: str) -> list[ConfigKey]:
-    """The settings of one kind of file, ``machine`` or ``user``."""
+    """Return the settings of one kind of file, ``machine`` or ``user``."""
     return [setting for setting in SETTINGS.values() if setting.kind == kind]
 
 
 def template(kind: str) -> str:
-    """A file of all settings, each commented out, with what it does and its default.
+    """Return a file with every setting commented out, with summary and default.
 
     Args:
-        kind: Whose it is, ``machine`` or ``user``.
+        kind: Kind of the file, ``machine`` or ``user``.
     """
     whose = "every user of this machine" if kind == "machine" else "you alone"
     lines = [f"# Settings of anyaccel for {whose}. Take out the '#' of a table's name and of what you set in it."]
@@ -264,13 +264,13 @@ def machine(path: str = MACHINE_FILE) -> Configuration:
     """Read the machine's configuration.
 
     Args:
-        path: The file; tests give another one, commands never do.
+        path: The file; only tests pass another file.
 
     Returns:
-        What it says; nothing where there is none.
+        The configuration; empty if there is no file.
 
     Raises:
-        ConfigurationError: When it cannot be read, says something wrong, or is not root's alone to write.
+        ConfigurationError: When the file cannot be read, has a wrong entry, or can be written by other users than root.
     """
     return _read(path, "machine", {0})
 
@@ -279,40 +279,40 @@ def user(environ: Mapping[str, str] | None = None) -> Configuration:
     """Read the configuration of the user.
 
     Args:
-        environ: The environment, in which ``XDG_CONFIG_HOME`` or ``HOME`` says where it is; that of this process when
-            None.
+        environ: The environment, whose ``XDG_CONFIG_HOME`` or ``HOME`` says where the file is; the environment of this
+            process when None.
 
     Returns:
-        What it says; nothing where there is none.
+        The configuration; empty if there is no file.
 
     Raises:
-        ConfigurationError: When it cannot be read, says something wrong, or is not the user's or root's.
+        ConfigurationError: When the file cannot be read, has a wrong entry, or belongs to neither the user nor root.
     """
     path = user_file(environ)
     return _read(path, "user", {0, os.geteuid()}) if path else _nothing(path)
 
 
 def read_draft(path: str, kind: str) -> Configuration:
-    """Read a file that does not lie in its place yet: whose it will be does not count, but who else may change it does.
+    """Read a file that is not in its place yet: any user may own the file, but no other user may write to it.
 
     Args:
         path: The file.
-        kind: Whose it is to become; see :func:`find_kind`.
+        kind: Kind of the file; see :func:`find_kind`.
 
     Raises:
-        ConfigurationError: When it cannot be read, says something wrong, or can be written by other users.
+        ConfigurationError: When the file cannot be read, has a wrong entry, or can be written by other users.
     """
     return _read(path, kind, None)
 
 
 def find_kind(path: str, environ: Mapping[str, str] | None = None) -> tuple[str, bool]:
-    """Say whose file of configuration one is, ``machine`` or ``user``, and whether it lies in its place.
+    """Return the kind of a configuration file, ``machine`` or ``user``, and whether the file is in its place.
 
-    Elsewhere its tables tell; a file without any that is known is taken for the machine's.
+    Elsewhere the tables decide; a file without a known table counts as the machine's.
 
     Args:
         path: The file.
-        environ: As of :func:`user`.
+        environ: As for :func:`user`.
     """
     import tomllib
 
@@ -326,40 +326,40 @@ def find_kind(path: str, environ: Mapping[str, str] | None = None) -> tuple[str,
         try:
             with open(path, "rb") as file:
                 tables = set(tomllib.loads(file.read(_MOST_BYTES).decode()))
-        except (OSError, ValueError, RecursionError):  # reading it as what it is to become says so
+        except (OSError, ValueError, RecursionError):  # read_draft() reports the error
             tables = set()
     of_machine, of_user = ({each.key.partition(".")[0] for each in settings_of(kind)} for kind in ("machine", "user"))
     return ("user" if tables & of_user and not tables & of_machine else "machine"), False
 
 
 def user_file(environ: Mapping[str, str] | None = None) -> str:
-    """Where the configuration of the user lies, or would lie; empty where nobody says."""
+    """Return the path of the user's configuration, existing or not; empty without a home directory."""
     directory = user_directory("XDG_CONFIG_HOME", ".config", environ)
     return f"{directory}/config.toml" if directory else ""
 
 
 def user_directory(variable: str, usual: str, environ: Mapping[str, str] | None = None) -> str:
-    """Where this user's files of one kind lie, or would lie, after the XDG Base Directory Specification.
+    """Return the user's directory for one kind of files, after the XDG Base Directory Specification.
 
     Args:
-        variable: The variable that says so, such as ``XDG_STATE_HOME``; a relative path in it is ignored.
-        usual: Where they lie below the home directory otherwise, such as ``.local/state``.
+        variable: Variable with the parent, such as ``XDG_STATE_HOME``; a relative path in it is ignored.
+        usual: Default parent below the home directory, such as ``.local/state``.
         environ: The environment; that of this process when None.
 
     Returns:
-        Our own directory there, an absolute path; empty where nobody says.
+        Absolute path of our directory there; empty without a home directory.
     """
     found = os.environ if environ is None else environ
     home = found.get(variable, "")
-    if not home.startswith("/"):
+    if not home.startswith("/"):  # as the specification demands
         home = f"{found['HOME']}/{usual}" if found.get("HOME", "").startswith("/") else ""
     return f"{home}/anyaccel" if home else ""
 
 
 def _read(path: str, kind: str, owners: set[int] | None) -> Configuration:
     try:
-        os.stat(path)  # mostly there is none, and this needs no descriptor
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        os.stat(path)  # mostly there is no file, and stat works without free descriptors
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO must not block
     except (FileNotFoundError, NotADirectoryError):
         return _nothing(path)
     except OSError as error:
@@ -371,6 +371,7 @@ def _read(path: str, kind: str, owners: set[int] | None) -> Configuration:
         else:
             # In a user namespace where root has no number, root's files seem to belong to an unmapped number.
             _trust(path, kind, found, {*owners, os.stat("/").st_uid})
+        # With ctime: mtime can be set back, and an editor may keep the inode.
         identity = found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size
         known = _KNOWN.get(path)
         if known is not None and known[0] == identity:
@@ -390,7 +391,7 @@ def _read(path: str, kind: str, owners: set[int] | None) -> Configuration:
 
 @cache
 def _nothing(path: str) -> Configuration:
-    """What a file says that is not there."""
+    """Return the configuration of a missing file."""
     return Configuration(path=path)
 
 
@@ -401,11 +402,11 @@ def _unreadable(path: str, error: OSError) -> ConfigurationError:
 
 
 _KNOWN: dict[str, tuple[tuple[int, ...], Configuration]] = {}
-"""What was read, by the file's path, with its identity: a process that waits asks again and again."""
+"""Configurations by path, with the identity of the file: a waiting process reads the policy at each look."""
 
 
 def _trust(path: str, kind: str, found: os.stat_result, owners: set[int]) -> None:
-    """Refuse a file that somebody else can write."""
+    """Refuse a file that other users can write."""
     whose = "root" if kind == "machine" else "the user or root"
     if not stat.S_ISREG(found.st_mode):
         raise ConfigurationError(f"{printable(path)!r} must be a regular file", hint="remove what has its name")
@@ -414,7 +415,7 @@ def _trust(path: str, kind: str, found: os.stat_result, owners: set[int]) -> Non
             f"{printable(path)!r} must belong to {whose} (it belongs to user {found.st_uid})",
             hint=f"look at what it says, then: sudo chown {0 if kind == 'machine' else os.geteuid()} {printable(path)}",
         )
-    private = kind == "user" and found.st_gid == found.st_uid  # a group of the user's own, as many systems make it
+    private = kind == "user" and found.st_gid == found.st_uid  # many systems give each user a private group
     wrong = stat.S_IWOTH | (0 if private or found.st_gid == 0 else stat.S_IWGRP)
     if found.st_mode & wrong:
         raise ConfigurationError(
@@ -439,6 +440,8 @@ def _values(path: str, kind: str, content: bytes) -> Mapping[str, Any]:
     values: dict[str, Any] = {}
     wrong: dict[str, tuple[str, str]] = {}
     for key, value in _flat(document, ""):
+        if isinstance(value, dict):
+            continue
         setting = _setting(key)
         if setting is None or setting.kind != kind:
             wrong[key] = _unknown(key, kind), _close(key, kind)
@@ -462,7 +465,7 @@ def _values(path: str, kind: str, content: bytes) -> Mapping[str, Any]:
 
 
 def _locate(error: Exception, content: bytes) -> tuple[int, str]:
-    """The line on which a document is wrong, 0 where that is not known, and what is wrong there."""
+    """Return the line of an error in a document, 0 if unknown, and the error without its position."""
     import re
 
     if isinstance(error, UnicodeDecodeError):
@@ -476,63 +479,49 @@ def _locate(error: Exception, content: bytes) -> tuple[int, str]:
 
 
 def find_lines(path: str) -> Mapping[str, int]:
-    """The line on which a file gives each of its settings, by key, as far as that can be found."""
+    """Return the line of each setting in a file, by key, as far as known."""
     try:
         with open(path, encoding="utf-8") as file:
             return _find_lines(file.read(_MOST_BYTES))
-    except (OSError, ValueError):  # it has changed since it was read
+    except (OSError, ValueError):  # the file has changed since it was read
         return {}
 
 
 def _find_lines(text: str) -> dict[str, int]:
-    """As :func:`find_lines`, of a text that is TOML.
+    """Return the line of each table and setting in a TOML text, by key.
 
-    The parser tells no positions, but a line that begins a value of several lines is no TOML without the rest of it.
+    The parser reports no positions. So the text is parsed line by line: a line that begins a value of several lines is
+    not valid TOML without the rest, and a key appears with the end of its statement.
     """
     import tomllib
 
     found: dict[str, int] = {}
-    table, statement = "", []
-    for number, line in enumerate(text.replace("\r\n", "\n").split("\n"), 1):
-        statement.append(line)
+    lines = text.replace("\r\n", "\n").split("\n")
+    first = 1
+    for end in range(1, min(len(lines), _MOST_LINES) + 1):
         try:
-            part = tomllib.loads("\n".join(statement))
+            document = tomllib.loads("\n".join(lines[:end]))
         except (ValueError, RecursionError):
-            if len(statement) > _LONGEST_STATEMENT:
-                break
             continue
-        first = number - len(statement) + 1
-        if statement[0].lstrip().startswith("["):
-            table = _heading_key(part)
-            found.setdefault(table, first)
-        else:
-            for key, _ in _flat(part, table):
-                found.setdefault(key, first)
-        statement = []
+        for key, _ in _flat(document, ""):
+            found.setdefault(key, first)
+        first = end + 1
     return found
 
 
-def _heading_key(part: Mapping[str, Any]) -> str:
-    """The key of the table that a heading opens, which is all that is in its document."""
-    names = []
-    inner: Any = part
-    while isinstance(inner, dict) and inner:
-        (name, inner), *_ = inner.items()
-        names.append(name)
-    return ".".join(names)
-
-
 def _flat(table: Mapping[str, Any], above: str) -> list[tuple[str, Any]]:
-    """The settings of a document with their keys; a name with a dot or of other signs is quoted as it is in TOML."""
+    """Return the tables and settings of a document by key."""
     found: list[tuple[str, Any]] = []
     for name, value in table.items():
         key = f"{above}.{name}" if above else name
-        found += _flat(value, key) if isinstance(value, dict) else [(key, value)]
+        found.append((key, value))
+        if isinstance(value, dict):
+            found += _flat(value, key)
     return found
 
 
 def _setting(key: str) -> Any:
-    """The setting of a key; None when there is none. The name of a user may have dots."""
+    """Return the setting of a key; None for an unknown key. The name of a user may have dots."""
     if key in SETTINGS:
         return SETTINGS[key]
     table, _, rest = key.partition(".")

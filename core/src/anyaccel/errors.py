@@ -1,42 +1,41 @@
-"""Every error that anyaccel raises on purpose.
+"""The errors that anyaccel raises on purpose.
 
     AnyaccelError
     ├── UsageError                the request or an argument is wrong                          exit 2
     │   ├── UnknownOptionError    a function has no option of this name
     │   ├── RequestError          a request does not follow the grammar
-    │   ├── UnknownNameError      a request names nothing that any plug-in knows
+    │   ├── UnknownNameError      a request uses a name that no plug-in knows
     │   ├── MachineError          --machine names no machine, or a recording is damaged
-    │   └── ConfigurationError    a configuration file says something wrong, or may not be trusted
+    │   └── ConfigurationError    a configuration file is wrong, or writable by another user
     ├── PlacementError
     │   ├── NeverFitsError        the request can never be served on this machine              exit 3
     │   └── NotFreeError          the request cannot be served now                             exit 4
-    │       └── DeadlockError     it would wait for devices that this process itself holds     exit 4
+    │       └── DeadlockError     it would wait for devices of this process                    exit 4
     ├── AlreadyLoadedError        a vendor's runtime is loaded in this process already         exit 1
     ├── EnvConflictError          the environment of a worker cannot be made                   exit 1
     ├── EnforcementError          a worker cannot be confined to its devices                   exit 1
     ├── CommandNotFoundError      the command to run does not exist                            exit 127
     ├── CommandNotRunnableError   the command to run cannot be executed                        exit 126
-    ├── WorkerError               a task was not run to its end                                exit 1
-    │   ├── BrokenWorkerError     its worker ended before it answered; carries the exit status
+    ├── WorkerError               a task did not complete                                      exit 1
+    │   ├── BrokenWorkerError     its worker ended before its answer; carries the exit status
     │   ├── WorkerStartError      no worker can be started
-    │   ├── RemoteError           it raised an exception that cannot travel; carries its text
-    │   └── TaskTimeoutError      it took longer than it may
-    ├── JobNotFoundError          no job goes by this number                                   exit 2
-    ├── JobStateError             the directory of jobs must not be used                       exit 6
+    │   ├── RemoteError           it raised an exception that cannot be pickled; carries its text
+    │   └── TaskTimeoutError      it exceeded its time limit
+    ├── JobNotFoundError          no job has this number                                       exit 2
+    ├── JobStateError             the directory of jobs is unsafe                              exit 6
     ├── PluginError               a plug-in is at fault; carries its Problem                   exit 1
     └── LedgerError               the leases of this machine cannot be kept or counted         exit 1
         ├── DevicesBusyError      the devices were not free, or not in time                    exit 4
-        ├── LimitError            the machine's configuration does not give this user so much     exit 3
+        ├── LimitError            the request exceeds the user's limits                        exit 3
         ├── LeaseCancelledError   the wait for devices was cancelled                           exit 1
-        ├── LeaseNotFoundError    no lease goes by this name                                   exit 2
+        ├── LeaseNotFoundError    no lease has this name                                       exit 2
         ├── LeasePermissionError  the lease belongs to another user                            exit 6
-        ├── StateDirectoryError   the state directory must not be used                         exit 6
+        ├── StateDirectoryError   the state directory is unsafe                                exit 6
         └── LedgerBusyError       another process keeps the state directory locked             exit 75
 
     CommandTimeoutError, QueryError   raised inside detection by ProbeContext, for plug-ins to catch
 
-Each class knows its exit code. The text of an error names the subject, the rule, the value and the way out, and is
-fit to be shown to a user as it stands.
+Each class has an exit code. The message names the subject, the rule, the value and the way out, and is fit for users.
 """
 
 from __future__ import annotations
@@ -45,18 +44,17 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import ClassVar
 
-    from anyaccel.ledger.record import LeaseRecord
     from anyaccel.model import Problem
     from anyaccel.model.verdict import Verdict
 
 
 class AnyaccelError(Exception):
-    """Base of all errors below: ``except anyaccel.AnyaccelError`` catches what anyaccel raises on purpose.
+    """Base of the errors below, for ``except anyaccel.AnyaccelError``.
 
     Attributes:
         code: Name of the error in JSON output.
-        exit_code: What the command line returns.
-        hint: The way out, when it is not part of the message; a traceback shows it as a note.
+        exit_code: Exit status of the command line.
+        hint: The way out, when not part of the message; a traceback shows the hint as a note.
     """
 
     code: ClassVar[str] = "error"
@@ -77,13 +75,13 @@ class UsageError(AnyaccelError):
 
 
 class AlreadyLoadedError(AnyaccelError):
-    """Raised when devices are wanted for a process in which a vendor's runtime has been loaded."""
+    """Raised when a process asks for devices after it has loaded a vendor's runtime."""
 
     code = "already-loaded"
 
 
 class UnknownOptionError(UsageError, TypeError):
-    """Raised when a function is given an option that it does not have."""
+    """Raised when a function is called with an unknown option."""
 
     code = "unknown-option"
 
@@ -95,7 +93,7 @@ class RequestError(UsageError):
 
 
 class UnknownNameError(UsageError):
-    """Raised when a request names nothing that any installed plug-in knows."""
+    """Raised when a request uses a name that no installed plug-in knows."""
 
     code = "unknown-name"
 
@@ -107,10 +105,10 @@ class MachineError(UsageError):
 
 
 class ConfigurationError(UsageError):
-    """Raised when a configuration file cannot be read, says something wrong, or could be written by another user.
+    """Raised when a configuration file is unreadable, wrong, or writable by another user.
 
     Attributes:
-        further: What else is wrong with the same file, line by line.
+        further: Further faults of the same file.
     """
 
     code = "configuration"
@@ -121,7 +119,7 @@ class ConfigurationError(UsageError):
 
 
 class PlacementError(AnyaccelError):
-    """Base of the errors that say why a request was not served; carries the verdict."""
+    """Base of the errors for a request that was not served; carries the verdict."""
 
     def __init__(self, message: str, *, verdict: Verdict, hint: str = "") -> None:
         super().__init__(message, hint=hint)
@@ -132,7 +130,7 @@ class PlacementError(AnyaccelError):
 
 
 def _unplaced(kind: type[PlacementError], *args: object) -> PlacementError:
-    """Make an error that was pickled; what it carries follows."""
+    """Make a pickled error; its attributes follow."""
     return kind.__new__(kind, *args)
 
 
@@ -144,26 +142,26 @@ class NeverFitsError(PlacementError):
 
 
 class NotFreeError(PlacementError):
-    """Raised when a request fits the machine and the devices are taken now."""
+    """Raised when a request fits the machine, and the devices are in use."""
 
     code = "not-free"
     exit_code = 4
 
 
 class DeadlockError(NotFreeError):
-    """Raised when a request would wait for devices that this process itself holds, and that only it could give back."""
+    """Raised when a request would wait for devices that only this process could release."""
 
     code = "deadlock"
 
 
 class EnvConflictError(AnyaccelError):
-    """Raised when two vendors set one variable differently, or a mask cannot be written."""
+    """Raised when two vendors set a variable differently, or a mask cannot be written."""
 
     code = "environment"
 
 
 class EnforcementError(AnyaccelError):
-    """Raised when a worker cannot be confined to its own devices."""
+    """Raised when a worker cannot be confined to its devices."""
 
     code = "enforcement"
 
@@ -183,17 +181,16 @@ class CommandNotRunnableError(AnyaccelError):
 
 
 class WorkerError(AnyaccelError):
-    """Base of the errors that say why a task was not run to its end."""
+    """Base of the errors for a task that did not complete."""
 
     code = "worker"
 
 
 class BrokenWorkerError(WorkerError):
-    """Raised when a worker ended before it answered.
+    """Raised when a worker ended before its answer.
 
     Attributes:
-        exit_status: How it ended: its exit status, the negative number of the signal that killed it, or None when
-            nobody could tell.
+        exit_status: Exit status of the worker, the negative number of the signal that killed it, or None when unknown.
     """
 
     code = "broken-worker"
@@ -210,26 +207,26 @@ class WorkerStartError(WorkerError):
 
 
 class RemoteError(WorkerError):
-    """Raised when a task raised an exception that cannot travel from its worker; has that exception's text."""
+    """Raised when a task's exception cannot be pickled; has the text of the exception."""
 
     code = "remote"
 
 
 class TaskTimeoutError(WorkerError, TimeoutError):
-    """Raised when a task took longer than it may."""
+    """Raised when a task exceeds its time limit."""
 
     code = "timeout"
 
 
 class JobNotFoundError(AnyaccelError):
-    """Raised when no job goes by a number."""
+    """Raised when no job has the given number."""
 
     code = "job-not-found"
     exit_code = 2
 
 
 class JobStateError(AnyaccelError):
-    """Raised when the directory of jobs must not be used: it cannot be made, or others could change what is in it."""
+    """Raised when the directory of jobs cannot be made, or is writable by other users."""
 
     code = "job-state"
     exit_code = 6
@@ -246,33 +243,33 @@ class PluginError(AnyaccelError):
 
 
 class LedgerError(AnyaccelError):
-    """Raised when the leases that the processes of this machine share cannot be kept or counted."""
+    """Raised when the leases of the machine cannot be kept or counted."""
 
     code = "ledger"
 
 
 class DevicesBusyError(LedgerError):
-    """Raised when devices were not free, or not in time.
+    """Raised when devices were in use, or did not become free in time.
 
     Attributes:
-        holders: Who holds devices that would have served.
-        ahead: How many earlier requests wait for the same devices.
+        holders: Ids of the active leases of suitable devices.
+        ahead: Number of earlier requests for the same devices.
     """
 
     code = "devices-busy"
     exit_code = 4
 
-    def __init__(self, message: str, *, holders: tuple[LeaseRecord, ...] = (), ahead: int = 0, hint: str = "") -> None:
+    def __init__(self, message: str, *, holders: tuple[str, ...] = (), ahead: int = 0, hint: str = "") -> None:
         super().__init__(message, hint=hint)
         self.holders = holders
         self.ahead = ahead
 
 
 class LimitError(LedgerError):
-    """Raised when the machine's configuration does not give a user so much, whatever is free.
+    """Raised when a request exceeds the user's limits in the machine's configuration.
 
     Attributes:
-        reasons: What is over which limit, a clause each.
+        reasons: A clause for each exceeded limit.
     """
 
     code = "limit"
@@ -284,13 +281,13 @@ class LimitError(LedgerError):
 
 
 class LeaseCancelledError(LedgerError):
-    """Raised when somebody cancelled the wait for devices."""
+    """Raised when the wait for devices was cancelled."""
 
     code = "lease-cancelled"
 
 
 class LeaseNotFoundError(LedgerError):
-    """Raised when no lease goes by a name."""
+    """Raised when no lease has the given name."""
 
     code = "lease-not-found"
     exit_code = 2
@@ -304,29 +301,29 @@ class LeasePermissionError(LedgerError):
 
 
 class StateDirectoryError(LedgerError):
-    """Raised when the state directory must not be used: others could change what is in it, or it keeps no locks."""
+    """Raised when the state directory is unsafe: writable by other users, or without locks."""
 
     code = "state-directory"
     exit_code = 6
 
 
 class LedgerBusyError(LedgerError):
-    """Raised when another process keeps the state directory locked, which takes microseconds unless it is stopped."""
+    """Raised when another process keeps the state directory locked for long, usually because it is stopped."""
 
     code = "ledger-busy"
     exit_code = 75
 
 
 class CommandTimeoutError(Exception):
-    """Raised by ``ProbeContext.run`` when a command did not end before its deadline."""
+    """Raised by ``ProbeContext.run`` when a command exceeds its deadline."""
 
 
 class QueryError(Exception):
-    """Raised by ``ProbeContext.query`` on a replayed machine where the recorded query had raised.
+    """Raised by ``ProbeContext.query`` when a query raises, now or when it was recorded.
 
     Attributes:
-        kind: Name of the exception's class as it was recorded.
-        value: The exception's ``value`` attribute where it had a number there, such as a library's error code.
+        kind: Name of the exception's class.
+        value: The exception's ``value`` attribute if it is a number, such as a library's error code.
     """
 
     def __init__(self, kind: str, message: str, value: int | None = None) -> None:

@@ -1,12 +1,12 @@
 """The contract between anyaccel and a vendor's plug-in, API 2.
 
-Every hook is called for one vendor at a time, in a process of that vendor's own: the process that schedules, its
-workers and its commands never import a plug-in. The process lives on after detection and answers later calls, so a
-plug-in may keep what it has read; it may be ended and started again at any time, and what it leaves behind ends with
-it. What it prints is kept for ``anyaccel plugins VENDOR``. Every call has a deadline: detection, observation and
-diagnosis that of the caller, 10 s by default; a pure hook 5 s, and less where it only hides devices.
+Hooks run in a process of the vendor's own: schedulers, workers and commands never import a plug-in. The process lives
+on after detection and answers later calls, so a plug-in may keep data in memory. The process may end and start again at
+any time, and its child processes end with it. ``anyaccel plugins VENDOR`` shows its printed output. Every call has a
+deadline: the caller's for detection, observation and diagnosis, 10 s by default; 5 s for a pure hook, and less for a
+hook that only hides devices.
 
-Hooks that touch the machine see it through their context alone. All others are pure functions of their arguments.
+Hooks with a ``ctx: ProbeContext`` see the machine through the context alone. All other hooks are pure functions.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ hookimpl = pluggy.HookimplMarker("anyaccel")
 
 @hookspec(firstresult=True)
 def anyaccel_info() -> PluginInfo:  # type: ignore[empty-body]
-    """Say who you are.
+    """Return the identity of the plug-in.
 
     Called: once in each process, right after the plug-in was imported. Required. Pure.
     On error: the plug-in is reported as failed and left out.
@@ -48,7 +48,7 @@ def anyaccel_info() -> PluginInfo:  # type: ignore[empty-body]
 
 @hookspec(firstresult=True)
 def anyaccel_detect(ctx: ProbeContext) -> Detected | None:
-    """Find this vendor's devices on the machine that ``ctx`` shows.
+    """Find this vendor's devices on the machine of ``ctx``.
 
     Called: first of all hooks that touch the machine. Required. Import the vendor's library only once files or PCI ids
     show that its hardware may be here, and reach it through ``ctx.query`` alone. Report a device that is there but
@@ -63,7 +63,7 @@ def anyaccel_detect(ctx: ProbeContext) -> Detected | None:
 
 @hookspec(firstresult=True)
 def anyaccel_fractional(device: Device) -> Fractional:  # type: ignore[empty-body]
-    """Say whether several holders may share this device.
+    """Return whether several holders may share a device.
 
     Called: for each detected device, after detection. Required. Pure.
     On error: the vendor is reported as failed.
@@ -72,7 +72,7 @@ def anyaccel_fractional(device: Device) -> Fractional:  # type: ignore[empty-bod
 
 @hookspec(firstresult=True)
 def anyaccel_tags(device: Device) -> Sequence[str]:  # type: ignore[empty-body]
-    """Name the accelerator types by which this device can be asked for, most canonical first.
+    """Return the accelerator types of a device, most canonical first; requests ask by these names.
 
     Called: for each detected device, after detection. Required. Pure. A tag matches ``[A-Za-z0-9._-]+``.
     On error: the vendor is reported as failed.
@@ -95,7 +95,7 @@ def anyaccel_env(devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:  # typ
 
 @hookspec(firstresult=True)
 def anyaccel_visible(environ: Mapping[str, str], devices: Sequence[Device]) -> Sequence[str | VisiblePart] | None:
-    """Say which of ``devices`` an environment leaves visible: the inverse of ``anyaccel_env``.
+    """Return which devices an environment leaves visible: the inverse of ``anyaccel_env``.
 
     Called: after detection. Optional. Pure.
 
@@ -110,35 +110,35 @@ def anyaccel_visible(environ: Mapping[str, str], devices: Sequence[Device]) -> S
 
 @hookspec(firstresult=True)
 def anyaccel_validate(request: Term, devices: Sequence[Device]) -> str | None:
-    """Say why the hardware cannot serve this term with exactly these devices.
+    """Return the reason why the hardware cannot serve this term with exactly these devices.
 
     Called: once for each set of devices that placement considers; answers are kept. Sets of another size than
     ``PluginInfo.counts`` allows are refused without a call, so leave the hook out where numbers say it all. Optional.
     Pure.
 
     Returns:
-        One sentence that states the rule and the quantities allowed, or None when the set is fine.
-    Default: every set is fine.
+        One sentence with the rule and the allowed quantities; None when the hardware can serve the term.
+    Default: None.
     On error: the request is refused.
     """
 
 
 @hookspec(firstresult=True)
 def anyaccel_stats(devices: Sequence[Device], ctx: ProbeContext) -> Mapping[str, Stats]:  # type: ignore[empty-body]
-    """Observe the devices now.
+    """Return the present state of devices: load, memory, health.
 
-    Called: whenever somebody looks. Optional.
+    Called: by ``anyaccel status``, ``top``, ``metrics`` and :func:`anyaccel.stats`. Optional.
 
     Returns:
-        Stats by device id. What the vendor cannot tell is None; a device may be left out.
-    Default: nothing is known.
-    On error: nothing is known, and the problem is reported.
+        Stats by device id. An unknown quantity is None; a device may be missing.
+    Default: no stats.
+    On error: no stats, and the problem is reported.
     """
 
 
 @hookspec(firstresult=True)
 def anyaccel_container(devices: Sequence[Device]) -> ContainerEdits:  # type: ignore[empty-body]
-    """Say what a container or a sandbox needs so that exactly these devices work inside.
+    """Return the edits by which exactly these devices work in a container or a sandbox.
 
     Called: on export and before a confined launch. Optional. Pure.
     Default: the device nodes of the devices.
@@ -147,7 +147,7 @@ def anyaccel_container(devices: Sequence[Device]) -> ContainerEdits:  # type: ig
 
 @hookspec(firstresult=True)
 def anyaccel_diagnose(ctx: ProbeContext) -> Sequence[Finding]:  # type: ignore[empty-body]
-    """Look for what is wrong with this vendor here: driver, permissions, rival variables, orphaned memory.
+    """Find faults of this vendor's installation: driver, permissions, rival variables, orphaned memory.
 
     Called: by ``anyaccel doctor``. Optional.
 
@@ -159,7 +159,7 @@ def anyaccel_diagnose(ctx: ProbeContext) -> Sequence[Finding]:  # type: ignore[e
 
 @hookspec(firstresult=True)
 def anyaccel_products() -> Sequence[Product]:  # type: ignore[empty-body]
-    """List the products that this plug-in knows.
+    """List the known products.
 
     Called: for simulation, completion and documentation. Optional. Pure.
     Default: no product is known.

@@ -1,4 +1,4 @@
-"""Everything that the author of a plug-in imports, in one module.
+"""All names that the author of a plug-in imports, in one module.
 
 A plug-in is a module, or an object of a class, whose functions are named as the hooks and marked with ``@hookimpl``.
 Most are an object of a subclass of ``anyaccel.kit.Vendor``, which brings the hooks; ``anyaccel new VENDOR`` writes

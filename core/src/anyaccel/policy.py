@@ -1,14 +1,14 @@
-"""Who is next: the order of those who wait, who may pass whom, and when somebody will start.
+"""Queue policy: the order of service, backfill, limits of users, and forecasts of start times.
 
-Everything here is a pure function of facts that everybody sees: who waits, since when and for what, and what is held
-and until when. So all who wait compute the same order, whether they are processes of a machine or requests of one
-scheduler. Times are seconds of one clock; devices are anything that can be compared.
+Every function is pure: the input is the waiting requests and the active leases, with their times. So each waiting
+process computes the same order, whether a request waits in the ledger or in a scheduler. Times are seconds of one
+clock; devices are any hashable values.
 
-**Backfill.** Somebody whose end is known may pass those ahead who cannot start yet, if it has ended by the time that
-each of them could start in turn at the earliest, plus a bound. What passed that one itself since it came does not make
-this time later. So all who ever pass a request delay it together by no more than the bound, beyond when it would start
-in turn if everything lasted as long as it may. What is held without a known end may end at any moment: then the bound
-counts from when the request came.
+**Backfill.** A request with a time limit may pass earlier requests that cannot start yet, if the request ends before
+the earliest start of each of them, plus a bound. Leases that passed an earlier request after its arrival do not move
+this earliest start. So the requests that pass one request delay it together by no more than the bound, compared with a
+start in turn after leases that last until their limits. A lease without a limit may end at any moment: then the bound
+counts from the arrival of the request.
 """
 
 from __future__ import annotations
@@ -29,34 +29,40 @@ FOREVER = float("inf")
 
 
 class Need(Value):
-    """What one term of a request needs.
+    """The needs of one term of a request.
 
     Attributes:
-        count: How many devices.
-        units: How much of each, in 1/10000.
-        among: The devices that could serve.
+        count: Number of devices.
+        units: Units of each device, in 1/10000.
+        among: The devices that could serve the term.
+        sizes: Units by device for a share by memory, of which ``units`` is the largest; empty for other terms.
     """
 
     count: int
     units: int
     among: frozenset[Hashable]
+    sizes: Mapping[Hashable, int] = field(default_factory=dict)
+
+    def units_on(self, device: Hashable) -> int:
+        """Return the needed units of a device."""
+        return self.sizes.get(device, self.units)
 
 
 class Waiting(Value):
-    """Somebody who waits.
+    """A waiting request.
 
     Attributes:
         key: Identity.
         number: Position in the order of arrival.
-        since: When it came.
-        priority: The higher, the earlier, as it was asked for.
+        since: Time of arrival.
+        priority: The requested priority; the higher, the earlier.
         user: Number of the user; None when unknown.
-        seconds: How long it holds what it gets at most; None when it does not say.
-        needs: What it needs; empty when it does not say.
-        sites: Where several machines could serve it, what it needs of each; else empty.
-        hosts: On how many of these it is to be served.
-        wants: The devices for which it competes; None for all of them.
-        inner: Whether it asks for parts of what its user holds already, which counts once.
+        seconds: Time limit; None for no limit.
+        needs: The needs; empty when unknown.
+        sites: The needs on each machine, if several machines could serve the request; else empty.
+        hosts: Number of these machines to be served on.
+        wants: The devices for which the request competes; None for every device.
+        inner: Whether the request is for parts of a lease of its user, which counts once.
     """
 
     key: Hashable
@@ -72,25 +78,25 @@ class Waiting(Value):
     inner: bool = False
 
     def competes(self, other: Waiting) -> bool:
-        """Whether both want one of the same devices."""
+        """Return whether both requests want a common device."""
         return self.wants is None or other.wants is None or not self.wants.isdisjoint(other.wants)
 
     @property
     def units(self) -> int:
-        """What it will hold in all, in 1/10000 of a device."""
+        """Units that the request will hold in sum, in 1/10000 of a device."""
         return self.hosts * sum(need.count * need.units for need in self.needs)
 
 
 class Holding(Value):
-    """A part of a device that is held.
+    """A held part of a device.
 
     Attributes:
         device: The device.
-        units: How much of it.
+        units: Held units of the device.
         user: Number of the user; None when unknown.
-        until: When it ends at the latest; None when it does not say.
-        passed: When it was given, where it was not its turn; None where it was.
-        inner: Whether it is a part of what another lease of the user holds, which counts once.
+        until: End of the time limit; None for no limit.
+        passed: Start of the lease, if its request passed earlier requests; None if served in turn.
+        inner: Whether the lease is a part of another lease of the user, which counts once.
     """
 
     device: Hashable
@@ -102,13 +108,13 @@ class Holding(Value):
 
 
 class Limits(Value):
-    """What one user may have.
+    """Limits and fair share of a user.
 
     Attributes:
         devices: Devices at once; None without limit, like the two below.
-        seconds: The longest time.
-        priority: The highest priority.
-        weight: How much of the machine the user's fair share is, beside 1 for others.
+        seconds: Longest time limit.
+        priority: Highest priority.
+        weight: Fair share of the user, relative to 1 for other users.
     """
 
     devices: float | None = None
@@ -124,10 +130,10 @@ class OverLimit(Value):
     """A limit of a user that stands in the way of a request.
 
     Attributes:
-        limit: Its name in the machine's configuration: ``devices``, ``time`` or ``priority``.
+        limit: Name of the limit in the machine's configuration: ``devices``, ``time`` or ``priority``.
         most: The limit: devices, seconds, or a priority.
-        asked: How much the request asks for.
-        held: How many devices the user holds.
+        asked: The requested quantity.
+        held: Number of devices that the user holds.
     """
 
     limit: str
@@ -137,14 +143,14 @@ class OverLimit(Value):
 
     @property
     def lasting(self) -> bool:
-        """Whether the limit stands in the way whatever the user gives back."""
+        """Whether the limit stands in the way even if the user releases every lease."""
         return self.asked > self.most
 
     def message(self, user: str = "") -> str:
-        """Say what the limit is, as a clause without capital and period.
+        """Describe the limit, as a clause without capital and period.
 
         Args:
-            user: Name of the user; empty for the one who reads it.
+            user: Name of the user; empty to address the reader.
         """
         whose = f"{user}'s" if user else "your"
         if self.limit != "devices":
@@ -179,14 +185,14 @@ class OverLimit(Value):
 
 
 class Policy(Value):
-    """The rules of a machine.
+    """Queue policy of a machine.
 
     Attributes:
-        backfill: By how many seconds who passes may delay who came before.
-        fair_shares: Whether who holds less comes first, of two of one priority.
-        patience: Who has waited for so many seconds comes before all who have not; None for never.
-        limits: What users may have of whom nothing is said by number.
-        users: What the others may have.
+        backfill: Seconds by which passing requests may delay an earlier request.
+        fair_shares: Whether a user who holds less comes first, among requests of one priority.
+        patience: Seconds of waiting after which a request comes before requests that have waited less; None for never.
+        limits: Limits of users without an entry in ``users``.
+        users: Limits by number of the user.
     """
 
     backfill: float = 0.0
@@ -197,7 +203,7 @@ class Policy(Value):
 
     @property
     def plain(self) -> bool:
-        """Whether the order is that of priority and arrival, without limits: it depends on nothing that is held."""
+        """Whether the order is priority and arrival, without limits, so that leases do not matter."""
         return (
             not self.fair_shares
             and self.patience is None
@@ -206,8 +212,8 @@ class Policy(Value):
         )
 
     @classmethod
-    def of(cls, configuration: Configuration) -> Policy:
-        """The rules that a machine's configuration asks for; users it names who do not exist are left out."""
+    def from_configuration(cls, configuration: Configuration) -> Policy:
+        """Read the policy from a machine's configuration; entries of unknown users are left out."""
         if not configuration.found:
             return PLAIN
         numbers = {_user(name): name for name in configuration.names("users")}
@@ -224,27 +230,27 @@ class Policy(Value):
         )
 
     def limits_of(self, user: int | None) -> Limits:
-        """What a user may have; root has no limit."""
-        if user == ROOT:
+        """Return the limits of a user; root has none by default."""
+        if user == ROOT:  # limits are for users; root may still have an entry of its own
             return self.users.get(ROOT, _NO_LIMITS)
         return self.limits if user is None else self.users.get(user, self.limits)
 
     def priority(self, waiting: Waiting) -> int:
-        """The priority that counts: what is asked for, and no more than the user may."""
+        """Return the effective priority: the requested one, up to the user's limit."""
         highest = self.limits_of(waiting.user).priority
         return waiting.priority if highest is None else min(waiting.priority, highest)
 
-    def turn(self, held: Iterable[Holding], now: float) -> Callable[[Waiting], tuple[bool, int, float, int]]:
-        """Return what requests are sorted by to be in the order of service.
+    def sort_key(self, held: Iterable[Holding], now: float) -> Callable[[Waiting], tuple[bool, int, float, int]]:
+        """Return the sort key of the order of service.
 
         Args:
-            held: All that is held.
+            held: The active leases.
             now: The time.
         """
-        used = usage(held) if self.fair_shares else {}
+        used = sum_usage(held) if self.fair_shares else {}
 
         def turn(each: Waiting) -> tuple[bool, int, float, int]:
-            if self.patience is not None and now - each.since >= self.patience:
+            if self.patience is not None and now - each.since >= self.patience:  # so no request starves
                 return False, 0, 0.0, each.number
             share = used.get(each.user, 0) / self.limits_of(each.user).weight if used else 0.0
             return True, -self.priority(each), share, each.number
@@ -252,25 +258,25 @@ class Policy(Value):
         return turn
 
     def order(self, waiting: Iterable[Waiting], held: Iterable[Holding], now: float) -> list[Waiting]:
-        """Put those who wait in the order of service.
+        """Sort waiting requests in the order of service.
 
         Args:
-            waiting: Who waits.
-            held: All that is held.
+            waiting: The waiting requests.
+            held: The active leases.
             now: The time.
         """
-        return sorted(waiting, key=self.turn(held, now))
+        return sorted(waiting, key=self.sort_key(held, now))
 
     def over_limits(self, waiting: Waiting, held: Iterable[Holding]) -> tuple[OverLimit, ...]:
-        """Return the limits of its user that stand in the way of a request: the one answer for all that ask.
+        """Return the limits of its user that stand in the way of a request, for every caller.
 
         Args:
             waiting: The request.
-            held: All that is held.
+            held: The active leases.
         """
         limits, found = self.limits_of(waiting.user), []
         if limits.devices is not None and not waiting.inner:
-            has = usage(held).get(waiting.user, 0)
+            has = sum_usage(held).get(waiting.user, 0)
             if has + waiting.units > limits.devices * UNITS_PER_DEVICE:
                 asked = waiting.units / UNITS_PER_DEVICE
                 found.append(OverLimit(limit="devices", most=limits.devices, asked=asked, held=has / UNITS_PER_DEVICE))
@@ -281,44 +287,44 @@ class Policy(Value):
         return tuple(found)
 
     def limited(self, waiting: Waiting, held: Iterable[Holding]) -> bool:
-        """Whether a request waits until its user holds less: it waits for no other request then, and none for it."""
+        """Return whether a request waits for its own user to release devices; then it blocks no other request."""
         return any(each.limit == "devices" for each in self.over_limits(waiting, held))
 
     def may_pass(self, one: Waiting, ahead: Sequence[Waiting], held: Sequence[Holding], now: float) -> bool:
-        """Whether somebody may be served before those ahead, who cannot start yet.
+        """Return whether a request may be served before earlier requests that cannot start yet.
 
         Args:
-            one: Who would pass.
-            ahead: Those ahead that want one of the same devices, in the order of service.
-            held: All that is held.
+            one: The request that would pass.
+            ahead: Earlier requests for a common device, in the order of service.
+            held: The active leases.
             now: The time.
         """
         if one.seconds is None:
             return not ahead
-        return all(now + one.seconds <= start + self.backfill for start in self.earliest(ahead, held))
+        return all(now + one.seconds <= start + self.backfill for start in self.earliest_starts(ahead, held))
 
     @staticmethod
-    def earliest(waiting: Sequence[Waiting], held: Iterable[Holding]) -> list[float]:
-        """When each of some who wait could start in turn at the earliest, as far as is known.
+    def earliest_starts(waiting: Sequence[Waiting], held: Iterable[Holding]) -> list[float]:
+        """Return the earliest start in turn of each waiting request, as far as known.
 
         Args:
-            waiting: Who waits, in the order of service.
-            held: All that is held.
+            waiting: The waiting requests, in the order of service.
+            held: The active leases.
         """
         ends = _known_ends(held)
         found: list[float] = []
         for position, one in enumerate(waiting):
             before = [start for other, start in zip(waiting[:position], found, strict=True) if one.competes(other)]
-            found.append(max([_alone(one, ends), *before]))
+            found.append(max([_earliest_alone(one, ends), *before]))
         return found
 
 
 PLAIN = Policy()
-"""First come, first served, by priority; backfill where it delays nobody."""
+"""First come, first served, by priority; backfill without delay for earlier requests."""
 
 
-def usage(held: Iterable[Holding]) -> dict[int | None, int]:
-    """What each user holds, in 1/10000 of a device; what is a part of another lease is held once."""
+def sum_usage(held: Iterable[Holding]) -> dict[int | None, int]:
+    """Sum the held units by user, in 1/10000 of a device; a part of another lease counts once."""
     found: dict[int | None, int] = {}
     for each in held:
         if not each.inner:
@@ -327,11 +333,11 @@ def usage(held: Iterable[Holding]) -> dict[int | None, int]:
 
 
 def forecast(waiting: Sequence[Waiting], held: Iterable[Holding], now: float) -> dict[Hashable, float | None]:
-    """Say when those who wait start if all that has a known end lasts as long as it may, by key; None for unknown.
+    """Forecast the starts of waiting requests if every lease lasts until its time limit, by key; None for unknown.
 
     Args:
-        waiting: Who waits, in the order of service.
-        held: All that is held.
+        waiting: The waiting requests, in the order of service.
+        held: The active leases.
         now: The time.
     """
     busy: dict[Hashable, list[tuple[float, int]]] = {}
@@ -341,21 +347,23 @@ def forecast(waiting: Sequence[Waiting], held: Iterable[Holding], now: float) ->
     starts: dict[Hashable, float | None] = {}
     passed: list[tuple[Waiting, float]] = []
     for one in waiting:
-        own = [_when(need, busy) for need in one.needs] or [FOREVER]
+        own = [_find_time(need, busy) for need in one.needs] or [FOREVER]
         start = max([now, *own, *(before for other, before in passed if one.competes(other))])
         passed.append((one, start))
         starts[one.key] = None if start == FOREVER else start
         end = FOREVER if one.seconds is None else start + one.seconds
         for need in one.needs:
-            soonest = sorted(need.among, key=lambda device: (_free_at(busy.get(device, ()), need.units), str(device)))
+            soonest = sorted(
+                need.among, key=lambda device: (_free_at(busy.get(device, ()), need.units_on(device)), str(device))
+            )
             for device in soonest[: need.count]:
                 left = [(until, units) for until, units in busy.get(device, ()) if until > start]
-                busy[device] = [*left, (end, need.units)]
+                busy[device] = [*left, (end, need.units_on(device))]
     return starts
 
 
 def _known_ends(held: Iterable[Holding]) -> dict[Hashable, list[tuple[float, int, float]]]:
-    """By device, what is held of it with a known end: the end, how much, and when it passed somebody, if it did."""
+    """Return the leases with time limits by device: end, units, and start if the request passed earlier requests."""
     ends: dict[Hashable, list[tuple[float, int, float]]] = {}
     for each in held:
         if each.until is not None:
@@ -364,8 +372,8 @@ def _known_ends(held: Iterable[Holding]) -> dict[Hashable, list[tuple[float, int
     return ends
 
 
-def _alone(one: Waiting, ends: Mapping[Hashable, Sequence[tuple[float, int, float]]]) -> float:
-    """When somebody could start if nobody else waited and none had passed it since it came."""
+def _earliest_alone(one: Waiting, ends: Mapping[Hashable, Sequence[tuple[float, int, float]]]) -> float:
+    """Return the earliest start of a request without other requests, and without leases that passed the request."""
 
     def at(needs: Iterable[Need]) -> float:
         before = {
@@ -374,19 +382,19 @@ def _alone(one: Waiting, ends: Mapping[Hashable, Sequence[tuple[float, int, floa
             for device in need.among
             if (each := ends.get(device))
         }
-        return max([one.since, *(_when(need, before) for need in needs)])
+        return max([one.since, *(_find_time(need, before) for need in needs)])
 
     return sorted(map(at, one.sites or [one.needs]))[one.hosts - 1]
 
 
-def _when(need: Need, busy: Mapping[Hashable, Sequence[tuple[float, int]]]) -> float:
-    """When enough devices have room for a need."""
-    times = sorted(_free_at(busy.get(device, ()), need.units) for device in need.among)
+def _find_time(need: Need, busy: Mapping[Hashable, Sequence[tuple[float, int]]]) -> float:
+    """Return the time when enough devices have room for a need."""
+    times = sorted(_free_at(busy.get(device, ()), need.units_on(device)) for device in need.among)
     return times[need.count - 1] if 0 < need.count <= len(times) else -FOREVER
 
 
 def _free_at(busy: Sequence[tuple[float, int]], units: int) -> float:
-    """When a device has room for some units, given what ends when."""
+    """Return the time when a device has room for some units, given the ends of its leases."""
     taken, free = sum(each for _, each in busy), -FOREVER
     for end, each in sorted(busy):
         if taken + units <= UNITS_PER_DEVICE:
@@ -396,7 +404,7 @@ def _free_at(busy: Sequence[tuple[float, int]], units: int) -> float:
 
 
 def _limits(configuration: Configuration, table: str) -> Limits:
-    """What a table of a machine's configuration says of a user, and where it does not, ``[limits]``."""
+    """Read a user's limits from a table of the machine's configuration, and else from ``[limits]``."""
     values = configuration.values
 
     def value(name: str) -> Any:
@@ -407,15 +415,15 @@ def _limits(configuration: Configuration, table: str) -> Limits:
 
 
 def _user(name: str) -> int | None:
-    """Number of a user, by name or number; None when there is none."""
+    """Return the number of a user, by name or number; None for an unknown user."""
     import pwd
 
     try:
         return int(name) if name.isdecimal() else pwd.getpwnam(name).pw_uid
-    except (KeyError, ValueError):  # the latter for a name with a NUL
+    except (KeyError, ValueError):  # ValueError for a name with a NUL
         return None
 
 
 def unknown_users(configuration: Configuration) -> tuple[str, ...]:
-    """The names in a machine's configuration that are of no user here: what it says of them has no effect."""
+    """Return the names in a machine's configuration that belong to no user: their entries have no effect."""
     return tuple(name for name in configuration.names("users") if _user(name) is None)

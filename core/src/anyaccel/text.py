@@ -1,7 +1,7 @@
-"""Text of others made fit to be printed, and fit to stand in a comment.
+"""Text from other users, devices and plug-ins, made safe for terminals and files; and text for people.
 
-Notes, ids, models, error texts of plug-ins, names of directories and programs come from other users, devices,
-recordings and plug-ins. None of them may steer a terminal or add a line to what we print or write.
+Notes, ids, models, error messages of plug-ins, names of directories and programs come from other users, devices,
+recordings and plug-ins. No such text may steer a terminal, or add a line to printed or written text.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _BYTES = {"B": 1} | {
 
 
 def printable(text: str) -> str:
-    """Make one line of plain text: white space becomes a space, and what has no glyph becomes U+FFFD.
+    """Return one line of plain text: white space becomes a space, characters without a glyph become U+FFFD.
 
-    The latter are control characters with escape sequences, marks of direction, lone surrogates and characters that
-    this Python's Unicode tables do not know.
+    Characters without a glyph are control characters, marks of direction, lone surrogates and characters that are
+    unknown to this version of Python.
     """
     if text.isprintable():
         return text
@@ -35,11 +35,10 @@ def printable(text: str) -> str:
 
 
 def duration(text: object) -> float:
-    """Read a duration as people write it, such as ``90s``, ``15m``, ``2h``, ``7d`` or ``1h30m``, in seconds.
+    """Parse a duration such as ``90s``, ``15m``, ``2h``, ``7d`` or ``1h30m``; return seconds.
 
     Raises:
-        ValueError: When it is none, nothing, or more than 366 days; a bare number is none, since nobody can tell its
-            unit.
+        ValueError: When the text is no duration, a bare number without a unit, 0, or more than 366 days.
     """
     import re
 
@@ -62,7 +61,7 @@ def elapsed(seconds: float) -> str:
 
 
 def span(seconds: float) -> str:
-    """Write a duration exactly, as :func:`duration` reads it: ``1h``, ``1h30m``, ``0.5s``."""
+    """Write a duration exactly, in the form of :func:`duration`: ``1h``, ``1h30m``, ``0.5s``."""
     rest, found = seconds, ""
     for unit, name in ((86400, "d"), (3600, "h"), (60, "m")):
         count, rest = divmod(rest, unit)
@@ -71,10 +70,10 @@ def span(seconds: float) -> str:
 
 
 def size(text: str) -> int:
-    """Read an amount of memory, such as ``40GiB``, ``8G`` or ``1.5TB``, in bytes; a part of a byte counts as one.
+    """Parse an amount of memory such as ``40GiB``, ``8G`` or ``1.5TB``; return bytes, rounded up.
 
     Raises:
-        ValueError: When it is none, or nothing.
+        ValueError: When the text is no amount, or 0.
     """
     import re
 
@@ -101,7 +100,7 @@ def gibibytes(number: int | None) -> str:
 
 
 def cells(text: str) -> int:
-    """Columns that a printable text takes on a terminal."""
+    """Return the columns of a printable text on a terminal."""
     if text.isascii():
         return len(text)
     import unicodedata
@@ -111,27 +110,27 @@ def cells(text: str) -> int:
 
 
 def padded(text: str, width: int) -> str:
-    """Fill a printable text up with blanks to so many columns of a terminal."""
+    """Pad a printable text with blanks to a number of terminal columns."""
     return text + " " * (width - cells(text))
 
 
 def comment(text: str) -> str:
-    """Make what may stand in a comment of any file: one line of ASCII, at most 200 characters.
+    """Return text for a comment in any file: one line of ASCII, at most 200 characters.
 
-    Readers of configuration have a longest line, and some take a backslash at its end for its continuation.
+    Parsers of configuration files limit the length of a line, and some take a backslash at the end for a continuation.
     """
     line = printable(text).replace("\\", "/").encode("ascii", "replace").decode()
     return line if len(line) <= _LONGEST_COMMENT else f"{line[: _LONGEST_COMMENT - 3]}..."
 
 
 def listed(items: Sequence[str]) -> str:
-    """The first of some texts, and how many more there are."""
+    """Join the first four texts with commas, and add the number of further texts."""
     more = f" and {len(items) - _LISTED} more" if len(items) > _LISTED else ""
     return ", ".join(items[:_LISTED]) + more
 
 
 def shown(value: object) -> str:
-    """What a message repeats of a wrong value: its form in Python, cut off where it is long."""
+    """Return a wrong value for a message: its Python form, cut off after 60 characters."""
     try:
         text = repr(value)
     except (ValueError, RecursionError):  # a number of too many digits, a list in itself

@@ -12,7 +12,7 @@ import urllib.request
 from xml.etree import ElementTree as ET
 
 import pytest
-from anyaccel.cli.sample import look
+from anyaccel.cli.sample import take_sample
 from anyaccel.ledger import journal
 from anyaccel.ledger.journal import JournalEntry, Used
 from anyaccel.model import Health, Stats, replace
@@ -205,7 +205,7 @@ def test_every_metric_is_read_back_by_the_reference_parser(acme):
         health=Health.UNHEALTHY,
     )
     with anyaccel.acquire("APU:0.5", machine="sim:A1:1"):
-        sample = replace(look(inventory), observed={device.id: seen})
+        sample = replace(take_sample(inventory), observed={device.id: seen})
     found = families(metrics.render(metrics.families(sample)))
     value = {name: family.samples[0].value for name, family in found.items() if family.samples}
     assert value["hw_gpu_utilization_ratio"] == 0.25

@@ -12,7 +12,7 @@ from pathlib import Path
 import anyaccel as aa
 import pytest
 from anyaccel.exports.ray import own_unit_instances
-from anyaccel.launcher.sandbox import available
+from anyaccel.launcher.sandbox import find_obstacle
 from mixed_calls import ONE, TWO, check_mixed_calls, report, variables
 from ray_nodes import needs_ray, uses_ray
 from waiting import until
@@ -112,7 +112,7 @@ def test_companions_of_one_call_do_not_reach_the_next(nodes, pool):
         assert not [name for name in seen if "BOUNDS" in name]
 
 
-@pytest.mark.skipif(bool(available()), reason=f"workers cannot be confined here: {available()}")
+@pytest.mark.skipif(bool(find_obstacle()), reason=f"workers cannot be confined here: {find_obstacle()}")
 def test_the_kernel_refuses_a_call_the_nodes_of_other_devices(ray_nodes, pool, install):
     """The devices' nodes are nodes of this machine: A is /dev/zero, B is /dev/full."""
     install("cards", CARDS)

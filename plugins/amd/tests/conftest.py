@@ -1,4 +1,4 @@
-"""What the tests of this plug-in share."""
+"""Fixtures of this plug-in's tests."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def detected() -> Callable[[str], Detected]:
 
 @pytest.fixture
 def recorded() -> Callable[..., dict[str, Any]]:
-    """A recorded machine with some paths changed; a path of None is taken away with all below it."""
+    """A recorded machine with changed paths; None removes a path with everything below."""
 
     def load(name: str, changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
         recording = load_recording(RECORDINGS / name)
@@ -48,7 +48,7 @@ def recorded() -> Callable[..., dict[str, Any]]:
 
 @pytest.fixture
 def gpus() -> list[Device]:
-    """Four GPUs with ids; the last two are partitions of one card and share theirs."""
+    """Four GPUs with ids; the last two are partitions of a card with the same id."""
     ids = ["1901ead3a2ecd4a6", "51276ac12ce05db3", "e3aa140f9a5f9e31", "e3aa140f9a5f9e31"]
     return [Device(id=f"gpu{n}", index=n, model="", attributes={"unique_id": uid}) for n, uid in enumerate(ids)]
 

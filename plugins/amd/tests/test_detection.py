@@ -136,6 +136,7 @@ def test_a_device_that_cannot_be_opened_is_listed_with_the_reason(recorded, path
 
 
 def test_a_file_that_the_driver_does_not_support_is_no_illness(recorded):
+    # Some cards have the file and do not support reading it.
     found = detect(recorded("mi300x-8gpu", {f"{PCI}/0000:27:00.0/mem_info_vram_used": {"errno": "EOPNOTSUPP"}}))
     assert reasons(found) == {}
 
@@ -151,6 +152,7 @@ def test_lost_gpus_do_not_hide_the_others(detected):
 
 
 def test_a_cpu_node_that_cannot_be_read_is_not_a_gpu(recorded):
+    # Node 1 is the second CPU: its gpu_id is 0.
     found = detect(recorded("mi300x-8gpu", {f"{NODES}/1/properties": {"errno": "EIO"}}))
     assert len(found.devices) == 8
     assert not found.partial
@@ -183,6 +185,7 @@ def test_a_function_that_pci_has_is_a_card_and_no_partition(recorded):
         f"{PCI}/0000:03:00.1/{name}": text for name, text in (("vendor", "0x1002"), ("class", "0x030000"))
     }
     extra[f"{PCI}/0000:03:00.1/device"] = "0x73df"
+    # Location 769 is function 1 of slot 0, which would be partition 1 if PCI had no such function.
     extra[f"{NODES}/1/properties"] = "simd_count 80\nlocation_id 769\ndrm_render_minor 128\ndevice_id 29663\n"
     extra[f"{PCI}/0000:03:00.1/driver"] = {"link": "../../../bus/pci/drivers/amdgpu"}
     assert detect(recorded("rx6750xt-1gpu", extra)).devices[0].id == "amd-0000:03:00.1"
@@ -190,6 +193,7 @@ def test_a_function_that_pci_has_is_a_card_and_no_partition(recorded):
 
 def test_a_partition_without_a_mode_to_be_seen_is_a_partition(recorded):
     changes = {f"{NODES}/{node}/properties": {"errno": "EPERM"} for node in range(2, 65) if node != 5}
+    # Old drivers lack the files for modes; the address of the node still tells.
     changes |= {f"{PCI}/0000:05:00.0/current_{kind}_partition": None for kind in ("compute", "memory")}
     (device,) = detect(recorded("mi300x-8gpu-cpx", changes)).devices
     assert (device.id, device.parent) == ("amd-0000:05:00.0/3", "amd-0000:05:00.0")
@@ -226,6 +230,7 @@ def test_partition_numbers_in_the_upper_bits_are_understood(recorded):
 
 
 def test_partitions_at_one_address_are_told_apart_by_their_render_nodes(recorded):
+    # Both nodes at the same location; only the render minors differ.
     twin = "simd_count 608\nlocation_id 32\ndomain 1\ndrm_render_minor 129\ndevice_id 29857\n"
     found = detect(recorded("mi300x-dpx-two-domains", {f"{NODES}/2/properties": twin}))
     assert [device.id for device in found.devices][:2] == ["amd-0001:00:04.0/0", "amd-0001:00:04.0/1"]
@@ -255,6 +260,7 @@ def test_a_gpu_without_a_place_is_refused(recorded):
 
 def test_missing_values_are_none_and_never_zero(recorded):
     text = "simd_count 256\nlocation_id 6400\ndrm_render_minor 128\n"
+    # A container without PCI in sysfs, on an old kernel.
     gone = {f"{PCI}/0000:19:00.0": None, f"{NODES}/1/gpu_id": {"errno": "EACCES"}, f"{NODES}/1/name": None}
     (device,) = detect(recorded("mi25-1gpu", {**gone, f"{NODES}/1/properties": text})).devices
     assert (device.memory_bytes, device.numa_node, device.parent) == (None, None, None)
@@ -272,6 +278,7 @@ def test_memory_banks_that_are_not_video_memory_do_not_count(recorded):
 
 
 def test_a_card_has_no_partition_memory_from_the_whole_cards_file(recorded):
+    # Half the card's memory would be as wrong: memory modes divide it differently.
     whole = {f"{PCI}/0000:05:00.0/mem_info_vram_total": "206141652992\n"}
     assert detect(recorded("mi300x-8gpu-cpx", whole)).devices[0].memory_bytes is None
 
@@ -294,7 +301,7 @@ def xgmi(node_to, weight, bandwidths):
 
 
 def test_two_gpus_with_more_links_between_them_are_nearer(recorded):
-    """The pairs of an MI250X: 4 links within a package, 1 or 2 to others, none but by a detour to the rest."""
+    """The pairs of an MI250X: 4 links within a package, 1 or 2 to neighbors, a detour to the rest."""
     links = {3: (15, (50000, 200000)), 4: (15, (50000, 100000)), 5: (15, (50000, 50000)), 6: (30, (0, 0))}
     changes = {f"{NODES}/2/io_links/{n}/properties": xgmi(n, *link) for n, link in links.items()}
     changes |= {f"{NODES}/2/io_links/{n}": None for n in (0, 1, 2, 7)}
@@ -303,7 +310,7 @@ def test_two_gpus_with_more_links_between_them_are_nearer(recorded):
 
 
 def test_a_job_of_two_gets_the_halves_of_a_package(recorded, tmp_path):
-    """Nodes 2 and 5, 3 and 4 are packages; every two of the four are one hop apart."""
+    """Nodes 2 and 5, 3 and 4 are packages; any two of the four are a hop apart."""
     halves = {2: 5, 5: 2, 3: 4, 4: 3}
     recording = recorded("mi210-8gpu-two-hives", {f"{NODES}/{node}/io_links": None for node in range(2, 10)})
     for node, half in halves.items():
@@ -337,12 +344,12 @@ def test_an_absent_vendor_is_none_and_a_driver_without_gpu_is_not(detected, reco
 
 
 def test_the_library_of_a_vendor_says_nothing_about_devices(recorded):
-    """A ROCm library on a machine without GPU is no GPU (pytorch/pytorch#133259)."""
+    """A ROCm library does not make a GPU (pytorch/pytorch#133259)."""
     assert plugin.anyaccel_detect(context(recorded("no-amd", {"/opt/rocm/lib/libamd_smi.so": ""}))) is None
 
 
 class Repartitioned(RecordedFacts):
-    """A machine whose topology changes while it is read."""
+    """A machine whose topology changes during the reading."""
 
     def __init__(self, recording, changes):
         super().__init__(recording)

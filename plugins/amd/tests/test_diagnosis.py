@@ -1,4 +1,4 @@
-"""What doctor says about AMD that only this plug-in knows, one way out each."""
+"""Doctor's findings from this plug-in alone, each with a remedy."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_variables_that_quarrel_are_named(recorded, environ, severity, message, 
         {},
         {"ROCR_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "-1", "CUDA_VISIBLE_DEVICES": "-1"},  # on purpose
         {"ROCR_VISIBLE_DEVICES": "2,3", "HIP_VISIBLE_DEVICES": "0,1"},  # as it is written on request
-        {"ROCR_VISIBLE_DEVICES": "0,,1"},  # whoever reads the masks tells that
+        {"ROCR_VISIBLE_DEVICES": "0,,1"},  # refused where masks are read
     ],
 )
 def test_variables_in_order_are_no_finding(recorded, environ):

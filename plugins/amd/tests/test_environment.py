@@ -38,6 +38,7 @@ def apply(environ, edits):
         ("2,0", "20"),
         (" 0 , 2 ", "02"),
         ("0x1", "1"),
+        # Octal for 8, like C's strtol with base 0.
         ("010", ""),
         ("01", "1"),
         ("+1", "1"),
@@ -55,6 +56,7 @@ def apply(environ, edits):
         ("gpu-1901EAD3A2ECD4A6,1", "01"),
         ("GPU-5", "1"),
         ("GPU-", ""),
+        # Two partitions share this id: the runtime below HIP takes neither, HIP the first.
         ("GPU-e3", ""),
         ("GPU-e3aa140f9a5f9e31", ""),
         ("GPU-XX", ""),
@@ -117,12 +119,14 @@ def test_a_device_without_id_goes_by_its_placeholder_in_hip_alone():
         ({HIP: ""}, None),
         ({HIP: "", CUDA: ""}, None),
         ({CUDA: ""}, None),
+        # HIP skips its own variable if empty, and reads CUDA's.
         ({HIP: "", CUDA: "1"}, "1"),
         ({HIP: "1", CUDA: "0"}, "1"),
         ({CUDA: "-1"}, ""),
         ({ROCR: "2,3"}, "23"),
         ({ROCR: "2,3", HIP: "0,1"}, "23"),
         ({ROCR: "2,3", HIP: "1"}, "3"),
+        # The same numbers in both layers: HIP counts from 0 again, and has no 2.
         ({ROCR: "2,3", HIP: "2,3"}, ""),
         ({ROCR: "2", HIP: "0,1"}, "2"),
         ({ROCR: "3,1", CUDA: "1,0"}, "13"),
@@ -194,6 +198,7 @@ def test_the_rival_belongs_to_the_other_vendor_where_its_devices_are(detected):
 
 
 def test_the_mask_below_hip_is_written_on_request(gpus):
+    # Programs below HIP, such as OpenMP offloading, read ROCR_VISIBLE_DEVICES alone.
     environ = {"ANYACCEL_AMD_MASK": "rocr", CUDA: "0"}
     edits = plugin.anyaccel_env([gpus[3], gpus[1]], EnvContext(devices=tuple(gpus), environ=environ))
     assert edits.set == {ROCR: "3,1", HIP: "0,1", OPENCL: "0,1"}
@@ -245,6 +250,7 @@ def test_visible_is_the_inverse_of_env_whatever_the_parent_had(data, environ):
 @given(value=st.text(alphabet="0123456789,-+ xGPUe3a", max_size=12), name=st.sampled_from([HIP, CUDA, ROCR]))
 def test_any_value_is_answered_or_refused_in_one_sentence(value, name):
     devices = [Device(id=f"d{n}", index=n, model="", attributes={"unique_id": f"e3{n:014x}"}) for n in range(5)]
+    # The one case in which ROCm ends the process instead of hiding devices.
     if name == ROCR and value and not value.partition(",")[0].strip():
         with pytest.raises(ValueError, match="ends the process on an empty entry"):
             seen({name: value}, devices)

@@ -1,4 +1,4 @@
-"""Products, tags, validation, containers, and the package as it is installed."""
+"""Products, tags, validation, containers, and the installed package."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_virtual_function_goes_by_the_name_of_its_card(device_id, parent):
         (0x66A1, 0x06, "AMD-Radeon-Pro-VII"),
         (0x744C, 0xC8, "AMD-Radeon-RX-7900-XTX"),
         (0x744C, 0xCC, "AMD-Radeon-RX-7900-XT"),
-        (0x744C, 0x00, "AMD-744c"),  # which of them nobody can tell
+        (0x744C, 0x00, "AMD-744c"),  # several products share the id
         (0x744C, None, "AMD-744c"),
         (0x7550, 0xC3, "AMD-Radeon-RX-9070"),
         (0x1586, 0xC1, "AMD-Radeon-8060S"),
@@ -98,6 +98,7 @@ def test_a_device_that_is_no_product_has_a_public_name_for_people(recorded):
     card = "/sys/bus/pci/devices/0000:03:00.0"
     for device_id, revision, model in (
         ("67df", "c7", "AMD Radeon RX 480"),
+        # A list of seven cards is a name for people, and never a tag.
         ("67df", "00", "AMD Radeon RX 470/480/570/570X/580/580X/590"),
         ("730f", "00", "AMD Fiji chip"),
         ("7fff", "00", "AMD Radeon RX 10000"),  # by the machine's own list

@@ -1,4 +1,4 @@
-"""The amdsmi library: stand-ins that are real packages over real shared libraries, in real processes."""
+"""The amdsmi library: stand-ins are real packages over real shared libraries, in real processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from anyaccel.probe.recording import RecordedFacts, Recorder
 from anyaccel_amd import plugin, smi
 
 PACKAGE = '''
-"""A stand-in with the behavior of amdsmi 7.0.2 that matters here."""
+"""A stand-in with the relevant behavior of amdsmi 7.0.2."""
 import ctypes, enum, os
 try:
     _library = ctypes.CDLL(os.path.join(os.environ["ROCM_PATH"], "lib", "libamd_smi.so"))
@@ -128,7 +128,7 @@ def package(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def library(package, monkeypatch):
-    """Install the stand-in, and say how it shall behave."""
+    """Install the stand-in with a behavior."""
 
     def install(how: str = "", rocm: Path | None = None) -> None:
         monkeypatch.setenv("PYTHONPATH", str(package))
@@ -140,7 +140,7 @@ def library(package, monkeypatch):
 
 
 LONG = 200.0
-"""Seconds that no answer takes, on whatever machine: half of them are for the library."""
+"""Seconds beyond any answer, on any machine: half of them are for the library."""
 
 
 def ask(question: str, seconds: float = LONG):
@@ -148,7 +148,7 @@ def ask(question: str, seconds: float = LONG):
 
 
 class Unnamed(RecordedFacts):
-    """A recorded machine whose library is this machine's."""
+    """A recorded machine with the library of this machine."""
 
     def query(self, name, fn):
         return HostFacts(os.environ).query(name, fn)

@@ -25,7 +25,7 @@ SENSORS = {
 
 
 def stats(recording, changed=None):
-    """Detect on one machine, and look at the same devices on the same or a changed one."""
+    """Detect on a machine, then observe the devices on the same or a changed machine."""
     detected = plugin.anyaccel_detect(context(recording))
     assert detected is not None
     found = plugin.anyaccel_stats(detected.devices, context(changed or recording))
@@ -122,7 +122,7 @@ def test_health_is_looked_at_anew_each_time(recorded, changes, words):
 
 
 class Asked(RecordedFacts):
-    """A recorded machine that remembers which libraries were asked."""
+    """A recorded machine that logs queries to libraries."""
 
     def __init__(self, recording):
         super().__init__(recording)

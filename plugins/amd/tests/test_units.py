@@ -1,4 +1,4 @@
-"""Shares of a GPU as sets of its compute units, where that is wanted."""
+"""Shares of a GPU as sets of its compute units, on request."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ RECORDINGS = Path(__file__).parent.parent / "recordings"
 
 @pytest.fixture
 def machine(monkeypatch, tmp_path):
-    """Eight MI300X, detected where an environment says what is wanted."""
+    """Eight MI300X, detected in an environment with the request."""
     monkeypatch.setenv("ANYACCEL_PLUGINS", "amd")
 
     def machine(environ):
@@ -44,7 +44,7 @@ def test_a_share_is_rounded_up_to_a_slot_and_a_whole_gpu_has_no_mask(machine):
 
 
 def test_a_mask_that_does_not_hold_all_shares_is_not_told_of_any(machine):
-    """One GPU has slots, and of the other one nobody knows the units."""
+    """The units of the second GPU are unknown, so only the first has slots."""
     first, other = machine({units.WISH: "1"}).devices[:2]
     other = replace(other, slots=1, attributes={**other.attributes, "compute_units": None})
     shares = {first.id: Share(device=first, units=5000, slots=(0, 1, 2, 3)), other.id: Share(device=other, units=5000)}
@@ -67,7 +67,7 @@ def test_a_worker_sees_its_own_slots(machine):
 
 
 @pytest.mark.parametrize("mask", ["0:0x3F", "0:3-5", "0:0-37,99-100", "nonsense", "0:1:2", "", "0:304-341"])
-def test_a_mask_of_somebody_else_names_no_slots(machine, mask):
+def test_a_foreign_mask_names_no_slots(machine, mask):
     devices = machine({units.WISH: "1"}).devices
     found = plugin.anyaccel_visible({units.MASK: mask}, devices)
     assert found == [device.id for device in devices]

@@ -1,4 +1,4 @@
-"""Machines for the tests: recorded ones, and a tree of files with a real executable in the place of npu-smi."""
+"""Machines for the tests: recorded, or a tree of files with a real executable npu-smi."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def devices(detected) -> Callable[[str], tuple[Device, ...]]:
 
 @pytest.fixture(scope="session")
 def answering() -> Callable[..., ProbeContext]:
-    """A recorded machine whose npu-smi answers something else: texts by arguments, as in ``{"info": TABLE}``."""
+    """A recorded machine with other answers of npu-smi: texts by arguments, as in ``{"info": TABLE}``."""
 
     def show(name: str, answers: Mapping[str, str]) -> ProbeContext:
         recording = load_recording(RECORDINGS / name)

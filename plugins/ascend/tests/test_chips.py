@@ -58,7 +58,7 @@ def test_910b3_is_not_an_a3():
 
 
 def test_the_first_generation_910b_is_told_from_the_family_that_has_its_name(devices):
-    """Ray's Ascend910B is what acl.get_soc_name() says of a chip of 2019; later ones have a digit."""
+    """acl.get_soc_name() returns Ascend910B for a chip of 2019; later chips have a digit."""
     (product,) = (each for each in plugin.anyaccel_products() if each.name == "Ascend910B")
     assert product.constants == {"HUAWEI_NPU_910B": accelerators.HUAWEI_NPU_910B} == {"HUAWEI_NPU_910B": "Ascend910B"}
     first, later = devices("910b-first-generation-8npu")[0], devices("910b4-8npu")[0]

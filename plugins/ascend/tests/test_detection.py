@@ -1,4 +1,4 @@
-"""What detection makes of machines that differ from the recorded ones; those are held by the conformance suite."""
+"""Detection on machines unlike the recordings, which the conformance suite covers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MIB = 1 << 20
 
 
 def functions(recording, *entries):
-    """Add PCI functions: address, device id, driver or None, whether it is a virtual one."""
+    """Add PCI functions: address, device id, driver or None, virtual or not."""
     for address, device, driver, virtual in entries:
         folder = f"{PCI}/{address}"
         files = {"vendor": "0x19e5", "device": device, "class": "0x120000"}
@@ -86,8 +86,8 @@ def test_vnpus_whose_template_only_root_may_read_are_still_devices():
     assert plugin.anyaccel_tags(found[8])[-1] == "vnpu"
 
 
-def test_a_physical_number_that_nobody_tells_stays_unknown():
-    """A card is lost and its node is still there: which of the nodes is whose, only root could say."""
+def test_a_physical_number_without_a_source_stays_unknown():
+    """A card is lost and its node remains: only root could map nodes to cards."""
     recording = load_recording(RECORDINGS / "910a-card-dropped")
     recording["paths"]["/dev/davinci3"] = {"char": [236, 3]}
     found = plugin.anyaccel_detect(context(recording)).devices
@@ -134,7 +134,7 @@ def test_a_virtual_function_inside_a_virtual_machine_is_a_device():
 
 
 def test_a_card_for_a_virtual_machine_does_not_hide_a_chip_that_cannot_be_read():
-    """One card is bound to vfio-pci, another is listed and unread: neither address is taken for the other's."""
+    """A card is bound to vfio-pci, another is listed and unread: the addresses are not confused."""
     recording = functions(load_recording(RECORDINGS / "910b2-faults"), ("0000:e1:00.0", "0xd802", "vfio-pci", False))
     found = {device.id: device for device in plugin.anyaccel_detect(context(recording)).devices}
     assert len(found) == 9

@@ -25,6 +25,7 @@ TRUTH = [
     ("8", []),
     ("0,1", [0, 1]),
     ("3,5,7", [3, 5, 7]),
+    # Descending numbers leave nothing, in torch_npu as in CANN.
     ("1,0", []),
     ("0,0", []),
     ("1,2,2,3", []),
@@ -50,7 +51,7 @@ TRUTH = [
     ("0,2,4,6,1,3,5,7", []),
     ("\u0661", []),
 ]
-"""Answers of torch_npu's own parser with eight devices; the last one is an Arabic digit."""
+"""Answers of torch_npu's own parser with eight devices; the last value is an Arabic digit."""
 
 
 @pytest.mark.parametrize(("value", "numbers"), TRUTH)
@@ -79,6 +80,7 @@ def test_the_list_is_ascending_in_whatever_order_devices_are_given(order, count)
 
 @given(st.sets(st.integers(0, 15), min_size=1), st.data())
 def test_numbers_beyond_nine_are_sorted_as_numbers(numbers, data):
+    # Two digits: as texts, "10" sorts before "9".
     sixteen = [Device(id=f"ascend-{number}", index=number, model="Ascend910") for number in range(16)]
     order = data.draw(st.permutations(sorted(numbers)))
     edits = env([sixteen[number] for number in order], sixteen)
@@ -87,7 +89,7 @@ def test_numbers_beyond_nine_are_sorted_as_numbers(numbers, data):
 
 @given(st.sets(st.sampled_from(range(8)), min_size=1), st.data())
 def test_a_nested_worker_gets_numbers_of_the_same_space(outer, data):
-    """A worker's mask replaces its launcher's, so a launcher that sees 2,3,5 passes on 3,5 and not 1,2."""
+    """A worker's mask replaces its launcher's: a launcher with 2,3,5 passes on 3,5, not 1,2."""
     seen = plugin.anyaccel_visible(env([EIGHT[number] for number in outer]).set, EIGHT)
     inner = data.draw(st.sets(st.sampled_from(sorted(seen))))
     edits = env([device for device in EIGHT if device.id in inner])

@@ -1,4 +1,4 @@
-"""The output of npu-smi, good and bad, in the place of a recorded machine's."""
+"""The output of npu-smi, valid and malformed, instead of a recording's."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ WIDE = """\
 +===========================+===============+======================================================================+
 | 0       0                 | 1406630       | mindie_llm_back    | 21835                 | 77                      |
 """
-"""The columns of npu-smi 26 are wider, and its list of processes has one more."""
+"""npu-smi 26 has wider columns, and another column in its list of processes."""
 
 
 @pytest.fixture
 def look(answering):
-    """Detect and observe two NPUs of which npu-smi prints a table and a mapping."""
+    """Detect and observe two NPUs, with a table and a mapping of npu-smi."""
 
     def show(table=TABLE, mapping=MAPPING):
         ctx = answering("910b4-container-2-of-8", {"info": table, "info -m": mapping})

@@ -1,4 +1,4 @@
-"""A real executable in the place of npu-smi: good, garbled, hanging, failing, missing."""
+"""A real executable as npu-smi: valid, garbled, hanging, failing, missing."""
 
 from __future__ import annotations
 
@@ -65,6 +65,7 @@ def test_a_hanging_npu_smi_is_reported_before_the_deadline(machine):
     assert len(found.devices) == 2
     assert {device.health for device in found.devices} == {Health.UNHEALTHY}
     given = re.search(r"did not end within (\d\.\d) s", found.devices[0].health_reason)
+    # Half of the two seconds at most, so that the rest can still be reported.
     assert float(given[1]) <= 1.0
 
 
@@ -79,6 +80,7 @@ def test_one_that_hangs_in_its_second_answer_is_reported_too(machine):
         ("dcmi module initialize failed. ret is -8005", 187, "did not initialize"),
         ("dcmi model initialized failed, because the device is used. ret is -8020", 172, "occupied"),
         ("npu get board type failed. ret is -9005", 0, "does not answer"),
+        # An exit status alone: npu-smi printed nothing.
         ("", 203, "inside a container"),
         ("", 172, "occupied"),
         ("Segmentation fault", 139, "status 139"),
@@ -131,6 +133,7 @@ def test_a_single_npu_without_npu_smi_goes_by_its_address(machine):
 
 def test_an_npu_smi_that_may_not_be_executed_counts_as_missing(machine, tmp_path):
     ctx = machine(GOOD)
+    # Found on the PATH, but not executable: the shell would say "permission denied".
     (tmp_path / "bin/npu-smi").chmod(0o644)
     assert plugin.anyaccel_detect(ctx).partial
 

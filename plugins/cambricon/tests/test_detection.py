@@ -1,4 +1,4 @@
-"""What is found on recorded machines, how it is, and what is wrong."""
+"""Devices, health and findings on recorded machines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Masks, written and read as torch_mlu reads them, and what a container gets."""
+"""Masks, written and read as in torch_mlu, and containers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ UUID = "0d9c2f70-1111-2222-3333-0123456789ab"
 
 
 def seen_by_torch(environ: dict[str, str], count: int) -> list[int]:
-    """The numbers that ``_parse_visible_devices`` and ``_device_count_cndev`` of torch_mlu leave of a list of them."""
+    """Return the numbers left by ``_parse_visible_devices`` and ``_device_count_cndev`` of torch_mlu."""
     value = environ.get(FIRST, environ.get(MASK))
     if value is None:
         return list(range(count))

@@ -1,4 +1,4 @@
-"""What is found on recorded machines, how it is, and what is wrong."""
+"""Devices, health and findings on recorded machines."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_card_that_is_alone_needs_no_tool_to_have_the_index_0() -> None:
 
 
 @pytest.mark.parametrize("name", ["s60-2card-efsmi-hangs", "s60-2card-efsmi-garbage"])
-def test_cards_whose_index_nobody_tells_are_listed_and_not_given_out(name: str) -> None:
+def test_cards_without_a_known_index_are_listed_and_not_given_out(name: str) -> None:
     detected = plugin.anyaccel_detect(replay(name))
 
     reason = "its efsmi index is unknown, so no process can be confined to it"

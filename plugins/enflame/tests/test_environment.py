@@ -1,4 +1,4 @@
-"""Masks: only what leaves no doubt is written or read."""
+"""Masks: unambiguous lists alone are written or read."""
 
 from __future__ import annotations
 

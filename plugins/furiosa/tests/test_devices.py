@@ -1,10 +1,10 @@
-"""What is found on recorded machines, and how it is."""
+"""Devices and health on recorded machines."""
 
 from __future__ import annotations
 
 import pytest
 from anyaccel.kit import FaultError
-from anyaccel.plugin import DeviceProcess, Health
+from anyaccel.plugin import DeviceProcess, Fractional, Health
 from anyaccel_furiosa import plugin
 from anyaccel_testing import context
 from recorded import Recorded
@@ -48,12 +48,46 @@ def test_a_container_with_some_cores_of_a_card_has_no_card() -> None:
     assert first.health_reason == "its device node /dev/rngd/npu0pe4 is missing"
 
 
-@pytest.mark.parametrize("state", ["0", "2", "dead"])
+@pytest.mark.parametrize("state", ["1", "2", "dead"])
 def test_only_a_card_that_is_alive_is_healthy(state: str) -> None:
-    first, *others = detect(replay("rngd-4card", **{f"{CLASS}/device_state": {"text": f"{state}\n"}})).devices
+    """``furiosa_smi.Device.liveness()`` of 2026.4.0 is True for 0 and False for 1, in this very file."""
+    other, first = detect(replay("rngd-2card-renumbered", **{f"{CLASS}/device_state": {"text": f"{state}\n"}})).devices
 
-    assert (first.health, state in first.health_reason) == (Health.UNHEALTHY, True)
+    assert (other.health, other.health_remedy) == (Health.UNHEALTHY, "look in 'dmesg', then restart it")
+    assert other.health_reason == f"the driver reports device_state {state!r}, and 0 is alive"
+    assert first.health is Health.HEALTHY
+
+
+@pytest.mark.parametrize(
+    ("state", "liveness", "reason"),
+    [
+        ("0", "alive", None),
+        ("1", "dead", "the driver reports device_state '1', and 0 is alive"),
+        ("0", "dead", "furiosa-smi calls it dead, and its driver alive"),
+        ("1", "alive", "furiosa-smi calls it alive, and the driver reports device_state '1', and 0 is alive"),
+        (None, "dead", None),
+    ],
+)
+def test_where_driver_and_tool_contradict_each_other_the_health_is_unknown(
+    state: str | None, liveness: str, reason: str | None
+) -> None:
+    recording = load("rngd-4card")
+    recording["paths"][f"{CLASS}/device_state"]["text"] = f"{state}\n"
+    if state is None:
+        del recording["paths"][f"{CLASS}/device_state"]
+    status = recording["commands"][1]
+    status["stdout"] = status["stdout"].replace('"liveness": "alive"', f'"liveness": "{liveness}"', 1)
+    contradicts = reason is not None and "furiosa-smi" in reason
+    health = Health.UNKNOWN if contradicts or state is None else Health.HEALTHY if state == "0" else Health.UNHEALTHY
+
+    first, *others = detect(context(recording)).devices
+    assert (first.health, first.health_reason) == (health, reason or "")
     assert {other.health for other in others} == {Health.HEALTHY}
+    observed = plugin.anyaccel_stats([first], context(recording))[first.id]
+    assert (observed.health, observed.health_reason) == (health, reason or "")
+    warned = [finding for finding in plugin.anyaccel_diagnose(context(recording)) if first.id in finding.reason]
+    # The core itself reports unhealthy devices, never unknown ones.
+    assert len(warned) == contradicts
 
 
 def test_a_card_that_tells_no_state_is_neither_healthy_nor_broken() -> None:
@@ -63,7 +97,18 @@ def test_a_card_that_tells_no_state_is_neither_healthy_nor_broken() -> None:
     assert detect(context(recording)).devices[0].health is Health.UNKNOWN
 
 
-def test_cards_whose_cores_nobody_publishes_are_given_out_whole() -> None:
+def test_an_rngd_plus_is_given_out_by_cores() -> None:
+    recording = load("rngd-2card-renumbered")
+    for path in [path for path in recording["paths"] if path.endswith("/device")]:
+        recording["paths"][path] = {"text": "0x0002\n"}
+    devices = detect(context(recording)).devices
+
+    assert {(device.model, device.slots, len(device.nodes) >= 8) for device in devices} == {("RNGD+", 8, True)}
+    assert {plugin.anyaccel_fractional(device) for device in devices} == {Fractional.PARTITIONED}
+    assert plugin.anyaccel_tags(devices[0])[:2] == ("FURIOSA_RNGDPLUS", "RNGD-Plus")
+
+
+def test_cards_with_unpublished_cores_are_given_out_whole() -> None:
     detected = detect(replay("rngd-no-driver"))
 
     assert [device.slots for device in detected.devices if device.model == "RNGD-S"] == [1]

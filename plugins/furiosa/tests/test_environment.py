@@ -1,4 +1,4 @@
-"""The variable: cards, cores, and what stops the runtime."""
+"""The variable: cards, cores, and values that stop the runtime."""
 
 from __future__ import annotations
 
@@ -88,6 +88,7 @@ def test_an_environment_shows_what_the_runtime_would_take(value: str, seen: list
     ],
 )
 def test_what_stops_the_runtime_or_leaves_it_the_choice_is_refused(value: str) -> None:
+    # device-api reports each of these as an error, or leaves the choice to the runtime.
     with pytest.raises(ValueError, match="FURIOSA_DEVICES must be devices and cores that are here, each once"):
         plugin.anyaccel_visible({NAME: value}, DEVICES)
 

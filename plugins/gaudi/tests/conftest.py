@@ -1,4 +1,4 @@
-"""Machines built on disk: sysfs and /dev as a directory tree, and hl-smi as a real program on a real PATH."""
+"""Machines on disk: sysfs and /dev as a directory tree, and hl-smi as a real program on a real PATH."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def machine(tmp_path: Path) -> Machine:
 
 @pytest.fixture
 def simulate() -> Callable[[Product, int], tuple[Device, ...]]:
-    """Build the devices of a product by the rules of simulated machines."""
+    """Simulate the devices of a product."""
 
     def build(product: Product, count: int) -> tuple[Device, ...]:
         ids = [product.id_template.format(uuid=f"uuid{i}", index=i, pci=f"0000:{i + 1:02x}:00.0") for i in range(count)]

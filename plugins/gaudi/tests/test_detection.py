@@ -74,6 +74,7 @@ def test_drivers_that_keep_attributes_elsewhere_are_read_there(machine, folder: 
 
 def test_a_neighbor_in_the_accel_class_lends_no_number(machine) -> None:
     machine.hpu("0000:19:00.0", minor=None, module_id="2")
+    # An NPU of a processor is in the same class.
     machine.write("/sys/class/accel/accel0/device/vendor", "0x8086\n")
     machine.link("/dev/accel/accel0", "/dev/null")
 
@@ -98,6 +99,7 @@ def test_the_inference_chips_of_the_vendor_are_left_out_and_named(machine) -> No
     detected = detect(machine)
 
     assert [device.id for device in detected.devices] == ["gaudi-0000:1a:00.0"]
+    # Goya has the vendor's id and a driver of its own.
     assert detected.notes == ("HL-1000 (Goya) at 0000:19:00.0 is no HPU and left out",)
 
 
@@ -127,6 +129,7 @@ def test_two_devices_with_one_module_id_are_both_withheld(machine) -> None:
 
     devices = detect(machine).devices
 
+    # The two have labels behind the last slot of a board.
     assert [device.index for device in devices] == [1, 8, 9]
     assert [device.health for device in devices] == [Health.HEALTHY, Health.UNHEALTHY, Health.UNHEALTHY]
     assert "module id 0 is that of 2 devices" in devices[1].health_reason

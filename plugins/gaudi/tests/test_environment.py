@@ -1,4 +1,4 @@
-"""Masks, written and read, against a model of how the vendor's runtime acquires a device."""
+"""Masks, written and read, against a model of the vendor's runtime acquiring a device."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def apply(devices: Sequence[Device], environ: Mapping[str, str] | None = None) -
 
 
 def acquired(environ: Mapping[str, str], free: Sequence[int], rank: int = 0, ranks: int = 1) -> int | None:
-    """Tell which module a process acquires, by the rules of HabanaAI/gaudi-pytorch-bridge; None when it fails."""
+    """Return the module acquired by a process, by the rules of HabanaAI/gaudi-pytorch-bridge; None on failure."""
     module = environ.get(OWN)
     if module is None and ranks > 1:
         listed = environ.get(MODULES)
@@ -78,6 +78,7 @@ def test_each_rank_acquires_its_own_device_of_the_mask(devices: list[Device], da
     others = data.draw(st.lists(st.sampled_from([m for m in range(8) if m not in mine] or [None]), unique=True))
     free = [*mine, *(module for module in others if module is not None)]
 
+    # Each rank of a job starts with the same environment.
     got = [acquired(environ, free, rank, len(devices)) for rank in range(len(devices))]
 
     assert got == mine
@@ -91,7 +92,7 @@ def test_a_process_alone_does_not_stray_to_a_device_that_is_free() -> None:
     assert acquired(apply([DEVICES[5]]), free=[0]) is None
 
 
-def test_the_empty_mask_lets_nobody_acquire_anything() -> None:
+def test_with_the_empty_mask_no_process_acquires_a_device() -> None:
     assert acquired(apply([]), free=range(8)) is None
     assert acquired(apply([]), free=range(8), rank=0, ranks=2) is None
 
@@ -120,6 +121,7 @@ def test_a_device_without_a_module_id_or_given_twice_cannot_be_masked() -> None:
         ({MODULES: "1,1,0"}, [1, 0]),
         ({MODULES: "9,2"}, [2]),
         ({MODULES: "-1"}, []),
+        # The mask for "no device".
         ({MODULES: "999"}, []),
         ({OWN: "6"}, [6]),
         ({OWN: "42"}, []),

@@ -40,7 +40,7 @@ def test_rows_of_the_tool_reach_their_devices_by_pci_address() -> None:
     assert (unknown.memory_used_bytes, unknown.utilization, unknown.temperature_celsius) == (None, None, None)
 
 
-def test_holders_are_told_by_the_compute_node_and_an_empty_list_means_nobody() -> None:
+def test_holders_have_the_compute_node_open_and_an_empty_list_means_none() -> None:
     stats = stats_of("gaudi2-8hpu")
 
     assert stats["gaudi-0000:19:00.0"].processes == (DeviceProcess(pid=4711),)

@@ -1,4 +1,4 @@
-"""Tags, simulated machines, and which numbers of devices one job may have."""
+"""Tags, simulated machines, and the numbers of devices valid for a job."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def test_both_spellings_of_the_load_are_read() -> None:
     assert (first.utilization, first.power_watts, first.temperature_celsius) == (0.1, 96.0, 41.0)
     assert first.memory_used_bytes == 20_000_000
     assert older.utilization == 0.1
-    assert first.processes is None  # unknown, not nobody
+    assert first.processes is None  # unknown, not an empty list
 
 
 def test_without_the_tool_memory_in_use_alone_is_known() -> None:

@@ -1,4 +1,4 @@
-"""Masks both ways: HIP's variable and the one that it falls back to; other lists than ascending numbers are refused."""
+"""Masks both ways: HIP's variable and its fall-back; only ascending numbers are accepted."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def test_either_name_of_the_power_is_asked_for() -> None:
     assert [one.power_watts for one in new.values()] == [None, 61.0, 62.0, 63.0]
     assert new["iluvatar-0000:8d:00.0"].memory_used_bytes == 115 << 20
     assert old["iluvatar-0000:8d:00.0"].power_watts == 61.0
-    assert new["iluvatar-0000:8d:00.0"].processes is None  # unknown, not nobody
+    assert new["iluvatar-0000:8d:00.0"].processes is None  # unknown, not an empty list
 
 
 def test_no_name_means_another_vendors_product() -> None:

@@ -1,4 +1,4 @@
-"""The mask both ways: lists that nobody has shown to work are refused."""
+"""The mask both ways: lists of unconfirmed effect are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What files say about GPUs, state by state."""
+"""GPUs by their files, state by state."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_card_that_was_bound_again_after_it_was_wedged_is_healthy(devices):
 
 
 @pytest.mark.parametrize("entry", [{"returncode": 1, "stdout": "", "stderr": "not permitted"}, {"timeout": True}])
-def test_a_kernel_log_that_cannot_be_read_condemns_nobody(entry, devices):
+def test_an_unreadable_kernel_log_blames_no_gpu(entry, devices):
     assert devices("b580-wedged", commands=[{"argv": ["dmesg"], **entry}])[0].health is Health.HEALTHY
 
 
@@ -68,6 +68,7 @@ def test_integrated_gpu_is_counted_first_when_the_pci_address_decides(devices):
 
 
 def test_unlisted_integrated_gpu_keeps_its_number_when_the_pci_address_decides(devices):
+    # The runtime still counts the integrated GPU at 00:02.0 as number 0.
     found = devices("two-a770-uhd770", environ={"ZE_ENABLE_PCI_ID_DEVICE_ORDER": "1"})
     assert [device.index for device in found] == [1, 2]
 
@@ -127,6 +128,7 @@ def test_one_damaged_card_does_not_hide_or_renumber_the_others(detected):
 
 
 def test_card_without_device_node_takes_no_number_of_the_runtime(devices):
+    # A plain file in place of the node: the container got the other card.
     changes = {"/dev/dri/renderD128": {}, "/dev/dri/renderD129": {"char": [226, 129], "access": "rw"}}
     found = devices("flex170-container-one-of-two", changes=changes)
     assert [(device.index, device.health) for device in found] == [(0, Health.HEALTHY), (1, Health.UNHEALTHY)]
@@ -148,12 +150,14 @@ def test_damaged_device_id_is_an_error_not_a_wrong_product(devices):
 
 
 def test_connectors_in_the_folder_of_a_card_are_no_device_nodes(devices):
+    # Connectors are named like card nodes, with a suffix.
     changes = {f"{FIRST}/drm/card1-DP-1": {"dir": True}}
     (only,) = devices("b580-unseen-by-xpu-smi", changes=changes)
     assert only.nodes == ("/dev/dri/renderD128", "/dev/dri/card1")
 
 
 def test_pci_window_is_never_taken_for_memory(devices):
+    # A small window of 256 MiB, on a card with 12 GiB.
     changes = {f"{FIRST}/resource": {"text": "0x0 0x0 0x0\n0x0 0x0 0x0\n0x4000000000 0x400fffffff 0x14220c\n"}}
     (only,) = devices("b580-unseen-by-xpu-smi", changes=changes)
     assert only.memory_bytes == 12 * GIB
@@ -178,6 +182,7 @@ def test_hierarchy_of_the_environment_decides_between_cards_and_tiles(hierarchy,
 
 
 def test_mask_that_names_tiles_leaves_parts_of_cards_to_us(devices):
+    # The launcher's mask names tile 0 of card 1; that tile alone is left to give out.
     found = devices("max1550-2card-masked-tile")
     environ = {"ZE_FLAT_DEVICE_HIERARCHY": "COMPOSITE", "ZE_AFFINITY_MASK": "1.0"}
     assert plugin.anyaccel_visible(environ, found) == ["intel-0000:8a:00.0-tile0"]

@@ -1,4 +1,4 @@
-"""Findings, each with one way out."""
+"""Findings, each with a remedy."""
 
 from __future__ import annotations
 

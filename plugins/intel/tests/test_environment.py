@@ -1,4 +1,4 @@
-"""Environments of workers and containers, and the way back."""
+"""Environments of workers and containers, written and read back."""
 
 from __future__ import annotations
 
@@ -67,6 +67,7 @@ def test_mask_is_absolute_and_does_not_count_within_the_mask_of_the_launcher(dev
         ("*:gpu", None),
         ("opencl:gpu;level_zero:gpu", None),
         ("level_zero:0,1", None),
+        # The numbers of the launcher mean nothing behind the worker's mask.
         ("level_zero:2,3", "level_zero:0,1"),
         ("level_zero:0", "level_zero:0,1"),
         ("level_zero:0;opencl:cpu", "level_zero:0,1;opencl:cpu"),
@@ -97,12 +98,14 @@ def test_selector_counts_what_the_mask_has_left(devices):
 
 def test_selector_alone_picks_tiles_of_cards(devices):
     found = devices("max1550-2card-xelink")
+    # Tile 1 of the first card, and the whole second card.
     chosen = {HIERARCHY: "COMPOSITE", SELECTOR: "level_zero:0.1,1"}
     assert plugin.anyaccel_visible(chosen, found) == [found[1].id, found[2].id, found[3].id]
 
 
 def test_discarding_one_device_hides_all_unless_the_loader_is_told_otherwise(devices):
     found = devices("max1550-4card")
+    # The loader drops the whole backend if a term discards by number.
     discarding = {SELECTOR: "!level_zero:0"}
     assert plugin.anyaccel_visible(discarding, found) == []
     spared = plugin.anyaccel_visible({**discarding, "UR_LOADER_PRELOAD_FILTER": "0"}, found)
@@ -150,6 +153,7 @@ def test_container_counts_its_own_cards_from_0_and_gets_the_folder_of_links(devi
 
 def test_container_with_one_tile_masks_the_other(devices):
     found = devices("max1550-4card")
+    # Tile 1 of one card, and tile 0 of the next: inside, the two cards have tiles 0 to 3.
     edits = plugin.anyaccel_container((found[3], found[4]))
     assert edits.nodes == ("/dev/dri/renderD129", "/dev/dri/card1", "/dev/dri/renderD130", "/dev/dri/card2")
     assert edits.env == {MASK: "1,2", HIERARCHY: "FLAT", ORDER: "0"}
@@ -188,6 +192,7 @@ ENVIRONS = st.fixed_dictionaries(
 def test_any_subset_comes_back_from_any_environment(data, found, environ):
     chosen = data.draw(st.lists(st.sampled_from(found), unique_by=lambda device: device.id))
     edits = plugin.anyaccel_env(tuple(chosen), EnvContext(devices=found, environ=environ))
+    # A discard would hide a whole backend, and a blank is kept as part of a name.
     assert not set("! ").intersection(edits.set.get(SELECTOR, ""))
     assert "-" not in edits.set[MASK]
     merged = {name: value for name, value in environ.items() if name not in edits.unset} | dict(edits.set)

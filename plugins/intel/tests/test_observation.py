@@ -1,4 +1,4 @@
-"""What GPUs are doing: files, counters that move, and a process that holds a device."""
+"""Measurements: files, counters that move, and a process that holds a device."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_memory_and_temperature_come_from_sysfs(machine, devices):
     assert (stats.power_watts, stats.utilization, stats.processes) == (None, None, None)
 
 
-def test_what_nobody_tells_is_unknown_and_not_zero(machine, devices):
+def test_an_unreported_value_is_unknown_and_not_zero(machine, devices):
     found = devices("flex140-uhd770")
     for stats in plugin.anyaccel_stats(found, machine("flex140-uhd770")).values():
         assert stats == type(stats)(health=Health.HEALTHY)
@@ -72,7 +72,7 @@ def test_tiles_count_the_memory_of_their_own_tile(machine, devices):
 
 
 class Clock:
-    """Time that passes while somebody sleeps, and what happens meanwhile."""
+    """A clock that advances in ``sleep``, with a callback meanwhile."""
 
     def __init__(self, meanwhile=None):
         self.now, self.meanwhile = 100.0, meanwhile
@@ -109,7 +109,7 @@ def test_cards_without_counters_cost_no_time(tmp_path, monkeypatch):
     assert clock.now == 100.0
 
 
-def test_nobody_holds_a_gpu_where_every_process_was_seen(machine, devices):
+def test_a_gpu_has_no_holder_only_after_a_complete_scan(machine, devices):
     queries = {"proc/holders": {"value": {"holders": {}, "complete": True}}}
     (stats,) = plugin.anyaccel_stats(devices("b580-in-vm"), machine("b580-in-vm", queries=queries)).values()
     assert stats.processes == ()

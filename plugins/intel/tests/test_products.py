@@ -87,7 +87,7 @@ def test_product_of_two_sizes_says_which(memory, tag):
     ("pci_id", "integrated"), [(0xE20B, False), (0x56A2, False), (0xB080, True), (0x5690, False), (0x9BC5, True)]
 )
 def test_b580_is_discrete_and_b390_is_not(pci_id, integrated, devices):
-    """By PCI id alone, wherever the card sits."""
+    """By PCI id alone, at any address."""
     changes = {"/sys/bus/pci/devices/0000:03:00.0/device": {"text": f"0x{pci_id:04x}\n"}}
     (only,) = devices("b580-unseen-by-xpu-smi", changes=changes)
     assert only.attributes["integrated"] is integrated

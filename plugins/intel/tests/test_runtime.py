@@ -1,4 +1,4 @@
-"""The compute runtime as a source: dpctl and sycl-ls, recorded and really run."""
+"""The compute runtime as a source: dpctl and sycl-ls, recorded and run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def answer(*gpus: tuple[str, int]) -> dict[str, object]:
 
 @pytest.fixture
 def dpctl(tmp_path, monkeypatch):
-    """A package dpctl that is really imported, of the one function that we call."""
+    """A real package dpctl with a single function."""
 
     def installed(body: str) -> ProbeContext:
         package = tmp_path / "site" / "dpctl"
@@ -49,7 +49,7 @@ def get_devices(backend, device_type):
 
 
 def test_dpctl_is_asked_for_level_zero_gpus(dpctl):
-    assert runtime.seen(dpctl(LISTING)) == ("dpctl", ["Intel(R) Arc(TM) C770 Graphics"])
+    assert runtime.list_gpus(dpctl(LISTING)) == ("dpctl", ["Intel(R) Arc(TM) C770 Graphics"])
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_broken_dpctl_gives_way_to_sycl_ls(body, dpctl, tmp_path):
         "#!/bin/sh\necho '[level_zero:gpu][level_zero:0] P, Intel(R) Arc(TM) B580 Graphics 20.1.0 [1.6.3]'\n"
     )
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
-    assert runtime.seen(dpctl(body)) == ("sycl-ls", ["Intel(R) Arc(TM) B580 Graphics"])
+    assert runtime.list_gpus(dpctl(body)) == ("sycl-ls", ["Intel(R) Arc(TM) B580 Graphics"])
 
 
 @pytest.mark.parametrize("script", ["kill -BUS $$", "exit 1"])
@@ -69,7 +69,7 @@ def test_crash_of_sycl_ls_means_unknown_not_none(script, tmp_path, dpctl):
     path = tmp_path / "sycl-ls"
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
-    assert runtime.seen(dpctl("raise ImportError")) is None
+    assert runtime.list_gpus(dpctl("raise ImportError")) is None
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_crash_of_sycl_ls_means_unknown_not_none(script, tmp_path, dpctl):
     ],
 )
 def test_labels_of_both_styles_count_each_gpu_once(name, gpus, machine):
-    assert runtime.seen(machine(name)) == ("sycl-ls", gpus)
+    assert runtime.list_gpus(machine(name)) == ("sycl-ls", gpus)
 
 
 def test_every_line_of_sycl_ls_is_understood(machine):
@@ -105,6 +105,7 @@ def test_line_of_another_form_is_refused():
 def test_dpctl_names_a_product_that_is_newer_than_the_table(devices):
     (only,) = devices("unknown-product-020a", queries=answer(("Intel(R) Arc(TM) C770 Graphics", 1)))
     assert only.model == "Intel(R) Arc(TM) C770 Graphics"
+    # The driver's file wins over the runtime's answer.
     assert only.memory_bytes == 8 << 30
     assert only.health is Health.UNKNOWN
 

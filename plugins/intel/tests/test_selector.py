@@ -1,4 +1,4 @@
-"""ONEAPI_DEVICE_SELECTOR, value by value, as Intel's SYCL runtime 2026.2 answered them."""
+"""ONEAPI_DEVICE_SELECTOR, value by value, as answered by Intel's SYCL runtime 2026.2."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ DISCARDING = (
 
 
 def invented(count: int) -> list[str]:
-    """Values that nobody would write, the same ones in every run."""
+    """Random values, the same in every run."""
     chance = random.Random(20261)
     heads = ["opencl:", "opencl:", "OpenCL:", "*:", "level_zero:", "!opencl:", "!level_zero:", "foo:", "opencl"]
     items = ["0", "1", "3", "*", "cpu", "gpu", "CPU", "1.0", "*.*", "-1", " 1", "0-1", "", "+2", "1.*", "cpu.0", "foo"]
@@ -81,7 +81,7 @@ def invented(count: int) -> list[str]:
 
 
 def ask(values: list[str | None], *, preload_filter: bool) -> list[tuple[list[str], bool]]:
-    """Ask the runtime which devices it shows for each value, and whether it throws."""
+    """Ask the runtime for the devices or the exception of each value."""
     pocl = sorted((Path(p) for p in _pocl()), key=str)
     environ = {
         "PATH": os.environ.get("PATH", os.defpath),
@@ -114,7 +114,7 @@ def _pocl() -> list[str]:
 
 @pytest.fixture(scope="module")
 def everything() -> list[str]:
-    """Names of the devices that the runtime shows without a selector."""
+    """Names of the devices without a selector."""
     if not (LIBRARIES / "libintelocl.so").exists():
         pytest.skip("there is no OpenCL CPU device: pip install intel-opencl-rt")
     ((names, threw),) = ask([None], preload_filter=True)

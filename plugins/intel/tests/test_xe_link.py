@@ -1,4 +1,4 @@
-"""The outputs of xpu-smi, through detection."""
+"""Outputs of xpu-smi, through detection."""
 
 from __future__ import annotations
 

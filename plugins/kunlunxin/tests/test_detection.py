@@ -1,4 +1,4 @@
-"""What is found on recorded machines, how it is, and what is wrong."""
+"""Devices, health and findings on recorded machines."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_device_that_is_alone_needs_no_tool_to_have_the_index_0() -> None:
         ("p800-2card-garbage-lines", "lines that begin with a PCI address and an index (got '| XPU-SMI |')"),
     ],
 )
-def test_devices_whose_index_nobody_tells_are_listed_and_not_given_out(name: str, note: str) -> None:
+def test_devices_without_a_known_index_are_listed_and_not_given_out(name: str, note: str) -> None:
     detected = plugin.anyaccel_detect(replay(name))
 
     assert [device.health_reason for device in detected.devices] == [UNKNOWN] * 2

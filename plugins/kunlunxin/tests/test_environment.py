@@ -1,4 +1,4 @@
-"""Masks: both variables alike, and only what leaves no doubt is written or read."""
+"""Masks: both variables alike; unambiguous lists alone are written or read."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def test_the_table_is_read_in_its_layouts(name: str, mebibytes: int, watts: floa
 
     assert (last.memory_used_bytes, last.power_watts) == (mebibytes << 20, watts)
     assert last.utilization is not None
-    assert last.processes is None  # unknown, not nobody
+    assert last.processes is None  # unknown, not an empty list
 
 
 def test_a_card_that_the_table_leaves_out_is_found_missing() -> None:

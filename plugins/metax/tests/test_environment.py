@@ -1,4 +1,4 @@
-"""Masks both ways: two variables that say the same, and lists that nobody has shown to work are refused."""
+"""Masks both ways: two equal variables; lists of unconfirmed effect are refused."""
 
 from __future__ import annotations
 

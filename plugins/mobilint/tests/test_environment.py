@@ -1,4 +1,4 @@
-"""The variable, and what of it is not published."""
+"""The variable, and values without a published meaning."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_an_environment_is_read(environ: dict[str, str], seen: list[int] | None)
 
 
 @pytest.mark.parametrize("value", ["0,0", "9", "0,999", "0, 1", "-1", "0-1", "0,", "all", "aries0"])
-def test_what_nobody_says_what_it_means_is_refused(value: str) -> None:
+def test_a_value_without_a_published_meaning_is_refused(value: str) -> None:
     with pytest.raises(ValueError, match=f"{NAME} must be numbers of devices that are here, each once"):
         plugin.anyaccel_visible({NAME: value}, DEVICES)
 

@@ -110,7 +110,7 @@ def test_memory_in_use_comes_from_the_driver_where_the_tool_is_missing() -> None
     assert [one.memory_used_bytes for one in stats("s4000-2gpu-container").values()] == [500 << 20, 501 << 20]
     one = stats("s5000-8gpu")["moorethreads-0000:2b:00.0"]
     assert (one.memory_used_bytes, one.utilization, one.temperature_celsius) == (66642 << 20, 0.01, 53.0)
-    assert one.processes is None  # unknown, not nobody
+    assert one.processes is None  # unknown, not an empty list
 
 
 def test_names_that_another_vendor_uses_too_are_left_to_it() -> None:

@@ -1,4 +1,4 @@
-"""Machines for tests: files below a directory, and real executables for the vendor's tools."""
+"""Machines for tests: files below a directory, and real executables as the vendor's tools."""
 
 import json
 import os

@@ -25,6 +25,7 @@ def test_a_driver_without_a_device_is_here_and_empty(machine):
 
 def test_only_character_devices_with_a_number_are_chips(machine):
     machine.chip(0)
+    # A file, a directory, a name without a number, and a number with a suffix.
     machine.write("/dev/neuron1", "")
     machine.write("/dev/neuron2/file", "")
     machine.write("/dev/neuronx", "")
@@ -73,6 +74,7 @@ def test_chips_of_the_third_generation_are_linked_all_to_all(machine):
         entry = machine.chip(index, "Trainium3")
         machine.write(f"{entry}/connected_devices", "1, 3\n")
     devices = machine.devices()
+    # Four chips of four double cores.
     assert all(len(device.links) == len(devices) - 1 == 15 for device in devices)
 
 

@@ -1,4 +1,4 @@
-"""Masks, their inverse, and the sets of cores that the runtime takes."""
+"""Masks, their inverse, and the sets of cores valid for the runtime."""
 
 import pytest
 from anyaccel.model import Share

@@ -42,9 +42,9 @@ def records(machine, *runtimes):
 
 
 def has_ended(pid):
-    """Whether a process is gone that notes its number; whoever inherits it may take a moment to notice."""
+    """Return True once the process with its id in a file is gone; reaping an orphan may take a moment."""
     if not pid.exists() or not (number := pid.read_text()):
-        return True  # it was killed before it came to that
+        return True  # killed before it wrote its id
     try:
         os.kill(int(number), 0)
     except ProcessLookupError:
@@ -100,7 +100,7 @@ def test_memory_of_a_logical_core_is_that_of_its_physical_cores(machine):
     assert [one.memory_used_bytes for one in stats(machine)] == [11, 1100, 110000, None]
 
 
-def test_what_nobody_tells_is_none(machine):
+def test_an_unreported_value_is_none(machine):
     machine.chip(0)
     for one in stats(machine):
         assert (one.memory_used_bytes, one.utilization, one.temperature_celsius, one.power_watts) == (None,) * 4
@@ -134,7 +134,7 @@ def lists_processes(machine, *by_chip):
 
 
 def test_a_process_that_only_the_tool_names_counts_on_every_core_of_its_chip(machine):
-    """neuron-ls says which chip a process uses, and not which of its cores."""
+    """neuron-ls reports the chip of a process, not the cores."""
     lists_processes(machine, [{"pid": 7, "command": ""}], [])
     assert pids(machine) == [[7], [7], [], []]
 

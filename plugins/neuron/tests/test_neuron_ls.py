@@ -1,4 +1,4 @@
-"""The vendor's tool: real executables that answer, print garbage, hang, fail, or are missing."""
+"""The vendor's tool as real executables: valid, garbled, hanging, failing, missing."""
 
 import json
 import re
@@ -27,7 +27,7 @@ def detect(machine, seconds=None):
 
 
 def answered(text, chips=3):
-    """What is found on a trn1 machine of some chips whose tool prints a text."""
+    """Detect on a trn1 machine with chips and a printed text of the tool."""
     paths = {f"/dev/neuron{index}": {"char": [243, index]} for index in range(chips)}
     paths["/sys/devices/virtual/dmi/id/product_name"] = {"text": "trn1.32xlarge\n"}
     command = {"argv": [TOOL, "--json-output"], "returncode": 0, "stdout": text, "stderr": ""}
@@ -131,7 +131,7 @@ def test_nothing_that_tells_the_cores_is_an_error_and_no_guess(machine):
         detect(machine)
 
 
-def test_the_tool_alone_is_enough_for_a_chip_that_nobody_knows(machine):
+def test_the_tool_alone_is_enough_for_an_unknown_chip(machine):
     machine.chip(0, "Trainium9")
     machine.lists({**CHIP, "nc_count": 3, "neuroncore_ids": [0, 1, 2], "memory_size": 3 << 30})
     assert [(device.model, device.memory_bytes) for device in machine.devices()] == [("NeuronDevice", 1 << 30)] * 3

@@ -1,4 +1,4 @@
-"""Two users of one machine whose logical cores differ in size: no physical core is ever given to both."""
+"""Two users with logical cores of different sizes never get the same physical core."""
 
 import json
 import subprocess
@@ -37,7 +37,7 @@ print(size, len(given))
 
 
 def recorded(where, size):
-    """The machine as a user sees it who wants logical cores of a size; the machine-wide file says 1."""
+    """The machine for a user with logical cores of a size; the machine-wide file says 1."""
     facts = json.loads(RECORDING.read_text())
     facts["environ"] = {"NEURON_LOGICAL_NC_CONFIG": str(size)}
     where.mkdir()
@@ -87,7 +87,7 @@ def test_the_parts_of_all_cores_are_those_of_the_chip_whatever_the_size(new_mach
 
 
 def test_a_part_is_the_same_whether_or_not_a_users_tool_answers(new_machine):
-    """One user's neuron-ls counts cores of two, another has no tool and asks for cores of one."""
+    """A user's neuron-ls counts double cores; another user has no tool and asks for single cores."""
     one, other = new_machine("one"), new_machine("other", NEURON_LOGICAL_NC_CONFIG="1")
     for machine in (one, other):
         machine.chip(0, "Trainium2")

@@ -1,4 +1,4 @@
-"""Machines for the tests: recorded ones, made-up ones, and a real binding on a real shared library."""
+"""Machines for the tests: recorded, made-up, and a real binding on a real shared library."""
 
 import json
 import os
@@ -70,7 +70,7 @@ def gpus():
 
 @pytest.fixture(scope="session")
 def libraries(tmp_path_factory):
-    """Build the stand-ins for libnvidia-ml.so.1: a current one, an old one, a stub that cannot even start."""
+    """Build three stand-ins for libnvidia-ml.so.1: current, old, and a stub of the CUDA toolkit."""
     built = {}
     for kind, options in {"current": [], "old": ["-DOLD"], "stub": ["-DSTUB"]}.items():
         built[kind] = tmp_path_factory.mktemp(kind)
@@ -78,6 +78,7 @@ def libraries(tmp_path_factory):
         command = ["gcc", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", *options, "-o", target]
         subprocess.run([*command, HERE / "fake_nvml" / "fake_nvml.c"], check=True)
     built["unversioned"] = tmp_path_factory.mktemp("unversioned")
+    # Some images carry the stub under the unversioned name alone.
     (built["unversioned"] / "libnvidia-ml.so").write_bytes((built["stub"] / "libnvidia-ml.so.1").read_bytes())
     return built
 
@@ -111,13 +112,14 @@ class Live:
         self.config.write_text("".join(f"{key} {value}\n" for key, value in answers.items()))
         environ = {**os.environ, "LD_LIBRARY_PATH": str(self.libraries[library])}
         environ |= {"FAKE_NVML": str(self.config), "FAKE_NVML_LOG": str(self.log)}
+        # The developer's own mask must not reach the stand-in.
         for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_MPS_PIPE_DIRECTORY"):
             environ.pop(name, None)
         command = [sys.executable, PROBE, self.root, *arguments]
         return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True)
 
     def run(self, answers, *arguments, library="current"):
-        """Answers of the hooks ``detect``, ``stats`` and ``diagnose``, with the recording that was made on the way."""
+        """Return the answers of ``detect``, ``stats`` and ``diagnose``, with the recording made meanwhile."""
         process = self.start(answers, *arguments, library=library)
         output, _ = process.communicate(timeout=60)
         assert process.returncode == 0

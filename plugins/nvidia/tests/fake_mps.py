@@ -1,7 +1,7 @@
-"""A stand-in for the control daemon of MPS and its tool, which speaks what NVIDIA documents of both protocols.
+"""A stand-in for the control daemon of MPS and its tool, for both documented protocols.
 
-The daemon listens at the Unix socket ``control`` of the pipe directory. The file ``clients`` beside it has the
-process ids that it is to name.
+The daemon listens at the Unix socket ``control`` of the pipe directory. The file ``clients`` beside the socket holds
+the process ids of its clients.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The plug-in keeps the contract on every recorded machine and for every product."""
+"""The plug-in keeps the contract on every recording and for every product."""
 
 from pathlib import Path
 

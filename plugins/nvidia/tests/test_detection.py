@@ -1,4 +1,4 @@
-"""Detection from files, where NVML is not there, and what is told apart from what."""
+"""Detection from files, without NVML, and cases that look alike."""
 
 from pathlib import Path
 
@@ -36,7 +36,7 @@ NODE = {"/dev/nvidia0": {"char": [195, 0]}, "/dev/nvidiactl": {"char": [195, 255
 
 
 def one_gpu(**facts):
-    """Answers of NVML about a machine with one GPU."""
+    """Answers of NVML on a machine with a single GPU."""
     names = ("memory", "compute_mode", "compute_capability", "fabric", "mig", "minor", "bus_id", "pci_device")
     known = {"index": 0, "uuid": UUID, "name": "NVIDIA L4", "mig_devices": [], **facts}
     system = {"driver": "550.54", "cuda": None, "count": 1}
@@ -58,7 +58,7 @@ def test_wsl_without_an_nvidia_gpu_is_absent(machine):
         "/sys/class/tegra-firmware/x",
     ],
 )
-def test_nvml_is_tried_wherever_a_sign_of_the_driver_is(machine, path):
+def test_nvml_is_tried_at_any_sign_of_the_driver(machine, path):
     system = {"driver": "560.94", "cuda": None, "count": 0}
     detected = plugin.anyaccel_detect(machine({path: {"text": ""}}, {"nvml/system": {"value": system}}))
     assert detected.devices == ()
@@ -88,6 +88,7 @@ def test_another_root_is_looked_at_by_its_files(tmp_path):
 
 
 def test_a_gpu_of_another_driver_beside_nvmls_comes_last(machine):
+    # The last GPU has NVIDIA's driver and no device node: it was given to another container.
     paths = card("0000:01:00.0", "vfio-pci") | card(ONE) | card("0000:90:00.0")  # the last: another container's
     devices = plugin.anyaccel_detect(machine(paths, one_gpu(bus_id=f"0000{ONE}"))).devices
     assert [(device.id, device.index) for device in devices] == [(UUID, 0), ("nvidia-0000:01:00.0", 1)]
@@ -95,7 +96,7 @@ def test_a_gpu_of_another_driver_beside_nvmls_comes_last(machine):
 
 @pytest.mark.parametrize("line", ["GPU Excluded: \t Yes", "GPU Blacklisted: Yes", "Blacklisted:\t Yes"])
 def test_an_excluded_gpu_is_no_device_and_is_reported(machine, line):
-    """Drivers before 470 call it blacklisted."""
+    """Drivers before 470 say blacklisted."""
     ctx = machine(card(ONE) | NODE | information(ONE, f"GPU UUID: {UUID}\n{line}\n"), NO_LIBRARY)
     assert plugin.anyaccel_detect(ctx).devices == ()
     (finding,) = plugin.anyaccel_diagnose(ctx)
@@ -171,6 +172,7 @@ def test_a_lost_gpu_that_no_file_can_name_has_an_identity_of_its_own(machine):
 
 
 def test_a_missing_topology_is_no_fault(machine):
+    # NVML_ERROR_UNKNOWN from the topology alone (NVIDIA/go-gpuallocator#17).
     facts = dict.fromkeys(("memory", "compute_mode", "compute_capability", "fabric", "mig", "minor", "pci_device"))
     queries = {"nvml/system": {"value": {"driver": "550.54", "cuda": None, "count": 2}}}
     for index in range(2):
@@ -189,6 +191,7 @@ def test_a_display_adapter_of_a_dgx_station_is_skipped(machine):
     [
         ("00000000:0C:00.0", "0000:0c:00.0"),
         ("0000:0C:00.0", "0000:0c:00.0"),
+        # Domains behind Intel's VMD have five digits.
         ("00000008:01:00.0", "0008:01:00.0"),
         ("00010000:01:00.0", "10000:01:00.0"),
     ],
@@ -216,7 +219,7 @@ def test_a_malformed_bus_id_is_an_error(machine):
     ],
 )
 @pytest.mark.parametrize("name", [None, "NVIDIA Graphics Device", "nouveau"])
-def test_a_card_that_nobody_names_is_named_by_its_pci_id(machine, ids, model, name):
+def test_a_card_without_a_name_is_named_by_its_pci_id(machine, ids, model, name):
     """By the list of NVIDIA's names first, and by the machine's own list of PCI ids."""
     listed = {"pci.ids/10de:fff0": {"value": "GB902 [GeForce RTX 9090]"}, "pci.ids/10de:fff1": {"value": "GB902GL"}}
     files = {f"/sys/bus/pci/devices/{ONE}/{file}": {"text": text} for file, text in ids.items()}

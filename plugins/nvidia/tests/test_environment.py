@@ -1,4 +1,4 @@
-"""CUDA_VISIBLE_DEVICES both ways, and shares."""
+"""CUDA_VISIBLE_DEVICES, written and read, and shares."""
 
 import ast
 import os
@@ -76,6 +76,7 @@ def test_an_unset_mask_hides_nothing_and_the_containers_variable_is_no_mask():
 
 def test_numbers_are_nvmls_and_not_positions_in_our_list():
     """Minor numbers and gaps must not matter (microsoft/pai#1667)."""
+    # Reversed, so that a position taken for NVML's number names another GPU.
     moved = [replace(device, attributes={"nvml_index": 3 - n}) for n, device in enumerate(FOUR)]
     assert plugin.anyaccel_visible({"CUDA_VISIBLE_DEVICES": "0"}, moved) == [IDS[3]]
 
@@ -179,6 +180,7 @@ def test_a_mig_device_is_masked_by_its_full_id_alone(devices_of):
 def test_mig_devices_are_never_given_together(devices_of):
     devices = devices_of("a100-2gpu-mig-mixed")
     term = Term(names=("GPU",), units=20_000)
+    # Two MIG devices, and a MIG device beside a whole GPU.
     for pair in (devices[:2], devices[1:]):
         assert "1 MIG device per worker" in plugin.anyaccel_validate(term, pair)
         with pytest.raises(ValueError, match="one process sees one MIG device"):
@@ -218,14 +220,14 @@ def test_a_cap_that_a_framework_ignores_is_not_told_as_one(allocator):
 
 
 def test_a_share_beside_another_gpu_is_not_capped():
-    """A cap counts for every GPU that a program sees."""
+    """A cap limits a program on each of its GPUs."""
     edits = plugin.anyaccel_env(FOUR[:2], EnvContext(devices=FOUR, shares=share(FOUR[0], 2_500, 20 << 30)))
     assert set(edits.set) == {"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"}
     assert edits.limited_by == ()
 
 
 def test_jax_reads_the_cap():
-    """What the real jaxlib would give its client, on a machine without a GPU."""
+    """The real jaxlib reads its options without a GPU."""
     pytest.importorskip("jaxlib", reason="JAX is not installed")
     edits = plugin.anyaccel_env(FOUR[:1], EnvContext(devices=FOUR, shares=share(FOUR[0], 2_500, 20 << 30)))
     source = "from jaxlib import xla_client; print(xla_client.generate_pjrt_gpu_plugin_options())"
@@ -304,7 +306,7 @@ def test_an_exclusive_gpu_is_given_whole_only():
     assert plugin.anyaccel_validate(half, FOUR[:1]) is None
 
 
-def test_a_prohibited_gpu_admits_nobody(devices_of):
+def test_a_prohibited_gpu_admits_no_process(devices_of):
     device = devices_of("mixed-3gpu-modes")[1]
     assert not device.usable
     assert plugin.anyaccel_fractional(device) is Fractional.NO

@@ -89,6 +89,7 @@ def test_eight_gpus_behind_switches_and_bridges(live):
     for index in range(8):
         live.card(address(index), minor=index)
         answers |= gpu(index) | {f"gpu.{index}.link.{link}": "switch" for link in range(18 if index < 6 else 0)}
+    # GPUs 6 and 7 have two direct links to each other, and none to a switch.
     answers |= {"gpu.6.link.0": "00000000:08:00.0", "gpu.6.link.1": "off", "gpu.6.link.2": "00000000:08:00.0"}
     answers |= {"gpu.7.link.0": "00000000:07:00.0", "gpu.7.link.1": "00000000:07:00.0"}
     answers |= {f"ancestor.{one}.{other}": 50 for one in range(8) for other in range(one + 1, 8)}
@@ -138,6 +139,7 @@ def test_mig_devices_replace_their_gpu(live):
 
 def test_a_lost_gpu_hides_no_other(live):
     for index in range(3):
+        # NVML can not identify a lost GPU; the driver's files still can.
         information = f"GPU UUID: \t {uuid(index)}\nModel: \t NVIDIA H100 80GB HBM3\nDevice Minor: \t {index}\n"
         live.card(address(index), minor=index, information=information)
     answer = live.run(system(3) | gpu(0) | gpu(1, handle="!15") | gpu(2))
@@ -178,6 +180,7 @@ def test_a_gpu_without_permission_is_listed_with_the_way_out(live):
 )
 def test_a_driver_that_does_not_answer_is_an_error_and_not_a_machine_without_gpus(live, code, words):
     live.card(address(0), minor=0)
+    # 4 no permission, 18 library mismatch, 999 lost devices of a cgroup, 17 for any other.
     answer = live.run({"init": f"!{code}"})
     assert "detected" not in answer
     assert words in answer["error"]
@@ -190,7 +193,7 @@ def test_a_stub_library_is_an_error(live):
 
 
 def test_a_library_without_version_is_never_loaded(live):
-    """The CUDA toolkit ships stubs under that name (ollama/ollama#2120)."""
+    """The CUDA toolkit ships stubs as libnvidia-ml.so (ollama/ollama#2120)."""
     live.card(address(0), minor=0)
     detected = live.run({}, library="unversioned")["detected"]
     assert detected.devices[0].id == f"nvidia-{address(0)}"
@@ -199,6 +202,7 @@ def test_a_library_without_version_is_never_loaded(live):
 
 def test_an_old_driver_answers_by_old_functions(live):
     live.card(address(0), minor=0)
+    # Functions for MIG and row remapping do not exist in an old library.
     answer = live.run(system(1) | gpu(0, mig=None, rows=None), library="old")
     assert answer["detected"].devices[0].memory_bytes == 80 * GIB
     stats = answer["stats"][uuid(0)]
@@ -225,6 +229,7 @@ def test_a_gpu_without_a_name_is_named_by_its_pci_id(live):
 def test_failed_row_remapping_and_recovery_actions_make_a_gpu_unhealthy(live):
     for index in range(4):
         live.card(address(index), minor=index)
+    # Recovery actions 2 (reboot) and 3 (drain); the last GPU has a remapping that waits for a reset.
     answers = system(4) | gpu(0, rows="0 1 0 1") | gpu(1, recovery=2) | gpu(2, recovery=3) | gpu(3, rows="0 1 1 0")
     answer = live.run(answers)
     states = [device.health for device in answer["detected"].devices]
@@ -263,6 +268,7 @@ def test_nvml_is_initialized_once_in_each_process(live):
 def test_a_hanging_driver_holds_up_its_own_process_only(live):
     live.card(address(0), minor=0)
     process = live.start({"hang": 600})
+    # The library writes its log before it hangs, so the log proves that the process is inside.
     deadline = time.monotonic() + 100
     while not live.log.exists() and time.monotonic() < deadline:
         time.sleep(0.02)

@@ -1,4 +1,4 @@
-"""Daemons of MPS in both protocols: started, asked who their clients are, believed only where they answer."""
+"""MPS daemons in both protocols: start, status, stop; claims only after an answer."""
 
 import json
 import os
@@ -23,7 +23,8 @@ GIB = 1 << 30
 
 @pytest.fixture
 def place(monkeypatch, tmp_path):
-    """A short directory for a daemon's socket; what listens there is ended after the test."""
+    """A short directory for a daemon's socket; a daemon there is killed after the test."""
+    # Paths of Unix sockets hold 107 characters; pytest's directories are longer.
     directory = Path(tempfile.mkdtemp(prefix="mps-", dir="/tmp"))
     tool = tmp_path / "mps" / mps.TOOL
     tool.parent.mkdir()
@@ -124,7 +125,7 @@ def test_a_place_may_be_written_with_more_slashes(place, name):
 
 
 def test_what_another_daemon_has_left_does_not_keep_one_from_starting(place):
-    """Doctor sends people here: 'start one of your own'."""
+    """Doctor's remedy is to start a daemon of your own."""
     (place / "run/nvidia-mps").mkdir(parents=True)
     usual = place / "run/nvidia-mps/control"
     usual.touch()
@@ -151,9 +152,10 @@ def test_what_another_daemon_has_left_does_not_keep_one_from_starting(place):
 )
 def test_a_text_that_is_no_answer_is_not_believed(place, tmp_path, answer):
     (place / "control").touch()
+    # Old tools print usage and errors on standard output, with status 0.
     (tmp_path / "mps" / mps.TOOL).write_text(f"#!/bin/sh\nprintf '{answer}'\n")
     with pytest.raises(OSError, match="which is no list of processes"):
-        mps.look(str(place))
+        mps.query_daemon(str(place))
     done = command("status")
     assert done.returncode == CommandNotRunnableError.exit_code
     assert "Traceback" not in done.stderr
@@ -164,15 +166,16 @@ def test_a_daemon_of_another_user_serves_us_not(place):
     assert command("start").returncode == 0
     os.chown(place / "control", 4711, -1)
     with pytest.raises(OSError, match="belongs to user 4711"):
-        mps.look(str(place))
+        mps.query_daemon(str(place))
     os.chown(place / "control", 0, -1)
     assert command("stop").returncode == 0
+    # Another user's directory: its owner could replace the socket after the check.
     os.chown(place, 4711, -1)
     assert "belongs to another user" in command("start").stderr
 
 
 def detected(place, *, answer=None, processes=()):
-    """Show a recorded machine on which something listens for programs, and detect its GPU."""
+    """Detect the GPU of a recorded machine with a daemon's socket."""
     recording = deepcopy(load_recording(HERE.parent / "recordings" / "h100-1gpu"))
     recording["paths"][f"{place}/control"] = {}
     recording["environ"] = {"CUDA_MPS_PIPE_DIRECTORY": str(place)}
@@ -192,7 +195,7 @@ def half(device, **environ):
 @pytest.mark.parametrize(("protocol", "compute"), [(2, "CUDA MPS"), (3, "")])
 def test_a_daemon_that_answers_is_believed(place, protocol, compute):
     assert command("start", "--protocol", str(protocol)).returncode == 0
-    answer = mps.look(str(place))
+    answer = mps.query_daemon(str(place))
     _, (device,) = detected(place, answer=answer)
     edits = half(device)
     assert edits.set["CUDA_MPS_PIPE_DIRECTORY"] == str(place)
@@ -202,7 +205,7 @@ def test_a_daemon_that_answers_is_believed(place, protocol, compute):
 def test_one_that_does_not_answer_is_not_believed(place):
     (place / "control").touch()
     with pytest.raises(OSError, match="Cannot find MPS"):
-        mps.look(str(place))
+        mps.query_daemon(str(place))
     recording, (device,) = detected(place)
     assert "mps_protocol" not in device.attributes
     edits = half(device)

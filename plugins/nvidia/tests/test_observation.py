@@ -1,4 +1,4 @@
-"""Stats, containers, diagnosis and what XIDs mean."""
+"""Stats, containers, diagnosis, and the meaning of XIDs."""
 
 import re
 
@@ -37,6 +37,7 @@ def test_process_lists_may_be_unknown_empty_or_without_memory(recorded):
         for name in ("wsl2-1gpu", "h100-1gpu", "h200-1gpu", "h100-1gpu-mig")
     }
     assert processes["wsl2-1gpu"] is None
+    # An empty list is an answer, None is none: WSL's driver does not list processes.
     assert processes["h100-1gpu"] == ()
     assert [(p.pid, p.memory_bytes) for p in processes["h200-1gpu"]] == [(4242, None)]
     assert [(p.pid, p.memory_bytes) for p in processes["h100-1gpu-mig"]] == [(4242, 11066 * MIB)]
@@ -116,6 +117,7 @@ LOG = """\
 def test_the_kernel_logs_xids_that_are_a_gpus_fault_are_failures(machine):
     """Each once, by address: application errors and contained memory errors are none."""
     system = {"nvml/system": {"value": {"driver": "550.54", "cuda": None, "count": 0}}}
+    # Of these, 13, 31, 43, 45, 68 and 94 are errors of the application, or contained.
     codes = (13, 31, 43, 45, 48, 68, 94, 95, 109)
     log = LOG + "".join(f"[ 15.0] NVRM: Xid (PCI:0000:af:00): {code}, pid=79\n" for code in codes)
     command = {"argv": ["dmesg"], "returncode": 0, "stdout": log}

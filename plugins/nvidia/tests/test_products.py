@@ -1,8 +1,8 @@
-"""Products: simulated devices behave like detected ones."""
+"""Products: simulated devices behave like detected devices."""
 
 import pytest
 from anyaccel.plugin import Fractional
-from anyaccel.vendors.simulate import find, matching, simulate
+from anyaccel.vendors.simulate import find_cards, match_products, simulate
 from anyaccel_nvidia import plugin
 
 PRODUCTS = plugin.anyaccel_products()
@@ -23,7 +23,7 @@ def test_a_simulated_product_goes_by_its_name_and_its_aliases(product):
 
 @pytest.mark.parametrize("name", sorted(RAY_CONSTANTS))
 def test_every_name_that_ray_knows_can_be_simulated(name):
-    product = matching(name, PRODUCTS)[0]
+    product = match_products(name, PRODUCTS)[0]
     (device,) = simulate("nvidia", [(product, 1)]).devices
     assert name in plugin.anyaccel_tags(device)
 
@@ -37,7 +37,8 @@ def test_names_and_aliases_mean_one_product_each():
 
 
 def test_a_simulated_card_can_be_divided_into_mig_devices():
-    cards = find("A100-40G/A100-MIG-2g.10gb", 2, PRODUCTS)
+    # Three instances of 2g fit a card: seven slices of compute, one of them unused.
+    cards = find_cards("A100-40G/A100-MIG-2g.10gb", 2, PRODUCTS)
     assert cards is not None
     devices = simulate("nvidia", [cards]).devices
     assert len(devices) == 6

@@ -10,6 +10,7 @@ import pytest
 ASK = """
 import json, os, time
 
+from anyaccel_nvidia import plugin
 from anyaccel.model.wire import encode
 from anyaccel.probe.context import ProbeContext
 from anyaccel.probe.host import HostFacts
@@ -39,6 +40,7 @@ def test_a_real_machine_is_described_as_nvidia_smi_describes_it():
         assert answer["stats"][device["id"]]["memory_used_bytes"] <= device["memory_bytes"]
     query = ["nvidia-smi", "--query-gpu=uuid,name,memory.total,driver_version", "--format=csv,noheader,nounits"]
     rows = subprocess.run(query, capture_output=True, text=True, check=True, timeout=60).stdout.splitlines()
+    # A GPU with MIG on is in nvidia-smi's list, and not in ours.
     for uuid, name, mebibytes, driver in (row.split(", ") for row in rows):
         found = [device for device in usable if device["id"] == uuid]
         assert answer["detected"]["driver_version"] == driver

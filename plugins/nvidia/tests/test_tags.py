@@ -1,4 +1,4 @@
-"""Accelerator-type tags: Ray's first, and no two products confused."""
+"""Accelerator types: Ray's first, and no type shared by two products."""
 
 import re
 
@@ -100,7 +100,8 @@ def test_a_type_does_not_change_with_the_way_in_which_a_driver_writes_the_name(o
 
 @pytest.mark.parametrize("prefix", ["", "NVIDIA "])
 def test_a_card_never_goes_by_the_name_of_a_smaller_one(prefix):
-    """Ray takes an old driver's GTX 1080 Ti for a GTX-1080."""
+    """Ray gives an old driver's GTX 1080 Ti the type GTX-1080."""
+    # Tags of a pair must be disjoint, or a request for the smaller card could get the larger one's name.
     for smaller, larger in (("GTX 1080", "GTX 1080 Ti"), ("RTX 2080", "RTX 2080 SUPER"), ("RTX 4090 D", "RTX 4090")):
         tags = [
             set(plugin.anyaccel_tags(Device(id="GPU-1", index=0, model=f"{prefix}GeForce {name}")))
@@ -130,6 +131,7 @@ def test_a_mig_device_never_goes_by_the_name_of_its_whole_gpu(profile):
     device = Device(id="MIG-1", index=0, model=f"NVIDIA A100-SXM4-40GB MIG {profile}", memory_bytes=5 << 30)
     tags = plugin.anyaccel_tags(device)
     assert tags[0] == f"A100-MIG-{profile.replace('+', '.')}"
+    # A request for an A100 must not be served by a slice.
     assert not {"A100", "A100-SXM4-40GB", "A100-40G"} & set(tags)
 
 

@@ -1,4 +1,4 @@
-"""What is found on recorded machines, and how it is."""
+"""Devices and health on recorded machines."""
 
 from __future__ import annotations
 

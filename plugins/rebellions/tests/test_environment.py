@@ -44,7 +44,7 @@ def test_the_first_variable_that_says_something_wins(environ: dict[str, str], se
 
 @pytest.mark.parametrize("value", ["8", "0,99999", "0,0", "0, 1", " 0", "0-1", "-1", "0,", "all", "rbln0"])
 @pytest.mark.parametrize("variable", [FIRST, SECOND])
-def test_what_nobody_says_what_it_means_is_refused(variable: str, value: str) -> None:
+def test_a_value_without_a_published_meaning_is_refused(variable: str, value: str) -> None:
     with pytest.raises(ValueError, match=f"{variable} must be numbers of chips that are here"):
         plugin.anyaccel_visible({variable: value}, DEVICES)
 

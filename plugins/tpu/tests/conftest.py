@@ -23,7 +23,7 @@ RECORDINGS = Path(__file__).parent.parent / "recordings"
 
 
 class TreeFacts(HostFacts):
-    """A directory tree as the machine, of which, unlike of any other root, questions may be asked."""
+    """A directory tree as the machine; queries run on this host."""
 
     def query(self, name: str, fn: Callable[[], Json]) -> Json:
         return ask(fn)
@@ -34,6 +34,7 @@ class Tree:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        # The metadata server is asked on Google's machines alone.
         self.text("/sys/class/dmi/id/product_name", "Google Compute Engine\n")
 
     def text(self, path: str, text: str) -> None:
@@ -73,6 +74,7 @@ class Tree:
         for path in paths:
             where = self.root / path.lstrip("/")
             where.parent.mkdir(parents=True, exist_ok=True)
+            # Making a device node of our own would need root.
             where.symlink_to("/dev/null")
 
     def context(self, environ: Mapping[str, str] | None = None) -> ProbeContext:
@@ -106,7 +108,7 @@ def detected(recorded: Callable[..., ProbeContext]) -> Callable[[str], tuple[Dev
 
 
 def simulate(product: Product, count: int) -> tuple[Device, ...]:
-    """Devices as the core simulates them from a product: all linked alike, no node of their own."""
+    """Simulated devices of a product: linked alike, without nodes."""
     ids = [product.id_template.format(pci=f"0000:{index:02x}:00.0", index=index, uuid=index) for index in range(count)]
     device = Device(id="", index=0, model=product.model, memory_bytes=product.memory_bytes)
     return tuple(
@@ -129,7 +131,7 @@ def chips() -> Callable[..., tuple[Device, ...]]:
 
 
 class MetadataServer:
-    """A real HTTP server that answers as Google's metadata server does, or misbehaves."""
+    """A real HTTP server with the answers of Google's metadata server, or with faults."""
 
     def __init__(self) -> None:
         self.answers: dict[str, str] = {}
@@ -173,7 +175,7 @@ class MetadataServer:
 
 @pytest.fixture
 def metadata_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[MetadataServer]:
-    """One that answers, and is waited for."""
+    """A server that answers."""
     monkeypatch.setattr(metadata, "SECONDS", PATIENCE)
     served = MetadataServer()
     with closing(served.server.socket):

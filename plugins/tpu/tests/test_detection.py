@@ -51,6 +51,7 @@ def test_a_tpus_device_id_of_another_vendor_is_no_tpu(tree):
 def test_tpu7x_is_one_chip_per_slot_whatever_its_second_function_reads(tree, second):
     for slot in range(4):
         tree.pci(f"0000:00:0{slot + 4}.0", "0x0076", group=str(10 + 2 * slot))
+        # The second function may have an id of its own.
         tree.pci(f"0000:00:0{slot + 4}.1", second, group=str(11 + 2 * slot))
         tree.node(f"/dev/vfio/{10 + 2 * slot}", f"/dev/vfio/{11 + 2 * slot}")
     tree.node("/dev/vfio/vfio")
@@ -92,6 +93,7 @@ def test_both_families_of_nodes_are_looked_at(tree):
 
 def test_a_directory_under_the_name_of_a_node_is_no_node(tree):
     tree.pci("0000:00:04.0", "0x005e")
+    # A directory of another driver, by the name of a node.
     tree.text("/dev/accel0/accel0", "")
     (chip,) = tree.detect().devices
     assert (chip.nodes, chip.health) == ((), Health.UNHEALTHY)
@@ -131,7 +133,9 @@ def test_a_pci_device_id_that_is_no_number_fails_and_says_so(tree):
 def test_hidden_pci_groups_count_by_vendor_and_device(tree):
     tree.group("0", "0000:00:04.0", "0x006f")
     tree.group("1", "0000:00:05.0", "0x0042")
+    # A network card whose device id is that of a TPU.
     tree.group("96", "0000:01:00.0", "0x006f", vendor="0x15b3")
+    # Group 7 is empty, and /dev/vfio/devices is no group.
     tree.node("/dev/vfio/0", "/dev/vfio/1", "/dev/vfio/7", "/dev/vfio/96", "/dev/vfio/vfio", "/dev/vfio/devices")
     (chip,) = tree.detect().devices
     assert (chip.id, chip.nodes) == ("tpu-0000:00:04.0", ("/dev/vfio/0",))
@@ -154,6 +158,7 @@ def test_accel_nodes_alone_are_no_tpu(tree):
 
 
 def test_accel_nodes_count_where_google_names_the_generation(tree):
+    # Ten comes after two, and a name without a number is no chip.
     tree.node("/dev/accel0", "/dev/accel1", "/dev/accel2", "/dev/accel10", "/dev/accel_x")
     found = tree.detect({"TPU_ACCELERATOR_TYPE": "v4-8", "TPU_SKIP_MDS_QUERY": "1"})
     assert [device.nodes[0] for device in found.devices] == [f"/dev/accel{n}" for n in (0, 1, 2, 10)]
@@ -169,6 +174,7 @@ def test_a_type_without_any_chip_is_reported_and_is_no_inventory(tree):
 
 def test_a_type_on_a_machine_whose_pci_shows_no_tpu_is_ignored(tree):
     tree.pci("0000:00:04.0", "0x1234", vendor="0x8086")
+    # Images for TPUs set these variables, also on machines without one.
     assert tree.detect({"TPU_ACCELERATOR_TYPE": "v6e-4", "TPU_LIBRARY_PATH": "/x", "PJRT_DEVICE": "TPU"}) is None
 
 
@@ -177,6 +183,7 @@ def test_pci_is_believed_against_the_accelerator_type(tree):
     tree.node("/dev/accel0")
     found = tree.detect({"TPU_ACCELERATOR_TYPE": "v5litepod-1", "TPU_SKIP_MDS_QUERY": "1"})
     assert found.devices[0].model == "TPU v6e"
+    # A variable of another machine, copied with a job's environment.
     assert "PCI was believed" in found.notes[0]
 
 
@@ -216,6 +223,7 @@ def test_hosts_of_v6e_8_follow_the_chips_of_this_host(tree):
 def test_links_prefer_pairs_then_quads_then_the_rest(detected):
     devices = detected("v5litepod-8")
     strengths = [devices[0].links[other.id] for other in devices[1:]]
+    # The neighbor of a pair, the rest of the quad, the other quad.
     assert strengths == [3, 2, 2, 1, 1, 1, 1]
     for one in devices:
         for other in devices:

@@ -1,4 +1,4 @@
-"""Masks and bounds: what each legal set of chips gets, and reading it back."""
+"""Masks and bounds: written for each legal set of chips, and read back."""
 
 from dataclasses import replace
 from itertools import combinations
@@ -57,6 +57,7 @@ def _validate(devices):
         (("TPU-V6E", 8), [7], "7", "1,1,1"),
         (("TPU-V6E", 8), [0, 1, 2, 3], "0,1,2,3", "1,4,1"),
         (("TPU-V6E", 8), [4, 5, 6, 7], "4,5,6,7", "1,4,1"),
+        # tpu7x: numbers count chips, although JAX shows two devices per chip.
         (("TPU-V7X", 4), [2, 3], "2,3", "1,2,1"),
     ],
 )
@@ -140,6 +141,7 @@ def test_all_chips_keep_what_gke_says_about_the_slice(chips):
 
 def test_four_chip_bounds_restrict_a_host_of_eight(chips):
     devices = chips("TPU-V5LITEPOD", 8)
+    # The bounds of a half, left over from an earlier worker in the same process.
     environ = {"TPU_CHIPS_PER_HOST_BOUNDS": "2,2,1"}
     edits = plugin.anyaccel_env(devices, EnvContext(devices=devices, environ=environ))
     assert _apply(environ, edits) == {}
@@ -147,6 +149,7 @@ def test_four_chip_bounds_restrict_a_host_of_eight(chips):
 
 def test_a_part_of_one_host_of_a_slice_leaves_the_slice(detected):
     devices = detected("v6e-16-gke-worker-0")
+    # Variables of a multislice job, which a part of a host cannot be in.
     environ = {**GKE, "MEGASCALE_COORDINATOR_ADDRESS": "job-0-0.svc", "HOST_BOUNDS": "2,2,1"}
     edits = plugin.anyaccel_env(devices[:2], EnvContext(devices=devices, environ=environ))
     after = _apply(environ, edits)
@@ -163,6 +166,7 @@ def test_disjoint_parts_share_no_port(chips):
     for device in devices:
         edits = plugin.anyaccel_env([device], EnvContext(devices=devices))
         ports |= {edits.set["TPU_PROCESS_PORT"], edits.set["TPU_RUNTIME_METRICS_PORTS"]}
+    # Two ports per chip; 8081 and 8482 belong to JAX.
     assert len(ports) == 16
     assert not ports & {"8081", "8482"}
 
@@ -185,6 +189,7 @@ def test_a_generation_without_published_bounds_goes_as_a_whole_host(tree, tag):
 
 
 def test_fractions_are_refused_with_the_reason(chips):
+    # A chip has no partitions, so half a chip is refused.
     reason = plugin.anyaccel_validate(Term(names=("TPU",), units=5000), chips("TPU-V4", 4)[:1])
     assert "a chip is opened by one process at a time" in reason
     assert "1, 2, 4 or 8" in reason
@@ -200,6 +205,7 @@ def test_fractions_are_refused_with_the_reason(chips):
         ({"TPU_VISIBLE_CHIPS": "2"}, [2]),
         ({"TPU_VISIBLE_DEVICES": "2"}, [2]),
         ({"TPU_VISIBLE_CHIPS": "1", "TPU_VISIBLE_DEVICES": "2"}, [1]),
+        # An empty newer name does not hide: the older name counts.
         ({"TPU_VISIBLE_CHIPS": "", "TPU_VISIBLE_DEVICES": "2"}, [2]),
         ({"TPU_VISIBLE_CHIPS": " 0 , 1 "}, [0, 1]),
         ({"TPU_VISIBLE_CHIPS": "3,2"}, [2, 3]),
@@ -264,7 +270,7 @@ def test_reading_back_works_on_top_of_any_environment(chips, host, bits, environ
 
 
 def _scheduler(devices):
-    """The core's own scheduler over these chips, with this plug-in's rules."""
+    """The core's scheduler over these chips, with this plug-in's rules."""
     named = tuple(
         replace(
             device,
@@ -284,6 +290,7 @@ def _scheduler(devices):
     [
         ("v3-8", ["TPU:1", "TPU:2", "TPU:1"], [[0], [2, 3], [1]]),
         ("v3-8", ["TPU:2", "TPU:2"], [[0, 1], [2, 3]]),
+        # Chip 2 is gone, so 2,3 is no pair any more.
         ("v4-8-node-gone", ["TPU:2", "TPU:1"], [[0, 1], [3]]),
         ("v5litepod-8", ["TPU:1", "TPU:4", "TPU:1"], [[0], [4, 5, 6, 7], [1]]),
         ("v5litepod-8", ["TPU:8"], [[0, 1, 2, 3, 4, 5, 6, 7]]),

@@ -1,4 +1,4 @@
-"""Who holds a chip, and what is wrong here."""
+"""Holders of chips, and findings."""
 
 import os
 import subprocess
@@ -25,7 +25,7 @@ def _findings(tree, environ=None):
 
 @pytest.fixture
 def holder():
-    """A real process that has a device node open."""
+    """A real process with a device node open."""
     code = "import sys; held = open('/dev/full', 'wb'); print('open', flush=True); sys.stdin.read()"
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -41,7 +41,7 @@ def test_stats_name_the_holder_of_a_recorded_machine(recorded, detected):
     assert (stats.memory_used_bytes, stats.utilization, stats.temperature_celsius, stats.power_watts) == (None,) * 4
 
 
-def test_stats_do_not_claim_that_nobody_holds_a_chip_when_nobody_could_look(recorded, detected):
+def test_a_chip_has_no_holder_only_after_a_complete_scan(recorded, detected):
     devices = detected("v3-8")
     stats = plugin.anyaccel_stats(devices, recorded("v3-8"))
     assert [stats[device.id].processes for device in devices] == [None] * 4

@@ -1,4 +1,4 @@
-"""The command line: parsing and printing only, on top of the public interface."""
+"""The command line: it parses arguments and prints results, on top of the public interface."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
     from anyaccel.cli.cancel import cancel_by_id as cancel_by_id
     from anyaccel.cli.devices_table import DeviceRow as DeviceRow
-    from anyaccel.cli.devices_table import laid_out as laid_out
+    from anyaccel.cli.devices_table import lay_out as lay_out
     from anyaccel.cli.devices_table import megahertz as megahertz
+    from anyaccel.cli.devices_table import memory_use as memory_use
     from anyaccel.cli.devices_table import since as since
-    from anyaccel.cli.devices_table import used_of as used_of
     from anyaccel.cli.options import add_command as add_command
     from anyaccel.cli.options import add_launch as add_launch
     from anyaccel.cli.options import add_request as add_request
@@ -37,12 +37,15 @@ if TYPE_CHECKING:
     from anyaccel.cli.run import become_command as become_command
     from anyaccel.cli.status import INTERVAL as INTERVAL
     from anyaccel.cli.status import add_looks as add_looks
+    from anyaccel.cli.table import Column as Column
+    from anyaccel.cli.table import print_table as print_table
+    from anyaccel.cli.table import table_lines as table_lines
 else:
     __all__, __getattr__, __dir__ = face(
         __name__,
         {
             "anyaccel.cli.cancel": ("cancel_by_id",),
-            "anyaccel.cli.devices_table": ("DeviceRow", "laid_out", "megahertz", "since", "used_of"),
+            "anyaccel.cli.devices_table": ("DeviceRow", "lay_out", "megahertz", "memory_use", "since"),
             "anyaccel.cli.options": (
                 "add_command",
                 "add_launch",
@@ -60,22 +63,22 @@ else:
             "anyaccel.cli.quantities": ("add_grace", "duration", "whole"),
             "anyaccel.cli.run": ("acquire_devices", "become_command"),
             "anyaccel.cli.status": ("INTERVAL", "add_looks"),
+            "anyaccel.cli.table": ("Column", "print_table", "table_lines"),
         },
     )
     __all__ += ["main", "output", "program", "sample"]
 
-VERSION = (["--version"], ["-V"])
-"""Arguments that ask for the version, and stand alone."""
 ALLOCATIONS = 50_000
-"""Objects after which the garbage collector looks for garbage. What a command imports is none, and to look after each
-700, as is usual, takes a tenth of the processor time of ``anyaccel`` on a machine of eight devices."""
+"""Allocations between two runs of the garbage collector. Imported modules are never garbage; a run after each 700, the
+default of Python, takes a tenth of the processor time of ``anyaccel`` on a machine of eight devices.
+"""
 
 
 def program() -> NoReturn:
-    """Run the command that this process was started for, and end the process.
+    """Run the command line of this process, and end the process.
 
-    Nothing is taken apart before the end where nobody has asked for that, neither a thread that runs nor a function
-    that is to be called at exit: it takes as long as a fifth of an interpreter's start.
+    The interpreter is not finalized unless threads, exit handlers, a tracer or a profiler depend on that: finalizing
+    takes a fifth of the time of an interpreter's start.
     """
     import gc
 
@@ -89,17 +92,17 @@ def program() -> NoReturn:
     client = sys.modules.get("anyaccel.forkserver.client")
     if client:
         client.close_all(client.ForkServer, seconds=0.0)
-    ours = int(client is not None)  # its one function that is to be called at exit
+    ours = int(client is not None)  # its exit handler, which was called just now
     threading = sys.modules.get("threading")
     alone = threading is None or threading.active_count() == 1
     watched = sys.gettrace() or sys.getprofile() or sys.flags.inspect
-    if alone and not watched and atexit._ncallbacks() == ours and _flush():  # noqa: SLF001 - there is no other way to know
+    if alone and not watched and atexit._ncallbacks() == ours and _flush():  # noqa: SLF001 - atexit has no public count
         os._exit(status)
     sys.exit(status)
 
 
 def _flush() -> bool:
-    """Whether all that was printed has been written; what is left is tried again, and told, at a usual exit."""
+    """Flush the standard streams. Returns False on failure: the usual exit then reports the error."""
     try:
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
@@ -113,17 +116,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Args:
-        argv: Arguments after the program's name; those of this process when None.
+        argv: Arguments after the program's name; None for those of this process.
 
     Returns:
-        The exit status: 0 when all is well, 2 when the request or an argument is wrong, 3 when the request can never
-        fit on this machine, 4 when it is not free now, 126 and 127 as in the shell; ``run`` returns the command's own.
+        The exit status: see :data:`anyaccel.cli.parser.EXIT_STATUSES`.
     """
     arguments = sys.argv[1:] if argv is None else list(argv)
-    if arguments in VERSION and sys.stdout is not None:
+    if arguments in (["--version"], ["-V"]) and sys.stdout is not None:
         from anyaccel._version import __version__
 
-        # Without the imports of all other commands, and unbuffered: what fails here is tried, and told, below.
+        # Before any import, and unbuffered. If this fails, the usual path below prints it or reports the error.
         try:
             os.write(sys.stdout.fileno(), f"anyaccel {__version__}\n".encode())
         except OSError:

@@ -1,8 +1,8 @@
-"""Answer a shell that completes a command line of ours.
+"""Completion of a command line.
 
-The shell's function, which ``anyaccel completion`` prints, starts this program with ``_ARGCOMPLETE`` set, the line in
-``COMP_LINE``, and reads from descriptor 8. Only the command that the line names is imported. Types and devices are
-those that a detection finds within a second.
+The shell's function, which ``anyaccel completion`` prints, starts this program with ``_ARGCOMPLETE`` set and the line
+in ``COMP_LINE``, and reads from descriptor 8. Only the command on the line is imported. Types and devices are those
+that a detection of one second finds.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import NoReturn
 from anyaccel.cli.parser import add_common, commands, module_of
 
 VARIABLE = "_ARGCOMPLETE"
-"""Set by the shell's function, and by nothing else."""
+"""Variable that only the shell's function sets."""
 
 _SECONDS = 1.0
 _WORD = re.compile(r"[\w.+/:-]+")
-"""Names that a shell takes as one word; what a plug-in calls a device otherwise is not offered."""
+"""Names that a shell takes as one word; other names of devices are not offered."""
 
 
 def complete() -> NoReturn:
-    """Print what may stand at the cursor, and end the process."""
+    """Print the completions at the cursor, and end the process."""
     import argcomplete
 
     line = os.environ.get("COMP_LINE", "")
@@ -33,13 +33,14 @@ def complete() -> NoReturn:
     add_common(parser)
     _offer(parser, {})
     subparsers = parser.add_subparsers()
+    # To import each command would take longer than the shell waits for.
     words = set(line.split())
     for name, summary in commands().items():
         command = subparsers.add_parser(name, help=summary, allow_abbrev=False)
         if name in words:
             _declare(name, command)
     argcomplete.autocomplete(parser, always_complete_options="long")
-    raise SystemExit(1)  # not reached: it ends the process where the variable is set
+    raise SystemExit(1)  # not reached: argcomplete ends the process
 
 
 def _declare(name: str, parser: argparse.ArgumentParser) -> None:
@@ -50,11 +51,11 @@ def _declare(name: str, parser: argparse.ArgumentParser) -> None:
 
 
 def _offer(parser: argparse.ArgumentParser, own: Mapping[str, Callable[..., list[str]]]) -> None:
-    """Declare what the arguments may be.
+    """Attach completers to arguments.
 
     Args:
         parser: The parser of a command.
-        own: Completers that the command's module brings, by the name of the argument.
+        own: Completers of the command's module, by the name of the argument.
     """
     completers = {**_COMPLETERS, **own}
     for action in parser._actions:  # noqa: SLF001 - argparse has no other way to name them
@@ -63,7 +64,7 @@ def _offer(parser: argparse.ArgumentParser, own: Mapping[str, Callable[..., list
 
 
 def _requests(prefix: str, parsed_args: argparse.Namespace, **_: object) -> list[str]:
-    """What a request may begin with: resources, vendors, types and the devices themselves, and filters after those."""
+    """Return beginnings of a request: resources, vendors, types and devices; after a comma filters."""
     import anyaccel
     from anyaccel.scheduler.filters import FILTERS
     from anyaccel.scheduler.grammar import forms
@@ -71,8 +72,10 @@ def _requests(prefix: str, parsed_args: argparse.Namespace, **_: object) -> list
     head, comma, _last = prefix.rpartition(",")
     if comma:
         parts = (form.partition("=") for form in forms())
+        # Values in capitals stand for something, such as SIZE; the others are typed as they are.
         return [f"{head},{key}{equals}{value if value.islower() else ''}" for key, equals, value in parts]
     try:
+        # A driver that hangs must not make the shell hang.
         inventory = anyaccel.detect(getattr(parsed_args, "machine", None), timeout=_SECONDS)
     except anyaccel.AnyaccelError:
         return []
@@ -85,7 +88,7 @@ def _requests(prefix: str, parsed_args: argparse.Namespace, **_: object) -> list
 
 
 def _machines(prefix: str, **_: object) -> list[str]:
-    """Simulations of known products, or directories of recordings."""
+    """Return simulations of known products, or directories of recordings."""
     from argcomplete.completers import DirectoriesCompleter
 
     if not prefix.startswith("sim:"):
@@ -110,7 +113,7 @@ def _leases(**_: object) -> list[str]:
 
 
 def _own(**_: object) -> list[str]:
-    """Return jobs, tickets and leases of this user."""
+    """Return the jobs, tickets and leases of this user."""
     from anyaccel.cli.cancel import list_own
     from anyaccel.errors import AnyaccelError
     from anyaccel.ledger import Ledger
@@ -140,4 +143,4 @@ _COMPLETERS = {
     "command": _commands,
     "engine": _engines,
 }
-"""What arguments may be, by the names that commands give them."""
+"""Completers by the name of the argument."""

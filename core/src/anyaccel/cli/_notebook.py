@@ -1,4 +1,4 @@
-"""``%load_ext anyaccel`` for IPython and Jupyter: devices for the kernel by the line magic ``%accel``."""
+"""``%load_ext anyaccel`` for IPython and Jupyter: the line magic ``%accel`` holds devices for the kernel."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from functools import partial
 from anyaccel.cli import output
 from anyaccel.cli import sample as samples
 from anyaccel.cli.arguments import Parser
-from anyaccel.cli.devices_table import Column, chosen, laid_out, plain_table
+from anyaccel.cli.devices_table import DeviceColumn, choose_columns, lay_out, plain_table
 from anyaccel.cli.options import add_wait
 from anyaccel.errors import AnyaccelError, UsageError
 from anyaccel.inventory.detect import detect
-from anyaccel.launcher.use import in_use, use
+from anyaccel.launcher.use import get_process_lease, use
 from anyaccel.model.html import html_table
 from anyaccel.text import printable
 
@@ -21,34 +21,34 @@ if TYPE_CHECKING:
     from typing import Any
 
     from anyaccel.cli.sample import Sample
-    from anyaccel.launcher.use import Use
+    from anyaccel.launcher.use import ProcessLease
 
 ALONE = ("release", "status")
-"""Words that are no requests, and stand without one and without options."""
+"""Words that stand alone on the line, without options."""
 EXAMPLES = (
     ("%accel", "the devices of this machine, and who holds them"),
     ("%accel GPU:1", "hold a device for this kernel, and show it to frameworks that are imported later"),
     ("%accel GPU:2 --wait 10m --note 'fine-tuning'", "wait at most ten minutes; the note is for other users"),
     ("%accel release", "give back what this kernel holds"),
 )
-_COLUMNS = "device,type,memory,load,state,user,share,program,since,note,id"
+_COLUMNS = "device,type,memory,load,state,user,share,program,since,until,note,id"
 
 
 def accel(line: str) -> Any:
     """Hold devices for this kernel.
 
-    %accel GPU:1              hold a device; --wait 1m waits at most a minute, --note TEXT says what for
-    %accel                    show the devices of the machine, and who holds them
-    %accel release            give back what the kernel holds
-    %accel --help             all options
+        %accel GPU:1              hold a device; --wait 1m waits at most a minute, --note TEXT says what for
+        %accel                    show the devices of the machine, and their holders
+        %accel release            release the devices of the kernel
+        %accel --help             all options
 
     Raises:
-        AnyaccelError: When that fails, so that the cell fails and those after it do not run without devices.
+        AnyaccelError: When that fails, so that the cell fails and later cells do not run without devices.
     """
     try:
         return _perform(line)
     except (AnyaccelError, KeyboardInterrupt) as error:
-        # IPython shows what this returns instead of a traceback through modules of ours.
+        # IPython prints these lines instead of a traceback through modules of this package.
         vars(error)["_render_traceback_"] = partial(
             _write_error, str(error) or "interrupted", getattr(error, "hint", "")
         )
@@ -56,7 +56,7 @@ def accel(line: str) -> Any:
 
 
 def _write_error(message: str, hint: str) -> list[str]:
-    """Write an error as the command line does."""
+    """Return the lines of an error, as the command line prints it."""
     return [printable(f"anyaccel: {each}") for each in (message, *hint.splitlines())]
 
 
@@ -75,7 +75,7 @@ def _perform(line: str) -> Any:
         raise UsageError(f"{alone!r} stands alone (got {line!r})", hint="see '%accel --help'")
     if words and not args.request:
         raise UsageError(f"options stand beside a request (got {line!r})", hint="see '%accel --help'")
-    held = in_use()  # also what a cell has taken by anyaccel.use()
+    held = get_process_lease()  # including devices that a cell has taken by anyaccel.use()
     if alone == "release":
         if held is not None:
             held.release()
@@ -88,7 +88,7 @@ def _perform(line: str) -> Any:
         "note": args.note or "notebook",
         "avoid_busy": args.avoid_busy,
     }
-    return use(args.request, **options)  # nothing changes when the cell is run again
+    return use(args.request, **options)  # running the cell again changes nothing
 
 
 def _parser() -> Parser:
@@ -97,34 +97,35 @@ def _parser() -> Parser:
         description="Hold devices for this kernel; without a request, show the devices of the machine and who holds"
         " them.",
         allow_abbrev=False,
-        add_help=False,  # it would end the kernel's cell by an exception
+        add_help=False,  # argparse would raise SystemExit in the kernel
     )
     parser.examples = EXAMPLES
     parser.add_argument(
-        "request", nargs="*", metavar="REQUEST", help="what to hold, such as GPU:1; 'release' gives it back"
+        "request", nargs="*", metavar="REQUEST", help="the devices to hold, such as GPU:1; 'release' releases them"
     )
     add_wait(parser)
     parser.add_argument("-h", "--help", action="store_true", help="show this")
     return parser
 
 
-def _show_machine(held: Use | None) -> _DeviceTable:
-    """Look at the machine, of which the kernel sees a part while it holds devices."""
+def _show_machine(held: ProcessLease | None) -> _DeviceTable:
+    """Return the table of the whole machine, also while the kernel sees only the devices that it holds."""
     if held is None:
-        sample = samples.look(detect())
+        sample = samples.take_sample(detect())
     else:
-        sample = samples.look(held.launch.inventory, environ=held.outer_environ())
+        # The kernel's own variables hide the other devices from it, but not from its user.
+        sample = samples.take_sample(held.launch.inventory, environ=held.outer_environ())
     for note in samples.all_notes(sample):
         output.say(note)
     return _DeviceTable(sample, "" if held is None else ", ".join(device.name for device in held.devices))
 
 
 class _DeviceTable:
-    """The devices of a machine at one moment and who holds them, as a table.
+    """A table of the devices of a machine and their holders.
 
     Args:
         sample: The machine.
-        held: Names of the devices that the kernel holds.
+        held: Names of the devices of the kernel.
     """
 
     def __init__(self, sample: Sample, held: str) -> None:
@@ -135,14 +136,15 @@ class _DeviceTable:
         if held:
             self._caption += f"; this kernel holds {held}"
 
-    def _columns(self) -> tuple[Column, ...]:
+    def _columns(self) -> tuple[DeviceColumn, ...]:
+        # Columns about holders are empty on a machine that is free.
         held = any(samples.holders(device, self._sample) for device in self._sample.inventory.devices)
-        return tuple(column for column in chosen(_COLUMNS) if held or column.cell)
+        return tuple(column for column in choose_columns(_COLUMNS) if held or column.cell)
 
     def __repr__(self) -> str:
         if not self._sample.inventory.devices:
-            return "No accelerators were found: 'anyaccel doctor' says why"
-        heading, rows, _ = laid_out(self._sample, None, self._columns())
+            return "No accelerators were found: see 'anyaccel doctor'"
+        heading, rows, _ = lay_out(self._sample, None, self._columns())
         lines = [heading, *(line for lines in rows for line in lines)]
         return "\n".join([*("".join(text for text, _ in line).rstrip() for line in lines), self._caption])
 
@@ -153,5 +155,5 @@ class _DeviceTable:
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """Give a shell of IPython the magic ``%accel``."""
+    """Register the magic ``%accel`` with IPython."""
     shell.register_magic_function(accel, magic_kind="line")

@@ -1,7 +1,7 @@
-"""End jobs, waits and leases of one's own: anyaccel cancel 3, a ticket of 'anyaccel queue', a lease, or --all.
+"""End jobs, waiting requests and leases of yours: anyaccel cancel 3, a ticket of 'anyaccel queue', a lease, or --all.
 
-A job's processes, and those of a lease, are asked to end and killed after the time of --grace. Whoever waits with a
-ticket leaves the line: its call for devices fails, its process is not ended.
+The processes of a job or a lease get SIGTERM, and are killed after the time of --grace. A request that is cancelled
+fails in its process, which goes on.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from anyaccel.cli.quantities import add_grace
 from anyaccel.errors import AnyaccelError, LeaseNotFoundError, UsageError
 from anyaccel.ledger import Ledger
 from anyaccel.linux.teardown import GRACE_SECONDS
+from anyaccel.text import listed
 
 EXAMPLES = (
-    ("anyaccel cancel 3", "end a job"),
+    ("anyaccel cancel", "the only job, request or lease that you have"),
+    ("anyaccel cancel 3", "a job"),
     ("anyaccel cancel --all", "all jobs, waits and leases of yours"),
 )
 
@@ -28,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "what",
         nargs="*",
         metavar="ID",
-        help="number of a job, ticket of one who waits ('anyaccel queue --json'), or lease ('anyaccel')",
+        help="a job ('anyaccel jobs'), a ticket ('anyaccel queue') or a lease ('anyaccel'); optional for the only one",
     )
     parser.add_argument("--all", action="store_true", help="all jobs, waits and leases of this user")
     add_grace(parser, None, of="10s, or that of the job")
@@ -36,14 +38,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
-    if bool(args.what) == args.all:
-        raise UsageError("name what to cancel, or give --all" + " alone" * args.all)
+    if args.what and args.all:
+        raise UsageError("--all stands alone", hint="leave the ids out")
     ledger = Ledger.open()
     named = list(dict.fromkeys(args.what))
     if not named:
         named, own = list_own(ledger)
+        if len(named) > 1 and not args.all:
+            raise UsageError(
+                f"you have {len(named)} to cancel: {listed(named)}", hint="name some of them, or give --all"
+            )
         for lease in own:
-            output.say(f"lease {lease} is left alone: this command runs with it")
+            output.say(f"lease {lease} stays: this command runs with it")
     done, failed = _cancel_all(ledger, named, args)
     if args.json and failed is None:
         output.print_json("cancel/1", {"cancelled": done})
@@ -51,7 +57,7 @@ def main(args: argparse.Namespace) -> int:
         for message in done.values():
             output.say(message)
         if not named:
-            output.say("there is nothing of yours to cancel")
+            output.say("nothing to cancel")
     if failed is not None:
         raise failed
     return 0
@@ -60,14 +66,16 @@ def main(args: argparse.Namespace) -> int:
 def _cancel_all(
     ledger: Ledger, named: list[str], args: argparse.Namespace
 ) -> tuple[dict[str, str], AnyaccelError | None]:
-    """Cancel things one after the other; what to say of each, and the first error."""
+    """Cancel jobs, requests and leases in turn; return a message for each, and the first error."""
     done: dict[str, str] = {}
     failed: AnyaccelError | None = None
     for each in named:
         try:
             done[each] = cancel_by_id(ledger, each, grace=args.grace)
-        except AnyaccelError as error:
-            if args.all and isinstance(error, LeaseNotFoundError):  # it has ended with another one
+        except AnyaccelError as error:  # the rest is cancelled nevertheless
+            if args.all and isinstance(
+                error, LeaseNotFoundError
+            ):  # a lease that was released with the job cancelled before it
                 continue
             if failed is not None:
                 output.say(str(error))
@@ -76,9 +84,9 @@ def _cancel_all(
 
 
 def list_own(ledger: Ledger) -> tuple[list[str], list[str]]:
-    """Return what this user can cancel, and the leases with which this process runs, which stay.
+    """Return what this user can cancel, and the leases of this process, which stay.
 
-    What waits comes first, so that it does not get what the rest gives back.
+    Waiting requests come first, so that they do not get the devices that are freed next.
     """
     user = os.geteuid()
     found, running, waiters = [], [], set[int]()
@@ -87,35 +95,38 @@ def list_own(ledger: Ledger) -> tuple[list[str], list[str]]:
         found += waits
         running += runs
         waiters |= pids
+    # A job that waits has a ticket, too; it is cancelled as a job.
     found += [ticket.id for ticket in ledger.tickets() if ticket.uid == user and ticket.pid not in waiters]
     found += running
     leases = dict.fromkeys(lease.id for lease in ledger.leases() if lease.uid == user and lease.id)
-    own = [lease for lease in leases if not ledger.refusal(lease)]
+    # A shell that runs under a lease would else end itself with --all.
+    own = [lease for lease in leases if not ledger.explain_refusal(lease)]
     return [*found, *(lease for lease in leases if lease not in own)], own
 
 
 def cancel_by_id(ledger: Ledger, what: str, *, grace: float | None = None) -> str:
-    """Cancel a job, a wait or a lease, by its identity; returns what to say about it.
+    """Cancel a job, a waiting request or a lease; return a message about it.
 
     Args:
         ledger: The machine's leases.
-        what: The identity.
-        grace: Seconds between SIGTERM and SIGKILL; None for those that a job was given, and 10 for a lease.
+        what: Its identity.
+        grace: Seconds between SIGTERM and SIGKILL; None for those of the job, or 10 for a lease.
 
     Raises:
-        AnyaccelError: When there is none, or it does not end.
+        AnyaccelError: When the identity is unknown, or the processes do not end.
     """
     for extension in extensions("cancel"):
         message: str | None = extension.cancel(what, grace)
         if message is not None:
             return message
+    # Jobs come first: they have numbers, and tickets and leases are longer.
     if any(ticket.id == what for ticket in ledger.tickets()):
-        return f"process {ledger.cancel(what)} does not wait with ticket {what} any more"
+        return f"process {ledger.cancel(what)} no longer waits with ticket {what}"
     if all(lease.id != what for lease in ledger.leases()):
         raise LeaseNotFoundError(
             f"there is no job, ticket or lease {what!r}",
             hint="'anyaccel jobs' lists jobs, 'anyaccel queue --json' tickets, 'anyaccel --columns device,user,lease'"
             " leases",
         )
-    pids = ledger.release_of(what, grace=GRACE_SECONDS if grace is None else grace, force=True)
-    return f"lease {what} is released; asked to end: {', '.join(map(str, pids)) or 'no process'}"
+    pids = ledger.end_lease(what, grace=GRACE_SECONDS if grace is None else grace, force=True)
+    return f"lease {what} is released; signalled: {', '.join(map(str, pids)) or 'no process'}"

@@ -1,4 +1,4 @@
-"""Print the script by which a shell completes commands, options, requests and the devices of this machine."""
+"""Print the script by which a shell completes commands, options, requests and devices of this machine."""
 
 from __future__ import annotations
 
@@ -26,5 +26,6 @@ def main(args: argparse.Namespace) -> int:
     if args.json:
         output.print_json("completion/1", {"shell": args.shell, "script": script})
     else:
+        # A script has tabs and lines of its own.
         output.print_help(script)
     return 0

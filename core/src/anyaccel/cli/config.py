@@ -1,6 +1,6 @@
-"""Show what is configured, and where: settings of the machine's administrator, and defaults of your own.
+"""Show the settings of the machine's administrator and your own defaults, and the file of each.
 
-Exit status with --check: 0 when the file is well, 1 when there is a warning or a failure.
+With --check the exit status is 1 when the file has a warning or a failure.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from anyaccel import configuration
 from anyaccel.cli import output
 from anyaccel.cli.diagnose import diagnose_file
 from anyaccel.cli.doctor import finding_json, line
+from anyaccel.cli.table import print_table
 from anyaccel.errors import UsageError
 from anyaccel.text import printable
 
 EXAMPLES = (
-    ("anyaccel config", "every setting, its value, and the file that says so"),
+    ("anyaccel config", "every setting, its value and its file"),
     ("anyaccel config --template user > ~/.config/anyaccel/config.toml", "a file of your own, all in comments"),
-    ("anyaccel config --check new.toml", "what is wrong with a file, before it is put in its place"),
+    ("anyaccel config --check new.toml", "the faults of a file, before it is put in its place"),
 )
 
 
@@ -31,8 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--check",
         metavar="FILE",
-        help="say all that is wrong with a file; where it does not lie in its place, its tables tell whether it is the"
-        " machine's or a user's",
+        help="report the faults of a file; its tables tell whether it is the machine's or a user's",
     )
 
 
@@ -46,6 +46,7 @@ def main(args: argparse.Namespace) -> int:
     files = (configuration.machine(), configuration.user())
     rows: list[tuple[str, object, str]] = []
     for file, whose in zip(files, ("machine", "user"), strict=True):
+        # Keys with a star stand for a name, such as that of a user: those that are set are shown.
         known = [each.key for each in configuration.settings_of(whose) if "*" not in each.key]
         keys = dict.fromkeys([*known, *file.values])
         rows += [(key, file.get(key), file.path if key in file.values else "default") for key in keys]
@@ -54,19 +55,19 @@ def main(args: argparse.Namespace) -> int:
         places = [{"path": file.path, "found": file.found} for file in files]
         output.print_json("config/1", {"files": places, "settings": settings})
         return 0
-    output.print_table(
+    print_table(
         ("SETTING", "VALUE", "FROM"), [(key, configuration.written(key, value), source) for key, value, source in rows]
     )
     for file in files:
         if not file.found and file.path:
-            output.say(f"there is no {file.path}")
+            output.say(f"{file.path} does not exist")
     for finding in diagnose_file(lambda: files[0]):
         output.say_folded(line(finding))
     return 0
 
 
 def _check(args: argparse.Namespace) -> int:
-    """Say what is wrong with one file."""
+    """Report the faults of one file."""
     path = os.path.abspath(args.check)
     if not os.path.exists(path):
         raise UsageError(f"--check must be a file (got {printable(args.check)!r}, which cannot be found)")
@@ -83,5 +84,5 @@ def _check(args: argparse.Namespace) -> int:
         output.print_folded(line(each))
     if not found:
         whose = "the machine's file" if kind == "machine" else "a file of your own"
-        output.print_line(f"{printable(path)!r} is well, as {whose}")
+        output.print_line(f"{printable(path)!r} is valid, as {whose}")
     return 1 if found else 0

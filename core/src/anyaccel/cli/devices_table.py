@@ -1,13 +1,14 @@
-"""The table of devices: which columns there are, what stands in them, and how many there is room for."""
+"""The table of devices: its columns, their cells, and its layout for a width."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from anyaccel.cli import output
 from anyaccel.cli import sample as samples
 from anyaccel.cli.sample import Holder, Sample
+from anyaccel.cli.table import Column, fit_columns, has_value
 from anyaccel.errors import UsageError
 from anyaccel.model import Device, Stats, Value, format_units
 from anyaccel.model.labels import write_labels
@@ -17,18 +18,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     Lines = list[list[output.Span]]
 
-_GAP = 2
-_WANTED = 15
-"""Columns whose turn is before that are worth a narrower gap."""
-_ALL = 1 << 30
-"""As wide as the widest cell."""
 _PERCENT = 4
+# Blocks of an eighth to seven eighths of a cell: a bar is drawn to the eighth of a column.
 _EIGHTHS = " \u258f\u258e\u258d\u258c\u258b\u258a\u2589"
 _FULL = "\u2588"
 
 
 class DeviceRow(Value):
-    """A device with what is known of it."""
+    """A device with its measurements and its holders."""
 
     device: Device
     seen: Stats
@@ -36,46 +33,39 @@ class DeviceRow(Value):
     holders: tuple[Holder, ...]
 
 
-class Column(Value):
-    """One column of the table.
+class DeviceColumn(Column):
+    """A column of the table of devices.
 
     Attributes:
-        name: By which people ask for it.
-        heading: What stands above it.
-        about: What it shows.
-        cell: What it shows of a device, and the style of that; None where it shows something of each holder.
-        of_holder: What it shows of a holder.
-        steps: Widths that it may have, each with its turn: the lower, the earlier it gets that room. Without any it is
-            shown on demand only.
-        right: Whether its cells end below each other.
+        name: Name for ``--columns``.
+        about: Help text.
+        cell: Returns the text for a device and its style; None for a column about holders.
+        of_holder: Returns the text for a holder of the device and its style.
     """
 
     name: str
-    heading: str
     about: str
     cell: Callable[[DeviceRow], tuple[str, str]] | None = None
     of_holder: Callable[[Holder], tuple[str, str]] | None = None
-    steps: tuple[tuple[int, int], ...] = ()
-    right: bool = False
 
 
-def used_of(used: int | None, size: int | None) -> str:
-    """Memory in use, of all, in GiB; what is unknown is ``-``."""
-    told = [gibibytes(each) for each in (used, size)]
-    return "-" if used is size is None else "/".join(told)
+def memory_use(used: int | None, size: int | None) -> str:
+    """Format memory in use and in total, in GiB; ``-`` for unknown."""
+    return "-" if used is size is None else f"{gibibytes(used)}/{gibibytes(size)}"
 
 
 def bar(ratio: float, width: int) -> str:
-    """Draw a part of a whole, in blocks where the encoding has them."""
+    """Draw a ratio as a bar, of blocks if the encoding has them."""
     ratio = min(max(ratio, 0.0), 1.0)
-    if not output.writes(_FULL + _EIGHTHS):
+    # An encoding without blocks gets signs of ASCII.
+    if not output.can_encode(_FULL + _EIGHTHS):
         return "#" * round(ratio * width)
     whole, rest = divmod(round(ratio * width * 8), 8)
     return (_FULL * whole + (_EIGHTHS[rest] if rest else ""))[:width]
 
 
 def since(moment: float | None) -> str:
-    """How long ago something was, for people."""
+    """Format the time that has passed since a moment; None becomes ``-``."""
     return "-" if moment is None else elapsed(time.time() - moment)
 
 
@@ -96,105 +86,116 @@ def _with(value: float | None, unit: str) -> str:
 
 
 def megahertz(hertz: int | None) -> str:
-    """A clock for people; unknown is ``-``."""
+    """Format a clock rate; None becomes ``-``."""
     return "-" if hertz is None else f"{hertz / 1e6:.0f}MHz"
 
 
 COLUMNS = (
-    Column(
+    DeviceColumn(
         name="device", heading="DEVICE", about="name, which can be typed as a request",
-        cell=lambda row: (row.device.name, "bold"), steps=((0, 8), (1, _ALL)),
+        cell=lambda row: (row.device.name, "bold"), turn=0,
     ),
-    Column(
-        name="type", heading="TYPE", about="accelerator type",
-        cell=lambda row: (row.device.type, ""), steps=((4, 7), (13, 12), (24, _ALL)),
+    DeviceColumn(
+        name="type", heading="TYPE", about="accelerator type; its shortest tag where the terminal is narrow",
+        cell=lambda row: (row.device.type, ""), turn=6, least=8,
     ),
-    Column(
+    DeviceColumn(
         name="model", heading="MODEL", about="the vendor's name of the product",
         cell=lambda row: (row.device.model, ""),
     ),
-    Column(
-        name="memory", heading="MEM/GiB", about="memory in use, of all, in GiB", right=True,
-        cell=lambda row: (used_of(row.seen.memory_used_bytes, row.device.memory_bytes), ""), steps=((5, _ALL),),
+    DeviceColumn(
+        name="memory", heading="MEM/GiB", about="memory in use and in total, in GiB",
+        cell=lambda row: (memory_use(row.seen.memory_used_bytes, row.device.memory_bytes), ""), turn=7, right=True,
     ),
-    Column(
-        name="load", heading="LOAD", about="share of time that it was busy",
+    DeviceColumn(
+        name="load", heading="LOAD", about="share of time that the device was busy",
         cell=lambda row: (f"{output.percent(row.seen.utilization):>{_PERCENT}}", _load_style(row.seen.utilization)),
-        steps=((6, _PERCENT), (14, 10), (26, 15)),
+        turn=8, least=_PERCENT,
     ),
-    Column(
-        name="temp", heading="TEMP", about="temperature in degrees Celsius", right=True,
+    DeviceColumn(
+        name="temp", heading="TEMP", about="temperature in degrees Celsius",
         cell=lambda row: (_with(row.seen.temperature_celsius, "C"), _heat_style(row.seen.temperature_celsius)),
-        steps=((9, _ALL),),
+        turn=10, right=True,
     ),
-    Column(
-        name="power", heading="POWER", about="power drawn, in watts", right=True,
-        cell=lambda row: (_with(row.seen.power_watts, "W"), ""), steps=((10, _ALL),),
+    DeviceColumn(
+        name="power", heading="POWER", about="power drawn, in watts",
+        cell=lambda row: (_with(row.seen.power_watts, "W"), ""),
+        turn=11, right=True,
     ),
-    Column(
-        name="clock", heading="CLOCK", about="clock of the compute units", right=True,
-        cell=lambda row: (megahertz(row.seen.clock_hz), ""),
+    DeviceColumn(
+        name="clock", heading="CLOCK", about="clock of the compute units",
+        cell=lambda row: (megahertz(row.seen.clock_hz), ""), right=True,
     ),
-    Column(
-        name="ecc", heading="ECC", about="memory errors that could not be corrected", right=True,
+    DeviceColumn(
+        name="ecc", heading="ECC", about="memory errors that could not be corrected",
         cell=lambda row: (_with(row.seen.ecc_errors_uncorrected, ""), "bad" if row.seen.ecc_errors_uncorrected else ""),
+        right=True,
     ),
-    Column(
+    DeviceColumn(
         name="state", heading="STATE", about="free, held, how much is free, busy without a lease, unhealthy ...",
-        cell=lambda row: samples.state(row.device, row.sample, row.holders), steps=((2, _ALL),),
+        cell=lambda row: samples.state(row.device, row.sample, row.holders), turn=1,
     ),
-    Column(
-        name="free", heading="FREE", about="how much of it is free", right=True, cell=lambda row: (_free(row), ""),
+    DeviceColumn(
+        name="free", heading="FREE", about="how much of the device is free",
+        cell=lambda row: (_free(row), ""), right=True,
     ),
-    Column(
-        name="user", heading="USER", about="who holds it; a star for who uses it without a lease",
-        of_holder=_user, steps=((3, 6), (12, 10), (17, _ALL)),
+    DeviceColumn(
+        name="user", heading="USER", about="holder; with a star a user without a lease",
+        of_holder=_user, turn=2, least=6,
     ),
-    Column(
-        name="share", heading="SHARE", about="how much of it is held",
-        of_holder=lambda holder: (holder.share, ""), steps=((7, _ALL),), right=True,
+    DeviceColumn(
+        name="share", heading="SHARE", about="how much of the device is held",
+        of_holder=lambda holder: (holder.share, ""),
+        turn=9, right=True,
     ),
-    Column(
+    DeviceColumn(
         name="program", heading="PROGRAM", about="name of the holder's program",
-        of_holder=lambda holder: (holder.program, ""), steps=((8, 6), (11, 7), (15, 10), (16, 15), (31, _ALL)),
+        of_holder=lambda holder: (holder.program, ""),
+        turn=12, least=8,
     ),
-    Column(
-        name="command", heading="COMMAND", about="its command line where it is yours, which may hold secrets",
+    DeviceColumn(
+        name="command", heading="COMMAND", about="command line of a process of yours, which may hold secrets",
         of_holder=lambda holder: (holder.command, ""),
     ),
-    Column(
-        name="since", heading="FOR", about="how long it has been held",
-        of_holder=lambda holder: (since(holder.since) if holder.lease else "", ""), steps=((20, _ALL),), right=True,
+    DeviceColumn(
+        name="since", heading="FOR", about="how long the device has been held",
+        of_holder=lambda holder: (since(holder.since) if holder.lease else "", ""), turn=13, right=True,
     ),
-    Column(
+    DeviceColumn(
+        name="until", heading="UNTIL", about="when the holder's time limit ends", turn=3,
+        of_holder=lambda holder: (output.clock(holder.until) if holder.lease else "", ""),
+    ),
+    DeviceColumn(
         name="lease", heading="LEASE", about="identity of the lease, for 'anyaccel release'",
-        of_holder=lambda holder: (holder.lease, "dim"), steps=((21, _ALL),),
+        of_holder=lambda holder: (holder.lease, "dim"), turn=5,
     ),
-    Column(
-        name="process", heading="PROCESS", about="process that holds it", right=True,
-        of_holder=lambda holder: (str(holder.pid or "-"), ""), steps=((28, _ALL),),
+    DeviceColumn(
+        name="process", heading="PROCESS", about="process that holds the device",
+        of_holder=lambda holder: (str(holder.pid or "-"), ""), turn=14, right=True,
     ),
-    Column(
-        name="note", heading="NOTE", about="what it is held for",
-        of_holder=lambda holder: (holder.note, ""), steps=((25, 12), (27, 24), (32, _ALL)),
+    DeviceColumn(
+        name="note", heading="NOTE", about="the holder's note, else its request",
+        of_holder=lambda holder: (holder.note, ""),
+        turn=4, least=10,
     ),
-    Column(
-        name="pci", heading="PCI", about="PCI address", cell=lambda row: (row.device.pci_bus_id or "-", ""),
+    DeviceColumn(
+        name="pci", heading="PCI", about="PCI address",
+        cell=lambda row: (row.device.pci_bus_id or "-", ""),
     ),
-    Column(
-        name="numa", heading="NUMA", about="nearest NUMA node of the host", right=True,
-        cell=lambda row: (str("-" if row.device.numa_node is None else row.device.numa_node), ""),
+    DeviceColumn(
+        name="numa", heading="NUMA", about="nearest NUMA node of the host",
+        cell=lambda row: (str("-" if row.device.numa_node is None else row.device.numa_node), ""), right=True,
     ),
-    Column(
-        name="labels", heading="LABELS", about="what the administrator calls it",
+    DeviceColumn(
+        name="labels", heading="LABELS", about="labels from the administrator's configuration",
         cell=lambda row: (", ".join(write_labels(row.device.labels)) or "-", ""),
     ),
-    Column(
+    DeviceColumn(
         name="id", heading="ID", about="stable identity",
-        cell=lambda row: (row.device.id, "dim"), steps=((30, _ALL),),
+        cell=lambda row: (row.device.id, "dim"), turn=15,
     ),
 )  # fmt: skip
-"""In the order in which they are shown."""
+"""All columns, in the order in which they are shown."""
 
 
 def _free(row: DeviceRow) -> str:
@@ -202,17 +203,18 @@ def _free(row: DeviceRow) -> str:
     return "-" if units is None else format_units(units)
 
 
-def chosen(names: str) -> tuple[Column, ...]:
-    """Find the columns that people ask for.
+def choose_columns(names: str) -> tuple[DeviceColumn, ...]:
+    """Return the columns of a list of names, separated by commas.
 
     Args:
-        names: Names with commas between them.
+        names: The names.
 
     Raises:
-        UsageError: When one is none.
+        UsageError: When a name is unknown.
     """
     by_name = {column.name: column for column in COLUMNS}
     found = []
+    # A column that is named twice is shown once.
     for name in dict.fromkeys(each.strip().lower() for each in names.split(",")):
         if name not in by_name:
             import difflib
@@ -224,52 +226,55 @@ def chosen(names: str) -> tuple[Column, ...]:
     return tuple(found)
 
 
-def laid_out(
+def lay_out(
     sample: Sample,
     room: int | None,
-    columns: Sequence[Column] = (),
+    columns: Sequence[DeviceColumn] = (),
     *,
     draw: Callable[[DeviceRow, int], str] = lambda row, width: bar(row.seen.utilization or 0.0, width),
-    drawn: tuple[tuple[int, int], ...] = (),
+    load: int = 15,
 ) -> tuple[list[output.Span], list[Lines], list[str]]:
-    """Lay the devices of a machine out, a line each, and one more for each further holder.
+    """Lay out the devices of a machine, a line for each device and for each further holder.
 
     Args:
         sample: The machine.
-        room: Columns of the terminal; None for no limit, and no bars.
-        columns: The columns that are asked for; as many as there is room for when empty.
-        draw: Draws the load of a device, in so many columns.
-        drawn: Steps of the column of that load, where they are others.
+        room: Width of the terminal; None for no limit, and no bars.
+        columns: Columns that the user asked for; the usual ones when empty.
+        draw: Draws the load of a device, in a width.
+        load: Width of the column of the load where there is room.
 
     Returns:
-        The heading, the lines of each device, and names of columns that were asked for and have no room.
+        The heading, the lines of each device, and the names of requested columns that have no room.
     """
     rows = _rows(sample)
-    anybody = any(row.holders for row in rows)
-    shown = list(columns) or [column for column in COLUMNS if column.steps and (anybody or column.cell)]
+    shown = list(columns) or [column for column in COLUMNS if column.turn is not None]
     content = _content(shown, rows)
-    natural = {
-        column.name: max(cells(column.heading), *(cells(line[at][0]) for lines in content for line in lines), 1)
-        for at, column in enumerate(shown)
-    }
-    steps = {column.name: _steps(column, place, asked=bool(columns)) for place, column in enumerate(shown)}
-    if "load" in natural and room is not None:
-        steps["load"] = drawn or steps["load"]
-        natural["load"] = max(width for _, width in steps["load"])
-    gap, widths = _fit(steps, natural, _ALL if room is None else room)
-    picture = widths.get("load", 0) - _PERCENT - 1
+    natural = []
+    for at, column in enumerate(shown):
+        values = [line[at][0] for lines in content for line in lines]
+        wanted = bool(columns) or (has_value(values) if room is not None else bool(column.cell) or any(values))
+        natural.append(max(cells(column.heading), *map(cells, values), 1) if wanted else 0)
+        if column.name == "load" and room is not None and wanted:
+            natural[at] = load  # a bar fills what room there is; without a terminal there is none
+    # Columns that were asked for get room in that order, whatever their usual turns.
+    asked = [Column(heading="", turn=turn, least=column.least) for turn, column in enumerate(columns)]
+    gap, widths = fit_columns(asked or shown, natural, room)
     for row, lines in zip(rows, content, strict=True):
-        for at, column in enumerate(shown):
-            if column.name == "load" and picture > 1 and row.seen.utilization is not None:
-                text, style = lines[0][at]
+        for at, (column, width) in enumerate(zip(shown, widths, strict=True)):
+            text, style = lines[0][at]
+            picture = width - _PERCENT - 1
+            if column.name == "load" and picture > 1 and room is not None and row.seen.utilization is not None:
                 lines[0][at] = (f"{draw(row, picture):<{picture}} {text}", style)
+            elif column.name == "type" and cells(text) > width:
+                # A cut-off canonical tag says less than a short one: Acme-Instrument-M3... and M300X.
+                lines[0][at] = (min(map(printable, row.device.tags), key=len, default=text), style)
     heading = _line(shown, [(column.heading, "bold") for column in shown], widths, gap)
     found = [[_line(shown, line, widths, gap) for line in lines] for lines in content]
-    return heading, found, [column.name for column in shown if column.name not in widths]
+    return heading, found, [column.name for column, width in zip(shown, widths, strict=True) if not width]
 
 
-def plain_table(sample: Sample, columns: Sequence[Column]) -> tuple[list[str], list[list[str]]]:
-    """The same for a table that lays itself out: headings, and the texts of a row for each holder of each device."""
+def plain_table(sample: Sample, columns: Sequence[DeviceColumn]) -> tuple[list[str], list[list[str]]]:
+    """Return the headings and the cells of the table, without padding, for a notebook."""
     lines = (line for lines in _content(columns, _rows(sample)) for line in lines)
     return [column.heading for column in columns], [[text.strip() for text, _ in line] for line in lines]
 
@@ -281,13 +286,13 @@ def _rows(sample: Sample) -> list[DeviceRow]:
     ]
 
 
-def _content(columns: Sequence[Column], rows: Sequence[DeviceRow]) -> list[Lines]:
-    """Return what stands in columns: for each device a line, and one more for each further holder."""
+def _content(columns: Sequence[DeviceColumn], rows: Sequence[DeviceRow]) -> list[Lines]:
+    """Return the cells of columns: for each device a line, and one for each further holder."""
     return [[_cells(columns, row, place) for place in range(max(1, len(row.holders)))] for row in rows]
 
 
-def _cells(columns: Sequence[Column], row: DeviceRow, place: int) -> list[output.Span]:
-    """Return a line of a device: its first one shows the device, each one the holder in this place."""
+def _cells(columns: Sequence[DeviceColumn], row: DeviceRow, place: int) -> list[output.Span]:
+    """Return the cells of one line: the device is in its first line, each holder in the line of its place."""
     found = []
     for column in columns:
         text, style = "", ""
@@ -295,53 +300,21 @@ def _cells(columns: Sequence[Column], row: DeviceRow, place: int) -> list[output
             text, style = column.cell(row)
         elif column.of_holder is not None and row.holders:
             text, style = column.of_holder(row.holders[place])
+        # Before widths are counted: a control character takes no column, its replacement does.
         found.append((printable(text), style))
     return found
 
 
-def _steps(column: Column, place: int, *, asked: bool) -> tuple[tuple[int, int], ...]:
-    """The widths of a column with its turns; columns that are asked for come first in that order."""
-    steps = column.steps or ((0, _ALL),)
-    return ((place - 1000, steps[0][1]), *steps[1:]) if asked else steps
-
-
-def _fit(
-    steps: Mapping[str, tuple[tuple[int, int], ...]], natural: Mapping[str, int], room: int
-) -> tuple[int, dict[str, int]]:
-    """Give columns as much of the room as there is, in turn; with narrower gaps where many would have none."""
-    turns = sorted((turn, name, min(width, natural[name])) for name, own in steps.items() for turn, width in own)
-    gap = _GAP
-    widths = _in_turn(turns, room, gap)
-    if any(widths.get(name, 0) < width for turn, name, width in turns if turn < _WANTED):
-        gap = 1
-        widths = _in_turn(turns, room, gap)
-    return gap, widths
-
-
-def _in_turn(turns: Sequence[tuple[int, str, int]], room: int, gap: int) -> dict[str, int]:
-    """Give columns room in turn; the first is there in any case."""
-    widths: dict[str, int] = {}
-    used = -gap
-    for _, name, width in turns:
-        more = width - widths.get(name, -gap)
-        if not widths:
-            more = min(more, room - used)
-        if 0 < more <= room - used:
-            widths[name] = widths.get(name, -gap) + more
-            used += more
-    return widths
-
-
 def _line(
-    columns: Sequence[Column], line: Sequence[output.Span], widths: Mapping[str, int], gap: int
+    columns: Sequence[DeviceColumn], line: Sequence[output.Span], widths: Sequence[int], gap: int
 ) -> list[output.Span]:
-    """Pad what stands in the columns of a line that have a width; what is too long is cut."""
+    """Pad the cells of a line to the widths of their columns, and cut those that are too long."""
     spans: list[output.Span] = []
-    for column, (text, style) in zip(columns, line, strict=True):
-        if column.name not in widths:
+    for column, (text, style), width in zip(columns, line, widths, strict=True):
+        if not width:
             continue
-        short = output.shortened(text, widths[column.name])
-        blank = " " * (widths[column.name] - cells(short))
+        short = output.shortened(text, width)
+        blank = " " * (width - cells(short))
         before = " " * gap if spans else ""
         spans += [(before + blank, ""), (short, style)] if column.right else [(before, ""), (short, style), (blank, "")]
     return spans

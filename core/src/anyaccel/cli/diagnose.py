@@ -1,4 +1,4 @@
-"""What is wrong with the files of configuration, cgroups, leases and the line for devices, and the way out of each."""
+"""Diagnosis of the files of configuration, cgroups, leases and waiting requests, each fault with a remedy."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from anyaccel.probe import HOST
 from anyaccel.text import elapsed, listed, printable, shown
 
 LONG_SECONDS = 600.0
-"""A wait that somebody who asks what is wrong should hear of."""
+"""A request that has waited longer is reported."""
 
 
 def diagnose_configuration() -> tuple[Finding, ...]:
-    """Look for what is wrong with the machine's file of configuration and the user's, which commands refuse."""
+    """Find faults of the machine's and the user's file of configuration."""
     return (*diagnose_file(configuration.machine), *diagnose_file(configuration.user))
 
 
 def diagnose_file(read: Callable[[], Configuration]) -> Iterator[Finding]:
-    """Look for what is wrong with one file of configuration.
+    """Find faults of one file of configuration.
 
     Args:
-        read: Reads it as commands do.
+        read: Reads the file.
     """
     try:
         found = read()
@@ -44,9 +44,10 @@ def diagnose_file(read: Callable[[], Configuration]) -> Iterator[Finding]:
     unknown = unknown_users(found)
     lines = configuration.find_lines(found.path) if unknown else {}
     for name in unknown:
+        # The place of a key within a table, or of the table itself.
         line = next((number for key, number in lines.items() if f"{key}.".startswith(f"users.{name}.")), None)
         where = f"{printable(found.path)!r}" + (f", line {line}" if line else "")
-        message = f"{where}: there is no user {shown(name)}, so that what stands there has no effect"
+        message = f"{where}: there is no user {shown(name)}; the entry has no effect"
         yield Finding(severity=Severity.WARN, reason=message, remedy=_close_user(name))
 
 
@@ -55,11 +56,11 @@ def _close_user(name: str) -> str:
     import pwd
 
     close = difflib.get_close_matches(name, [each.pw_name for each in pwd.getpwall()], n=1)
-    return f"did you mean {shown(close[0])}?" if close else "correct the name, or take the table out"
+    return f"did you mean {shown(close[0])}?" if close else "correct the name, or remove the entry"
 
 
 def diagnose_cgroups(inventory: Inventory) -> Iterator[Finding]:
-    """Say where the kernel could hold shares to memory of devices and this user is not let. Changes nothing.
+    """Report devices whose memory the kernel could limit if this user were permitted to. Changes nothing.
 
     Args:
         inventory: The machine.
@@ -69,18 +70,17 @@ def diagnose_cgroups(inventory: Inventory) -> Iterator[Finding]:
     try:
         cgroup.find_place({"dmem"}, os.environ)
     except (OSError, cgroup.UnavailableError) as error:
-        reason = (
-            f"the kernel can hold shares of {listed(shared)} to their memory, and this user may not let it: {error}"
-        )
+        reason = f"the kernel can limit the memory of shares of {listed(shared)}, but not for this user: {error}"
         yield Finding(severity=Severity.WARN, reason=reason, remedy=_delegation() or getattr(error, "remedy", ""))
 
 
 def _countable(inventory: Inventory) -> list[str]:
-    """Devices whose memory the kernel counts, and whose plug-in says what it calls that."""
+    """Return the devices whose memory the kernel counts under a name that the plug-in knows."""
     regions = cgroup.device_regions()
     found = []
     for device in inventory.devices if regions else ():
-        with contextlib.suppress(AnyaccelError):  # no shares of it are given out
+        with contextlib.suppress(AnyaccelError):  # the device is not shared
+            # Only the plug-in knows the names of regions, and says them for a share.
             made = prepare(f"{device.name}:0.5", inventory=inventory).environment
             if any(region in regions for region, _ in made.regions.values()):
                 found.append(device.name)
@@ -88,19 +88,20 @@ def _countable(inventory: Inventory) -> list[str]:
 
 
 def _delegation() -> str:
-    """The command with which root gives the controller to the user's own systemd; empty where there is none."""
+    """Return the command by which root delegates the controller to the user's systemd; empty when unknown."""
     above = cgroup.controls_above_home()
     return f"once per boot: echo +dmem | sudo tee {' '.join(above)}" if above else ""
 
 
 def diagnose_leases(inventory: Inventory) -> tuple[Finding, ...]:
-    """Look for devices that are held and not used, for waits that do not end, and for a ledger that cannot work.
+    """Find devices that are held and not used, requests that wait too long, and faults of the ledger.
 
     Args:
         inventory: The machine.
     """
     found = diagnose(os.environ)
-    if not any(finding.severity is Severity.OK for finding in found):  # there is nothing to look into
+    # A directory that cannot be trusted is reported once, and not read.
+    if not any(finding.severity is Severity.OK for finding in found):  # there is no ledger to read
         return found
     try:
         held, waiting = leases(inventory), Ledger.open().tickets()
@@ -117,20 +118,20 @@ def _of_leases(records: tuple[LeaseRecord, ...], names: Mapping[str, str]) -> It
         if record.state == "quarantined":
             message = f"{name} is quarantined by {holder}: {record.reason}"
             fix = (
-                "nothing if this is new: it comes back by itself; else end what is left on it, reset it with its"
-                f" vendor's tool, or have it given out as it is (anyaccel release {record.id})"
+                "wait: a new quarantine ends by itself; else end the processes on the device, reset it with its"
+                f" vendor's tool, or use it as it is (anyaccel release {record.id})"
             )
         elif record.state == "leaving":
             message = f"{name} is not free yet: {record.reason}"
-            fix = "wait; if this stays so, the kernel's log (dmesg) says more, and only a restart of the machine helps"
+            fix = "wait; if the state lasts, see the kernel's log (dmesg) and restart the machine"
         elif record.state == "kept":
             message, fix = f"{name} is {record.reason}", record.hint
         elif record.state == "unknown":
             message = f"{name} counts as held: {record.reason}"
             fix = "use one version of anyaccel for all, or end what locks the file (fuser shows it)"
         elif record.here and record.pid and not exists(record.pid):
-            message = f"{name} is held by what {holder} left running when it ended"
-            fix = f"if that was forgotten: anyaccel release {record.id}"
+            message = f"{name} is held by processes that {holder} left running"
+            fix = f"if that is not wanted: anyaccel release {record.id}"
         elif record.reason:
             message = f"{name} is held by {holder}: {record.reason}"
             fix = f"{record.hint}, or: anyaccel release {record.id}"
@@ -144,21 +145,22 @@ def _of_tickets(tickets: tuple[TicketRecord, ...], inventory: Inventory) -> Iter
         wish = ticket.request or "devices"
         who = f"process {ticket.pid} of {ticket.user}"
         if not ticket.responsive:
-            message = f"{who} has waited for {wish} for {elapsed(ticket.waited)} and does not look any more"
-            fix = f"let it go on (kill -CONT {ticket.pid}), or end it; until then others are served first"
+            message = f"{who} has waited for {wish} for {elapsed(ticket.waited)} and has stopped"
+            fix = f"continue it (kill -CONT {ticket.pid}) or end it; until then later requests are served first"
         elif ticket.waited >= LONG_SECONDS:
             reason, hint = _why(ticket, inventory)
             message = f"{who} has waited for {wish} for {elapsed(ticket.waited)}" + (f": {reason}" if reason else "")
-            fix = hint or "anyaccel queue shows who comes first, and anyaccel status who holds what"
+            fix = hint or "anyaccel queue shows the earlier requests, and anyaccel status the holders"
         else:
             continue
         yield Finding(severity=Severity.WARN, reason=message, remedy=fix)
 
 
 def _why(ticket: TicketRecord, inventory: Inventory) -> tuple[str, str]:
-    """For whom somebody waits, and what would fit: by its own words, which may be about another machine."""
+    """Return the reason and the hint for a waiting request; empty for a request about another machine."""
     try:
         verdict = why(ticket.request, inventory=inventory)
     except AnyaccelError:
         return "", ""
+    # A request that never fits here was made for another machine, by --machine or a mask.
     return (verdict.message, verdict.hint) if verdict.ever_fits and not verdict.fits_now else ("", "")

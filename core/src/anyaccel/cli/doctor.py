@@ -1,6 +1,6 @@
-"""Look for what is wrong - settings, plug-ins, drivers, permissions, variables, leases - and say what to do about it.
+"""Find faults in settings, plug-ins, drivers, permissions, variables and leases, and say how to mend them.
 
-Exit status: 0 when all is well, 1 when there is a warning or a failure.
+The exit status is 0 without a fault, and 1 with a warning or a failure.
 """
 
 from __future__ import annotations
@@ -8,28 +8,29 @@ from __future__ import annotations
 import argparse
 
 from anyaccel.cli import output
+from anyaccel.cli.sample import machine_notes
 from anyaccel.inventory.diagnose import ORDER, Diagnosis, diagnose
 from anyaccel.model import Finding, Inventory, Severity
-from anyaccel.probe import HOST
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
 EXAMPLES = (
-    ("anyaccel doctor", "what is wrong, and what to do about it"),
-    ("anyaccel doctor --quiet", "only what is not well"),
+    ("anyaccel doctor", "all findings, each fault with a remedy"),
+    ("anyaccel doctor --quiet", "faults only"),
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("-q", "--quiet", action="store_true", help="leave out what is well")
+    parser.add_argument("-q", "--quiet", action="store_true", help="leave out what is in order")
 
 
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
     inventory, of_vendors = diagnose(args.machine, timeout=args.probe_timeout)
+    # Failures come last, next to the prompt.
     found = sorted(
         (*of_vendors, *_of_launches(inventory)), key=lambda diagnosis: ORDER.index(diagnosis.finding.severity)
     )
@@ -39,8 +40,8 @@ def main(args: argparse.Namespace) -> int:
         findings = [{"vendor": each.vendor or None, **finding_json(each.finding)} for each in shown]
         output.print_json("doctor/1", {"machine": inventory.machine, "well": not wrong, "findings": findings})
     else:
-        if inventory.machine != HOST:
-            output.say(f"this is not your host but {inventory.machine}")
+        for note in machine_notes(inventory):
+            output.say(note)
         for diagnosis in shown:
             output.print_folded(line(diagnosis.finding, diagnosis.vendor))
     return 1 if wrong else 0
@@ -54,12 +55,13 @@ def _of_launches(inventory: Inventory) -> list[Diagnosis]:
 
 
 def finding_json(finding: Finding) -> dict[str, Any]:
-    """Return a finding for programs."""
+    """Return a finding as JSON."""
     return {"severity": finding.severity.value, "message": finding.reason, "fix": finding.remedy or None}
 
 
 def line(finding: Finding, vendor: str = "") -> str:
-    """Write a finding as people read it: ``warn  what was found  ->  what to do``."""
+    """Format a finding for people: ``warn  message  ->  remedy``."""
+    # Reasons come from plug-ins and exceptions, which may have several lines and a full stop.
     message = " ".join(finding.reason.split()).rstrip(".")
     if vendor.casefold() not in message.casefold():
         message = f"{vendor}: {message}"

@@ -1,6 +1,6 @@
-"""Print the variables that make a shell see exactly what a request gets: eval "$(anyaccel env GPU:1)".
+"""Print the variables by which a shell sees exactly the devices of a request: eval "$(anyaccel env GPU:1)".
 
-Nothing is held, and leases are not looked at: what is chosen may be somebody's. 'anyaccel hold --export' takes a lease.
+The devices are not held, and other users may hold them. 'anyaccel hold --export' takes a lease.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ def main(args: argparse.Namespace) -> int:
         gaps = list(environment.allocation.gaps)
         output.print_json("env/1", {"set": dict(environment.set), "unset": sorted(environment.unset), "gaps": gaps})
         return 0
+    # On standard error: the shell evaluates standard output.
     for gap in environment.allocation.gaps:
         output.say(gap)
     output.print_document(statements(environment.set, environment.unset))

@@ -1,4 +1,4 @@
-"""Print the devices of this machine in the form that another scheduler or a container engine reads."""
+"""Print the devices of this machine in the form of another scheduler or of a container engine."""
 
 from __future__ import annotations
 
@@ -42,20 +42,18 @@ def add_arguments(parser: Parser) -> None:
     parser.listed = "targets", {name: target.summary for name, target in TARGETS.items()}
     parser.add_argument("target", metavar="TARGET", choices=tuple(TARGETS), help="one of the targets below")
     parser.add_argument(
-        "--instance", metavar="TYPE", help="a cloud instance type, such as a node that does not exist yet will be of"
+        "--instance", metavar="TYPE", help="the devices of a cloud instance type, for a node that does not exist yet"
     )
-    parser.add_argument("--out", metavar="FILE", help="write this file, whole or not at all, instead of printing")
-    parser.add_argument("--node", metavar="NAME", help="name of the machine in its cluster (default: its host name)")
+    parser.add_argument("--out", metavar="FILE", help="write FILE instead of printing; it is replaced in one step")
+    parser.add_argument("--node", metavar="NAME", help="the machine's name in its cluster (default: its host name)")
     parser.add_argument(
         "--shards",
         metavar="COUNT",
         type=whole(1, 1000),
         default=0,
-        help="slurm: also cut each device that can be shared into so many shards",
+        help="slurm: also divide each device that can be shared into this many shards",
     )
-    parser.add_argument(
-        "--cores", action="store_true", help="slurm: also say which cores of this host are near a device"
-    )
+    parser.add_argument("--cores", action="store_true", help="slurm: also list the cores of this host near each device")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -83,7 +81,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _imagine(args: argparse.Namespace) -> None:
-    """Let the machine be one of the instance type, which is also its name in the cluster."""
+    """Replace the machine by one of the cloud instance type, whose name becomes the node's."""
     if args.machine or args.declare:
         raise UsageError("--instance stands for a machine: leave --machine and --declare out")
     args.machine = instance_type(args.instance).machine
@@ -92,6 +90,7 @@ def _imagine(args: argparse.Namespace) -> None:
 
 def _collect(inventory: Inventory, args: argparse.Namespace, needs: Needs) -> ExportSource:
     devices = usable(inventory)
+    # Edits of containers read device nodes: made only for targets that need them.
     alone, together = container_edits(devices) if needs & Needs.CONTAINERS else ({}, {})
     environments = {device.id: _environment([device], inventory) for device in devices if needs & Needs.ENVIRONMENTS}
     everything = _masks(_environment(devices, inventory)) if needs & Needs.EVERYTHING else EnvEdits()
@@ -109,42 +108,45 @@ def _collect(inventory: Inventory, args: argparse.Namespace, needs: Needs) -> Ex
 
 
 def _environment(devices: Sequence[Device], inventory: Inventory) -> EnvEdits:
-    """The edits by which a process sees these devices and no other."""
+    """Return the edits by which a process sees only these devices."""
     grants = [
         Grant(term=Term(names=(device.resource,)), shares=(Share(device=device, memory_bytes=device.memory_bytes),))
         for device in devices
     ]
     request = Request(terms=tuple(grant.term for grant in grants))
     allocation = Allocation(id="export", request=request, grants=tuple(grants))
+    # The same function as for a worker: what an export says is what a worker would see.
     environment = anyaccel.worker_environment(allocation, inventory)
     return EnvEdits(set=environment.set, unset=environment.unset)
 
 
 def _masks(edits: EnvEdits) -> EnvEdits:
-    """Leave out what tells a worker that it was given devices: whoever sees all of them was given none."""
+    """Remove the variables of a lease: a process that sees every device has none."""
     given = (ALLOCATION_VARIABLE, DEVICES_VARIABLE)
     return EnvEdits(set={name: value for name, value in edits.set.items() if name not in given}, unset=edits.unset)
 
 
 def _refuse_failed(inventory: Inventory) -> None:
-    """Refuse to tell others that there are fewer devices than there may be: failed is not absent."""
+    """Refuse an incomplete list: a vendor that failed may have devices."""
     failed = [report.vendor for report in inventory.vendors if report.state is VendorState.FAILED]
     if failed:
         raise AnyaccelError(
-            f"nothing is exported, because it is not known what there is of {' and '.join(failed)}; repair that (see"
-            " 'anyaccel doctor'), or set ANYACCEL_PLUGINS to the vendors to export"
+            f"the devices of {' and '.join(failed)} are unknown, and an incomplete list is not exported",
+            hint="see 'anyaccel doctor', or set ANYACCEL_PLUGINS to the vendors to export",
         )
 
 
 def _empty(inventory: Inventory) -> list[str]:
-    return [] if usable(inventory) else ["There is no usable device to export; see 'anyaccel' for what was found."]
+    return [] if usable(inventory) else ["there is no usable device to export; 'anyaccel' shows those found"]
 
 
 def _node(name: str | None, inventory: Inventory) -> str:
-    """The machine's name: the one given, or that of this host; a recording or a simulation has none of its own."""
+    """Return the node's name; a recording or a simulation has no name of its own."""
     if name is None and inventory.machine != HOST:
         raise UsageError(f"this target names the machine, and {inventory.machine!r} has no name; add --node NAME")
+    # Slurm and Kubernetes call a node by its short name.
     found = os.uname().nodename.split(".")[0] if name is None else name
+    # A name with a blank or a newline could add lines to another program's configuration.
     if not _NODE.fullmatch(found):
         raise UsageError(
             f"the name of a node must be letters, digits, '-' and '.' (got {found!r:.80}); add --node NAME"
@@ -159,9 +161,9 @@ def _cores(inventory: Inventory) -> dict[int, tuple[int, ...]]:
 
 
 def _write(path: str, text: str) -> None:
-    """Put a file in place, readable for whoever reads configuration."""
+    """Write a file that the readers of configuration may read."""
     if not text:
-        raise AnyaccelError(f"there is nothing to write, so {path!r} was left as it is")
+        raise AnyaccelError(f"there is nothing to write; {path!r} is unchanged")
     try:
         write_whole(path, text)
     except OSError as error:

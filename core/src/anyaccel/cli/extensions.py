@@ -1,8 +1,8 @@
-"""What installed distributions add to commands of the core, found by entry point.
+"""Extensions of commands by installed distributions, found by entry point.
 
-An entry point of the group ``anyaccel.options`` has the name of a command, and leads to a module. That of ``run`` has
-``add_arguments(parser)``, which declares options, and ``main(args)``, which returns an exit status, or None where none
-of its options was given. That of ``cancel`` is a :class:`CancelExtension`.
+An entry point of the group ``anyaccel.options`` has the name of a command and leads to a module. For ``run`` the module
+has ``add_arguments(parser)``, which declares options, and ``main(args)``, which returns an exit status, or None if none
+of its options was given. For ``cancel`` it is a :class:`CancelExtension`.
 """
 
 # The methods of the protocol have a docstring and no body.
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from typing import Any, Protocol
 
     class CancelExtension(Protocol):
-        """What the module of an extension of ``cancel`` has."""
+        """Module of an extension of ``cancel``."""
 
         def list_own(self) -> tuple[list[str], list[str], set[int]]:
-            """Return what this user can cancel: what waits, what runs, and the processes that wait for the former."""
+            """Return the identities that wait, those that run, and the processes of the waiting ones."""
 
         def cancel(self, what: str, grace: float | None) -> str | None:
-            """Cancel something by its identity; return the message for the user, None where it is of another kind."""
+            """Cancel by identity; return a message for the user, or None for an identity of another kind."""
 
 
 GROUP = "anyaccel.options"
@@ -48,18 +48,19 @@ def extensions(command: str) -> list[Any]:
 
 
 def import_from(distribution: str, target: str, what: str) -> ModuleType:
-    """Import the module of a distribution that is not ours, whatever is wrong with it.
+    """Import a module of an installed distribution; any exception becomes one error.
 
     Args:
         distribution: The distribution.
         target: The module.
-        what: What it is, for the message.
+        what: Its description, for the message.
 
     Raises:
-        CommandNotRunnableError: When it cannot be imported.
+        CommandNotRunnableError: When the import fails.
     """
     try:
         return import_module(target)
+    # Any exception: a plug-in that cannot be imported must not end in a traceback of ours.
     except Exception as error:
         raise CommandNotRunnableError(
             f"{what} cannot be loaded: {type(error).__name__}: {error}", hint=f"pip install --upgrade {distribution}"

@@ -1,10 +1,10 @@
-"""Show what a command does, its options and examples: the same as 'anyaccel COMMAND --help'."""
+"""Show a command's description, options and examples, like 'anyaccel COMMAND --help'."""
 
 from __future__ import annotations
 
 import argparse
 
-from anyaccel.cli.parser import module_of, print_help
+from anyaccel.cli.parser import module_of, parse, print_help
 
 EXAMPLES = (("anyaccel help", "all commands"), ("anyaccel help run", "one of them"))
 
@@ -16,8 +16,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
-    from anyaccel.cli.arguments import parse
-
     if args.command is None:
         print_help()
     else:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from anyaccel.cli import output
 from anyaccel.cli.options import acquire, add_launch, add_request, add_time, add_wait, start_options
-from anyaccel.cli.parser import told
+from anyaccel.cli.parser import report_errors
 from anyaccel.errors import UsageError
 from anyaccel.exports.shell import exports, shell_quote
 from anyaccel.inventory.current import ALLOCATION_VARIABLE, LEASE_VARIABLE
@@ -21,12 +21,12 @@ from anyaccel.vendors import close as close_vendors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from anyaccel.launcher.hold import Hold
+    from anyaccel.launcher.hold import DeviceLease
 
 _COVERED = (ALLOCATION_VARIABLE, LEASE_VARIABLE)
 _DAY = 86_400.0
 _PROGRAM = "sleep"
-"""What the process becomes that holds the devices."""
+"""The program that keeps the lease open."""
 
 
 EXAMPLES = (
@@ -52,17 +52,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Run the command.
 
-    A child takes the devices, prints the lease and becomes the process that holds it. Until then it dies with this
-    process, and its devices are free when it dies. So no device is held whose lease was not printed.
+    A child acquires the devices, prints the lease and becomes the process that keeps it open. Until then it dies with
+    this process, and its devices are freed. So each held device has a lease that was printed.
     """
-    _, status = start_detached(lambda report: told(lambda: _hold(args, report), as_json=args.json))
+    _, status = start_detached(lambda report: report_errors(lambda: _hold(args, report), as_json=args.json))
     return status
 
 
 def _hold(args: argparse.Namespace, reporting: int) -> int:
-    """Take the devices, print the lease, and hold it until the end; returns only where nothing is held."""
+    """Acquire the devices, print the lease, and keep it until its end; return only if nothing is held."""
     hold = acquire(args, start_options(args), program=_PROGRAM)
-    # A lease covers what was started with it; whoever sets these variables elsewhere was not.
+    # A lease covers the processes that were started with it; a shell that sets these variables was not.
     variables = {name: value for name, value in hold.launch.environment.set.items() if name not in _COVERED}
     if hold.lease is None:
         output.say("nothing is held: the request falls back to the CPU")
@@ -71,48 +71,53 @@ def _hold(args: argparse.Namespace, reporting: int) -> int:
         return 0
     with hold:
         _print(args, hold, variables)
+        # Until here this process dies with the command that started it, and its lease with it.
         process.live_on()
         hold.lease.inherit()
-        close_vendors()
+        close_vendors()  # their processes would keep the terminal's descriptors open
         null = os.open(os.devnull, os.O_RDWR)
         for descriptor in (0, 1, 2):
             os.dup2(null, descriptor)
+        # A hold for days must not keep a file system of the current directory busy.
         os.chdir("/")
-        process.set_name(_PROGRAM)  # for who looks before it has become that
-        with contextlib.suppress(BrokenPipeError):
+        process.set_name(_PROGRAM)  # until exec, 'status' would show the name of the interpreter
+        with contextlib.suppress(BrokenPipeError):  # the caller was killed; its user has seen the lease
             os.write(reporting, b".")
         os.close(reporting)
-        with contextlib.suppress(OSError):  # a program that does nothing takes less memory than an interpreter
+        with contextlib.suppress(OSError):  # 'sleep' takes less memory than an interpreter
             os.execvp(_PROGRAM, [_PROGRAM, "infinity" if args.time is None else str(args.time)])
+        # There is no program "sleep": this process stays.
         until = math.inf if args.time is None else time.monotonic() + args.time
         while (left := until - time.monotonic()) > 0:
             time.sleep(min(left, _DAY))  # the kernel refuses some 292 years
     return 0
 
 
-def _print(args: argparse.Namespace, hold: Hold, variables: Mapping[str, str]) -> None:
-    """Print the lease and what to set; it is written when this returns."""
+def _print(args: argparse.Namespace, hold: DeviceLease, variables: Mapping[str, str]) -> None:
+    """Print the lease and the variables to set, and flush them."""
     if args.json:
         devices = [device.id for device in hold.devices]
         output.print_json("hold/1", {"lease": hold.id, "pid": os.getpid(), "devices": devices, "set": dict(variables)})
     elif args.export:
         output.print_document(exports(variables, _unset(hold)))
         names = ", ".join(device.name for device in hold.devices)
-        output.say(f"{names} held by lease {hold.id}; give back with: anyaccel release {hold.id}")
+        output.say(f"{names} held by lease {hold.id}; release with: anyaccel release {hold.id}")
     else:
         output.print_line(hold.id)
+        names = ", ".join(device.name for device in hold.devices)
+        output.say(f"{names} held; set in your shell, and release in the end:")
         for name, value in sorted(variables.items()):
-            output.say(_export(name, value))
-        output.say(f"give them back with: anyaccel release {hold.id}")
+            output.say_verbatim(_export(name, value))
+        output.say_verbatim(f"anyaccel release {hold.id}")
 
 
-def _unset(hold: Hold) -> list[str]:
+def _unset(hold: DeviceLease) -> list[str]:
     return [name for name in hold.launch.environment.unset if name not in _COVERED]
 
 
 def _export(name: str, value: str) -> str:
-    """The line by which a shell sets a variable, or why there is none: what is held stays held."""
+    """Return the shell line that sets a variable, or a message if a shell cannot express its value."""
     try:
         return f"export {name}={shell_quote(value)}"
     except UsageError as error:
-        return f"set {name} yourself: {error}"
+        return f"# set {name} yourself: {error}"

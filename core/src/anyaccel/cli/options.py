@@ -1,4 +1,4 @@
-"""Arguments that several commands share, and what they mean."""
+"""Arguments that several commands share, and the calls that take them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def add_request(parser: argparse.ArgumentParser) -> None:
-    """Let a command take a request."""
+    """Declare the request of a command."""
     parser.add_argument(
         "request",
         nargs="+",
@@ -33,12 +33,13 @@ def add_request(parser: argparse.ArgumentParser) -> None:
 
 
 def add_command(parser: argparse.ArgumentParser, help: str) -> None:  # noqa: A002 - as argparse calls it
-    """Let the help say where the command to run stands; it is taken from the arguments before they are parsed."""
+    """Declare the command to run for the help. It is split off before the arguments are parsed."""
+    # argparse would take the options of the command for its own.
     parser.add_argument("cmd", nargs="*", default=[], metavar="-- CMD", help=help)
 
 
 def add_launch(parser: argparse.ArgumentParser) -> None:
-    """Let a command say how a worker's environment is made."""
+    """Declare the options for the environment of a worker."""
     parser.add_argument(
         "--mask",
         choices=("id", "index"),
@@ -54,30 +55,40 @@ def add_launch(parser: argparse.ArgumentParser) -> None:
 
 
 def add_wait(parser: argparse.ArgumentParser) -> None:
-    """Let a command say how it waits for devices, and what for."""
+    """Declare the options for waiting: how long, the priority, the note, the devices to avoid."""
     from argparse import BooleanOptionalAction
 
     group = parser.add_mutually_exclusive_group()
-    group.add_argument("--wait", metavar="DURATION", type=duration, help="wait this long at most (default: no limit)")
-    group.add_argument("--no-wait", action="store_true", help="fail at once, with status 4, when devices are not free")
-    parser.add_argument("--priority", metavar="N", type=int, default=0, help="the higher, the earlier (default: 0)")
-    parser.add_argument("--note", metavar="TEXT", default="", help="what it is for; everybody sees it")
+    group.add_argument("--wait", metavar="DURATION", type=duration, help="longest wait (default: no limit)")
+    group.add_argument(
+        "--no-wait", action="store_true", help="fail at once, with exit status 4, if devices are not free"
+    )
+    parser.add_argument(
+        "--priority",
+        metavar="N",
+        type=int,
+        default=0,
+        help="requests of a higher priority are served first (default: 0)",
+    )
+    parser.add_argument("--note", metavar="TEXT", default="", help="purpose, which all users see")
     parser.add_argument(
         "--avoid-busy",
         action=BooleanOptionalAction,
         default=False,
-        help="leave devices alone that are used without a lease",
+        help="leave devices out that are used without a lease",
     )
 
 
 def add_terms(parser: argparse.ArgumentParser) -> None:
-    """Let a command that holds nothing say with which terms a request would be made."""
-    parser.add_argument("--time", metavar="DURATION", type=duration, help="as if asked for with this time limit")
-    parser.add_argument("--priority", metavar="N", type=int, default=0, help="as if asked for with it (default: 0)")
+    """Declare the terms under which a command that holds nothing considers a request."""
+    parser.add_argument("--time", metavar="DURATION", type=duration, help="consider a request with this time limit")
+    parser.add_argument(
+        "--priority", metavar="N", type=int, default=0, help="consider a request of this priority (default: 0)"
+    )
 
 
 def add_start(parser: argparse.ArgumentParser) -> None:
-    """Let a command say how what it runs is started with its devices; :func:`start_options` takes it."""
+    """Declare the options for the start of a process with its devices; :func:`start_options` reads them."""
     from argparse import BooleanOptionalAction
 
     parser.add_argument(
@@ -116,13 +127,13 @@ def add_start(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_time(parser: argparse.ArgumentParser, *forms: str, what: str = "it") -> None:
-    """Let a command say for how long it needs the devices.
+def add_time(parser: argparse.ArgumentParser, *forms: str, what: str = "the command") -> None:
+    """Declare the time limit.
 
     Args:
-        parser: Where to add it.
+        parser: The parser.
         forms: Further forms of the option.
-        what: What is ended then.
+        what: The thing that the limit ends, for the help.
     """
     parser.add_argument(
         *forms,
@@ -130,18 +141,17 @@ def add_time(parser: argparse.ArgumentParser, *forms: str, what: str = "it") -> 
         dest="time",
         metavar="DURATION",
         type=duration,
-        help=f"end {what}, and give the devices back, after so long; who is known to end in time may pass others who"
-        " wait",
+        help=f"time limit of {what}; a request with one may start earlier (backfill)",
     )
 
 
 def add_signal(parser: argparse.ArgumentParser) -> None:
-    """Let a command say which signal what it starts gets before its time is over."""
+    """Declare the signal that is sent before the time limit."""
     parser.add_argument(
         "--signal",
         metavar="NAME@DURATION",
         type=early_signal,
-        help="with --time: send a signal so long before its end, such as USR1@60s, to each process that catches it",
+        help="with --time: send a signal before the limit, such as USR1@60s, to each process that catches it",
     )
 
 
@@ -153,26 +163,26 @@ def acquire(
     program: str,
     stays: bool = False,
     runs: bool = False,
-) -> anyaccel.Hold:
-    """Hold what the command line asks for, saying on the way what people should know.
+) -> anyaccel.DeviceLease:
+    """Acquire the devices of a command line, with progress messages and warnings on standard error.
 
-    A process beside this one writes down the use of the devices, and ends what runs with them when the time is over,
-    unless this process stays to do so.
+    A process beside this one writes the use of the devices to the journal and enforces the time limit, unless this
+    process stays to do so.
 
     Args:
         args: The arguments.
-        start: How the command is started.
-        waits: Called once when the wait has begun, before anything is said of it.
-        program: Name of the command that is going to use the devices.
-        stays: Whether this process stays until that has ended, and does not become it.
-        runs: Whether a command of the user's is started: in a cgroup of its own where one was made, and with a time
-            limit that is told, and has the grace and the early signal of the arguments.
+        start: Options for the start of the command.
+        waits: Called once when the wait has begun, before a message about it.
+        program: Name of the program that will use the devices.
+        stays: Whether this process stays until the program has ended; otherwise it becomes the program.
+        runs: Whether this starts a command of the user: in a cgroup of its own if one was made, and with the time
+            limit, grace and early signal of the arguments.
     """
     request = anyaccel.parse_request(args.request)
     inventory = survey(args)
     from anyaccel.launcher.hold import take
-    from anyaccel.launcher.monitor import monitor
-    from anyaccel.linux.mark import of_process
+    from anyaccel.launcher.monitor import start_monitor
+    from anyaccel.linux.mark import draw_for_process
 
     line = output.StatusLine()
 
@@ -180,46 +190,51 @@ def acquire(
         nonlocal line
         if not line.used:
             waits()
-            line = output.StatusLine()  # where standard error leads now
+            line = output.StatusLine()  # a job has redirected standard error since
         line.show(sentence)
 
     try:
+        # A mark of this process: the command that it becomes carries the lease on.
         options: AcquireOptions = {**start, **wait_options(args), "inventory": inventory}
-        hold = take(request, of_process, tell=show, grouped=runs, **options)
+        hold = take(request, draw_for_process, tell=show, grouped=runs, **options)
     finally:
         line.clear()
+    # A command that got its devices at once says nothing of it.
     if line.used:
         names = ", ".join(device.name for device in hold.devices)
         output.say(f"got {names} after {elapsed(hold.waited)}")
     if hold.lease is not None and inventory.machine == "host":
         _tell_once_of_others()
-    monitor(hold, program, stays=stays, limit=time_limit(args, hold) if runs else None)
-    return hold.carried()
+    start_monitor(hold, program, stays=stays, limit=time_limit(args, hold) if runs else None)
+    return hold.mark_process()
 
 
-def time_limit(args: argparse.Namespace, hold: anyaccel.Hold) -> TimeLimit | None:
-    """The time limit of a command that runs with a hold, as the command line or the machine gives it."""
+def time_limit(args: argparse.Namespace, hold: anyaccel.DeviceLease) -> TimeLimit | None:
+    """Return the time limit of a command: that of the command line, or of the machine's configuration."""
     from anyaccel.launcher.time_limit import TimeLimit, check_early
 
-    return TimeLimit.of(hold.lease, args.time, args.grace, check_early(args.signal, args.time))
+    return TimeLimit.for_lease(hold.lease, args.time, args.grace, check_early(args.signal, args.time))
 
 
 def _tell_once_of_others() -> None:
-    """Say, once for a user, that leases of other users are not seen."""
+    """Warn a user, once, that leases of other users are not visible."""
     from anyaccel.configuration import user_directory
     from anyaccel.ledger import Ledger
 
     directory = user_directory("XDG_STATE_HOME", ".local/state")
     if os.environ.get("ANYACCEL_STATE_DIR") or not directory or Ledger.open().shared:
         return
-    with contextlib.suppress(OSError):  # who has no place for the note is told nothing, rather than every time
+    with contextlib.suppress(OSError):  # a user without a home directory is not warned at all, rather than each time
         os.makedirs(directory, mode=0o700, exist_ok=True)
+        # O_EXCL: of two commands at the same time one prints the message.
         os.close(os.open(f"{directory}/told-of-others", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-        output.say("leases of other users are not seen on this machine; 'sudo anyaccel setup' shares them (said once)")
+        output.say(
+            "leases of other users are not seen on this machine; 'sudo anyaccel setup' shares them (this is said once)"
+        )
 
 
 def wait_options(args: argparse.Namespace) -> AcquireOptions:
-    """The keyword arguments of :func:`anyaccel.acquire` that :func:`add_wait` and :func:`add_time` declare."""
+    """Return the arguments of :func:`anyaccel.acquire` that :func:`add_wait` and :func:`add_time` declare."""
     return {
         "wait": 0 if args.no_wait else args.wait,
         "priority": args.priority,
@@ -230,10 +245,7 @@ def wait_options(args: argparse.Namespace) -> AcquireOptions:
 
 
 def start_options(args: argparse.Namespace) -> StartOptions:
-    """The keyword arguments of :func:`anyaccel.acquire` that :func:`add_launch` and :func:`add_start` declare.
-
-    Without those that were not given.
-    """
+    """Return the arguments of :func:`anyaccel.acquire` that :func:`add_launch` and :func:`add_start` declare."""
     names = ("mask", "unallocated", "cap", "bind", "memory", "enforce")
     given: Any = {name: value for name in names if (value := getattr(args, name, None)) is not None}
     found: StartOptions = given
@@ -241,8 +253,8 @@ def start_options(args: argparse.Namespace) -> StartOptions:
 
 
 def survey(args: argparse.Namespace) -> Inventory:
-    """Detect what the command line names, with a word about what people should know of it."""
-    import_meanwhile("anyaccel.launcher.hold")
+    """Detect the devices of a command line's machine, and print the remarks of detection."""
+    import_meanwhile("anyaccel.launcher.hold")  # vendors' processes take about as long to answer
     inventory = anyaccel.detect(**machine_options(args))
     for report in inventory.vendors:
         if args.verbose:
@@ -256,8 +268,9 @@ def survey(args: argparse.Namespace) -> Inventory:
 
 
 def machine_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The keyword arguments of :func:`anyaccel.detect` that the command line gave."""
+    """Return the arguments of :func:`anyaccel.detect` that the command line gives."""
     options = {"machine": args.machine, "timeout": args.probe_timeout}
+    # Few declare devices: the module is imported for them alone.
     if args.declare:
         from anyaccel.inventory.declared import parse_declaration
 

@@ -1,4 +1,4 @@
-"""Understand a command line, call the command, and turn every error into one message and an exit status."""
+"""The command line: find the command, parse its arguments, call it, and turn each error into a message and a status."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from importlib import import_module
 
 from anyaccel import extras
-from anyaccel.cli import VERSION, output
+from anyaccel.cli import output
 from anyaccel.cli.extensions import import_from
 from anyaccel.cli.quantities import seconds
 from anyaccel.errors import AnyaccelError, ConfigurationError, UsageError
@@ -15,118 +15,170 @@ from anyaccel.vendors import begin_for
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
     from types import ModuleType
     from typing import Any, NoReturn
 
 GROUP = "anyaccel.commands"
-"""Entry points by which distributions bring commands of their own: ``mps = "anyaccel_acme.mps_command"``."""
-COMMANDS = {
-    "status": "show the accelerators of this machine (what 'anyaccel' alone does)",
-    "top": "watch devices, holders and waiters, and end what is yours (needs 'anyaccel[top]')",
-    "run": "run a command that sees exactly the accelerators it asked for",
-    "sweep": "run many commands, as many at once as there are devices",
-    "jobs": "list the jobs that run without a terminal",
-    "logs": "print what a job has printed",
-    "cancel": "end jobs, waits and leases of yours",
-    "wait": "wait until jobs have ended",
-    "hold": "hold devices without a command, until they are released or the time is over",
-    "release": "give back what a lease holds",
-    "queue": "show who waits for devices",
-    "report": "say who used what, from the journal of leases that have ended",
-    "metrics": "print what a monitoring system collects, in OpenMetrics, or serve it",
-    "select": "print the ids of devices that would serve a request, without holding them",
-    "why": "say whether a request fits, why not, and what would",
-    "env": "print the variables that make a shell see what a request gets",
-    "plugins": "list the installed plug-ins and what is wrong with them",
-    "doctor": "look for what is wrong, and say what to do about it",
-    "check": "check that a plug-in keeps the contract",
-    "new": "write the project of a new plug-in",
-    "record": "record this machine, so that it can be replayed anywhere",
-    "export": "print the devices in another scheduler's or container engine's own form",
-    "ray": "make this machine a node of a Ray cluster",
-    "config": "show what is configured, and where",
-    "setup": "make what all users of this machine share, as root",
-    "completion": "print the script by which a shell completes commands, types and devices",
-    "help": "show what a command does, with examples",
+"""Group of the entry points of commands that distributions bring: ``mps = "anyaccel_acme.mps_command"``."""
+GROUPS = {
+    "See devices": {
+        "status": "show the accelerators of this machine (the default command)",
+        "top": "watch devices, holders and waiting requests; release or cancel your own",
+        "queue": "show the requests that wait for devices, in order",
+        "why": "say whether a request fits, why not, and what would fit",
+        "select": "print the ids of devices that would serve a request, without holding them",
+        "doctor": "look for what is wrong, and say how to mend it",
+    },
+    "Run programs": {
+        "run": "run a command that sees exactly the devices that it asked for",
+        "sweep": "run many commands, as many at once as there are devices",
+        "hold": "hold devices without a command, until they are released",
+        "release": "release a lease, and end the processes that run with it",
+        "cancel": "cancel jobs, waiting requests and leases of yours",
+        "env": "print the variables by which a shell sees the devices of a request",
+        "ray": "make this machine a node of a Ray cluster",
+    },
+    "Jobs": {
+        "jobs": "list the jobs that run without a terminal",
+        "logs": "print the output of a job",
+        "wait": "wait until jobs have ended",
+    },
+    "Administer a machine": {
+        "report": "show who used which devices, from the journal of ended leases",
+        "metrics": "print or serve measurements in OpenMetrics, for a monitoring system",
+        "setup": "make the files that all users of this machine share, as root",
+        "config": "show the settings of this machine and of this user",
+        "export": "describe the devices for another scheduler or a container engine",
+    },
+    "Plug-ins and recordings": {
+        "plugins": "list the installed plug-ins, and their faults",
+        "check": "check that a plug-in keeps the contract",
+        "new": "write the project of a new plug-in",
+        "record": "record this machine, to replay it anywhere",
+        "testbed": "run a vendor's own software on the machine of a recording",
+    },
+    "Help": {
+        "help": "show what a command does, with examples",
+        "completion": "print the script by which a shell completes commands, types and devices",
+    },
 }
+"""The commands under the titles of ``anyaccel --help``, each with what it does."""
+COMMANDS = {name: text for group in GROUPS.values() for name, text in group.items()}
 DEFAULT = "status"
 SURVEYS = {"status", "top", "metrics", "run", "sweep", "hold", "select", "why", "env", "doctor", "export"}
-"""Commands that look at the machine."""
-RUNS = {"run", "sweep"}
-"""Commands that take a command to run, behind ``--``."""
-EPILOG = (
+"""Commands that detect the machine's devices."""
+RUNS = {"run", "sweep", "testbed"}
+"""Commands that take a command to run, after ``--``."""
+EXIT_STATUSES = (
     "exit status: 0 done, 1 failed, 2 the request or an argument is wrong, 3 the request can never fit on this machine,"
     " 4 not free now, 6 not permitted, 126 the command cannot be run, 127 it was not found; 'run' returns the"
     " command's own"
 )
-
-
 HELP = {"-h", "--help"}
+VERSION = {"-V", "--version"}
 PASSES_ON = {"ray"}
-"""Commands that pass options which they do not know on to another program."""
+"""Commands that pass unknown options on to another program."""
 UNCONFIGURED = {"config", "setup", "completion", "help"}
-"""Commands that work whatever the files of configuration say."""
+"""Commands that ignore the files of configuration."""
 DIAGNOSES = {"doctor"}
-"""Commands that take defaults from them, and say themselves what is wrong with them."""
+"""Commands that take defaults from these files and report errors in them themselves."""
 ABOUT_PLUGINS = {"plugins", "doctor", "check", "record"}
-"""Commands that look at what plug-ins do."""
-APART = UNCONFIGURED | {"release", "queue", "new", "jobs", "logs", "cancel", "wait", "report"}
-"""Commands that look at no machine."""
+"""Commands that examine plug-ins."""
+APART = UNCONFIGURED | {"release", "queue", "new", "testbed", "jobs", "logs", "cancel", "wait", "report"}
+"""Commands that have no ``--machine``."""
 
 
 def dispatch(arguments: Sequence[str]) -> int:
-    """Run the command that the arguments name."""
+    """Run the command that the arguments name; return its exit status."""
     own, command = _split(arguments)
 
     def perform() -> int:
         name, rest = _find_command(own)
         return _perform(name, rest, command)
 
-    return told(perform, as_json="--json" in own or "-j" in own)
+    return report_errors(perform, as_json="--json" in own or "-j" in own)
 
 
-def told(perform: Callable[[], int], *, as_json: bool) -> int:
-    """Do something, and tell people, or programs, what goes wrong; returns the exit status."""
+def report_errors(perform: Callable[[], int], *, as_json: bool) -> int:
+    """Call a function that returns an exit status, and report its errors.
+
+    Args:
+        perform: The function.
+        as_json: Report errors as JSON.
+
+    Returns:
+        The function's exit status, or that of the error.
+    """
     try:
         return perform()
     except AnyaccelError as error:
         output.report_error(error, as_json=as_json)
         return error.exit_code
-    except BrokenPipeError:  # the reader has enough
+    except BrokenPipeError:  # the reader has closed the pipe, as 'head' does
         return 0
     except KeyboardInterrupt:
         return 130
 
 
 def _perform(name: str, arguments: list[str], command: list[str] | None) -> int:
+    # Vendors' processes start before the command's modules are imported, which takes about as long.
     if name in SURVEYS and HELP.isdisjoint(arguments):
         begin_for(_machine(arguments) or defaults(name).get("machine", ""), os.environ)
     module = module_of(name)
+    # The command that people type most has no parser: see Defaults.
     if name == DEFAULT and not arguments:
         args: Any = Defaults()
         add_common(args)
         module.add_arguments(args)
         vars(args).update(defaults(name))
     else:
-        from anyaccel.cli.arguments import parse
-
         args = parse(name, module, arguments)
+    args.typed = [*arguments, *(["--", *command] if command is not None else [])]
     if name in RUNS:
         args.command = command
     elif command is not None:
-        raise UsageError(f"'--' and a command belong to 'anyaccel run' and 'anyaccel sweep' (got them with {name!r})")
+        raise UsageError(f"a command after '--' belongs to 'anyaccel run', 'sweep' and 'testbed' (got {name!r})")
     status: int = module.main(args)
     return status
 
 
+def parse(name: str, module: ModuleType, arguments: list[str]) -> argparse.Namespace:
+    """Parse the arguments of a command.
+
+    Args:
+        name: The command.
+        module: Its module.
+        arguments: The command line without the command's name.
+
+    Raises:
+        UsageError: When an argument is wrong.
+    """
+    from anyaccel.cli.arguments import Parser
+
+    parser = Parser(prog=f"anyaccel {name}", description=module.__doc__, allow_abbrev=False)
+    parser.examples = module.EXAMPLES
+    add_common(parser, name)
+    module.add_arguments(parser)
+    if name not in UNCONFIGURED and HELP.isdisjoint(arguments):
+        dests = {action.dest for action in parser._actions}  # noqa: SLF001 - argparse has no other way to name them
+        parser.set_defaults(**{name: value for name, value in defaults(name).items() if name in dests})
+    if name in PASSES_ON:
+        args, passed_on = parser.parse_known_args(arguments)
+        args.passed_on = passed_on
+        return args
+    # Options may stand between the terms of a request.
+    return parser.parse_intermixed_args(arguments)
+
+
 def module_of(name: str) -> ModuleType:
-    """The module of a command: ours, or that of a plug-in, which has the same parts.
+    """Import the module of a command of ours or of a plug-in.
 
     Raises:
         UsageError: When there is no such command.
         CommandNotRunnableError: When the module of a plug-in cannot be imported.
     """
+    # A distribution must not replace a command of ours: an entry point of the name "run" is ignored.
     if name in COMMANDS and name not in extras.COMMANDS:
         return import_module(f"anyaccel.cli.{name}")
     target, distribution = of_plugins().get(name, ("", ""))
@@ -138,41 +190,72 @@ def module_of(name: str) -> ModuleType:
 
 
 def of_plugins() -> dict[str, tuple[str, str]]:
-    """Commands that installed distributions bring: the module of each, and the distribution. Ours come first."""
+    """Return the module and the distribution of each command that installed distributions bring."""
     from anyaccel.vendors.entry_points import entry_points
 
     return {
         name: (target, distribution)
         for name, target, distribution, _ in entry_points(GROUP)
+        # A name with a blank or a leading dash could not be typed as a command.
         if name.isidentifier() and _may_bring(name, distribution)
     }
 
 
 def _may_bring(name: str, distribution: str) -> bool:
-    """Whether a distribution may bring a command of this name: one of ours comes from its extra alone."""
+    """Return whether a distribution may bring a command of this name; a name of ours is reserved for its extra."""
     if extra := extras.COMMANDS.get(name):
         return distribution.lower().replace("_", "-") == extras.distribution(extra)
     return name not in COMMANDS
 
 
-def commands() -> dict[str, str]:
-    """Find the commands that are installed, ours first, each with what it does."""
+def groups() -> dict[str, dict[str, str]]:
+    """Return the installed commands, each with what it does, under the titles of the help."""
     found = of_plugins()
-    ours = {name: text for name, text in COMMANDS.items() if name not in extras.COMMANDS or name in found}
-    return ours | {name: f"a command of {whose}" for name, (_, whose) in found.items() if name not in ours}
+    ours = {
+        title: {name: text for name, text in group.items() if name not in extras.COMMANDS or name in found}
+        for title, group in GROUPS.items()
+    }
+    further = {name: _summary(*place) for name, place in found.items() if name not in COMMANDS}
+    return ours | ({"Commands of plug-ins": further} if further else {})
+
+
+def commands() -> dict[str, str]:
+    """Return the installed commands, each with what it does."""
+    return {name: text for group in groups().values() for name, text in group.items()}
+
+
+def _summary(target: str, distribution: str) -> str:
+    """Return the first sentence of a module of a plug-in, which is read and not run."""
+    import ast
+    import contextlib
+    from importlib.util import find_spec
+
+    with contextlib.suppress(
+        Exception
+    ):  # anything may be wrong with a plug-in; the help names its command all the same
+        package, _, module = target.partition(".")
+        spec: Any = find_spec(package)
+        path = f"{spec.submodule_search_locations[0]}/{module.replace('.', '/')}.py" if module else spec.origin
+        with open(path, "rb") as file:
+            told = " ".join(str(ast.get_docstring(ast.parse(file.read()))).split())
+        sentence = told.partition(". ")[0].rstrip(".")
+        if sentence and sentence != "None":
+            return f"{sentence[0].lower()}{sentence[1:]} ({distribution})"
+    return f"a command of {distribution}"
 
 
 def defaults(command: str) -> dict[str, Any]:
-    """Defaults of options, by the name of the option, that the user has configured.
+    """Return the defaults of options from the user's file of configuration, by the name of the option.
 
     Args:
-        command: The command that has the options.
+        command: The command with the options.
 
     Raises:
-        ConfigurationError: When the user's file says something wrong, and the command does not say so itself.
+        ConfigurationError: When the file is wrong, unless the command reports that itself.
     """
     from anyaccel import configuration
 
+    # Most users have no file: the module that reads TOML is not imported for them.
     path = configuration.user_file()
     if not path or not os.path.exists(path):
         return {}
@@ -183,13 +266,13 @@ def defaults(command: str) -> dict[str, Any]:
             raise
         return {}
     found = {key.removeprefix("defaults."): value for key, value in values.items() if key.startswith("defaults.")}
-    if os.environ.get("ANYACCEL_MACHINE"):
+    if os.environ.get("ANYACCEL_MACHINE"):  # the environment precedes the file
         found.pop("machine", None)
     return found
 
 
 def _machine(arguments: Sequence[str]) -> str:
-    """The machine that arguments name, before they are parsed; empty when they name none."""
+    """Return the value of ``--machine`` in arguments that are not parsed yet; empty when it is not given."""
     for position, argument in enumerate(arguments):
         option, equals, text = argument.partition("=")
         if option == "--machine":
@@ -198,29 +281,31 @@ def _machine(arguments: Sequence[str]) -> str:
 
 
 class Defaults:
-    """The arguments of a command that was given none, without a parser, which takes longer than all that they do.
+    """The parsed arguments of a command that was given none. It takes the declarations that a parser takes.
 
-    It takes the declarations that a parser takes.
+    Importing argparse and building a parser takes longer than ``status`` takes to parse its arguments.
     """
 
     def add_argument(self, *names: str, default: object = None, action: str = "", **_: object) -> None:
-        """Declare an option: its attribute is its default."""
+        """Declare an option: the attribute of its name gets its default."""
+        # As argparse does: the long form names the attribute.
         name = max(names, key=len).removeprefix("--").replace("-", "_")
         setattr(self, name, False if action == "store_true" else default)
 
     def add_argument_group(self, _: str) -> Defaults:
-        """Declare options that stand together in the help."""
+        """Declare a group of options of the help; a group has no effect here."""
         return self
 
 
 def add_common(parser: argparse.ArgumentParser, command: str = DEFAULT) -> None:
-    """Options that every command understands, before or after its name, and those of all that look at a machine.
+    """Declare the options of every command, and those of every command that detects devices.
 
-    Plug-ins are asked in their own ways by commands about plug-ins, which take no declared devices. A command that
-    passes options on to another program leaves it the short ones.
+    Commands about plug-ins do not take declared devices. A command that passes options on to another program leaves the
+    short ones to that program.
     """
     group = parser.add_argument_group("common options")
     group.add_argument("-j", "--json", action="store_true", help="print JSON")
+    # Commands of plug-ins declare what they need themselves.
     if command in APART or command not in COMMANDS:
         return
     group.add_argument(
@@ -234,7 +319,7 @@ def add_common(parser: argparse.ArgumentParser, command: str = DEFAULT) -> None:
         metavar="SECONDS",
         type=seconds(0.001, 3600),
         default=10.0,
-        help="seconds for the detection of each vendor (default: 10)",
+        help="longest detection of a vendor (default: 10)",
     )
     if command in ABOUT_PLUGINS:
         return
@@ -243,13 +328,13 @@ def add_common(parser: argparse.ArgumentParser, command: str = DEFAULT) -> None:
         metavar="NAME=COUNT",
         action="append",
         default=[],
-        help="count this many devices of a resource, whatever was found",
+        help="assume this many devices of a resource, whatever was detected",
     )
     group.add_argument(
         *(() if command in PASSES_ON else ("-v",)),
         "--verbose",
         action="store_true",
-        help="say how each vendor's detection ended, and how long it took",
+        help="print the result and duration of each vendor's detection",
     )
 
 
@@ -267,37 +352,39 @@ VALUED = (
 )
 """Options that may stand before the command and take the next argument as their value."""
 NUMBERED = ("-w", "--watch")
-"""Options that take the next argument as their value where it is a number."""
+"""Options that take the next argument as their value if it is a number."""
 
 
 def _split(arguments: Sequence[str]) -> tuple[list[str], list[str] | None]:
-    """Take the command to run, behind ``--``, from our own arguments."""
+    """Split the arguments at ``--`` into those of this program and the command to run."""
     listed = list(arguments)
     if "--" not in listed:
         return listed, None
+    # The first one counts: the command to run may have a "--" of its own.
     at = listed.index("--")
     return listed[:at], listed[at + 1 :]
 
 
 def _find_command(arguments: Sequence[str]) -> tuple[str, list[str]]:
-    """Find the command's name: the first argument that is neither an option nor the value of one."""
+    """Return the command's name, which is the first argument that is no option and no value of one, and the rest."""
     value_next = False
     for position, argument in enumerate(arguments):
         if value_next or argument.startswith("-"):
             value_next = not value_next and argument in VALUED
             continue
+        # The value of --watch is optional: in "-w 5 status" 5 is no command.
         if argument[:1].isdigit() and position and arguments[position - 1] in NUMBERED:
             continue
         return argument, [*arguments[:position], *arguments[position + 1 :]]
     if not HELP.isdisjoint(arguments):
         print_help()
-    if list(arguments) in VERSION:
+    if not VERSION.isdisjoint(arguments):
+        if len(arguments) > 1:
+            raise UsageError("--version stands alone", hint="leave the other arguments out")
         from anyaccel._version import __version__
 
         output.print_line(f"anyaccel {__version__}")
         raise SystemExit(0)
-    if "-V" in arguments or "--version" in arguments:
-        raise UsageError("--version stands alone")
     return DEFAULT, list(arguments)
 
 
@@ -310,47 +397,33 @@ def _close_command(name: str) -> str:
     return f"the commands are {', '.join(COMMANDS)}"
 
 
-def columns(told: Mapping[str, str]) -> str:
-    """Write names, each with what it is beside it, as wide as the terminal."""
-    width = max(map(len, told))
-    return "\n".join(_filled(text, f"  {name:<{width}}  ", " " * (width + 4)) for name, text in told.items())
-
-
-def _filled(text: str, first: str = "", further: str = "") -> str:
-    """A text in lines that are no longer than the terminal is wide; the first and further ones begin with these."""
-    from textwrap import fill
-
-    room = max(40, output.width() - 2)
-    return fill(text, room, initial_indent=first, subsequent_indent=further, break_on_hyphens=False)
-
-
-def _told_of_extras(found: Mapping[str, str]) -> str:
-    """Say which of our commands are not installed, and what brings them; nothing where all are."""
-    missing = [f"{name!r} (anyaccel[{extra}])" for name, extra in extras.COMMANDS.items() if name not in found]
-    return f"\n{_filled('not installed: ' + ', '.join(missing))}\n" if missing else ""
-
-
 def print_help() -> NoReturn:
-    """Print what ``anyaccel --help`` does, as wide as the terminal, and end."""
+    """Print what ``anyaccel --help`` shows, as wide as the terminal, and end the process."""
+    from anyaccel.cli.arguments import fill, name_columns
     from anyaccel.scheduler.filters import FILTERS
 
     request = (
         "A request is one or more terms such as GPU, GPU:2, GPU:0.5, 'H100|A100:4,linked', GPU:1,mem=40GiB or"
-        " TPU:4,else=cpu. Options stand before or after the request; see 'anyaccel COMMAND --help' for them, and"
-        " 'anyaccel --version' for the version. A term may ask of its devices:"
+        " TPU:4,else=cpu. Options stand before or after the request. A term may ask of its devices:"
     )
-    found = commands()
+    found = groups()
+    width = max(len(name) for group in found.values() for name in group)
+    listed = "\n\n".join(f"{title}:\n{name_columns(group, width)}" for title, group in found.items() if group)
+    installed = {name for group in found.values() for name in group}
+    absent = [f"{name} (anyaccel[{extra}])" for name, extra in extras.COMMANDS.items() if name not in installed]
+    missing = f"\n{fill('Not installed: ' + ', '.join(absent))}\n" if absent else ""
     output.print_help(
-        f"""{_filled("usage: anyaccel [OPTIONS] [COMMAND] [REQUEST ...] [-- CMD ...]", further="    ")}
+        f"""{fill("usage: anyaccel [OPTIONS] [COMMAND] [REQUEST ...] [-- CMD ...]", further="    ")}
 
-{_filled("Find the accelerators of a machine, hand them out, start commands that see exactly theirs.")}
+{fill("Find the accelerators of a machine, hand them out, start commands that see exactly theirs.")}
 
-commands:
-{columns(found)}
-{_told_of_extras(found)}
-{_filled(request)}
-{columns({each.form: f"each device {each.summary}" for each in FILTERS.values()})}
+{listed}
+{missing}
+{fill(request)}
+{name_columns({each.form: f"each device {each.summary}" for each in FILTERS.values()})}
 
-{_filled(EPILOG)}"""
+{fill("Options and examples of a command: 'anyaccel COMMAND --help'. The version: 'anyaccel --version'.")}
+
+{fill(EXIT_STATUSES)}"""
     )
     raise SystemExit(0)

@@ -1,4 +1,4 @@
-"""List the installed plug-ins, what they know, and what is wrong with them."""
+"""List the installed plug-ins, their resources, and their faults."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import argparse
 
 from anyaccel.cli import output
 from anyaccel.cli.output import take_fields
+from anyaccel.cli.table import print_table
 from anyaccel.errors import UsageError
 from anyaccel.model import Problem
 from anyaccel.probe.machine import parse_machine
 from anyaccel.vendors.discovery import Source
-from anyaccel.vendors.process import answer_in, ask, problem_in, process_of
+from anyaccel.vendors.process import answer_in, ask, find_process, problem_in
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,20 +19,22 @@ if TYPE_CHECKING:
 
 
 EXAMPLES = (
-    ("anyaccel plugins", "what is installed, and how each fared"),
-    ("anyaccel plugins acme", "one of them, with the details of its fault"),
+    ("anyaccel plugins", "the installed plug-ins, and their faults"),
+    ("anyaccel plugins acme", "one of them, with details of its fault"),
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("vendor", nargs="*", metavar="VENDOR", help="show these only, with the details of their faults")
+    parser.add_argument("vendor", nargs="*", metavar="VENDOR", help="show only these, with details of their faults")
 
 
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
     machine = parse_machine(args.machine)
-    task = "detect" if args.vendor else "products"  # with a name given, a fault that only detection shows counts too
+    task = (
+        "detect" if args.vendor else "products"
+    )  # detection finds more faults; it is slower, and runs on request only
     answers, problems = ask(task, machine, timeout=args.probe_timeout)
     entries = {
         vendor: _entry(
@@ -40,10 +43,11 @@ def main(args: argparse.Namespace) -> int:
             answer_in(task, source, outcome)[1]
             if task == "products"
             else problem_in(source, outcome, "anyaccel_detect"),
-            process_of(source).printed(),
+            find_process(source).printed(),
         )
         for vendor, (source, outcome) in answers.items()
     }
+    # Plug-ins whose entry point is wrong have no process, and no answer.
     entries |= {problem.vendor: _entry(Source(vendor=problem.vendor, target=""), {}, problem) for problem in problems}
     unknown = [vendor for vendor in args.vendor if vendor not in entries]
     if unknown:
@@ -58,7 +62,7 @@ def main(args: argparse.Namespace) -> int:
     if not chosen:
         output.print_line("No plug-in is installed: install one, for example with 'pip install anyaccel[all]'.")
         return 0
-    output.print_table(
+    print_table(
         ("VENDOR", "STATE", "RESOURCE", "DISTRIBUTION"),
         [
             (
@@ -75,6 +79,7 @@ def main(args: argparse.Namespace) -> int:
             output.say(f"{entry['vendor']}: {entry['reason']}")
         if entry["details"] and args.vendor:
             output.say_lines(entry["details"])
+        # A native library may print its reason before it ends the process.
         elif entry["printed"] and args.vendor:
             output.say(f"{entry['vendor']} has printed:")
             output.say_lines(entry["printed"])

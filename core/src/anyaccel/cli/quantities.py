@@ -1,4 +1,4 @@
-"""Quantities as people write them on a command line, each a ``type`` for an argument parser."""
+"""Quantities of a command line, each a ``type`` for an argument parser."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def duration(text: str) -> float:
     """Turn a duration such as 90s, 15m, 2h, 1d or 1h30m into seconds.
 
     Raises:
-        argparse.ArgumentTypeError: When it is none; a bare number is none either, since nobody can tell its unit.
+        argparse.ArgumentTypeError: When the text is not a duration; a bare number has no unit.
     """
     try:
         return texts.duration(text)
@@ -23,14 +23,14 @@ def duration(text: str) -> float:
 
 
 def seconds(least: float, most: float) -> Callable[[str], float]:
-    """Take a bare number of seconds, from the least to the most; for options that were there before durations."""
+    """Return a parser of a number of seconds between two bounds, for options that are older than durations."""
 
     def kind(text: str) -> float:
         try:
             value = float(text)
         except ValueError:
             value = -1.0
-        if not least <= value <= most:  # also refuses nan
+        if not least <= value <= most:  # nan fails the comparison, and is refused
             raise _refused(f"must be seconds, from {least:g} to {most:g} (got {text!r:.40})")
         return value
 
@@ -38,9 +38,10 @@ def seconds(least: float, most: float) -> Callable[[str], float]:
 
 
 def whole(least: int, most: int) -> Callable[[str], int]:
-    """Take a whole number, from the least to the most."""
+    """Return a parser of a whole number between two bounds."""
 
     def kind(text: str) -> int:
+        # int() takes underscores, blanks and digits of all scripts.
         number = int(text) if text.isascii() and text.isdecimal() and len(text) <= len(str(most)) else -1
         if not least <= number <= most:
             raise _refused(f"must be a whole number from {least} to {most} (got {text!r:.40})")
@@ -50,10 +51,10 @@ def whole(least: int, most: int) -> Callable[[str], int]:
 
 
 def early_signal(text: str) -> str:
-    """Check a signal that is sent some time before a time limit, such as USR1@60s.
+    """Check a signal to send some time before a time limit, such as USR1@60s.
 
     Raises:
-        argparse.ArgumentTypeError: When it is none.
+        argparse.ArgumentTypeError: When the text is not a signal and a duration.
     """
     from anyaccel.launcher.time_limit import EarlySignal
 
@@ -65,12 +66,12 @@ def early_signal(text: str) -> str:
 
 
 def add_grace(parser: argparse.ArgumentParser, default: float | None = 10.0, *, of: str = "10s") -> None:
-    """Let a command say how long what is asked to end has for that.
+    """Declare the time between SIGTERM and SIGKILL.
 
     Args:
-        parser: Where to add it.
-        default: What holds where nothing is said.
-        of: How the help calls that.
+        parser: The parser.
+        default: Its value if the option is not given.
+        of: Description of the default, for the help.
     """
     parser.add_argument(
         "--grace", metavar="DURATION", type=duration, default=default, help=f"time to end after SIGTERM (default: {of})"

@@ -1,4 +1,4 @@
-"""Show who waits for devices of this machine, first to be served first."""
+"""Show the requests that wait for devices of this machine, in order."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import argparse
 from anyaccel.cli import output
 from anyaccel.cli.output import take_fields
 from anyaccel.cli.sample import reason
+from anyaccel.cli.table import Column, print_table
 from anyaccel.ledger import Ledger
 from anyaccel.ledger.names import vendor_and_id, without_scope
 from anyaccel.text import elapsed
@@ -14,6 +15,18 @@ from anyaccel.text import elapsed
 EXAMPLES = (
     ("anyaccel queue", "who waits, first to be served first"),
     ("anyaccel queue --json", "the same for programs"),
+)
+
+_COLUMNS = (
+    Column(heading="PLACE", turn=0),
+    Column(heading="REQUEST", turn=1, least=8),
+    Column(heading="USER", turn=2, least=6),
+    Column(heading="WAITED", turn=4),
+    Column(heading="STARTS BY", turn=5),
+    Column(heading="REASON", turn=3, least=16, fold=True),
+    Column(heading="NOTE", turn=6, least=8),
+    Column(heading="TICKET", turn=10),
+    Column(heading="PROCESS", turn=11, right=True),
 )
 
 
@@ -25,6 +38,7 @@ def main(args: argparse.Namespace) -> int:
     """Run the command."""
     ledger = Ledger.open()
     waiting = ledger.tickets()
+    # A device whose holder has ended is what most waits are about.
     kept = [lease for lease in ledger.leases() if lease.state == "kept"]
     if args.json:
         tickets = [
@@ -51,24 +65,23 @@ def main(args: argparse.Namespace) -> int:
         ]
         output.print_json("queue/1", {"tickets": tickets, "kept": ended})
     elif waiting:
-        noted = any(ticket.note for ticket in waiting)  # without notes a table of 80 columns has one line for each
         rows = [
             (
                 str(place),
                 ticket.request or "-",
                 ticket.user,
-                str(ticket.pid),
                 elapsed(ticket.waited),
                 output.clock(ticket.starts),
                 reason(ticket),
-                *((ticket.note or "-",) if noted else ()),
+                ticket.note or "-",
+                ticket.id,
+                str(ticket.pid),
             )
             for place, ticket in enumerate(waiting, start=1)
         ]
-        columns = ("PLACE", "REQUEST", "USER", "PROCESS", "WAITED", "STARTS BY", "REASON")
-        output.print_table((*columns, "NOTE") if noted else columns, rows)
+        print_table(_COLUMNS, rows)
     else:
-        output.print_line("Nobody waits.")
+        output.print_line("No request waits.")
     if not args.json:
         for lease in kept:
             device = vendor_and_id(without_scope(lease.device))[1]

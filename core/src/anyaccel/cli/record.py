@@ -1,9 +1,9 @@
-"""Record what the plug-ins ask of this machine, so that it can be replayed anywhere with --machine DIR.
+"""Record this machine as the plug-ins read it, for a replay anywhere with --machine DIR.
 
 Serial numbers, UUIDs, network addresses and names of hosts and users are replaced, consistently, unless --raw is given.
 DIR gets the recording, machine.json, and the inventory that it replays to, expected.json.
 
-Exit status: 0 when the recording replays to what is on the machine, 1 when it does not.
+The exit status is 1 when the replay has other devices than the machine.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ KIB = 1 << 10
 
 
 EXAMPLES = (
-    ("anyaccel record my-machine", "write what detection reads here"),
-    ("anyaccel record my-machine --verify", "does it still replay to what it is expected to?"),
+    ("anyaccel record my-machine", "record this machine"),
+    ("anyaccel record my-machine --verify", "check that it still replays to the same devices"),
 )
 
 
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("directory", metavar="DIR", help="directory for the recording; made when missing")
     parser.add_argument("--raw", action="store_true", help="keep serial numbers, addresses and names")
     parser.add_argument(
-        "--verify", action="store_true", help="record nothing; compare what DIR replays to with its expected.json"
+        "--verify", action="store_true", help="record nothing; compare the replay of DIR with its expected.json"
     )
 
 
@@ -40,8 +40,8 @@ def main(args: argparse.Namespace) -> int:
         output.say(str(problem))
     for vendor in done.differences:
         output.say(
-            f"{vendor}: the recording replays to something else than is on the machine, which is a fault of the plug-in"
-            " or of the replacements; try --raw, and report it"
+            f"{vendor}: the replay has other devices than the machine: a fault of the plug-in or of the replacements;"
+            " try --raw, and report it"
         )
     if args.json:
         content = {
@@ -54,7 +54,8 @@ def main(args: argparse.Namespace) -> int:
     else:
         output.print_line(done.path)
         what = "nothing was replaced" if args.raw else "serial numbers, addresses and names were replaced"
-        output.say(f"{-(-done.size // KIB)} KiB, {what}; look through it before you share it")
+        output.say(f"{-(-done.size // KIB)} KiB, {what}; read it before you share it")
+    # A recording that differs is kept: it shows the fault.
     return 1 if done.differences else 0
 
 
@@ -64,5 +65,5 @@ def _verify(args: argparse.Namespace) -> int:
         output.print_json("record/1", {"path": args.directory, "differences": list(differences)})
     else:
         for vendor in differences:
-            output.print_line(f"{vendor}: {args.directory} replays to something else than its expected.json says")
+            output.print_line(f"{vendor}: {args.directory} replays to other devices than in its expected.json")
     return 1 if differences else 0

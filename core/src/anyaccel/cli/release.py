@@ -1,39 +1,46 @@
-"""Give back what a lease holds, by ending what was started with it: leases of one's own, or any lease as root."""
+"""Release leases of yours, or any lease as root, and end the processes that were started with them."""
 
 from __future__ import annotations
 
 import argparse
+import os
 
 from anyaccel.cli import output
 from anyaccel.cli.quantities import add_grace
+from anyaccel.errors import LeaseNotFoundError, UsageError
 from anyaccel.ledger import Ledger
+from anyaccel.text import listed as shorten
 
 EXAMPLES = (
-    ("anyaccel release 3f2a9c4b1d07", "end what holds a lease, as 'anyaccel' shows it"),
-    ("anyaccel release --forget 3f2a9c4b1d07", "give its devices back whatever still runs"),
+    ("anyaccel release", "the only lease that you have"),
+    ("anyaccel release 3f2a9c4b1d07", "a lease, as 'anyaccel' shows it"),
+    ("anyaccel release --forget 3f2a9c4b1d07", "its devices even if processes still run"),
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("lease", nargs="+", metavar="LEASE", help="identity of a lease, as 'anyaccel' shows it")
+    parser.add_argument(
+        "lease", nargs="*", metavar="LEASE", help="a lease, as 'anyaccel' shows it; needed unless you have just one"
+    )
     add_grace(parser)
     way = parser.add_mutually_exclusive_group()
-    way.add_argument("--force", action="store_true", help="kill what has not ended by then")
+    way.add_argument("--force", action="store_true", help="kill the processes that have not ended by then")
     way.add_argument(
         "--forget",
         action="store_true",
-        help="end no process: give the devices of a lease of your own back whatever still runs with them",
+        help="end no process: release the devices of a lease of yours even if processes still run",
     )
 
 
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
     ledger = Ledger.open()
+    args.lease = args.lease or [_find_only(ledger)]
     if args.forget:
-        found = {lease: ledger.forget(lease) for lease in args.lease}
+        found = {lease: ledger.drop_lease(lease) for lease in args.lease}
     else:
-        found = {lease: ledger.release_of(lease, grace=args.grace, force=args.force) for lease in args.lease}
+        found = {lease: ledger.end_lease(lease, grace=args.grace, force=args.force) for lease in args.lease}
     if args.json:
         running = {lease: list(pids) if args.forget else [] for lease, pids in found.items()}
         ended = {lease: [] if args.forget else list(pids) for lease, pids in found.items()}
@@ -42,7 +49,22 @@ def main(args: argparse.Namespace) -> int:
     for lease, pids in found.items():
         listed = ", ".join(map(str, pids)) or "no process"
         if args.forget:
-            output.say(f"{lease} is given back; still running with its devices: {listed}")
+            output.say(f"{lease} is released; still running with its devices: {listed}")
         else:
-            output.say(f"{lease} is released; asked to end: {listed}")
+            output.say(f"{lease} is released; signalled: {listed}")
     return 0
+
+
+def _find_only(ledger: Ledger) -> str:
+    """Return the only lease of this user.
+
+    Raises:
+        LeaseNotFoundError: When the user has none.
+        UsageError: When the user has several.
+    """
+    own = list(dict.fromkeys(each.id for each in ledger.leases() if each.uid == os.geteuid() and each.id))
+    if not own:
+        raise LeaseNotFoundError("you have no lease", hint="'anyaccel' shows the leases of all users")
+    if len(own) > 1:
+        raise UsageError(f"you have {len(own)} leases: {shorten(own)}", hint="name those to release")
+    return own[0]

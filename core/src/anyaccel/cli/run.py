@@ -1,6 +1,6 @@
 """Run a command that sees exactly the accelerators it asked for: anyaccel run REQUEST ... -- CMD ...
 
-Without a command, at a terminal, it starts your shell.
+Without a command, at a terminal, this starts your shell.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from anyaccel.cli.options import (
 from anyaccel.cli.quantities import add_grace
 from anyaccel.errors import UnknownNameError, UsageError
 from anyaccel.launcher.caps import FRACTION_VARIABLE
-from anyaccel.launcher.sandbox import available
+from anyaccel.launcher.sandbox import find_obstacle
 from anyaccel.model import Share, format_slots, format_units, replace
 
 TYPE_CHECKING = False
@@ -40,9 +40,9 @@ EXAMPLES = (
     ("anyaccel run GPU:1 -- python train.py", "one whole GPU of any vendor, the others hidden"),
     (
         "anyaccel run GPU:2,linked --wait 30m -- torchrun --nproc-per-node 2 train.py",
-        "two that are linked, or fail after half an hour",
+        "two linked GPUs; fails after half an hour of waiting",
     ),
-    ("anyaccel run GPU:0.5 -- python serve.py", "half of one"),
+    ("anyaccel run GPU:0.5 -- python serve.py", "half of a GPU"),
 )
 
 
@@ -60,14 +60,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     job.add_argument(
         "--ranks",
         action="store_true",
-        help="run the command once for each device, with RANK, WORLD_SIZE, MASTER_PORT and so on set; the first failure"
-        " ends all",
+        help="run the command once for each device, with RANK, WORLD_SIZE, MASTER_PORT and so on; the first failure"
+        " ends all ranks",
     )
     job.add_argument(
         "--port",
         action="store_true",
-        help="set MASTER_ADDR and MASTER_PORT, a port of this job alone, for a command that starts its ranks itself;"
-        " torchrun starts one for each device",
+        help="set MASTER_ADDR and MASTER_PORT, a port of this job alone, for a command that starts its own ranks;"
+        " torchrun then starts one for each device",
     )
     found = extensions("run")
     for extension in found:
@@ -76,11 +76,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run the command, or the user's shell where there is none."""
+    """Run the command, or the user's shell if there is none."""
     if args.signal is not None:
         from anyaccel.launcher.time_limit import check_early
 
-        check_early(args.signal, args.time)  # before it waits for devices
+        check_early(args.signal, args.time)  # an error now, rather than after a wait for devices
+    # An option of an extension, such as --detach, takes the command over.
     for extension in args.extensions:
         status: int | None = extension.main(args)
         if status is not None:
@@ -91,20 +92,21 @@ def main(args: argparse.Namespace) -> int:
     try:
         hold = acquire_devices(args)
     except UnknownNameError as error:
+        # Without '--', the words of a command look like terms of the request.
         if not shell:
             raise
-        behind = "a command stands behind '--', as in: anyaccel run GPU:1 -- python train.py"
+        behind = "the command to run stands after '--', as in: anyaccel run GPU:1 -- python train.py"
         raise UnknownNameError(str(error), hint=behind) from error
     if shell:
         names = ", ".join(device.name for device in hold.devices) or "no device"
-        output.say(f"{args.command[0]} has {names}; it is given back when the shell ends")
+        output.say(f"{args.command[0]} has {names}, until the shell ends")
     return become_command(args, hold)
 
 
 def acquire_devices(
     args: argparse.Namespace, waits: Callable[[], object] = lambda: None, *, stays: bool = False
-) -> anyaccel.Hold:
-    """Hold the devices for the command, and report on standard error what the options change and what they do not.
+) -> anyaccel.DeviceLease:
+    """Acquire the devices of the command, and report options that have no effect.
 
     Args:
         args: The arguments.
@@ -116,22 +118,22 @@ def acquire_devices(
     if hold.allocation.cpu:
         output.say(anyaccel.open_scheduler(hold.launch.inventory).why(hold.allocation.request).message)
         if args.time is not None:
-            output.say("--time changes nothing: a time limit is that of the devices, and none is held")
+            output.say("--time has no effect: no device is held")
     elif args.cap and FRACTION_VARIABLE not in hold.environ:
-        output.say("--cap changes nothing: it is for a share of one device whose memory is known")
+        output.say("--cap has no effect: it is for a share of one device whose memory is known")
     _say_how(args, hold)
     return hold
 
 
-def _say_how(args: argparse.Namespace, hold: anyaccel.Hold) -> None:
-    """Say where the command runs and what it is kept from."""
+def _say_how(args: argparse.Namespace, hold: anyaccel.DeviceLease) -> None:
+    """Report the processors and the confinement of the command."""
     processors, sandbox = hold.allocation.processors, hold.launch.inside.sandbox
     if args.bind and not processors:
-        output.say("--bind changes nothing: no NUMA node is known that is near the devices and has processors for us")
+        output.say("--bind has no effect: no NUMA node near the devices is known that has processors for this process")
     if args.verbose and processors:
-        output.say(f"it runs on the processors {format_slots(processors)}, which are nearest to the devices")
+        output.say(f"the command runs on the processors {format_slots(processors)}, nearest to the devices")
     if args.enforce and sandbox is None:
-        output.say(f"the command is not confined to its devices: {available()}")
+        output.say(f"the command is not confined to its devices: {find_obstacle()}")
     for gap in sandbox.gaps if sandbox else ():
         output.say(gap)
     if not args.verbose:
@@ -140,28 +142,28 @@ def _say_how(args: argparse.Namespace, hold: anyaccel.Hold) -> None:
         if not share.whole:
             output.say(_held_to(share))
     if reason := hold.launch.environment.unlimited:
-        output.say(f"no cgroup holds it to memory of the device: {reason}")
+        output.say(f"no cgroup limits its device memory: {reason}")
 
 
 def _held_to(share: Share) -> str:
-    """Say what holds a command to a share."""
+    """Describe what enforces a share."""
     limits = f", limits of {', '.join(share.limited_by)} set" if share.limited_by else ""
     return f"{share.device.name}: a share of {format_units(share.units)}, {share.enforced_by}{limits}"
 
 
-def become_command(args: argparse.Namespace, hold: anyaccel.Hold) -> int:
-    """Become the command, or what runs its ranks."""
+def become_command(args: argparse.Namespace, hold: anyaccel.DeviceLease) -> int:
+    """Replace this process by the command, or run its ranks."""
     if hold.lease:
-        hold.lease.inherit()  # the command carries the lease from here on, and all that it starts
+        hold.lease.inherit()  # from here on the command and its children carry the lease
     if not args.ranks and not args.port:
         hold.launch.become(args.command)
     from anyaccel.launcher.rendezvous import Rendezvous
 
     rendezvous = Rendezvous()
     if args.port:
-        rendezvous.inherit()  # as it does the lease
+        rendezvous.inherit()  # the port stays reserved until the command has it
         count = max(1, len(hold.devices))
-        # How many processes 'torchrun' starts, unless it is told.
+        # The default of torchrun's --nproc-per-node, by its own variable.
         variables = rendezvous.variables | {"PET_NPROC_PER_NODE": str(count)}
         environment = hold.launch.environment.with_variables(variables)
         replace(hold.launch, environment=environment).become(args.command)
@@ -171,9 +173,10 @@ def become_command(args: argparse.Namespace, hold: anyaccel.Hold) -> int:
 
 
 def _shell(args: argparse.Namespace) -> list[str]:
-    """The user's shell, for a person at a terminal."""
+    """Return the user's shell, for a person at a terminal."""
     import sys
 
+    # A script that forgot its command must fail: without a terminal a shell would end at once.
     if args.command is not None or args.ranks or args.port or sys.stdin is None or not sys.stdin.isatty():
         raise UsageError(
             "a command to run must follow '--', as in: anyaccel run GPU:1 -- python train.py",

@@ -1,4 +1,4 @@
-"""What ``status`` and ``top`` show: a machine, how its devices fare, who holds them and who waits, at one moment."""
+"""The state of a machine at one moment, as ``status``, ``top`` and ``metrics`` show it."""
 
 from __future__ import annotations
 
@@ -29,20 +29,19 @@ if TYPE_CHECKING:
 
 _NO_STATS = Stats()
 _COMMAND_LIMIT = 4096
-_MOST_REASONS = 64
 
 
 class Sample(Value):
-    """A machine at one moment.
+    """The state of a machine at one moment.
 
     Attributes:
-        inventory: What is on it.
-        observed: What vendors told of their devices, by id.
-        problems: Why some could not tell.
-        leases: Leases by device id; None when they are not known.
-        unknown: Why they are not.
-        tickets: Those who wait, first to be served first.
-        at: When it was taken, in seconds since 1970.
+        inventory: Its devices.
+        observed: Measurements by device id.
+        problems: Errors of vendors that could not measure.
+        leases: Leases by device id; None when the ledger cannot be read.
+        unknown: Error of the ledger, if it cannot be read.
+        tickets: The waiting requests, in order.
+        at: Time of the sample, in seconds since 1970.
     """
 
     inventory: Inventory
@@ -54,27 +53,28 @@ class Sample(Value):
     at: float
 
     def stats(self, device: Device) -> Stats:
-        """What is known of a device's state."""
+        """Return the measurements of a device."""
         return self.observed.get(device.id, _NO_STATS)
 
-    def of(self, device: Device) -> list[LeaseRecord]:
-        """The leases of a device, as far as they are known."""
+    def records(self, device: Device) -> list[LeaseRecord]:
+        """Return the leases of a device; empty when the ledger cannot be read."""
         return (self.leases or {}).get(device.id, [])
 
 
 class Holder(Value):
-    """Who has a device, or uses it without a lease.
+    """The holder of a device, or a process that uses it without a lease.
 
     Attributes:
-        user: Name or number of the user; a star in front of who has no lease.
+        user: Name or number of the user, after a star for a process without a lease.
         program: Name of the program.
         pid: Its process; 0 when unknown.
-        mine: Whether it belongs to the user who asks.
-        state: That of the lease's record; ``unleased`` without a lease.
-        share: How much is held, as people write it; empty without a lease.
+        mine: Whether it belongs to the user of this process.
+        state: State of the lease's record; ``unleased`` without a lease.
+        share: The share that is held; empty without a lease.
         lease: Identity of the lease; empty without one.
-        since: When it was taken, in seconds since 1970; None when unknown.
-        note: What for, and what else is to be known about it.
+        since: Start of the lease, in seconds since 1970; None when unknown.
+        until: End of its time limit, in seconds since 1970; None for a lease without one.
+        note: Note of the lease, and remarks about it.
     """
 
     user: str
@@ -85,12 +85,14 @@ class Holder(Value):
     share: str = ""
     lease: str = ""
     since: float | None = None
+    until: float | None = None
     note: str = ""
 
     @property
     def command(self) -> str:
-        """The command line of a process of one's own; of others the program's name: arguments may hold secrets."""
+        """Command line of a process of this user; the program's name for others, since arguments may hold secrets."""
         try:
+            # The process id may be that of another user's process by now.
             if not self.mine or os.stat(f"/proc/{self.pid}").st_uid != os.geteuid():
                 return self.program
             with open(f"/proc/{self.pid}/cmdline", encoding="utf-8", errors="replace") as file:
@@ -99,7 +101,7 @@ class Holder(Value):
             return self.program
 
 
-def look(
+def take_sample(
     inventory: Inventory,
     *,
     stats: bool = True,
@@ -107,21 +109,21 @@ def look(
     timeout: float = 10.0,
     environ: Mapping[str, str] | None = None,
 ) -> Sample:
-    """Look at a machine now.
+    """Measure the devices of a machine, and read its leases and waiting requests.
 
     Args:
-        inventory: What is on it.
-        stats: Whether vendors are asked how their devices fare.
-        waiters: Whether to look who waits.
+        inventory: The devices.
+        stats: Whether vendors measure their devices.
+        waiters: Whether to read the waiting requests.
         timeout: Seconds that each vendor may take.
-        environ: The environment that says from where; that of this process when None.
+        environ: The environment with the ledger's place; None for that of this process.
     """
     environ = os.environ if environ is None else environ
     observed, problems = anyaccel.stats(inventory, timeout=timeout, environ=environ) if stats else ({}, ())
     found: dict[str, list[LeaseRecord]] = {}
     unknown = ""
     tickets: tuple[TicketRecord, ...] = ()
-    if inventory.devices:  # nobody can hold what is not there
+    if inventory.devices:  # without devices there are no leases: importing the ledger would be in vain
         from anyaccel.launcher.verdicts import leases
         from anyaccel.ledger import Ledger
 
@@ -143,70 +145,51 @@ def look(
 
 
 def reason(ticket: TicketRecord) -> str:
-    """Say why a request waits, as far as its ticket says."""
+    """Return why a request waits, as its ticket says."""
     if ticket.limits:
         return "; ".join(ticket.limits)
     if not ticket.responsive:
-        return "it does not look for devices any more, and is overtaken: is it stopped?"
+        return "its process is stopped or stuck; later requests are served first"
     if ticket.behind:
         return f"{ticket.behind} earlier request{'s are' if ticket.behind > 1 else ' is'} ahead"
     return "devices are in use"
 
 
-def reasons(sample: Sample) -> list[str]:
-    """Say why each request waits, in the order of the line: the first ones in the words of ``why``."""
-    known: dict[str, str] = {}
-    found = []
-    for ahead, ticket in enumerate(sample.tickets):
-        if ticket.limits or not ticket.responsive:
-            found.append(reason(ticket))
-            continue
-        if ticket.request not in known and ahead < _MOST_REASONS:
-            known[ticket.request] = _reason(ticket.request, sample.inventory)
-        found.append(known.get(ticket.request) or (f"{ahead} came first" if ahead else "-"))
-    return found
-
-
-def _reason(text: str, inventory: Inventory) -> str:
-    """Why a request does not fit beside what is held, in the words of ``why``; empty when it does."""
-    from anyaccel.launcher.verdicts import ActiveLeases, fits_beside
-    from anyaccel.ledger import Ledger
-
-    try:
-        request = anyaccel.parse_request(text.split())
-        verdict = fits_beside(ActiveLeases.of(inventory, Ledger.open(), os.environ), inventory, request)
-    except anyaccel.AnyaccelError as error:
-        return str(error)
-    if verdict.fits_now:
-        return ""
-    return verdict.message.removeprefix(f"{request} ").removeprefix("does not fit now: ")
+def machine_notes(inventory: Inventory) -> list[str]:
+    """Return a remark for a machine that is not this host."""
+    if inventory.machine == HOST:
+        return []
+    kind = "simulated" if inventory.machine.startswith("sim:") else "recorded"
+    return [f"{kind} machine {inventory.machine}"]
 
 
 def health(device: Device, seen: Stats) -> tuple[Health, str, str]:
-    """Health, reason and remedy: what was seen last counts, unless it says nothing."""
+    """Return a device's health, reason and remedy: those measured last, unless they are unknown."""
+    # A device that detection found unhealthy stays so, although it may still be measured.
     if seen.health is Health.UNKNOWN or device.health is Health.UNHEALTHY:
         return device.health, device.health_reason, device.health_remedy
     return seen.health, seen.health_reason, seen.health_remedy
 
 
 def free(device: Device, sample: Sample) -> int | None:
-    """Units of a device that are free now, or None when nobody knows."""
+    """Return the free units of a device; None when the ledger cannot be read."""
     if not device.usable:
         return 0
     if sample.leases is None:
         return None
-    return max(0, device.units - sum(record.units for record in sample.of(device)))
+    # Leases of parts of one device may add up to more than the whole.
+    return max(0, device.units - sum(record.units for record in sample.records(device)))
 
 
 def summary(sample: Sample) -> str:
-    """How many devices there are, and how much of them is free."""
+    """Return the number of devices, and how many are free."""
     devices = sample.inventory.devices
-    total = sum(free(device, sample) or 0 for device in devices)
+    total = sum(free(device, sample) or 0 for device in devices)  # unknown counts as not free
     return f"{len(devices)} device{'s' * (len(devices) != 1)}, {format_units(total)} free"
 
 
 def state(device: Device, sample: Sample, holders: tuple[Holder, ...]) -> tuple[str, str]:
-    """How a device stands, in a word or two, and the style in which that is shown."""
+    """Return the state of a device in a few words, and its style."""
     left = free(device, sample)
     odd = [holder.state for holder in holders if holder.state not in ("held", "unleased")]
     if health(device, sample.stats(device))[0] is Health.UNHEALTHY:
@@ -215,7 +198,7 @@ def state(device: Device, sample: Sample, holders: tuple[Holder, ...]) -> tuple[
         found = "hidden", "dim"
     elif odd or left is None:
         found = "".join(odd[:1]) or "unknown", "warn"
-    elif sample.of(device):
+    elif sample.records(device):
         found = (f"{format_units(left)} free", "good") if left else ("held", "accent")
     elif holders:
         found = "busy", "warn"
@@ -225,21 +208,21 @@ def state(device: Device, sample: Sample, holders: tuple[Holder, ...]) -> tuple[
 
 
 def notes(sample: Sample) -> list[str]:
-    """What people should know beside the table, a sentence each."""
+    """Return remarks about the sample, a sentence each: unhealthy devices, errors of vendors and of the ledger."""
     found = []
     for device in sample.inventory.devices:
         is_now, reason, remedy = health(device, sample.stats(device))
         if is_now is Health.UNHEALTHY:
-            told = f"{reason or 'the vendor gives no reason'}{'; ' if remedy else ''}{remedy}"
+            told = f"{reason or 'no reason is known'}{'; ' if remedy else ''}{remedy}"
             found.append(f"{device.name} is unhealthy: {told}")
     found += map(str, sample.problems)
     if sample.unknown:
-        found.append(f"who holds what is not known: {sample.unknown}")
+        found.append(f"leases are unknown: {sample.unknown}")
     return found
 
 
 def all_notes(sample: Sample) -> list[str]:
-    """What people should know beside the table, with what detection said, a sentence each."""
+    """Return the remarks of detection and those about the sample, a sentence each."""
     reports = sample.inventory.vendors
     found = [note for report in reports for note in report.notes]
     found += [str(report.problem) for report in reports if report.problem is not None]
@@ -247,20 +230,21 @@ def all_notes(sample: Sample) -> list[str]:
 
 
 def holders(device: Device, sample: Sample) -> tuple[Holder, ...]:
-    """Those who hold a device, and those who use it without a lease.
+    """Return the holders of a device, and the processes that use it without a lease.
 
-    A process counts as one without a lease when no lease of the device is its user's. Processes of a recorded machine
-    are not looked up on this one.
+    A process counts as one without a lease when no lease of the device belongs to its user. Processes of a recorded
+    machine are not looked up on this one.
     """
     from anyaccel.linux.process import user
     from anyaccel.linux.users import user_name
 
-    here = sample.inventory.machine == HOST
-    records = sample.of(device)
+    here = sample.inventory.machine == HOST  # process ids of a recording belong to another machine
+    records = sample.records(device)
     users = {record.uid for record in records}
     found = [_of_lease(record) for record in records]
     for process in sample.stats(device).processes or ():
         uid = user(process.pid) if here else None
+        # Which processes a lease covers is not known: those of its user count as covered.
         if not records or (uid is not None and uid not in users):
             name = "" if uid is None else user_name(uid)
             found.append(
@@ -276,6 +260,7 @@ def holders(device: Device, sample: Sample) -> tuple[Holder, ...]:
 
 
 def _of_lease(record: LeaseRecord) -> Holder:
+    # The process that took a lease may have ended; a carrier still uses its devices.
     pid = record.carriers[0] if record.carriers else record.pid
     pid = _command_of(pid) if record.here else pid
     words = [
@@ -293,16 +278,18 @@ def _of_lease(record: LeaseRecord) -> Holder:
         mine=record.uid == os.geteuid(),
         lease=record.id,
         since=record.since,
+        until=record.until,
         note=" ".join(filter(None, words)),
         state=record.state,
     )
 
 
 def _command_of(pid: int) -> int:
-    """The command of a job, given its supervisor; any other process itself."""
+    """Return the command of a job, given the job's supervisor; any other process is returned unchanged."""
     from anyaccel.launcher.detached import JOB_NAME
     from anyaccel.linux.process import children
 
+    # A job is held by its supervisor, which is of no interest to people.
     if program(pid) != JOB_NAME:
         return pid
     found = children(pid)
@@ -310,7 +297,7 @@ def _command_of(pid: int) -> int:
 
 
 def program(pid: int) -> str:
-    """Name of the program that a process runs; empty when it cannot be seen."""
+    """Return the name of the program of a process; empty when it cannot be read."""
     try:
         with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
             return file.read(64).removesuffix("\n")

@@ -1,7 +1,7 @@
-"""Make what all users of this machine share: the directory of leases, its line for tmpfiles.d, a configuration.
+"""Make what all users of this machine share: the directory of leases with its line for tmpfiles.d, and a configuration.
 
-Without it each user's leases are seen by that user alone. Nothing that is there is changed: run it as often as you
-like. Leases that users hold already are brought over.
+Without it, each user sees only their own leases. Existing files stay unchanged, so that the command can be repeated.
+Leases that users hold already are moved into the directory.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 
 from anyaccel.cli import output
+from anyaccel.cli.table import print_table
 
 EXAMPLES = (
     ("sudo anyaccel setup", "once for a machine"),
@@ -19,14 +20,17 @@ EXAMPLES = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("--dry-run", action="store_true", help="change nothing; say what would be made")
-    parser.add_argument("--root", metavar="DIR", default="", help="the system in this directory instead of this one")
+    parser.add_argument("--dry-run", action="store_true", help="change nothing; show what would be made")
+    parser.add_argument(
+        "--root", metavar="DIR", default="", help="set up the system in this directory, such as an image"
+    )
 
 
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
     from anyaccel.ledger.setup import check_user, steps
 
+    # A path below the root is made by putting both together.
     root = args.root.rstrip("/")
     if not args.dry_run:
         check_user(root)
@@ -40,5 +44,5 @@ def main(args: argparse.Namespace) -> int:
         made = [{"path": path, "state": state} for path, state, _ in rows]
         output.print_json("setup/1", {"steps": made})
     else:
-        output.print_table(("PATH", "STATE", "WHAT"), rows)
+        print_table(("PATH", "STATE", "WHAT"), rows)
     return 0

@@ -1,4 +1,4 @@
-"""Show the accelerators of this machine, and how each vendor's plug-in fared in finding them."""
+"""Show the accelerators of this machine, their holders, and the errors of detection."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from anyaccel.cli.options import machine_options, survey
 from anyaccel.cli.output import take_fields
 from anyaccel.cli.quantities import seconds
 from anyaccel.model import UNITS_PER_DEVICE, Device, Inventory, VendorReport, VendorState
-from anyaccel.probe import HOST
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     Lines = list[list[output.Span]]
 
 INTERVAL = 2.0
-"""Seconds from one look to the next where nobody says how many."""
+"""Default of ``--watch``, in seconds."""
 
 
 EXAMPLES = (
@@ -35,22 +34,22 @@ EXAMPLES = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    add_looks(parser, nargs="?", const=INTERVAL, help="show it again and again, after so many seconds (default: 2)")
+    add_looks(parser, nargs="?", const=INTERVAL, help="repeat after this many seconds (default: 2)")
     parser.add_argument(
         "--columns",
         metavar="NAME,...",
         default="",
-        help="what to show of each device: device, type, model, memory, load, temp, power, clock, ecc, state, free,"
-        " user, share, program, command, since, lease, process, note, pci, numa, labels, id",
+        help="the columns to show: device, type, model, memory, load, temp, power, clock, ecc, state, free,"
+        " user, share, program, command, since, until, lease, process, note, pci, numa, labels, id",
     )
 
 
 def add_looks(parser: argparse.ArgumentParser, **watch: Any) -> None:
-    """Declare how often to look, and at what.
+    """Declare the options that say how often to measure, and what.
 
     Args:
-        parser: Where.
-        watch: How ``--watch`` is declared beyond its name and its kind.
+        parser: The parser.
+        watch: Further arguments of the declaration of ``--watch``.
     """
     parser.add_argument("--no-stats", action="store_true", help="leave out memory in use, load and temperature")
     parser.add_argument("-w", "--watch", metavar="SECONDS", type=seconds(0.1, 3600), **watch)
@@ -59,9 +58,9 @@ def add_looks(parser: argparse.ArgumentParser, **watch: Any) -> None:
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
     if args.columns:
-        from anyaccel.cli.devices_table import chosen
+        from anyaccel.cli.devices_table import choose_columns
 
-        args.columns = chosen(args.columns)
+        args.columns = choose_columns(args.columns)
     if args.watch is not None:
         _watch(args)
     inventory = anyaccel.detect(**machine_options(args)) if args.json else survey(args)
@@ -69,9 +68,7 @@ def main(args: argparse.Namespace) -> int:
     if args.json:
         output.print_json("status/1", status_json(sample))
         return 0
-    if inventory.machine != HOST:
-        output.say(f"this is not your host but {inventory.machine}")
-    for note in samples.notes(sample):
+    for note in samples.machine_notes(inventory) + samples.notes(sample):
         output.say_folded(note)
     if not inventory.devices:
         _print_nothing_found(inventory)
@@ -84,27 +81,28 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _look(args: argparse.Namespace, inventory: Inventory) -> samples.Sample:
-    return samples.look(inventory, stats=not args.no_stats, waiters=not args.json, timeout=args.probe_timeout)
+    return samples.take_sample(inventory, stats=not args.no_stats, waiters=not args.json, timeout=args.probe_timeout)
 
 
 def _watch(args: argparse.Namespace) -> None:
-    """Show the machine again and again, until somebody interrupts."""
+    """Show the machine repeatedly, until the process is interrupted."""
     screen = output.Screen()
     while True:
         began = time.monotonic()
+        # Devices may come and go between two frames.
         sample = _look(args, anyaccel.detect(**machine_options(args)))
         if args.json:
             output.print_json("status/1", status_json(sample), on_one_line=True)
         else:
             screen.show(_frame(args, sample))
+        # A look that takes longer than the interval is followed by the next at once.
         time.sleep(max(0.0, args.watch - (time.monotonic() - began)))
 
 
 def _frame(args: argparse.Namespace, sample: samples.Sample) -> Lines:
-    """All that there is to see at one moment: the table, and below it what people should know."""
+    """Return the lines of one frame: the table, and remarks below it."""
     inventory = sample.inventory
-    told = [f"this is not your host but {inventory.machine}"] if inventory.machine != HOST else []
-    told += samples.all_notes(sample)
+    told = samples.machine_notes(inventory) + samples.all_notes(sample)
     lines: Lines = [[("No accelerators were found.", "")]]
     if inventory.devices:
         lines, further = _lines(args, sample)
@@ -114,10 +112,11 @@ def _frame(args: argparse.Namespace, sample: samples.Sample) -> Lines:
 
 
 def _lines(args: argparse.Namespace, sample: samples.Sample) -> tuple[Lines, list[str]]:
-    """The table with its last line, and what people should know of it."""
-    from anyaccel.cli.devices_table import laid_out
+    """Return the lines of the table and its summary, and remarks about them."""
+    # Not imported for JSON, nor while vendors are still to be started.
+    from anyaccel.cli.devices_table import lay_out
 
-    heading, rows, left_out = laid_out(sample, output.width() if output.is_terminal() else None, args.columns)
+    heading, rows, left_out = lay_out(sample, output.width() if output.is_terminal() else None, args.columns)
     devices = sample.inventory.devices
     summary = samples.summary(sample)
     if sample.tickets:
@@ -131,7 +130,7 @@ def _lines(args: argparse.Namespace, sample: samples.Sample) -> tuple[Lines, lis
 
 
 def status_json(sample: samples.Sample) -> dict[str, Any]:
-    """The inventory as JSON: base units, null for unknown."""
+    """Return the machine as JSON, in base units, with null for unknown values."""
     inventory = sample.inventory
     return {
         "machine": inventory.machine,
@@ -170,7 +169,7 @@ def _device_json(device: Device, sample: samples.Sample) -> dict[str, Any]:
         "health_remedy": remedy or None,
         **take_fields(device, "fractional", "slots", "own_slots"),
         "free": None if free is None else free / UNITS_PER_DEVICE,
-        "holders": None if sample.leases is None else [_holder_json(record) for record in sample.of(device)],
+        "holders": None if sample.leases is None else [_holder_json(record) for record in sample.records(device)],
         **take_fields(device, "declared", "parent", "pci_bus_id", "numa_node", "links", "nodes", "occupies"),
         **take_fields(device, "labels", "attributes"),
     }
@@ -184,6 +183,7 @@ def _holder_json(record: LeaseRecord) -> dict[str, Any]:
         "pid": record.pid or None,
         "user": record.user,
         "since": None if record.since is None else output.moment(record.since),
+        "until": None if record.until is None else output.moment(record.until),
         **take_fields(record, "request", "note", "command", "confined"),
     }
 
@@ -191,11 +191,10 @@ def _holder_json(record: LeaseRecord) -> dict[str, Any]:
 def _print_nothing_found(inventory: Inventory) -> None:
     output.print_line("No accelerators were found.")
     if not inventory.vendors:
-        output.print_line(
-            "No plug-in is installed, so nothing was probed: install one, for example with 'pip install anyaccel[all]'."
-        )
+        output.print_line("No plug-in is installed: install one, for example with 'pip install anyaccel[all]'.")
     vendors: dict[str, list[str]] = {}
     for report in inventory.vendors:
+        # Nineteen vendors without hardware would be nineteen lines.
         vendors.setdefault(_why_nothing(report), []).append(report.vendor)
     for why, names in vendors.items():
         output.print_folded(f"{', '.join(names)}: {why}")
@@ -203,9 +202,9 @@ def _print_nothing_found(inventory: Inventory) -> None:
 
 def _why_nothing(report: VendorReport) -> str:
     if report.state is VendorState.NOT_ASKED:
-        return "not asked, since nothing here looks like such hardware ('anyaccel doctor' asks everybody)"
+        return "not probed: no such hardware is visible ('anyaccel doctor' probes all vendors)"
     if report.state is VendorState.ABSENT:
-        return f"probed in {report.seconds * 1000:.0f} ms, no hardware of this vendor is on the machine"
+        return f"probed in {report.seconds * 1000:.0f} ms: no hardware of this vendor"
     if report.state is VendorState.OK:
-        return "the driver is here and reports no device"
-    return "detection failed, see above"
+        return "the driver reports no device"
+    return "detection failed: see above"

@@ -1,4 +1,4 @@
-"""Say whether a request fits this machine, why it does not, and which nearest one would."""
+"""Say whether a request fits this machine, why not, and which nearest request would."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import anyaccel
 from anyaccel.cli import output
 from anyaccel.cli.options import add_request, add_terms, survey
 from anyaccel.errors import NeverFitsError, NotFreeError
-from anyaccel.launcher.verdicts import starts
+from anyaccel.launcher.verdicts import estimate_start
 
 EXAMPLES = (
     ("anyaccel why GPU:8", "does it fit, and what holds it up"),
@@ -27,8 +27,9 @@ def main(args: argparse.Namespace) -> int:
     wanted = anyaccel.parse_request(args.request)
     inventory = survey(args)
     verdict = anyaccel.why(wanted, time=args.time, priority=args.priority, inventory=inventory)
+    # A forecast reads every lease and ticket: it is made only for a request that has to wait.
     waits = verdict.ever_fits and not verdict.fits_now
-    start = starts(wanted, time=args.time, inventory=inventory) if waits else None
+    start = estimate_start(wanted, time=args.time, inventory=inventory) if waits else None
     if args.json:
         told = None if start is None else output.moment(start)
         output.print_json("why/1", {"request": str(wanted), **verdict.to_json(), "starts": told})
@@ -38,7 +39,7 @@ def main(args: argparse.Namespace) -> int:
         for gap in verdict.gaps:
             output.print_folded(gap)
         if start is not None:
-            output.print_folded(f"It would start by {output.clock(start)}, if everything lasts as long as it may.")
+            output.print_folded(f"It would start by {output.clock(start)}, if all leases last until their time limits.")
     if verdict.fits_now:
         return 0
     return NotFreeError.exit_code if verdict.ever_fits else NeverFitsError.exit_code

@@ -1,7 +1,6 @@
-"""Apptainer: the flags that give a container the devices, for versions that read no CDI specification.
+"""Apptainer: the flags that give a container the devices, for versions without CDI.
 
-Apptainer shows a container all of ``/dev`` unless it is told otherwise, so the flags limit something with ``--contain``
-alone.
+Without ``--contain`` a container sees the whole ``/dev`` of the host, so the flags begin with this option.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from anyaccel.exports.source import Export, ExportSource, merged, nothing_needed
 from anyaccel.text import shown
 
 _EVALUATED = re.compile(r"[=\"'`$\\]")
-"""What has a meaning in a value of ``--env``: two ``=`` begin a list, and a shell in the container reads the rest."""
+"""Special characters in a value of ``--env``: two ``=`` begin a list, and a shell in the container evaluates others."""
 
 
 def export(source: ExportSource) -> Export:
@@ -31,12 +30,12 @@ def export(source: ExportSource) -> Export:
         for mount in edits.mounts
     ]
     flags += [f"--env={name}={_value(value)}" for name, value in sorted(edits.env.items())]
-    if flags:
+    if flags:  # without a device there is no reason to change the view of /dev
         flags.insert(0, "--contain")
     notes = [*nothing_needed(source)]
-    if edits.groups:
+    if edits.groups:  # a container without root keeps the user's groups and cannot add others
         numbers = " and ".join(map(str, edits.groups))
-        notes.append(f"The devices are open to group {numbers}: who runs the container must be a member of it.")
+        notes.append(f"The devices are open to group {numbers}: the user of the container must be a member.")
     return Export(text=f"{shell_join(flags)}\n" if flags else "", notes=tuple(notes))
 
 
@@ -50,6 +49,7 @@ def _path(path: str) -> str:
 
 
 def _value(value: str) -> str:
+    # Refused, not escaped: two readers in turn would unescape, Apptainer and the shell.
     if _EVALUATED.search(value):
         raise UsageError(
             f"the value {shown(value)} cannot be a flag of apptainer, which reads quotes, '$' and '=' in it",

@@ -1,7 +1,7 @@
 """Container Device Interface: one specification for the machine, as container engines read it from /etc/cdi.
 
 The kind is ``anyaccel/device`` for every vendor, since ids are unique on a machine: ``anyaccel/device=ID`` is one
-device, ``anyaccel/device=VENDOR`` all of a vendor, ``anyaccel/device=all`` all there are.
+device, ``anyaccel/device=VENDOR`` every device of a vendor, ``anyaccel/device=all`` every device.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ _LONGEST = 128
 _FIRST_VERSION = "0.3.0"
 _DIGITS_VERSION = "0.5.0"
 _GROUPS_VERSION = "0.7.0"
-"""The first version in which a device's name may begin with a digit; older readers refuse newer versions."""
+"""CDI versions by feature: the first at all, names that begin with a digit, groups. Older readers refuse newer
+versions, so a specification has the lowest version that it needs."""
 
 
 def export(source: ExportSource) -> Export:
@@ -71,15 +72,15 @@ def _add_group(entries: dict[str, dict[str, Any]], name: str, edits: ContainerEd
     if name in entries:
         notes.append(f"{KIND}={name} is one device, and no name of several.")
         return
-    entries[name] = _container_edits(edits)
+    entries[name] = _container_edits(edits)  # one name for a vendor's devices, so that a mask is right for the set
 
 
 def _alone(source: ExportSource, device: Device) -> tuple[ContainerEdits, list[str]]:
-    """What one device brings into a container that may hold others, and the variables left out for that.
+    """Return the edits for a device in a container that may hold others, and the variables left out.
 
-    Of two devices in one container, the variable of the last one wins. A mask for one device would hide the other,
-    so where the device's own nodes are the limit, a mask that depends on the set of devices stays out. What speaks to
-    a container runtime only adds, and stays.
+    With two devices in one container, the last value of a variable wins. A mask for one device would hide the other, so
+    if the device's own nodes limit access, a mask that depends on the set of devices is left out. Variables for a
+    container runtime only add, and stay.
     """
     edits = source.alone[device.id]
     report = source.inventory.report(device.vendor)
@@ -87,12 +88,13 @@ def _alone(source: ExportSource, device: Device) -> tuple[ContainerEdits, list[s
         return edits, []
     together = source.together[device.vendor].env
     dependent = sorted(name for name in report.env_vars if name in edits.env and edits.env[name] != together.get(name))
+    # A variable with the same value for one device and for all is no mask, and stays.
     env = {name: value for name, value in edits.env.items() if name not in dependent}
     return replace(edits, env=env), dependent
 
 
 def _container_edits(edits: ContainerEdits) -> dict[str, Any]:
-    """Write edits in CDI's form."""
+    """Convert edits to CDI's form."""
     found = {
         "env": [f"{name}={value}" for name, value in edits.env.items()],
         "deviceNodes": [{"path": node} for node in edits.nodes],

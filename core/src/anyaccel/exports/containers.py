@@ -1,4 +1,4 @@
-"""Docker and podman: the flags that give a container the devices, for engines without a CDI specification."""
+"""Docker and podman: the flags that give a container the devices, for engines without CDI support."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def export(source: ExportSource) -> Export:
     flags += [f"--group-add={group}" for group in edits.groups]
     flags += [_mount(mount) for mount in edits.mounts]
     flags += [f"--env={name}={value}" for name, value in sorted(edits.env.items())]
-    if flags:
+    if flags:  # the label shows in 'docker inspect' which devices a container has
         flags.append(f"--label=anyaccel.devices={','.join(device.id for device in source.devices)}")
     return Export(text=f"{shell_join(flags)}\n" if flags else "", notes=tuple(nothing_needed(source)))
 
@@ -31,7 +31,7 @@ def _mount(mount: Mount) -> str:
 
 
 def _path(path: str, separator: str) -> str:
-    if separator in path or '"' in path:
+    if separator in path or '"' in path:  # no escape is understood by both docker and podman
         raise UsageError(
             f"the path {path!r} cannot be a flag of docker or podman, because {separator!r} separates parts there;"
             " use 'anyaccel export cdi', which has no such limit"

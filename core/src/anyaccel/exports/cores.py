@@ -6,21 +6,21 @@ from anyaccel.probe import processors
 
 
 def cores_by_node(system: str = processors.SYSTEM) -> dict[int, tuple[int, ...]]:
-    """Number the cores of each NUMA node from 0, socket by socket, whatever the kernel calls their threads.
+    """Number the cores of each NUMA node from 0, socket by socket, independent of the kernel's numbers of threads.
 
     Slurm takes the logical order of hwloc: sockets, in them NUMA nodes, in them cores, each by its first thread.
 
     Args:
-        system: Where sysfs shows ``cpu`` and ``node``.
+        system: Directory of ``cpu`` and ``node`` in sysfs.
 
     Returns:
-        Numbers of cores by node; empty where the kernel shows no nodes.
+        Numbers of cores by node; empty without nodes in sysfs.
     """
     node_of = {cpu: node for node, cpus in processors.by_node(system).items() for cpu in cpus}
     sockets: dict[str, list[int]] = {}
     for cpu in sorted(node_of):
         threads = processors.siblings(cpu, system)
-        if threads and cpu == min(threads):
+        if threads and cpu == min(threads):  # a core goes by its first thread
             socket = processors.read(f"{system}/cpu/cpu{cpu}/topology/physical_package_id")
             sockets.setdefault(socket, []).append(cpu)
     first = {node: min(cpu for cpu in node_of if node_of[cpu] == node) for node in set(node_of.values())}

@@ -1,6 +1,6 @@
-"""Dask: a shell script that starts one worker for each device, which sees that device and has it as resources.
+"""Dask: a shell script that starts a worker with fitting variables and resources for each device.
 
-Dask counts resources per worker process and sets no variable, so that a worker must begin with the right ones.
+Dask counts resources per worker process and sets no variable, so a worker must start with the right variables.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ def export(source: ExportSource) -> Export:
 
 
 def _worker(source: ExportSource, device: Device) -> str:
+    # A resource may be asked for by kind or by type, and each worker has one device: 1 of both.
     names = [slug(name, "A-Za-z0-9._-") for name in dict.fromkeys((device.resource, device.type))]
     return _WORKER.format(
         environment=assignments(source.environments[device.id]),

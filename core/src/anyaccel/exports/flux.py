@@ -1,7 +1,7 @@
-"""Flux: an entry of ``resource.config``, in TOML, which adds GPUs to the cores that another entry gives the host.
+"""Flux: an entry of ``resource.config``, in TOML, which adds GPUs to the cores from another entry of the host.
 
-Where there is such a table, Flux looks for nothing by itself. The host's cores are not ours to count. Flux knows cores
-and GPUs only.
+With such a table, Flux detects nothing itself. The host's cores are left to the administrator. Flux knows cores and
+GPUs only.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ _RESOURCE = "gpu"
 
 
 def export(source: ExportSource) -> Export:
-    """Write the entry, or nothing where there is no device that Flux would call a GPU."""
+    """Write the entry, or nothing without a device that Flux would call a GPU."""
     devices = [device for device in source.devices if device.resource.lower() == _RESOURCE]
     others = sorted({device.resource for device in source.devices if device not in devices})
     notes = [f"{resource} is left out, because Flux counts no other devices than GPUs." for resource in others]
     if not devices:
         return Export(text="", notes=tuple(notes))
+    # Flux passes these numbers on as masks, so they must be the vendor's own.
     indexes = sorted({device.index for device in devices})
-    if len(indexes) < len(devices):
+    if len(indexes) < len(devices):  # Flux numbers the GPUs of a host in one sequence
         indexes = list(range(len(devices)))
         notes.append("The ids are positions in the list, because devices of several vendors have the same index.")
     notes.append(f"Another entry must give {source.node} its cores: with resource.config, Flux looks for none.")

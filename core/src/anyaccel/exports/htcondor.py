@@ -1,7 +1,7 @@
-"""HTCondor: what an inventory command prints, for ``MACHINE_RESOURCE_INVENTORY_GPUs`` and the like.
+"""HTCondor: the output of an inventory command, for ``MACHINE_RESOURCE_INVENTORY_GPUs`` and the like.
 
-``DetectedGPUs`` lists the ids, and a nested ClassAd for each device says what jobs may require, under the names that
-``condor_gpu_discovery`` gives it. A custom resource is named after the resource, in the plural.
+``DetectedGPUs`` lists the ids, and a nested ClassAd for each device has the properties that jobs may require, under the
+names of ``condor_gpu_discovery``. A custom resource is named after the resource, in the plural.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from anyaccel.text import printable
 _ID = "A-Za-z0-9_.:-"
 _LONGEST = 128
 _NUMBER = re.compile(r"(?![A-Za-z])|(true|false|undefined|error|inf|infinity|nan)\b", re.IGNORECASE)
-"""Ids that HTCondor would evaluate: a list of one such id is a quantity to it."""
-_RESERVED = {"cpus", "disks", "swaps", "mems", "memorys", "rams"}
+"""Ids that HTCondor would evaluate: a list of a single such id would be a quantity."""
+_RESERVED = {"cpus", "disks", "swaps", "mems", "memorys", "rams"}  # HTCondor's own resources, in the plural
 _MIB = 1 << 20
 
 
 def export(source: ExportSource) -> Export:
-    """Write the ClassAd, an attribute on each line; without devices it is empty."""
+    """Write the ClassAd, an attribute on each line; empty without devices."""
     names = unique_names((device.id for device in source.devices), allowed=_ID, most=_LONGEST)
     ids = {
         device.id: f"{device.vendor}-{names[device.id]}" if _NUMBER.match(names[device.id]) else names[device.id]
@@ -45,7 +45,7 @@ def export(source: ExportSource) -> Export:
 
 def _tag(resource: str) -> str:
     name = slug(resource, "A-Za-z0-9_", "_")
-    tag = name if name.endswith("s") else f"{name}s"
+    tag = name if name.endswith("s") else f"{name}s"  # 'request_gpus' finds 'GPUs', never 'GPU'
     return f"Accelerator{tag}" if tag.lower() in _RESERVED or not tag[0].isalpha() else tag
 
 
@@ -64,5 +64,5 @@ def _properties(device: Device, name: str) -> Iterator[tuple[str, str]]:
 
 
 def _string(text: str) -> str:
-    """Write a string. Older readers know one escape only, so what would need one is replaced."""
+    """Write a string. Older readers know a single escape, so characters that need another are replaced."""
     return '"' + printable(text).replace("\\", "/").replace('"', "'") + '"'

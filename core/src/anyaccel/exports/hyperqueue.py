@@ -1,8 +1,8 @@
 """HyperQueue: the command that starts a worker with the devices as indexed resources, grouped by NUMA node.
 
 A resource is named ``KINDs/VENDOR``. HyperQueue knows some of these names and puts a task's values into the mask of
-that vendor's runtime; so a value is what the vendor's own mask calls the device: its id where the mask takes ids, else
-its index. Tasks find the values of every resource in ``HQ_RESOURCE_VALUES_KINDs_VENDOR``.
+that vendor's runtime; so a value is the device's name in the vendor's own mask: the id if the mask takes ids, else the
+index. Tasks find the values of every resource in ``HQ_RESOURCE_VALUES_KINDs_VENDOR``.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ def export(source: ExportSource) -> Export:
     words = ["hq", "worker", "start", "--detect-resources=cpus,mem"]
     notes: list[str] = []
     for name, numa in groups.items():
+        # A list of lists is HyperQueue's form of groups: a task's devices come from as few groups as possible.
         lists = [f"[{','.join(labels)}]" for labels in numa.values()]
         words.append(f"--resource={name}={lists[0] if len(lists) == 1 else '[' + ','.join(lists) + ']'}")
         if len(lists) > 1:
@@ -37,16 +38,16 @@ def export(source: ExportSource) -> Export:
 
 
 def _name(device: Device) -> str:
-    """A name as HyperQueue takes it: letters, digits and slashes, a letter first."""
+    """Return a name for HyperQueue: letters, digits and slashes, beginning with a letter."""
     kind, vendor = (slug(part, "A-Za-z0-9", "").replace("-", "") for part in (device.kind, device.vendor))
     return f"{kind}s/{vendor}"
 
 
 def _label(device: Device, edits: EnvEdits, owned: Collection[str]) -> str:
-    """What the vendor's mask calls the device. Only variables that the plug-in owns are masks: ours name ids, too."""
+    """Return the device's name in the vendor's mask. Only variables of the plug-in are masks: our own name ids, too."""
     values = {value for name, value in edits.set.items() if name in owned}
     names = (device.id, device.raw_id, str(device.index))
-    return next((name for name in names if name in values), device.id)
+    return next((name for name in names if name in values), device.id)  # a mask by prefix or none: the id is unique
 
 
 def _quoted(label: str) -> str:

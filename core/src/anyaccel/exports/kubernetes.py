@@ -1,6 +1,6 @@
-"""Kubernetes: what a driver for dynamic resource allocation publishes of a node (resource.k8s.io/v1).
+"""Kubernetes: the objects of a driver for dynamic resource allocation on a node (resource.k8s.io/v1).
 
-One driver, ``anyaccel``, and one pool per node. Each resource gets a DeviceClass, by which claims ask for it.
+One driver, ``anyaccel``, and one pool per node. Each resource has a DeviceClass for claims.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from anyaccel.model import Device
 DRIVER = "anyaccel"
 API = "resource.k8s.io/v1"
 MOST_DEVICES = 128
-"""Devices in one slice; a pool may have several slices."""
+"""Most devices in a slice, by the API; a pool may have several slices."""
 MOST_FACTS = 32
-"""Attributes and capacities of one device together."""
+"""Most attributes and capacities of a device together, by the API."""
 MOST_CHARACTERS = 64
-"""Length of an attribute's text."""
+"""Longest text of an attribute in bytes, by the API."""
 _LABEL = 63
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,31}")
 _INT64 = 1 << 63
@@ -59,7 +59,7 @@ def _device(device: Device, facts: Mapping[str, str], name: str, notes: list[str
     for key, value in _facts(device, facts):
         if isinstance(value, str) and len(value.encode(errors="replace")) > MOST_CHARACTERS:
             notes.append(f"Attributes longer than {MOST_CHARACTERS} bytes are left out, such as {key} of {device.id}.")
-        elif len(attributes) < MOST_FACTS - 1 and key not in attributes:
+        elif len(attributes) < MOST_FACTS - 1 and key not in attributes:  # one place is for the capacity
             attributes[key] = _value(value)
     entry: dict[str, Any] = {"name": name, "attributes": attributes}
     if device.memory_bytes is not None:
@@ -68,7 +68,7 @@ def _device(device: Device, facts: Mapping[str, str], name: str, notes: list[str
 
 
 def _facts(device: Device, facts: Mapping[str, str]) -> Iterator[tuple[str, str | int | float | bool]]:
-    """What claims may select by: our own facts, those that requests filter by, then the vendor's, in this order."""
+    """Yield the facts for selectors of claims: our own, facts of filters, then the vendor's, in this order."""
     yield "id", device.id
     yield "vendor", device.vendor
     yield "resource", device.resource
@@ -88,11 +88,11 @@ def _facts(device: Device, facts: Mapping[str, str]) -> Iterator[tuple[str, str 
 
 
 def _value(value: str | float | bool) -> dict[str, Any]:
-    if isinstance(value, bool):
+    if isinstance(value, bool):  # before int, of which bool is a subclass
         return {"bool": value}
     if isinstance(value, int) and -_INT64 <= value < _INT64:
         return {"int": value}
-    return {"string": str(value)}
+    return {"string": str(value)}  # also floats: attributes have no such type
 
 
 def _device_class(resource: str, name: str) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""LSF: sections of lsf.shared, which defines resources, and of lsf.cluster, which says how many a host has.
+"""LSF: sections of lsf.shared, which defines resources, and of lsf.cluster, with the quantities of a host.
 
-A resource is named ``accel_RESOURCE``, since ``ngpus`` and the like are LSF's own, and the type of its devices
+A resource is named ``accel_RESOURCE``, since LSF uses ``ngpus`` and the like itself, and the type of its devices
 ``acceltype_RESOURCE``.
 """
 
@@ -11,7 +11,7 @@ from anyaccel.exports.text import by_resource, only_type, slug, unique_names
 from anyaccel.model import Device
 
 _LONGEST = 32
-"""Of the 39 characters of a name, those that are left by what we put around a resource's."""
+"""Longest name of a resource: LSF takes 39 characters, and the prefix needs some of them."""
 
 
 def resource_map(source: ExportSource) -> Export:
@@ -36,6 +36,7 @@ def resources(source: ExportSource) -> Export:
 def _named(source: ExportSource) -> dict[str, list[Device]]:
     found = by_resource(source.devices)
     names = unique_names(found, allowed="a-z0-9_", most=_LONGEST - len("accel_"))
+    # unique_names() joins its checksum with a hyphen, which LSF does not accept.
     return {f"accel_{names[resource].replace('-', '_')}": devices for resource, devices in found.items()}
 
 
@@ -44,6 +45,6 @@ def _type_of(name: str) -> str:
 
 
 def _section(name: str, lines: list[str]) -> Export:
-    if len(lines) == 1:
+    if len(lines) == 1:  # only the heading
         return Export(text="")
     return Export(text="".join(f"{line}\n" for line in (f"Begin {name}", *lines, f"End {name}")))

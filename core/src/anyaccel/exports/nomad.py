@@ -1,6 +1,7 @@
-"""Nomad: blocks for a job's ``resources`` that ask for the devices of this machine.
+"""Nomad: blocks of a job's ``resources`` that ask for the devices of this machine.
 
-Names are ``VENDOR/KIND/MODEL``, as Nomad's device plug-ins fingerprint them; a block asks for all devices of a model.
+Names are ``VENDOR/KIND/MODEL``, as Nomad's device plug-ins fingerprint devices; a block asks for every device of a
+model.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from anyaccel.exports.text import quote, slug
 
 
 def export(source: ExportSource) -> Export:
-    """Write one block for each model."""
+    """Write a block for each model."""
     names = (f"{device.vendor}/{slug(device.kind, 'a-z0-9_-')}/{device.model}" for device in source.devices)
     counts = Counter(names)
     blocks = [f"device {_string(name)} {{\n  count = {count}\n}}\n" for name, count in counts.items()]

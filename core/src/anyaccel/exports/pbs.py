@@ -8,15 +8,15 @@ from __future__ import annotations
 from anyaccel.exports.source import Export, ExportSource
 from anyaccel.exports.text import by_resource, only_type, slug
 
-_BUILT_IN = "ncpus"
+_BUILT_IN = "ncpus"  # counted by PBS itself
 
 
 def export(source: ExportSource) -> Export:
-    """Write the definition: how many devices the machine has of each resource, and of which type they are."""
+    """Write the definition: the quantity of each resource, and the type of the devices."""
     counts: dict[str, int] = {}
     for resource, devices in by_resource(source.devices).items():
         name = _name(resource)
-        counts[name] = counts.get(name, 0) + len(devices)
+        counts[name] = counts.get(name, 0) + len(devices)  # two resources may get the same name
     lines = ["$configversion 2", *(f"{source.node}: resources_available.{name}={n}" for name, n in counts.items())]
     notes: list[str] = []
     if counts:

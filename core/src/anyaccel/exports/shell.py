@@ -1,4 +1,4 @@
-"""Shells: the variables by which what is started sees the exported devices and no other."""
+"""Shells: the variables that show a process the exported devices only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def export(source: ExportSource) -> Export:
-    """Write ``unset`` and ``export`` lines for a shell, such as for .envrc or /etc/profile.d."""
+    """Write ``unset`` and ``export`` lines for a shell, as for .envrc or /etc/profile.d."""
     from anyaccel.exports.source import Export
 
     return Export(text=statements(source.everything.set, source.everything.unset))
@@ -26,8 +26,8 @@ def shell_quote(text: str) -> str:
     """Quote a text for any POSIX shell.
 
     Raises:
-        UsageError: When it is not one line of printable text: only some shells have a notation for such, and a reader
-            of the line would not see what it does.
+        UsageError: When the text is not one line of printable text: only some shells have a notation for it, and
+            readers would not see its effect.
     """
     if not text.isprintable():
         raise UsageError(
@@ -60,7 +60,7 @@ def statements(variables: Mapping[str, str], unset: Collection[str]) -> str:
 def exports(variables: Mapping[str, str], unset: Collection[str]) -> str:
     """Write lines that set and remove variables of a shell that may be bash, zsh, fish or any POSIX shell.
 
-    What removes a variable differs: fish does not know ``unset``.
+    Fish has no ``unset``, so each removal has a form for fish as well.
 
     Raises:
         UsageError: When a value is not printable.
@@ -74,8 +74,8 @@ def exports(variables: Mapping[str, str], unset: Collection[str]) -> str:
 
 
 def _quote_for_all(text: str) -> str:
-    """Quote a text so that fish, where a backslash means something in single quotes, reads it like others."""
-    shell_quote(text)
+    """Quote a text for fish, too, where a backslash is special in single quotes."""
+    shell_quote(text)  # refuses text that is not printable
     parts = re.split(r"([\\']+)", text)
     quoted = (
         f"'{part}'" if number % 2 == 0 else '"' + part.replace("\\", "\\\\") + '"'
@@ -88,5 +88,5 @@ def _quote_for_all(text: str) -> str:
 def assignments(edits: EnvEdits) -> str:
     """Write edits as arguments of the command ``env``."""
     words = [f"--unset={name}" for name in sorted(edits.unset)]
-    names = sorted(edits.set, key=lambda name: (name.startswith("ANYACCEL_"), name))  # what people look for comes first
+    names = sorted(edits.set, key=lambda name: (name.startswith("ANYACCEL_"), name))  # the vendor's variables first
     return shell_join([*words, *(f"{name}={edits.set[name]}" for name in names)])

@@ -1,7 +1,7 @@
-"""Slurm: lines for gres.conf, and what slurm.conf must say of the node.
+"""Slurm: lines for gres.conf, and the node's line for slurm.conf.
 
 A generic resource is named after the resource in lower case, its type after the accelerator type. The device files are
-those that no other device shares: with ``ConstrainDevices=yes`` a job that was not given them cannot open them.
+those of no other device: with ``ConstrainDevices=yes`` a job without the device cannot open them.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from anyaccel.model import Device, Fractional, format_slots
 from anyaccel.text import comment
 
 _FILE = re.compile(r"/[A-Za-z0-9_./:@+-]*")
-"""Paths that gres.conf takes as they are: brackets and commas mean several, a blank or ``#`` ends the value."""
+"""Paths that gres.conf reads literally: brackets and commas mean several files, a blank or ``#`` ends the value."""
 _SHARED_NAME = "gpu"
-"""The one resource of which Slurm knows shards."""
+"""The only resource with shards in Slurm."""
 
 
 def gres_conf(source: ExportSource) -> Export:
-    """Write the node's lines of gres.conf. They name the node, so that one file can serve a cluster."""
+    """Write the node's lines of gres.conf. Each line names the node, so that one file can serve a cluster."""
     machine = comment(source.inventory.machine)
     lines = [f"# {machine}: written by anyaccel export slurm; slurm.conf needs what slurm-node prints"]
     notes: list[str] = []
     files = _files(source)
     for name, devices in _named(source).items():
-        if all(files[device.id] for device in devices):
+        if all(files[device.id] for device in devices):  # Slurm wants files for each device of a name, or for none
             lines += [_device_line(source, name, device, devices, files[device.id]) for device in devices]
             continue
         without = next(device for device in devices if not files[device.id])
@@ -43,7 +43,7 @@ def gres_conf(source: ExportSource) -> Export:
 
 
 def node_line(source: ExportSource) -> Export:
-    """Write what slurm.conf must say: the names of the resources, and how many the node has."""
+    """Write the node's line of slurm.conf, and the names of the resources."""
     named = _named(source)
     gres = [f"{name}:{kind}:{n}" for name, devices in named.items() for kind, n in _types(devices).items()]
     names = list(named)
@@ -83,6 +83,7 @@ def _files(source: ExportSource) -> dict[str, tuple[str, ...]]:
 
 
 def _device_line(source: ExportSource, name: str, device: Device, peers: Sequence[Device], nodes: Sequence[str]) -> str:
+    # Slurm marks the device itself with -1 in its own list, and compares the other numbers only.
     links = ["-1" if peer.id == device.id else str(max(0, device.links.get(peer.id, 0))) for peer in peers]
     linked = any(int(strength) > 0 for strength in links)
     option = "File" if len(nodes) == 1 else "MultipleFiles"
@@ -100,12 +101,12 @@ def _shardable(source: ExportSource) -> Iterator[Device]:
 
 
 def _shard_lines(source: ExportSource, files: dict[str, tuple[str, ...]]) -> Iterator[str]:
-    """Shards belong to devices of one name, each with one file; sharing is by agreement, as everywhere in Slurm."""
+    """Yield the lines of shards: for devices with one name and one file each; memory is shared by agreement."""
     if not source.shards:
         return
     devices = list(_shardable(source))
     alike = [device for device in devices if len(files[device.id]) == 1]
-    if not devices or len(alike) < len(devices):
+    if not devices or len(alike) < len(devices):  # a shard without a device file belongs to no device
         raise UsageError(
             f"Slurm cuts only devices that it calls {_SHARED_NAME}, can be shared and have one device file each"
             f" ({len(alike)} of the {len(source.devices)} devices here are such); leave --shards out"

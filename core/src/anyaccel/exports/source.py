@@ -1,4 +1,4 @@
-"""What exports are made of: collected once, so that each export is a pure function of it."""
+"""Input of exports, collected once, so that each export is a pure function."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from anyaccel.vendors.process import vendor_process
 
 
 class ExportSource(Value):
-    """A machine, and what the vendors' plug-ins say about its devices.
+    """A machine, with the vendors' answers about its devices.
 
     Attributes:
-        inventory: What was found.
-        node: The name under which a cluster knows the machine.
-        facts: What requests filter by beside the type, by name, by device id.
-        shards: Shares into which each device that can be shared is cut, where a target has such a thing; 0 for none.
-        cores: The numbers of the cores that are near a NUMA node, by node, where a target is to be told.
-        alone: What a container needs for one device, by device id.
-        together: What a container needs for all exported devices of one vendor, by vendor.
-        environments: The edits by which a process sees one device and no other, by device id.
-        everything: The edits by which a process sees all exported devices and no other.
+        inventory: The machine.
+        node: Name of the machine in a cluster.
+        facts: Facts of filters other than the type, by name, by device id.
+        shards: Shares into which each divisible device is cut, for targets with shards; 0 for none.
+        cores: Numbers of the cores near a NUMA node, by node, for targets that need them.
+        alone: Container edits for each single device, by device id.
+        together: Container edits for the exported devices of each vendor, by vendor.
+        environments: Environment edits that show a process one device only, by device id.
+        everything: Environment edits that show a process the exported devices only.
     """
 
     inventory: Inventory
@@ -37,16 +37,16 @@ class ExportSource(Value):
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """The devices to export: those that may be given out. Hidden and broken ones are nobody's business."""
+        """The devices to export: visible and healthy ones."""
         return usable(self.inventory)
 
 
 class Export(Value):
-    """What a target gets.
+    """Output of an export.
 
     Attributes:
-        text: The text in the target's own form, ending with a newline unless it is empty.
-        notes: Sentences that people should see, such as what could not be expressed.
+        text: Text in the target's own form, ending with a newline unless empty.
+        notes: Sentences for the user, such as about facts that the target cannot express.
     """
 
     text: str
@@ -54,35 +54,35 @@ class Export(Value):
 
 
 def usable(inventory: Inventory) -> tuple[Device, ...]:
-    """The devices that may be given out, all at once: of a device and its parts the parts."""
+    """Return devices that can be given out together: of a device and its parts the parts."""
     found = inventory.usable
     divided = parts_of(found)
     return tuple(device for device in found if device.id not in divided)
 
 
 def left_out(inventory: Inventory) -> Iterator[str]:
-    """Say which devices are not exported, and why."""
+    """Yield a sentence for each device that is not exported, with the reason."""
     hidden = sum(not device.visible for device in inventory.devices)
     if hidden:
         what, them = ("1 device is", "it") if hidden == 1 else (f"{hidden} devices are", "them")
-        yield f"{what} left out, because the environment that we started in hides {them}."
+        yield f"{what} left out, because the environment hides {them}."
     for device in inventory.devices:
         if device.visible and device.health is Health.UNHEALTHY:
             told = "; ".join(filter(None, (device.health_reason, device.health_remedy)))
             reason = f": {told}" if told else "."
             yield f"{device.name} ({device.id}) is left out, because it is unhealthy{reason}"
     for device_id in parts_of(inventory.usable):
-        yield f"{device_id} is left out, because its parts are exported: whoever has these must not have it as well."
+        yield f"{device_id} is left out, because its parts are exported: no job may have a part beside the whole."
 
 
 def container_edits(devices: Sequence[Device]) -> tuple[dict[str, ContainerEdits], dict[str, ContainerEdits]]:
-    """Ask the vendors' plug-ins what containers need.
+    """Ask the vendors' plug-ins for container edits.
 
     Returns:
-        Edits for each device alone, by its id, and for all devices of a vendor together, by vendor.
+        Edits for each single device, by id, and for the devices of each vendor together, by vendor.
 
     Raises:
-        PluginError: When a plug-in cannot say.
+        PluginError: When a plug-in cannot answer.
     """
     alone = {device.id: _edits((device,)) for device in devices}
     vendors = dict.fromkeys(device.vendor for device in devices)
@@ -91,21 +91,21 @@ def container_edits(devices: Sequence[Device]) -> tuple[dict[str, ContainerEdits
 
 
 def _edits(devices: Sequence[Device]) -> ContainerEdits:
-    """What a container needs for devices of one vendor; declared ones have no plug-in and need nothing."""
-    if devices[0].declared:
+    """Return the container edits for devices of a vendor; declared devices have no plug-in and no edits."""
+    if devices[0].declared:  # from a file of the administrator
         return ContainerEdits()
     return vendor_process(devices[0].vendor).container(devices)
 
 
 def nothing_needed(source: ExportSource) -> Iterator[str]:
-    """Say for which vendors a container needs nothing."""
+    """Yield a sentence for each vendor whose devices need no container edits."""
     for vendor, found in source.together.items():
         if found == ContainerEdits():
             yield f"There are no flags for the devices of {vendor}, because a container needs nothing for them."
 
 
 def merged(edits: Mapping[str, ContainerEdits]) -> ContainerEdits:
-    """What a container needs for several vendors: each node, each group and what is mounted at each path once.
+    """Merge the container edits of several vendors: each node, group and mount target once.
 
     Raises:
         EnvConflictError: When two vendors set one variable differently.
@@ -123,6 +123,7 @@ def merged(edits: Mapping[str, ContainerEdits]) -> ContainerEdits:
     all_of_them = edits.values()
     return ContainerEdits(
         nodes=tuple(dict.fromkeys(node for edit in all_of_them for node in edit.nodes)),
+        # By target: two vendors may mount the same library, and a container refuses a second mount there.
         mounts=tuple({mount.target: mount for edit in all_of_them for mount in edit.mounts}.values()),
         env=env,
         groups=tuple(sorted({group for edit in all_of_them for group in edit.groups})),
@@ -130,6 +131,6 @@ def merged(edits: Mapping[str, ContainerEdits]) -> ContainerEdits:
 
 
 def own_nodes(inventory: Inventory) -> dict[str, tuple[str, ...]]:
-    """The device nodes that belong to one device alone, by device id: what a cgroup can keep others from."""
+    """Return the device nodes of a single device each, by device id: a cgroup can restrict these."""
     users = Counter(node for device in inventory.devices for node in set(device.nodes))
     return {device.id: tuple(node for node in device.nodes if users[node] == 1) for device in inventory.devices}

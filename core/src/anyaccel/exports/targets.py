@@ -1,4 +1,4 @@
-"""The targets that an inventory can be exported to."""
+"""Export targets by name."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from anyaccel.exports.source import Export, ExportSource
 
 
 class Needs(Flag):
-    """What a target is made of besides the inventory."""
+    """Input of a target besides the inventory."""
 
     NOTHING = 0
     CONTAINERS = auto()
-    """What containers need, alone and together."""
+    """Container edits, for single devices and together."""
     ENVIRONMENTS = auto()
-    """The environment for each device."""
+    """Environment edits for each single device."""
     EVERYTHING = auto()
-    """The environment for all devices."""
+    """Environment edits for the devices together."""
     NODE = auto()
-    """The name under which a cluster knows the machine."""
+    """Name of the machine in the cluster."""
 
 
 class Target(NamedTuple):
-    """One target.
+    """An export target.
 
     Attributes:
-        summary: What is written, in a few words.
-        function: Where it is written: ``module:function`` within this package.
-        needs: What it is made of.
+        summary: The output, in a few words.
+        function: Function of the export: ``module:function`` within this package.
+        needs: The input.
     """
 
     summary: str
@@ -44,7 +44,7 @@ TARGETS = {
     "docker": Target("flags for docker run", "containers:export", Needs.CONTAINERS),
     "env": Target("export lines for a shell", "shell:export", Needs.EVERYTHING),
     "flux": Target("an entry of Flux's resource.config", "flux:export", Needs.NODE),
-    "htcondor": Target("what an inventory command of HTCondor prints", "htcondor:export"),
+    "htcondor": Target("the output of an inventory command of HTCondor", "htcondor:export"),
     "hyperqueue": Target("the command that starts a HyperQueue worker", "hyperqueue:export", Needs.ENVIRONMENTS),
     "kubernetes": Target("ResourceSlices and DeviceClasses of Kubernetes", "kubernetes:export", Needs.NODE),
     "kuberay": Target("a worker group of KubeRay", "ray:kuberay", Needs.NODE),
@@ -61,11 +61,11 @@ TARGETS = {
 
 
 def export(target: str, source: ExportSource) -> Export:
-    """Write what a target wants to be told.
+    """Write the configuration of a target.
 
     Args:
         target: A key of :data:`TARGETS`.
-        source: The machine, with what the target needs.
+        source: The machine, with the input that the target needs.
 
     Raises:
         AnyaccelError: When the target has no form for this machine.

@@ -1,4 +1,4 @@
-"""Names and values in other programs' notations: what a target does not take is replaced, never dropped in silence."""
+"""Names and values in other programs' notations; unsupported characters are replaced, never dropped silently."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from anyaccel.model import Device
 from anyaccel.text import shown
 
 _PLAIN_KEY = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*")
-_RESERVED = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
+_RESERVED = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}  # other types than text in YAML 1.1
 
 
 def slug(text: str, allowed: str = "a-z0-9", fill: str = "-") -> str:
-    """Replace what a target does not take in a name, and begin and end with a letter or digit.
+    """Replace characters that a target does not accept in a name, and begin and end with a letter or digit.
 
     Args:
-        text: The name; made lower case where no upper-case letter is allowed.
-        allowed: The characters that the target takes, as within brackets of a regular expression.
-        fill: What stands for a run of others.
+        text: The name; made lower case if no upper-case letter is allowed.
+        allowed: The accepted characters, as within brackets of a regular expression.
+        fill: Replacement of a run of other characters.
     """
     text = text if "A-Z" in allowed else text.lower()
     return re.sub(rf"[^{allowed}]+", fill, text).strip("-_.:/") or "x"
 
 
 def unique_names(ids: Iterable[str], *, allowed: str, most: int) -> dict[str, str]:
-    """Make a name for each id: the same one whatever else is on the machine, unless two ids look alike in it.
+    """Make a name for each id, independent of other devices, unless two ids would get the same name.
 
     Args:
         ids: Different ids.
-        allowed: The characters that the target takes.
-        most: The longest name that it takes.
+        allowed: The accepted characters.
+        most: Length of the longest accepted name.
     """
     names = {item: slug(item, allowed) for item in ids}
     seen = Counter(names.values())
@@ -46,7 +46,7 @@ def unique_names(ids: Iterable[str], *, allowed: str, most: int) -> dict[str, st
 
 
 def by_resource(devices: Iterable[Device]) -> dict[str, list[Device]]:
-    """The devices by the resource under which they are counted, in order; of a device and its parts only the parts.
+    """Group devices by resource, in order; of a device and its parts only the parts.
 
     On a node of Ray, slot i of a resource is the i-th of these devices, on the node as in the worker.
     """
@@ -60,20 +60,20 @@ def by_resource(devices: Iterable[Device]) -> dict[str, list[Device]]:
 
 
 def only_type(devices: Iterable[Device]) -> str:
-    """The type of all these devices, or ``mixed``: where nobody may choose among them, none may be promised."""
+    """Return the common type of devices, or ``mixed``: a target without a choice of devices must promise no type."""
     types = {device.type for device in devices}
     return types.pop() if len(types) == 1 else "mixed"
 
 
 def quote(value: object) -> str:
-    """Write a value as JSON, YAML and HCL read alike, with escapes for what is not printable.
+    """Write a value with the same meaning in JSON, YAML and HCL, with escapes for characters that are not printable.
 
     Raises:
-        UsageError: When it is a text with lone surrogates, which no such file may hold.
+        UsageError: When a text has lone surrogates, which no such file may hold.
     """
     if not isinstance(value, str):
         return json.dumps(value)
-    if any(0xD800 <= ord(char) <= 0xDFFF for char in value):  # noqa: PLR2004 - surrogates
+    if any(0xD800 <= ord(char) <= 0xDFFF for char in value):  # noqa: PLR2004 -- surrogates
         raise UsageError(f"text must be Unicode to be exported (got {shown(value)})", hint="rename what has this name")
     return '"' + "".join(map(_escape, value)) + '"'
 
@@ -83,15 +83,15 @@ def _escape(char: str) -> str:
         return f"\\{char}"
     if char.isprintable():
         return char
-    return f"\\u{ord(char):04x}" if ord(char) <= 0xFFFF else f"\\U{ord(char):08x}"  # noqa: PLR2004 - four digits
+    return f"\\u{ord(char):04x}" if ord(char) <= 0xFFFF else f"\\U{ord(char):08x}"  # noqa: PLR2004 -- four digits
 
 
 def to_yaml(value: Mapping[str, Any] | Sequence[Any], indent: str = "") -> str:
-    """Write mappings, sequences and scalars as YAML. Strings are always quoted, so that none turns into something else.
+    """Write mappings, sequences and scalars as YAML. Strings are quoted, so that YAML reads no other type.
 
     Args:
-        value: What to write.
-        indent: What each line starts with.
+        value: The value.
+        indent: Prefix of each line.
     """
     if isinstance(value, Mapping):
         return "".join(f"{indent}{_key(name)}:{_entry(item, indent)}" for name, item in value.items())

@@ -1,1 +1,1 @@
-"""The one fork server: a process that forks others for its caller, guards them, and tells once what became of each."""
+"""The fork server: a process that forks, guards and tears down other processes for its caller."""

@@ -1,7 +1,7 @@
-"""The caller's side of a fork server: have processes forked, end them, hear once what became of each.
+"""The caller's side of a fork server: start processes, end processes, and get the end of each exactly once.
 
-The caller never forks: it may have threads, or a device open. This module is imported before the server is started, so
-it imports next to nothing.
+The caller never forks, since it may have threads or an open device. This module is imported before the server starts,
+so it imports little.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ if TYPE_CHECKING:
     from typing import Any, Protocol, TypeVar
 
     class ProcessOwner(Protocol):
-        """What owns a process of a fork server."""
+        """The owner of a process of a fork server."""
 
         def ended(self, gone: Gone) -> object:
-            """Take notice that the process and everything that it started have left the kernel. Nothing follows."""
+            """Handle the end of the process and the last descendant. No call follows."""
 
         def on_stuck(self, reason: str) -> object:
-            """Take notice that something of it ignores even SIGKILL."""
+            """Handle a process of the family that ignores even SIGKILL."""
 
     Server = TypeVar("Server", bound="ForkServer")
     Tidy = TypeVar("Tidy", bound=Callable[[], object])
 
 DEFAULTS = {"preload": None, "argv": ["-c"], "grace": 0.0, "idle": None}
-"""What a server is called with where nothing else is said; see :func:`anyaccel.forkserver.server.main`."""
+"""Default arguments of :func:`anyaccel.forkserver.server.main`."""
 END_SECONDS = 1.0
-"""How long a server is waited for that is to end, and may still be starting."""
+"""How long to wait for the end of a server, which may still be starting."""
 
 
 class Gone:
-    """How a process of a fork server ended.
+    """The end of a process of a fork server.
 
     Attributes:
-        pid: Its process id, or 0 when it never had one.
-        status: Its exit status, the negative number of a signal, or None when that is unknown.
-        reason: Why there is no process any more, where its own end is not the reason.
+        pid: Process id, or 0 when the process was never forked.
+        status: Exit status, the negative number of a signal, or None when unknown.
+        reason: Why the process is gone, unless it ended by itself.
         forked: Whether there was a process at all.
-        carried: Whether processes of other users carry its mark, which it may have started: then its devices are left
-            to the mark.
+        carried: Whether processes of other users carry its mark. The process may have started these, so the mark keeps
+            its devices.
     """
 
     def __init__(
@@ -61,24 +61,24 @@ class Gone:
 
 
 class ForkServer:
-    """One fork server, which is a child of this process, and what it forks, by number.
+    """A fork server, which is a child of this process, with its processes by number.
 
-    Every method may be called by any thread.
+    Any thread may call any method.
 
     Args:
-        config: What :func:`anyaccel.forkserver.server.main` is called with, beside :data:`DEFAULTS`.
-        env: Its environment; that of this process when None.
-        apart: As of :func:`~anyaccel.forkserver.start.start_server`.
+        config: Arguments of :func:`anyaccel.forkserver.server.main` beside :data:`DEFAULTS`.
+        env: Environment of the server; the environment of this process when None.
+        apart: See :func:`~anyaccel.forkserver.start.start_server`.
 
     Attributes:
-        pid: Its process id.
-        alive: Whether it takes orders, as far as is known.
+        pid: Process id of the server.
+        alive: Whether the server takes orders, as far as known.
         children: Owners of processes that have not ended, by number.
-        lock: Held while that changes.
-        hearing: Held by a thread that waits for messages.
+        lock: Guards ``children``.
+        hearing: Held by the thread that waits for messages.
 
     Raises:
-        OSError: When it cannot be started.
+        OSError: When the server cannot be started.
     """
 
     def __init__(self, config: Mapping[str, Any], *, env: Mapping[str, str] | None = None, apart: bool = False) -> None:
@@ -92,11 +92,11 @@ class ForkServer:
         self._control = _socket.socket(fileno=control)
 
     def fileno(self) -> int:
-        """Descriptor that can be read when :meth:`hear` has something to take."""
+        """Return the descriptor that is readable when :meth:`hear` has a message."""
         return self._control.fileno()
 
     def draw(self) -> int:
-        """Return the number of a process that is to be forked."""
+        """Return the number of a new process."""
         return next(self._numbers)
 
     def spawn(
@@ -109,16 +109,16 @@ class ForkServer:
         argument: Any = None,
         alone: bool = False,
     ) -> None:
-        """Have a process forked that calls a function.
+        """Fork a process for a function.
 
         Args:
-            number: Its number.
-            child: What hears of its end.
-            target: The function, as ``module:name``. It is called with the descriptors and the argument, and the
-                process ends with it.
-            descriptors: Descriptors that it gets.
+            number: Number of the process, from :meth:`draw`.
+            child: Owner, which is called at the end of the process.
+            target: The function, as ``module:name``. Its arguments are the descriptors and ``argument``; the process
+                ends when it returns.
+            descriptors: Descriptors for the process.
             argument: JSON data.
-            alone: Whether it has a parent that is no other process's.
+            alone: Whether the process gets a parent of its own, to which it may send signals.
 
         Raises:
             BrokenPipeError: When the server has died.
@@ -128,13 +128,15 @@ class ForkServer:
             if not self.alive:
                 raise BrokenPipeError("the fork server has died")
             self.children[number] = child
-        self.tell(number, {"spawn": number, "target": target, "argument": argument, "alone": alone}, descriptors)
+        self.send_or_drop(
+            number, {"spawn": number, "target": target, "argument": argument, "alone": alone}, descriptors
+        )
 
-    def tell(self, number: int, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
-        """Send something that the process needs. If that fails, there is none, and its owner hears nothing.
+    def send_or_drop(self, number: int, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
+        """Send a message for a process. If that fails, drop the process without a call of its owner.
 
         Raises:
-            OSError: When it fails, unless the owner has heard of the server's death meanwhile.
+            OSError: When the message cannot be sent, unless the owner knows the server's death already.
         """
         try:
             self._send(message, descriptors)
@@ -145,20 +147,20 @@ class ForkServer:
                 raise
 
     def stop(self, number: int, grace: float, *, by: int = 0) -> None:
-        """End a process and everything that it started.
+        """End a process and the descendants.
 
         Args:
             number: The process.
-            grace: Seconds until it is killed.
-            by: Signal that asks it to end before; 0 when it ends by itself.
+            grace: Seconds until SIGKILL.
+            by: Signal that asks the process to end; 0 when the process ends by itself.
         """
         try:
             self._send({"stop": number, "grace": grace, "by": by})
-        except OSError:  # the server has ended, and all that it forked with it
+        except OSError:  # the server has ended, and its processes with it
             return
 
     def hear(self) -> bool:
-        """Take one message, if there is one, and tell the owner of the process that it is about.
+        """Receive a message, if any, and call the owner of the process.
 
         Returns:
             False once the server has gone.
@@ -179,7 +181,7 @@ class ForkServer:
             number, reason = int(message["number"]), str(message["reason"])
             gone = None if message["kind"] == "stuck" else Gone(message["pid"], message["status"], reason)
         except (ValueError, LookupError, TypeError):
-            self.kill()  # what it guards ends with it, and the owners are told
+            self.kill()  # its processes end with it, and their owners are called
             return True
         with self.lock:
             child = self.children.get(number) if gone is None else self.children.pop(number, None)
@@ -192,14 +194,14 @@ class ForkServer:
         return True
 
     def take_children(self) -> list[Any]:
-        """Return the owners that have not heard of an end, which the server tells no more."""
+        """Return the owners of the remaining processes, for which no message follows."""
         with self.lock:
             self.alive = False
             children, self.children = list(self.children.values()), {}
         return children
 
     def close(self, seconds: float = END_SECONDS) -> bool:
-        """End the server and every process that it forked; return whether it ends within some seconds."""
+        """End the server and the processes; return whether the server ends in time."""
         self.alive = False
         try:  # noqa: SIM105 - contextlib takes long to import
             self._control.shutdown(_socket.SHUT_RDWR)
@@ -209,7 +211,7 @@ class ForkServer:
         return not seconds or self.wait(seconds) is not None
 
     def abandon(self) -> None:
-        """Leave it alone: this process is a fork of the one that it belongs to."""
+        """Close the connection in a fork of the process that owns the server."""
         self.lock = RLock()
         self.hearing = RLock()
         self.alive = False
@@ -219,8 +221,8 @@ class ForkServer:
         """Wait until the server has ended, without a limit when None.
 
         Returns:
-            Its exit status, negative for the number of a signal; None when it has not ended. It is 0 where something
-            else has taken it.
+            Exit status, negative for the number of a signal; None when the server has not ended; 0 when other code of
+            the program has reaped the server.
         """
         if self._status is None:
             try:
@@ -256,11 +258,11 @@ _lock = renew_in_child(allocate_lock())
 
 
 def find_server(key: Hashable, make: Callable[[], Server]) -> Server:
-    """Return the fork server of this process of one kind; a new one where there is none that lives.
+    """Return the live fork server of a kind; start one if there is none.
 
     Args:
         key: The kind.
-        make: Starts one.
+        make: Starts a server.
     """
     with _lock:
         found: Any = _servers.get(key)
@@ -274,8 +276,8 @@ def close_all(kind: type[ForkServer] | None = None, seconds: float = END_SECONDS
     """End the fork servers of this process.
 
     Args:
-        kind: Class of those that end; all when None.
-        seconds: How long to wait for each; 0 for not at all.
+        kind: Class of the servers to end; all when None.
+        seconds: How long to wait for each server; 0 not to wait.
     """
     with _lock:
         ended = {key: server for key, server in _servers.items() if kind is None or type(server) is kind}
@@ -289,12 +291,12 @@ _tidies: list[Callable[[], object]] = []
 
 
 def tidy_at_exit(tidy: Tidy) -> Tidy:
-    """Have a function called at exit, before the fork servers end; return it."""
+    """Register a function that runs at exit, before the fork servers end; return the function."""
     _tidies.append(tidy)
     return tidy
 
 
-@atexit.register  # when what was imported later has ended, which may need what the servers fork
+@atexit.register  # runs after the exit functions of later imports, which may need processes of the servers
 def _end() -> None:
     for tidy in _tidies:
         tidy()

@@ -1,19 +1,19 @@
-"""The fork server: a small process that forks others for its caller, watches them, and outlives nothing.
+"""The fork server: a small process that forks, guards and tears down processes for its caller.
 
-:mod:`anyaccel.forkserver.start` starts it, and it runs nothing but this module after the modules that it was asked to
-import. It has one thread and no device open or mapped: otherwise it refuses to fork, since what a driver set up for one
-process must not be used by two.
+:mod:`anyaccel.forkserver.start` starts the server. The server imports the requested modules and runs only this module.
+It refuses to fork when it has several threads, or a device open or mapped: two processes must not share what a driver
+set up for one.
 
-It serves a control socket of JSON packets. ``{"spawn": n, "target": "module:name", "argument": a, "alone": b}`` comes
-with descriptors, and forks process ``n``, which calls the function with both and ends with it. One that is alone has a
-parent of its own, which does nothing but wait for it: what it does to its parent costs nothing else. ``{"hold": n,
-"grace": s}`` comes with descriptors that are kept until the process and everything that it started have gone.
-``{"stop": n, "grace": s, "by": signal}`` ends these: asked at first, killed in the end. When all of them have left the
-kernel, the server says ``{"kind": "gone", "number": n, "pid": p, "status": s, "reason": text}``; of what ignores
-SIGKILL, ``{"kind": "stuck", "number": n, "reason": text}``.
+The control socket carries JSON packets. ``{"spawn": n, "target": "module:name", "argument": a, "alone": b}``, with
+descriptors, forks process ``n``, which calls the function with both and then exits. With ``alone``, the process gets a
+parent of its own that only waits for it, so that signals to the parent harm nothing else. ``{"hold": n, "grace": s}``
+passes descriptors that stay open until the process and its descendants have gone. ``{"stop": n, "grace": s, "by":
+signal}`` ends these: by the signal at first, by SIGKILL in the end. Once all have left the kernel, the server sends
+``{"kind": "gone", "number": n, "pid": p, "status": s, "reason": text}``; for a process that ignores SIGKILL,
+``{"kind": "stuck", "number": n, "reason": text}``.
 
-It is the guardian too. Orphans of what it forked become its children; when the caller goes, for whatever reason,
-everything that was started is ended, and what does not end when asked is killed.
+Orphans of its processes become children of the server. When the caller exits, for any reason, all of these processes
+are ended, by SIGTERM and then by SIGKILL.
 """
 
 from __future__ import annotations
@@ -52,28 +52,28 @@ if TYPE_CHECKING:
 
 
 MOST_DESCRIPTORS = 253
-"""The kernel passes no more in one packet."""
+"""Most descriptors that the kernel passes in one packet."""
 FIRST_LOOK_SECONDS = 0.02
-"""How long a process that was killed is left alone: most leave nothing that would have to be looked for."""
+"""Pause after a SIGKILL, since most processes leave no descendants to look for."""
 LOOK_SECONDS = 1.0
-"""Pause between two looks at what is left of a process, where nothing can be done about it."""
+"""Pause between two scans for processes that ignore SIGKILL."""
 MOST_TRIAL = 10.0
-"""Seconds that a process has that is forked for nothing, and ends at once."""
+"""Longest life of a process that is forked for nothing."""
 MOST_WORDS = 4096
-"""Characters of a reason, which may be what a module of a user has raised."""
+"""Most characters of a reason, which may be the error of a user's module."""
 LONGEST_SECONDS = 86_400.0
-"""Of one wait: the kernel takes no more than some weeks."""
+"""Longest wait: ``epoll_wait(2)`` takes 24 days at most."""
 
 
 def main(config: Mapping[str, Any]) -> None:
-    """Serve one caller until it has gone and nothing is left of what it started.
+    """Serve one caller; exit once the caller and every process have gone.
 
     Args:
-        config: What the server is to be, as plain data: ``caller``, the process id of that; ``own``, names of modules
-            of ours that the processes need; ``preload``, names of a user's modules, or None where it is not checked
-            whether they leave the process fit to fork; ``argv``, their ``sys.argv``; ``grace``, seconds between asking
-            and killing when the caller has gone; ``stuck``, seconds after which what was killed counts as stuck;
-            ``idle``, seconds after which a server without processes ends, or None.
+        config: Plain data: ``caller``, process id of the caller; ``own``, names of modules of ours that the processes
+            need; ``preload``, names of a user's modules, or None to skip the check that the process is fit to fork;
+            ``argv``, ``sys.argv`` of the processes; ``grace``, seconds between SIGTERM and SIGKILL when the caller has
+            gone; ``stuck``, seconds after SIGKILL until a process counts as stuck; ``idle``, seconds after which a
+            server without processes ends, or None.
     """
     sys.argv[:] = config["argv"]
     for stream in (sys.stdout, sys.stderr):
@@ -84,20 +84,20 @@ def main(config: Mapping[str, Any]) -> None:
 
 
 class Family:
-    """A process that was asked for, and everything that descends from it.
+    """A forked process, with the descendants.
 
     Attributes:
-        number: Its number.
-        pid: Process id of the first.
-        grace: Seconds that what it leaves behind has between being asked to end and being killed.
-        leases: Descriptors that are kept until all have gone.
-        status: Exit status of the first once it has ended, or the negative number of a signal.
-        members: Start times of the children of the fork server that are of it, by id: the first, until that has ended,
-            and orphans that it left.
-        find: Finds all its living processes; what it has found once is of the family for good.
-        rest: Its end; None as long as nothing ends it.
-        due: Time of ``time.monotonic()`` of the next step of that.
-        told_stuck: Whether the caller knows that it does not help.
+        number: Number of the process.
+        pid: Id of the forked process.
+        grace: Seconds between SIGTERM and SIGKILL for orphans.
+        leases: Descriptors that stay open until the whole family has gone.
+        status: Exit status of the forked process once it has ended, or the negative number of a signal.
+        members: Start times of the family's children of the fork server, by id: the forked process until its end, and
+            orphans.
+        find: Finder of all living processes of the family.
+        rest: Teardown of the family; None until it begins.
+        due: Time of the next step of the teardown, by ``time.monotonic()``.
+        told_stuck: Whether the caller knows that the family is stuck.
     """
 
     __slots__ = ("due", "find", "grace", "leases", "members", "number", "pid", "rest", "status", "told_stuck")
@@ -116,12 +116,12 @@ class Family:
         self.told_stuck = False
 
     def adopt(self, pid: int) -> None:
-        """Count a child of the fork server among the family."""
+        """Add a child of the fork server to the family."""
         self.members[pid] = start_time(pid) or 0
 
 
 def stuck(rest: Teardown) -> str:
-    """Say which processes ignore SIGKILL, or may not be killed, and where they are."""
+    """Return which processes ignore SIGKILL, or may not be killed, and where they wait."""
     shown = [
         f"process {pid} (state {letter}, in {waits_in(pid) or 'the kernel'})"
         for pid in {**rest.own, **rest.others}
@@ -131,7 +131,7 @@ def stuck(rest: Teardown) -> str:
 
 
 def leave_no_core(pid: int) -> None:
-    """Have no core written of a process that is about to abort; a limit of 1 byte keeps it from programs, too."""
+    """Prevent a core file of a process that is about to abort; the limit of 1 byte covers core pipes, too."""
     import resource
 
     with contextlib.suppress(OSError, ValueError):
@@ -140,7 +140,7 @@ def leave_no_core(pid: int) -> None:
 
 
 class Server:
-    """The state of the process: families by number, and of which families each child may be."""
+    """The state of the fork server: families by number, and the possible families of each child."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.pid = os.getpid()
@@ -172,7 +172,7 @@ class Server:
         gc.freeze()  # the collector would write to every page that the processes share
 
     def serve(self) -> None:
-        """Fork, watch and end until the caller has gone and nothing is left, or no process was needed for long."""
+        """Fork, watch and tear down until the caller and all families have gone, or the server is idle for long."""
         while not (self.closing and all(each.told_stuck and not each.leases for each in self.families.values())):
             ready = self.poll.poll(self._patience())
             if not ready and not self.families:
@@ -212,10 +212,10 @@ class Server:
                 self._end(self.families[message["stop"]], message["grace"], message["by"])
 
     def _spawn(self, number: int, descriptors: list[int], order: Mapping[str, Any]) -> None:
-        """Fork a process that calls a function."""
+        """Fork a process for a function."""
         reason = self.fault or (_unfit() if len(os.listdir("/proc/self/task")) > 1 else "")
         if not reason and not self.closing:
-            # A process that is asked to end before it knows how would not: it hears once it does.
+            # SIGTERM stays pending until the worker has its handler: the default action would skip its clean-up.
             masked = set() if order["alone"] else {signal.SIGTERM}
             signal.pthread_sigmask(signal.SIG_BLOCK, masked)
             try:
@@ -235,17 +235,17 @@ class Server:
             self._post("gone", number, pid=0, status=None, reason=reason)
 
     def _hold(self, number: int, grace: float, leases: list[int]) -> None:
-        """Keep the leases of a process, so that they do not end before everything that it started has."""
+        """Keep lease descriptors open until the whole family of a process has gone."""
         family = self.families.get(number)
         if family is not None:
             family.grace = grace
             family.leases += leases
             return
-        for lease in leases:  # it has gone already
+        for lease in leases:  # the family has gone already
             os.close(lease)
 
     def _become(self, order: Mapping[str, Any], descriptors: list[int]) -> None:
-        """What the child does after the fork; never returns. The function unblocks SIGTERM, unless it is alone."""
+        """Run in the forked child, and never return. The target function unblocks SIGTERM, unless ``alone``."""
         try:
             die_with_parent(self.pid)
             os.setsid()
@@ -260,7 +260,7 @@ class Server:
             for descriptor in self.private:
                 os.close(descriptor)
             for family in self.families.values():
-                for lease in family.leases:  # of others: they must not end with this process
+                for lease in family.leases:  # leases of other families must not depend on this process
                     os.close(lease)
             gc.enable()
             module, _, name = order["target"].partition(":")
@@ -282,12 +282,12 @@ class Server:
         self._look_after_families()
 
     def _look_after_families(self) -> None:
-        """Reap the processes that have died, adopt the orphans that they leave, and say which families have gone.
+        """Reap dead processes, adopt their orphans, and report families that have gone.
 
-        What a dead process leaves is our child before it can be reaped itself. So an orphan that is seen before a round
-        of reaping is of a family that lost a process up to that round. The last round finds no dead process, so no
-        orphan is left to be seen. Where several families lost a process meanwhile, the orphan may be of any of them:
-        then none of them has gone before it has.
+        The kernel makes an orphan our child before the dead parent can be reaped. So an orphan that is seen before a
+        round of reaping belongs to a family that lost a process up to that round. The last round finds no dead process,
+        so no orphan remains unseen. If several families lost a process meanwhile, the orphan may belong to any of
+        these: then all of these families live until the orphan has gone.
         """
         bereaved: frozenset[Family] = frozenset()
         dead = {0: 0}
@@ -295,22 +295,22 @@ class Server:
             left = [child for child in children(self.pid) if child not in self.owners]
             dead = _reap()
             for pid, status in dead.items():
-                bereaved |= self._forget(pid, status)
+                bereaved |= self._remove(pid, status)
             self._adopt([orphan for orphan in left if orphan not in dead], bereaved)
         for family in bereaved:
             self._look_after(family)
 
     def _adopt(self, orphans: list[int], families: frozenset[Family]) -> None:
-        """Count orphans among some families; among all where a worker gave up being the parent of its orphans."""
+        """Add orphans to the given families; to every family where a worker gave up adopting orphans."""
         for orphan in orphans:
             self.owners[orphan] = families or frozenset(self.families.values())
             for family in self.owners[orphan]:
                 family.adopt(orphan)
 
     def _look_after(self, family: Family) -> None:
-        """A family lost a process: say so when none is left, and have the orphans end once the first process has.
+        """Report a family without processes; tear down orphans once the forked process has ended.
 
-        While that lives, orphans that are counted among its family are none that it left; another family may have.
+        While the forked process lives, it adopts its own orphans, so orphans in its family belong to another family.
         """
         if family.status is None:
             return
@@ -322,8 +322,8 @@ class Server:
         elif family.rest is None or not family.rest.killing:
             self._end(family, family.grace, signal.SIGTERM)
 
-    def _forget(self, pid: int, status: int) -> frozenset[Family]:
-        """Take a dead process out of the families that it may be of; returns these."""
+    def _remove(self, pid: int, status: int) -> frozenset[Family]:
+        """Remove a dead process from the families to which it may belong; return these families."""
         families = self.owners.pop(pid, frozenset())
         for family in families:
             if pid == family.pid:
@@ -332,7 +332,7 @@ class Server:
         return families
 
     def _end(self, family: Family, grace: float, by: int) -> None:
-        """Ask every process of a family to end, by a signal if any, and have it killed after the grace."""
+        """Send a signal, if any, to every process of a family, and have the family killed after the grace."""
         if family.rest is None:
             family.rest = Teardown(family.find, grace=grace, patience=self.stuck_after, ask=by)
             if by == signal.SIGABRT:
@@ -342,11 +342,11 @@ class Server:
         family.due = 0.0
         if grace <= 0 and family.status is None:
             family.rest.kill()
-            os.kill(family.pid, signal.SIGKILL)  # the number is its own as long as it has not been reaped
+            os.kill(family.pid, signal.SIGKILL)  # the id cannot be reused before it is reaped here
             family.due = time.monotonic() + FIRST_LOOK_SECONDS
 
     def _press(self) -> None:
-        """End families as far as that is due."""
+        """Take due steps of teardowns."""
         now = time.monotonic()
         for family in tuple(self.families.values()):
             if (rest := family.rest) is None or family.due > now:
@@ -358,7 +358,7 @@ class Server:
                 self._post("stuck", family.number, reason=stuck(rest))
 
     def _close(self) -> None:
-        """The caller has gone: end everything."""
+        """End every family, since the caller has gone."""
         if self.closing:
             return
         self.closing = True
@@ -378,7 +378,7 @@ class Server:
         self._flush()
 
     def _flush(self) -> None:
-        """Tell the caller what it can take now. It may be stopped: never wait for it."""
+        """Send pending messages without blocking: the caller may be stopped."""
         try:
             while self.outbox and not self.closing:
                 self.control.send(self.outbox[0], _socket.MSG_DONTWAIT)
@@ -394,9 +394,9 @@ class Server:
 
 
 def _get_parent() -> None:
-    """Fork once more, and return in the new process; this one waits for that, and ends as it does.
+    """Fork again and return in the child; the parent only waits, and exits as the child does.
 
-    It does so at once, and does little: every page of memory that a process writes to is copied for it.
+    The parent does little, since the kernel copies each page of memory that a forked process writes to.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     own = os.getpid()
@@ -416,7 +416,7 @@ def _get_parent() -> None:
 
 
 def _unfit() -> str:
-    """Why this process must not fork; empty when it may."""
+    """Return the reason why this process must not fork; empty for none."""
     if touched := touched_devices():
         return (
             f"the fork server has {', '.join(touched)} open, because of a preloaded module, and must not fork then;"
@@ -433,7 +433,7 @@ def _unfit() -> str:
 
 
 def _reap() -> dict[int, int]:
-    """The children that have died, each with its exit status or the negative number of a signal."""
+    """Reap dead children; return the exit status of each, or the negative number of a signal."""
     dead = {}
     with contextlib.suppress(ChildProcessError):
         while True:
@@ -445,7 +445,7 @@ def _reap() -> dict[int, int]:
 
 
 def _caller(pid: int) -> int:
-    """Pin the process that started us; if it has gone already, end."""
+    """Open a pidfd of the caller; exit if the caller has ended already."""
     try:
         pinned = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -456,7 +456,7 @@ def _caller(pid: int) -> int:
 
 
 def _arrange_signals(wake: int) -> None:
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # whatever the thread that started us had blocked
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the thread that started the server may have blocked signals
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     for number in (signal.SIGINT, signal.SIGABRT):  # a process that waits for one that aborts must not do so itself
         signal.signal(number, signal.SIG_IGN)
@@ -465,11 +465,11 @@ def _arrange_signals(wake: int) -> None:
 
 
 def _end_threads() -> None:
-    """Have libraries end the threads that they started when they were imported.
+    """Fork once for nothing: libraries with fork handlers then end the threads from their import.
 
-    What is made to be forked ends its threads before each fork and starts them again where they are needed: OpenBLAS
-    does, by ``pthread_atfork`` (its function ``openblas_fork_handler``). So a fork of which nothing is wanted leaves
-    this process with one thread, unless a library does not know of forks.
+    A library that expects forks ends its threads before each fork, and starts threads again on demand: OpenBLAS does so
+    by ``pthread_atfork`` (its function ``openblas_fork_handler``). So this process has a single thread after a fork,
+    unless a library does not handle forks.
     """
     try:
         import warnings
@@ -482,13 +482,13 @@ def _end_threads() -> None:
         os._exit(0)
     end = time.monotonic() + MOST_TRIAL
     while os.waitpid(pid, os.WNOHANG) == (0, 0):
-        if time.monotonic() > end:  # it stands at a lock that a thread held
+        if time.monotonic() > end:  # the child waits for a lock that a thread held
             os.kill(pid, signal.SIGKILL)
         time.sleep(0.001)
 
 
 def _import(modules: Sequence[str]) -> str:
-    """Import modules for all processes; returns why that failed, or an empty string."""
+    """Import modules; return the error message of the first failure, or an empty string."""
     for module in modules:
         try:
             __import__(module)

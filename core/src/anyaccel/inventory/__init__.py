@@ -1,10 +1,11 @@
-"""What is on a machine: this one, a recorded one or a simulated one."""
+"""The accelerators of a machine: of this host, a recorded machine or a simulated machine."""
 
 from anyaccel._faces import face
 
 __all__, __getattr__, __dir__ = face(
     __name__,
     {
+        "anyaccel.inventory.answers": ("interpret",),
         "anyaccel.inventory.contested": ("contest",),
         "anyaccel.inventory.names": ("VendorNames",),
         "anyaccel.inventory.record": ("EXPECTED", "write_expected"),

@@ -1,3 +1,4 @@
+from anyaccel.inventory.answers import interpret as interpret
 from anyaccel.inventory.contested import contest as contest
 from anyaccel.inventory.names import VendorNames as VendorNames
 from anyaccel.inventory.record import EXPECTED as EXPECTED

@@ -1,4 +1,4 @@
-"""What the vendors' processes answered to detection: what it means, and how long to wait for the rest."""
+"""Interpret the answers of vendors' processes to detection, and decide how long to wait for the rest."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from anyaccel.errors import MachineError, PluginError
 from anyaccel.model import (
-    UNITS_PER_DEVICE,
     Detected,
     Device,
     EnvEdits,
@@ -17,13 +16,14 @@ from anyaccel.model import (
     VendorReport,
     VendorState,
     replace,
+    slots_by_id,
 )
-from anyaccel.model.wire import prepare
+from anyaccel.model.wire import fields, prepare
 from anyaccel.probe.machine import Machine, Simulated
 from anyaccel.vendors.discovery import Source
 from anyaccel.vendors.guarded import Outcome
 from anyaccel.vendors.presence import Presence
-from anyaccel.vendors.process import Answers, problem_in, process_of, qualified
+from anyaccel.vendors.process import Answers, check_answer, problem_in, qualified, read_answer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,14 +34,17 @@ if TYPE_CHECKING:
 
 _NUMBER = re.compile(r"[0-9]{1,9}(?=[^/]*$)")
 GRACE_SECONDS = 0.8
-"""How long a request that others can serve waits for a vendor that it does not name."""
+"""How long a request waits for vendors that it does not name, once the devices of others can serve it."""
 
-for kind in (PluginInfo, EnvEdits, Detected):  # while whoever imports this waits for what has begun
+_IDENTITY = fields(PluginInfo).keys() & fields(VendorReport).keys() - {"vendor"}
+"""Fields of a report that are those of the plug-in's identity."""
+
+for kind in (PluginInfo, EnvEdits, Detected):  # during the import, while the fork server starts
     prepare(kind)
 
 
-def enough_for(request: Request, present: Mapping[str, Presence | None], sources: Sequence[Source]) -> Enough:
-    """What says how long a request waits for vendors that have not answered, given those that have."""
+def make_patience(request: Request, present: Mapping[str, Presence | None], sources: Sequence[Source]) -> Enough:
+    """Return a function for the time that a request waits for vendors without an answer."""
     named = {name.casefold() for term in request.terms for name in term.names}
     own: dict[str, set[str]] = {}
     for source in sources:
@@ -62,7 +65,7 @@ def enough_for(request: Request, present: Mapping[str, Presence | None], sources
 
 
 def _offered(vendor: str, outcome: Outcome) -> list[set[str]]:
-    """The names of each device in an answer that has not been looked at yet."""
+    """Return the names of each device in an unchecked answer."""
     try:
         info, detected = outcome.value["info"], outcome.value["detected"]
         return [
@@ -78,18 +81,29 @@ def _asks_for(names: Iterable[str], offered: set[str]) -> bool:
 
 
 def interpret(source: Source, outcome: Outcome) -> tuple[VendorReport, list[Device]]:
-    """How a vendor fared, and its devices: none where something is wrong with what it answered."""
+    """Check the answer of a vendor's detection, and make the report and the devices.
+
+    Args:
+        source: The plug-in.
+        outcome: The answer of :func:`anyaccel.vendors.tasks.detect`.
+
+    Returns:
+        The report, and the devices in the order in which they are handed out: none where the answer has a fault.
+    """
     answer: dict[str, Any] = outcome.value if isinstance(outcome.value, dict) else {}
-    vendor = process_of(source)
     problem = problem_in(source, outcome, "anyaccel_detect")
     info = detected = hidden = None
+    devices: list[Device] = []
     try:
-        info = vendor.checked("info", answer.get("info")) if "info" in answer or problem is None else None
-        detected = vendor.checked("detect", answer.get("detected"))
+        info = check_answer(source, "info", answer.get("info")) if "info" in answer or problem is None else None
+        detected = check_answer(source, "detect", answer.get("detected"))
         for device in detected.devices if detected else ():
-            vendor.checked("tags", device.tags)
-            vendor.checked("fractional", device.fractional, [device])
-        hidden = vendor.checked("env", answer["hidden"]) if info and "hidden" in answer else None
+            check_answer(source, "tags", device.tags)
+            check_answer(source, "fractional", device.fractional, info, [device])
+        hidden = check_answer(source, "env", answer["hidden"], info) if info and "hidden" in answer else None
+        if detected is not None and problem is None:
+            devices, notes = _show(source, info, detected.devices, answer.get("visible"))
+            detected = replace(detected, notes=(*detected.notes, *notes))
     except PluginError as error:
         problem = problem or error.problem
     if problem is not None:
@@ -99,15 +113,7 @@ def interpret(source: Source, outcome: Outcome) -> tuple[VendorReport, list[Devi
     report = VendorReport(
         vendor=source.vendor,
         state=state,
-        resource=info.resource if info else "",
-        kind=info.kind if info else "",
-        env_vars=info.env_vars if info else (),
-        runtimes=info.runtimes if info else (),
-        maskable=info.maskable if info else True,
-        borrowed=info.borrowed if info else (),
-        cleared=info.cleared if info else (),
-        control_nodes=info.control_nodes if info else (),
-        ray_switch=info.ray_switch if info else "",
+        **({name: getattr(info, name) for name in _IDENTITY} if info else {}),
         distribution=source.distribution,
         version=source.version,
         driver_version=detected.driver_version if detected else "",
@@ -117,20 +123,35 @@ def interpret(source: Source, outcome: Outcome) -> tuple[VendorReport, list[Devi
         hidden=hidden,
         seconds=seconds if isinstance(seconds, float) and seconds >= 0 else 0.0,
     )
-    if detected is None or info is None:
-        return report, []
-    own = {"vendor": source.vendor, "resource": info.resource, "kind": info.kind, "declared": False, "labels": {}}
-    whole = (replace(device, **own, units=UNITS_PER_DEVICE, own_slots=()) for device in detected.devices)
-    devices = [
-        device.narrowed(found.own_slots) if found.own_slots else device
-        for device, found in zip(whole, detected.devices, strict=True)
-    ]
-    vendor.learn(outcome, devices)
-    return report, devices
+    return report, devices if detected else []
 
 
-def told_apart(found: Mapping[str, list[Device]]) -> list[Device]:
-    """The devices of all vendors. An id is its vendor's: where two use the same one, theirs begin with the vendor."""
+def _show(
+    source: Source, info: PluginInfo, found: Sequence[Device], visible: Any
+) -> tuple[list[Device], tuple[str, ...]]:
+    """Narrow devices to what the environment leaves visible, and put visible devices first, in the runtime's order.
+
+    Where the plug-in refuses the value of its variable, no device is visible: the environment only ever narrows.
+
+    Returns:
+        The devices, and notes for the report.
+    """
+    devices = [info.describe(device) for device in found]
+    notes: tuple[str, ...] = ()
+    try:
+        slots = slots_by_id(read_answer(source, "visible", Outcome(value=visible), devices, info))
+    except PluginError as error:
+        slots, notes = {}, (f"The environment hides every device of {source.vendor}: {error.problem.reason}",)
+    if slots is None:
+        slots = {device.id: () for device in devices}
+    place = {device_id: position for position, device_id in enumerate(slots)}
+    devices.sort(key=lambda device: place.get(device.id, len(place) + device.index))
+    shown = [device.narrowed(slots[device.id]) if slots.get(device.id) else device for device in devices]
+    return [replace(device, visible=device.id in place, order=order) for order, device in enumerate(shown)], notes
+
+
+def qualify_ids(found: Mapping[str, list[Device]]) -> list[Device]:
+    """Return the devices of all vendors. Where vendors use the same id, the ids of theirs begin with the vendor."""
     uses = Counter(device.id for devices in found.values() for device in devices)
     return [
         qualified(device) if any(uses[each.id] > 1 for each in devices) else device
@@ -139,10 +160,10 @@ def told_apart(found: Mapping[str, list[Device]]) -> list[Device]:
     ]
 
 
-def with_own_nodes(found: Mapping[str, list[Device]]) -> dict[str, list[Device]]:
-    """Number the nodes of simulated devices so that no two vendors have one: each vendor's begin with 0 by themselves.
+def renumber_nodes(found: Mapping[str, list[Device]]) -> dict[str, list[Device]]:
+    """Renumber the nodes of simulated devices, so that no two vendors have the same node.
 
-    A node without a number stands for all devices of a vendor, and stays.
+    A node without a number belongs to all devices of a vendor, and stays unchanged.
     """
     taken: set[str] = set()
     highest = 0
@@ -160,21 +181,21 @@ def with_own_nodes(found: Mapping[str, list[Device]]) -> dict[str, list[Device]]
 
 
 def _numbered(node: str, by: int) -> str:
-    """A device node with the first number of its last part raised."""
+    """Return a device node with the first number of its last part raised."""
     return _NUMBER.sub(lambda match: str(int(match[0]) + by), node, count=1) if by else node
 
 
 def product_names(outcome: Outcome) -> list[str] | None:
-    """The names of a vendor's products, as far as its process was asked for them."""
+    """Return the names of a vendor's products; None where its process was not asked for names."""
     names = outcome.value.get("products") if isinstance(outcome.value, dict) else None
     return [each for each in names if isinstance(each, str)] if isinstance(names, list) else None
 
 
 def check_products(machine: Machine, answers: Answers, names: VendorNames) -> dict[str, tuple[Simulated, ...]]:
-    """Refuse a simulation of something that no plug-in knows, or that several know under one name.
+    """Refuse a simulated product without a plug-in, or with several plug-ins.
 
     Returns:
-        The vendors that have simulated a product of another vendor's, each with the products that it may simulate.
+        The vendors that have simulated another vendor's product, with the products that each may simulate.
     """
     known = {vendor: product_names(outcome) or [] for vendor, (_, outcome) in answers.items()}
     others: dict[str, set[str]] = {}

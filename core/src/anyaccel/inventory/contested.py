@@ -1,4 +1,4 @@
-"""Devices that several vendors list: they are given to no request until all but one of the plug-ins are disabled."""
+"""Devices of several vendors. No request gets such a device until only one plug-in is enabled."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ DEVICE_NODE = "device node"
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 Claim = tuple[str, str]
-"""What a vendor says is a device's own: a kind of thing, and which one."""
+"""A thing that belongs to one device, as a vendor says: its kind and name."""
 
 
 class Own(Value):
-    """A device with its parts, as one vendor lists them.
+    """A physical device with its parts, as listed by a vendor.
 
     Attributes:
-        devices: The device and its parts, as far as they are listed.
+        devices: The listed devices: the physical device, its parts, or both.
         nodes: Device nodes that no other device of the vendor lists.
     """
 
@@ -34,11 +34,11 @@ class Own(Value):
 
 
 def families(devices: Sequence[Device], control_nodes: Collection[str] = ()) -> Iterator[Own]:
-    """Group one vendor's devices by the physical device that they are, or are parts of.
+    """Group a vendor's devices by physical device.
 
     Args:
         devices: All devices of the vendor.
-        control_nodes: Device nodes that the vendor says all of its devices use.
+        control_nodes: Device nodes that all devices of the vendor use.
     """
     parents = {device.id: device.parent for device in devices}
     groups: dict[str, list[Device]] = {}
@@ -60,11 +60,11 @@ def _outermost(device_id: str, parents: Mapping[str, str | None]) -> str:
 
 
 def place(node: str) -> str:
-    """Find the directory of sysfs that stands for the device behind a device node, without opening the node.
+    """Return the sysfs directory of the device behind a device node, without opening the node.
 
     Returns:
-        The directory of its PCI function where it has one, so that plug-ins that know the function or a node find the
-        same; else that of the device which the kernel shows behind the node; empty where it shows none.
+        The directory of the PCI function, so that plug-ins agree whether they know the function or the node. Without a
+        function, the directory of the device behind the node; empty where the kernel shows none.
     """
     try:
         status = os.stat(node)
@@ -83,11 +83,11 @@ def place(node: str) -> str:
 
 
 def places(device: Device, own_nodes: Iterable[str]) -> tuple[str, ...]:
-    """Find the directories of sysfs that stand for a device: that of its PCI function, else those behind its nodes.
+    """Return the sysfs directories of a device: of the PCI function, or else of the nodes.
 
     Args:
         device: A device of this host.
-        own_nodes: Device nodes that are its own.
+        own_nodes: Device nodes of this device alone.
     """
     if device.pci_bus_id:
         return (f"{PCI_FUNCTIONS}/{device.pci_bus_id}",)
@@ -98,15 +98,15 @@ def places(device: Device, own_nodes: Iterable[str]) -> tuple[str, ...]:
 def contest(
     found: Mapping[str, list[Device]], control_nodes: Mapping[str, Collection[str]], *, host: bool
 ) -> dict[str, list[Device]]:
-    """Make the devices unhealthy that several vendors list, with all that are parts of the same physical device.
+    """Mark devices of several vendors as unhealthy, with every part of the physical device.
 
-    Two vendors list one device where they name the same PCI function, the same part, the same id, or the same device
-    node as a device's own.
+    Two vendors list a device if they name the same PCI function, part or id, or the same device node as the device's
+    own.
 
     Args:
-        found: The devices of each vendor, with ids as the vendor gave them.
-        control_nodes: By vendor, the device nodes that all of its devices use.
-        host: Whether they are of this host, where the kernel says which PCI function is behind a node.
+        found: The devices of each vendor, with the ids of the vendor.
+        control_nodes: By vendor, the device nodes that all devices of the vendor use.
+        host: Whether the devices are of this host, where sysfs shows the PCI function behind a node.
     """
     present = {vendor: devices for vendor, devices in found.items() if devices}
     if len(present) < 2:  # noqa: PLR2004 - one vendor contests nothing
@@ -148,7 +148,7 @@ def _claims(own: Own, *, host: bool) -> Iterator[Claim]:
 
 
 def _words(shared: Sequence[Claim], claims: Mapping[Claim, Collection[str]]) -> dict[str, str]:
-    """Say why a device is given to no request, and the way out; the PCI function is said where there is one."""
+    """Return the reason why no request gets a device, and the way out; a PCI function is named first."""
     kind, name = min(shared, key=lambda claim: claim[0] != PCI_FUNCTION)
     vendors = sorted({vendor for claim in shared for vendor in claims[claim]})
     all_of_them = "both" if len(vendors) == 2 else "all"  # noqa: PLR2004 - both

@@ -1,4 +1,4 @@
-"""What this worker holds, and what that leaves of a machine: only ever less."""
+"""The allocation of this worker, and the part of a machine in it."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ _told: set[str] = set()
 
 
 def current(environ: Mapping[str, str] | None = None) -> Allocation | None:
-    """Say what this process was given by the launcher that started it.
+    """Return the allocation of this process, as its launcher wrote it.
 
     Args:
-        environ: The environment to read; that of this process when None.
+        environ: The environment to read; the environment of this process when None.
 
-    An allocation whose lease does not cover this process counts for nothing: the lease may have ended, and its devices
-    may be another's by now. That is told once, as a warning of the logger ``anyaccel``.
+    An allocation is ignored when its lease does not cover this process: the lease may have ended, and its devices may
+    be in use by another process. The logger ``anyaccel`` warns once about that.
 
     Returns:
         The allocation, with its devices in the order in which the vendor's runtime numbers them here; None outside
         of a worker.
 
     Raises:
-        UsageError: When somebody has written nonsense into ``ANYACCEL_ALLOCATION``.
+        UsageError: When ``ANYACCEL_ALLOCATION`` holds other text than a launcher writes.
 
     Examples:
         >>> print(anyaccel.current())
@@ -55,11 +55,11 @@ def current(environ: Mapping[str, str] | None = None) -> Allocation | None:
 
 
 def _covered(lease: str, environ: Mapping[str, str]) -> bool:
-    """Whether a lease that the environment names is in force and this process was started with it; tells if not."""
+    """Return whether a lease of the environment is active and covers this process; warn once if not."""
     from anyaccel.ledger import Ledger
 
     try:
-        reason = Ledger.open(environ).refusal(lease)
+        reason = Ledger.open(environ).explain_refusal(lease)
     except LedgerError as error:
         reason = str(error)
     if reason and lease not in _told:
@@ -74,17 +74,17 @@ def _covered(lease: str, environ: Mapping[str, str]) -> bool:
 
 
 def narrow(devices: Sequence[Device], machine: Machine, environ: Mapping[str, str]) -> list[Device]:
-    """Leave of a machine's devices what this worker holds: the others are hidden, shares stay shares.
+    """Hide the devices of a machine outside of this worker's allocation, and narrow shared devices.
 
     Args:
         devices: The devices of a machine.
-        machine: The machine; what we hold on another one says nothing about it.
+        machine: The machine; an allocation on another machine does not count.
         environ: Our environment.
     """
     held = current(environ) if machine.text == environ.get(MACHINE_VARIABLE, HOST) else None
     if held is None:
         return list(devices)
-    # Whoever started us may have seen more vendors than we do, or fewer, and so named a device with its vendor or not.
+    # The launcher may have seen other vendors than this process, so an id may begin with its vendor in one of the two.
     shares = {(share.device.vendor, share.device.raw_id): share for share in held.by_device.values()}
     found = [(device, shares.get((device.vendor, device.raw_id))) for device in devices]
     return [_narrow(device, share) if share else replace(device, visible=False) for device, share in found]

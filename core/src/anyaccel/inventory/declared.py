@@ -1,4 +1,4 @@
-"""Devices that somebody declares by number, whatever is found: logical resources, as other schedulers know them."""
+"""Devices that the caller declares by number, whatever is found: logical resources, as in other schedulers."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from anyaccel.model import Device, Fractional, Inventory, replace
 
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,63}")
 MOST = 65_536
-"""Devices of one resource: more would make a scheduler slow, and nobody has them."""
+"""Most devices of one resource; more would make a scheduler slow, and no machine has more."""
 VENDOR = "declared"
 """Vendor of devices that no plug-in found."""
 
 
 def parse_declaration(text: str) -> tuple[str, int]:
-    """Turn ``GPU=8`` into a resource name and a number of devices.
+    """Parse ``GPU=8``; return the resource name and the number of devices.
 
     Raises:
-        UsageError: When it has another form.
+        UsageError: When the text has another form.
     """
     name, equals, number = text.partition("=")
     digits = len(number) <= len(str(MOST)) and number.isascii() and number.isdecimal()
@@ -29,12 +29,12 @@ def parse_declaration(text: str) -> tuple[str, int]:
 
 
 def declare(inventory: Inventory, devices: Mapping[str, int]) -> Inventory:
-    """Make a machine have so many usable devices of some resources.
+    """Give a machine exactly so many usable devices of some resources.
 
     Args:
         inventory: The machine.
-        devices: Number of devices by resource name. Devices beyond the usable ones are made up: they can be shared
-            and have no vendor. Of more usable ones than declared, the first are kept and the others are hidden.
+        devices: Number of devices by resource name. Missing devices are made up: they can be shared and have no vendor.
+            Surplus devices are hidden, from the last one on.
 
     Raises:
         UsageError: When a name or a number cannot be declared.

@@ -1,4 +1,4 @@
-"""Find out what is on a machine."""
+"""Detect the accelerators of a machine."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ def detect(
     request: Request | None = None,
     everybody: bool = False,
 ) -> Inventory:
-    """Find the accelerators of a machine.
+    """Detect the accelerators of a machine.
 
-    Nothing of a vendor is loaded into this process: each plug-in runs in a process of its own. One that hangs, crashes
-    or lies is reported as failed and costs only its vendor. A plug-in of which the data beside it says that its
-    hardware is certainly not here is not asked.
+    This process loads no code of a vendor: each plug-in runs in a process of its own. A plug-in that hangs, crashes or
+    breaks the contract is reported as failed, and other vendors are unaffected. A plug-in is not asked if the data
+    beside it rules out its hardware.
 
     Args:
         machine: This host when None (or what ``ANYACCEL_MACHINE`` names), a simulation such as ``sim:H100:8``, or the
             directory of a recording.
-        declare: Number of devices by resource name to count whatever is found; see :func:`anyaccel.declare`.
+        declare: Number of devices by resource name, whatever is found; see :func:`anyaccel.declare`.
         timeout: Seconds that each vendor may take; all run at once.
-        environ: The environment whose variables count; that of this process when None.
-        request: What the devices are for. Where the vendors that it names have answered, the others have less time.
-        everybody: Whether vendors that are certainly not here are asked as well.
+        environ: The environment whose variables count; the environment of this process when None.
+        request: The request to be served. Once the vendors that it names have answered, other vendors get less time.
+        everybody: Whether to ask vendors that are certainly absent, too.
 
     Raises:
         MachineError: When ``machine`` names no machine, or a product that no plug-in knows.
-        UsageError: When ``ANYACCEL_PLUGINS`` names a vendor that has no plug-in.
+        UsageError: When ``ANYACCEL_PLUGINS`` names a vendor without a plug-in.
 
     Examples:
         >>> inventory = anyaccel.detect("sim:H100:2")
@@ -50,11 +50,11 @@ def detect(
     """
     environ = os.environ if environ is None else environ
     begin_for(machine if isinstance(machine, str | None) else machine.text, environ)
-    from anyaccel.inventory.find import find  # takes as long to import as what has begun takes to start
+    from anyaccel.inventory.find import find  # imports while the fork server starts
 
     return find(machine, declare=declare, timeout=timeout, environ=environ, request=request, everybody=everybody)
 
 
 def survey(inventory: Inventory | None, machine: str | Machine | None = None, **where: Any) -> Inventory:
-    """Return the inventory that the caller gave, or detect the machine that the caller named; see :func:`detect`."""
+    """Return the given inventory, or detect the named machine; see :func:`detect`."""
     return detect(machine, **where) if inventory is None else inventory

@@ -1,10 +1,8 @@
-"""Look for what is wrong on a machine: with plug-ins, devices, permissions and masks, and what the vendors find."""
+"""Diagnose a machine: plug-ins, devices, permissions and masks, and the findings of vendors."""
 
 from __future__ import annotations
 
-import operator
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from anyaccel.inventory.detect import detect
@@ -29,17 +27,16 @@ from anyaccel.vendors import DEADLINE_SECONDS
 from anyaccel.vendors.process import answer_in, ask
 
 ORPHANED_SHARE = 0.05
-"""Part of a device's memory that drivers and firmware may keep for themselves without any process."""
+"""Part of a device's memory that drivers and firmware may use without a process."""
 ORDER = (Severity.FAIL, Severity.WARN, Severity.OK)
-_COMPARE = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 
 
 class Diagnosis(Value):
-    """One finding, and whom it is about.
+    """A finding about a vendor, the machine or the installation.
 
     Attributes:
-        vendor: Key of the vendor; empty when it is about the machine or the installation.
-        finding: What was found, and the way out.
+        vendor: Key of the vendor; empty for the machine or the installation.
+        finding: The finding, with the way out.
     """
 
     vendor: str
@@ -52,18 +49,18 @@ def diagnose(
     timeout: float = DEADLINE_SECONDS,
     environ: Mapping[str, str] | None = None,
 ) -> tuple[Inventory, tuple[Diagnosis, ...]]:
-    """Look for what is wrong with the accelerators of a machine.
+    """Find faults of a machine's accelerators and their software.
 
-    The vendors' own diagnosis runs in guarded processes, like detection. A simulated machine has nothing that could
-    be diagnosed, apart from the plug-ins themselves; of a recording only what was recorded is known.
+    The vendors' own diagnosis runs in guarded processes, like detection. On a simulated machine, only the plug-ins
+    themselves are diagnosed; of a recording, only recorded facts are known.
 
     Args:
         machine: See :func:`anyaccel.detect`.
         timeout: Seconds that each vendor may take for each of detection, observation and diagnosis.
-        environ: The environment whose variables count; that of this process when None.
+        environ: The environment whose variables count; the environment of this process when None.
 
     Returns:
-        What was detected, and the findings: failures first, then warnings, then what is well.
+        The inventory, and the findings: failures, then warnings, then healthy vendors.
 
     Raises:
         MachineError: When ``machine`` names no machine.
@@ -92,7 +89,7 @@ def diagnose(
 
 
 def _ask_vendors(machine: Machine, inventory: Inventory, timeout: float, environ: Mapping[str, str]) -> list[Diagnosis]:
-    """What the plug-ins that work find themselves."""
+    """Return the findings of the working plug-ins."""
     working = [report.vendor for report in inventory.vendors if not _unusable(report)]
     if not working:
         return []
@@ -108,12 +105,12 @@ def _ask_vendors(machine: Machine, inventory: Inventory, timeout: float, environ
 
 
 def _unusable(report: VendorReport) -> bool:
-    """Whether a plug-in did not even get to say who it is: asking it again would only repeat the fault."""
+    """Return whether a plug-in failed before it gave its identity: another call would repeat the fault."""
     return report.state is VendorState.FAILED and not report.resource
 
 
 def _observe(inventory: Inventory, timeout: float, environ: Mapping[str, str]) -> Iterator[Diagnosis]:
-    """Memory that nobody holds any more, and plug-ins that cannot observe their devices."""
+    """Yield findings about memory without a process, and about plug-ins without stats."""
     observed, problems = stats(inventory, timeout=timeout, environ=environ)
     yield from map(_of_problem, problems)
     for device in inventory.devices:
@@ -134,15 +131,14 @@ def _of_problem(problem: Problem) -> Diagnosis:
 
 
 Named = tuple[Finding, tuple[str, ...]]
-"""A finding of the core, and what a vendor's own finding would name if it said the same."""
+"""A finding of the core, and the names by which a vendor's finding is recognised as the same."""
 
 
 def _of_vendor(report: VendorReport, inventory: Inventory, environ: Mapping[str, str]) -> Iterator[Named]:
-    """What detection alone tells about one vendor."""
+    """Yield the findings of detection about a vendor."""
     if report.problem is not None:
         yield _of_problem(report.problem).finding, ()
         return
-    yield from _versions(report)
     masks = tuple(name for name in report.env_vars if name in environ)
     for note in report.notes:
         message, _, way_out = note.partition("; ")
@@ -177,56 +173,19 @@ def _summary(report: VendorReport, count: int, hidden: int) -> str:
 
 
 def _read(report: VendorReport) -> str:
-    """The way out where a plug-in names none."""
+    """Return the way out for a plug-in without one."""
     return f"see the documentation of {report.distribution or f'the plug-in for {report.vendor}'}"
 
 
-def _versions(report: VendorReport) -> Iterator[Named]:
-    """Whether the plug-in was made for another core than the one that is installed."""
-    if not report.distribution:
-        return
-    from importlib.metadata import PackageNotFoundError, requires
-
-    from anyaccel._version import __version__
-
-    try:
-        needs = [text for text in requires(report.distribution) or () if _requirement(text)[0] == "anyaccel"]
-    except PackageNotFoundError:  # it was named by hand
-        return
-    for text in needs:
-        if not _satisfies(__version__, _requirement(text)[1]):
-            message = f"{report.distribution} {report.version} needs {text}, and anyaccel {__version__} is installed"
-            fix = f"pip install --upgrade anyaccel {report.distribution}"
-            yield Finding(severity=Severity.WARN, reason=message, remedy=fix), ()
-
-
-def _requirement(text: str) -> tuple[str, list[tuple[str, str]]]:
-    """The name in a requirement, and the bounds on its version. Exact pins are left to the installer."""
-    name = re.match(r"[A-Za-z0-9._-]*", text)
-    bounds = re.findall(r"([<>]=?)\s*([0-9]+(?:\.[0-9]+)*)", text.partition(";")[0])
-    return (name[0] if name else "").lower(), bounds
-
-
-def _satisfies(version: str, bounds: Sequence[tuple[str, str]]) -> bool:
-    """Whether a version keeps its bounds. Of a pre-release only the release part counts."""
-    have = _release(version)
-    return all(_COMPARE[comparison](have, _release(bound)) for comparison, bound in bounds)
-
-
-def _release(version: str) -> list[int]:
-    numbers = [int(part) for part in re.findall(r"[0-9]+", re.split(r"[a-z+]", version, maxsplit=1)[0])]
-    return numbers + [0] * (4 - len(numbers))
-
-
 def _nodes(machine: Machine, devices: Sequence[Device]) -> Iterator[Named]:
-    """Device nodes that this user may not open, or that are not here."""
+    """Yield findings about device nodes without access for this user, and about missing nodes."""
     if machine.simulated:
         return
     facts = machine.facts({})
     usable = [device for device in devices if device.usable]
     paths = dict.fromkeys(path for device in usable for path in device.nodes)
     closed = [path for path in paths if _closed(facts, path)]
-    # A recording holds what somebody looked at; only a host can say that something is not there.
+    # A recording has only the facts that were read, so a missing node is certain on this host alone.
     missing = [path for path in paths if machine.recording is None and path not in closed and not facts.exists(path)]
     if missing:
         message = f"{listed(missing)} of {devices[0].vendor} are not here"
@@ -249,7 +208,7 @@ def _closed(facts: Facts, path: str) -> bool:
 
 
 def _by_group(paths: Sequence[str], machine: Machine) -> dict[str, list[str]]:
-    """Paths by the group whose members may open them; by nothing where that is not known."""
+    """Group paths by the user group with access; the key is empty for an unknown group."""
     groups: dict[str, list[str]] = {}
     for path in paths:
         groups.setdefault(_group(path) if machine.recording is None else "", []).append(path)
@@ -272,7 +231,7 @@ def _group(path: str) -> str:
 
 
 def _repeats(finding: Finding, names: tuple[str, ...], other: Finding) -> bool:
-    """Whether a vendor's finding already says what a finding of the core says."""
+    """Return whether a vendor's finding says the same as a finding of the core."""
     if finding.severity is Severity.OK or other.severity is Severity.OK:
         return False
     said = other.reason.rstrip(".")

@@ -1,4 +1,4 @@
-"""Find out what is on a machine, every vendor at once, each at its own risk."""
+"""Detect the accelerators of a machine: every vendor at once, in separate processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from anyaccel.probe import HOST
 from anyaccel.probe.machine import Machine, parse_machine
 from anyaccel.vendors import begin
 from anyaccel.vendors.discovery import Source, installed
-from anyaccel.vendors.presence import Presence, declared, makers, possible
+from anyaccel.vendors.presence import Presence, read_presences, select_makers, select_present
 
 
 def find(
@@ -26,17 +26,17 @@ def find(
     request: Request | None,
     everybody: bool,
 ) -> Inventory:
-    """Find the accelerators of a machine; see :func:`anyaccel.detect`, which has begun what is to be asked."""
+    """Detect the accelerators of a machine; see :func:`anyaccel.detect`, which has started the fork server."""
     where = parse_machine(machine, environ)
     sources, problems = installed(environ)
     present: Mapping[str, Presence | None]
-    present = said = declared(sources)
+    present = said = read_presences(sources)
     facts = where.facts(environ)
     if where.simulated and not everybody:
-        present = makers(said, [item.product for item in where.products])
+        present = select_makers(said, [item.product for item in where.products])
     elif not everybody:
-        present = possible(said, facts, {**facts.environ, **environ})
-    reports = [_report_problem(problem) for problem in problems]
+        present = select_present(said, facts, {**facts.environ, **environ})
+    reports = [report_problem(problem) for problem in problems]
     reports += [_not_asked(source) for source in sources if source.vendor not in present]
     found: list[Device] = []
     if present:
@@ -60,9 +60,9 @@ def find(
 
 
 def _labeled(inventory: Inventory) -> Inventory:
-    """The machine with the labels that its configuration gives devices.
+    """Add the labels from the machine's configuration to the devices.
 
-    What is wrong there is told where devices are taken, which needs the rest of it; looking goes on without.
+    A faulty configuration adds no labels. A request for devices reports the fault.
     """
     with contextlib.suppress(UsageError):
         found = configuration.machine()
@@ -84,14 +84,14 @@ def _ask(
     timeout: float,
     environ: Mapping[str, str],
 ) -> tuple[list[VendorReport], list[Device]]:
-    """Ask the vendors that may be there; how each fared, and their devices."""
+    """Ask the possible vendors; return their reports and devices."""
     from anyaccel.inventory import answers
     from anyaccel.inventory.names import VendorNames
     from anyaccel.vendors.process import ask
 
     detect = partial(ask, "detect", timeout=timeout, environ=environ, sources=sources)
     unnamed = [vendor for vendor, signs in present.items() if signs is None or signs.names is None]
-    enough = None if request is None else answers.enough_for(request, present, sources)
+    enough = None if request is None else answers.make_patience(request, present, sources)
     outcomes, _ = detect(machine, vendors=present, enough=enough, more={each: {"names": True} for each in unnamed})
     names = VendorNames(
         sources, said, {vendor: answers.product_names(outcome) for vendor, (_, outcome) in outcomes.items()}
@@ -107,14 +107,15 @@ def _ask(
         reports.append(report)
     reports, found = names.own(reports, found)
     if machine.simulated:
-        return reports, answers.told_apart(answers.with_own_nodes(found))
+        return reports, answers.qualify_ids(answers.renumber_nodes(found))
     from anyaccel.inventory.contested import contest
 
     control_nodes = {report.vendor: report.control_nodes for report in reports}
-    return reports, answers.told_apart(contest(found, control_nodes, host=machine.text == HOST))
+    return reports, answers.qualify_ids(contest(found, control_nodes, host=machine.text == HOST))
 
 
-def _report_problem(problem: Problem) -> VendorReport:
+def report_problem(problem: Problem) -> VendorReport:
+    """Return the report of a vendor whose plug-in cannot be asked."""
     return VendorReport(
         vendor=problem.vendor,
         state=VendorState.FAILED,

@@ -1,4 +1,4 @@
-"""Labels of devices: what the machine's configuration or a program calls them."""
+"""Labels that the machine's configuration or a program gives to devices."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from anyaccel.text import shown
 
 
 def label(inventory: Inventory, labels: Mapping[str, Sequence[str]]) -> Inventory:
-    """Give devices labels, which requests choose by: ``GPU:2,label=team=vision``.
+    """Add labels to devices. Requests choose by labels: ``GPU:2,label=team=vision``.
 
     Args:
         inventory: The machine.
-        labels: By the id of a device, or by what requests call devices (``GPU``, ``H100``, ``acme/0-3``), their
-            labels: ``reserved``, or a key with a value, ``team=vision``. They are added to those that a device has; a
-            key that it has gets the new value. A name that means no device of this machine labels none.
+        labels: Labels by the id of a device, or by a name of requests (``GPU``, ``H100``, ``acme/0-3``). A label is a
+            key such as ``reserved``, or a key with a value such as ``team=vision``. A value replaces the former value
+            of the key. A name without a device on this machine is ignored.
 
     Returns:
         The machine with its devices labeled.
@@ -47,7 +47,7 @@ def label(inventory: Inventory, labels: Mapping[str, Sequence[str]]) -> Inventor
 
 
 def _meant(name: str, devices: Sequence[Device]) -> list[int]:
-    """The positions of the devices that a name means; an id comes before whatever else it could mean."""
+    """Return the positions of the devices with a name; an id comes before any other meaning."""
     by_id = [position for position, device in enumerate(devices) if device.id == name]
     if by_id:
         return by_id

@@ -1,4 +1,4 @@
-"""Devices of vendors that the environment leaves out of an inventory: there all the same, and to be closed."""
+"""Devices of excluded vendors, which must be closed to workers."""
 
 from __future__ import annotations
 
@@ -6,70 +6,42 @@ import functools
 import os
 
 from anyaccel.errors import MachineError
-from anyaccel.model import Inventory, Value
-from anyaccel.model.wire import decode
+from anyaccel.inventory.answers import interpret
+from anyaccel.inventory.find import report_problem
+from anyaccel.model import Device, Inventory
 from anyaccel.probe.machine import parse_machine
 from anyaccel.vendors.discovery import ALLOW_VARIABLE, DENY_VARIABLE, installed
-from anyaccel.vendors.process import ask, problem_in
+from anyaccel.vendors.process import ask
 
 
-class Unlisted(Value):
-    """A device that no inventory lists.
+def left_out(inventory: Inventory) -> Inventory:
+    """Ask plug-ins excluded by ``ANYACCEL_PLUGINS`` and ``ANYACCEL_DISABLE`` for their devices on a machine.
 
-    Attributes:
-        name: What to call it.
-        nodes: Device nodes without which it does not work.
-    """
-
-    name: str
-    nodes: tuple[str, ...] = ()
-
-
-class LeftOut(Value):
-    """A vendor whose plug-in is installed and which an inventory leaves out.
-
-    Attributes:
-        vendor: Key of the vendor.
-        devices: Its devices.
-        reason: Why they are not known, or not all; empty when they are.
-    """
-
-    vendor: str
-    devices: tuple[Unlisted, ...] = ()
-    reason: str = ""
-
-
-def left_out(inventory: Inventory) -> tuple[LeftOut, ...]:
-    """Ask the plug-ins that ``ANYACCEL_PLUGINS`` and ``ANYACCEL_DISABLE`` leave out what they have on a machine.
-
-    Each runs in its guarded process, as in detection, so that it can do no harm here. They are asked once per machine
-    and process. A simulated machine has what it was made with, so nothing is asked about it.
+    Each plug-in runs in its guarded process, as in detection. Answers are kept per machine, since confinement asks
+    before each launch. A simulated machine has no further devices.
 
     Args:
-        inventory: The machine's inventory: its vendors have been asked.
+        inventory: The machine's inventory; its vendors are not asked again.
+
+    Returns:
+        The devices and reports of the excluded vendors.
     """
     return _left_out(inventory.machine, frozenset(report.vendor for report in inventory.vendors))
 
 
 @functools.lru_cache(maxsize=16)
-def _left_out(machine: str, listed: frozenset[str]) -> tuple[LeftOut, ...]:
+def _left_out(machine: str, listed: frozenset[str]) -> Inventory:
     try:
         where = parse_machine(machine)
-    except MachineError:  # an inventory that somebody made: its machine is nowhere
-        return ()
-    if where.simulated:
-        return ()
+    except MachineError:  # the inventory was made by hand
+        return Inventory(machine=machine, devices=())
     environ = {name: value for name, value in os.environ.items() if name not in {ALLOW_VARIABLE, DENY_VARIABLE}}
-    sources, problems = installed(environ)
-    found = [LeftOut(vendor=problem.vendor, reason=problem.reason) for problem in problems]
-    vendors = {source.vendor for source in sources} - listed
-    answers = ask("nodes", where, environ=environ, vendors=vendors)[0] if vendors else {}
-    for vendor, (source, outcome) in answers.items():
-        problem = problem_in(source, outcome, "anyaccel_detect")
-        reason = problem.reason if problem else ""
-        try:
-            devices = tuple(decode(Unlisted, device) for device in (outcome.value or {}).get("devices", ()))
-        except ValueError as error:
-            devices, reason = (), str(error)
-        found.append(LeftOut(vendor=vendor, devices=devices, reason=reason))
-    return tuple(vendor for vendor in found if vendor.vendor not in listed and (vendor.devices or vendor.reason))
+    sources, problems = ([], []) if where.simulated else installed(environ)
+    reports = [report_problem(problem) for problem in problems if problem.vendor not in listed]
+    excluded = {source.vendor for source in sources} - listed
+    found: list[Device] = []
+    for source, outcome in ask("detect", where, environ=environ, vendors=excluded)[0].values() if excluded else ():
+        report, devices = interpret(source, outcome)
+        reports.append(report)
+        found += devices
+    return Inventory(machine=machine, devices=tuple(found), vendors=tuple(reports))

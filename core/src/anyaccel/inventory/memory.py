@@ -1,4 +1,4 @@
-"""How much of a device's memory the kernel leaves us: the limits of the cgroups that this process is in.
+"""The memory of devices within the limits of this process's cgroups.
 
 The controller ``dmem`` counts the memory of devices by region (the kernel's Documentation/admin-guide/cgroup-v2.rst,
 DMEM). Drivers call a region ``<driver>/<PCI address>/<name>``, such as ``drm/0000:03:00.0/vram0``.
@@ -18,12 +18,12 @@ _BYTES = re.compile(r"[0-9]{1,18}")
 
 
 def limited(devices: Sequence[Device], facts: Facts) -> list[Device]:
-    """Leave of each device's memory what the cgroups of this process do.
+    """Reduce each device's memory to the limit of this process's cgroups.
 
-    A file that cannot be read limits nothing: then the kernel still does, and nobody could be told better.
+    A file that cannot be read sets no limit here; the kernel applies its limit all the same.
 
     Args:
-        devices: Devices as their vendors see them.
+        devices: Devices with their full memory.
         facts: The machine.
     """
     if all(device.pci_bus_id is None for device in devices):
@@ -39,7 +39,7 @@ def limited(devices: Sequence[Device], facts: Facts) -> list[Device]:
 
 
 def _limits(facts: Facts) -> dict[str, int]:
-    """Bytes by PCI address that the least generous of our cgroups leaves; none for what no cgroup limits."""
+    """Return the lowest limit of our cgroups in bytes, by PCI address; no entry without a limit."""
     found: dict[str, int] = {}
     for text in _files(facts):
         regions: dict[str, list[int | None]] = {}
@@ -49,13 +49,13 @@ def _limits(facts: Facts) -> dict[str, int]:
                 regions.setdefault(region[1].lower(), []).append(int(value) if _BYTES.fullmatch(value) else None)
         for address, limits in regions.items():
             known = [limit for limit in limits if limit is not None]
-            if len(known) == len(limits):  # a device with a region that nobody limits is not limited
+            if len(known) == len(limits):  # one region without a limit leaves the device unlimited
                 found[address] = min(sum(known), found.get(address, sum(known)))
     return found
 
 
 def _files(facts: Facts) -> Iterator[str]:
-    """The limits of our cgroup and of those that it is in; each counts that is not the share that we hold ourselves."""
+    """Yield the limits of our cgroup and its ancestors, except for the cgroup of our own share."""
     try:
         lines = (facts.read(OWN) or "").splitlines()
         own = next((line[len("0::") :] for line in lines if line.startswith("0::/")), None)

@@ -1,4 +1,4 @@
-"""Whose a name is: no tag of a device is another vendor's key, resource or product."""
+"""Ownership of names: a device has no tag that is another vendor's key, resource or product."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from anyaccel.vendors.discovery import Source
 from anyaccel.vendors.presence import Presence
 
 MOST_TOLD = 4
-"""Tags that a note names."""
+"""Most tags that a note names."""
 
 
 class Owner(NamedTuple):
-    """The vendor that a name belongs to.
+    """The owner of a name.
 
     Attributes:
         vendor: Key of the vendor.
-        kind: What the name is: its ``key``, its ``resource`` or a ``product``.
+        kind: Kind of the name: the vendor's ``key``, ``resource`` or ``product``.
     """
 
     vendor: str
@@ -31,12 +31,12 @@ class Owner(NamedTuple):
 
 
 class VendorNames:
-    """The names of all vendors whose plug-ins are installed, also of those that are not on the machine.
+    """The names of all vendors with an installed plug-in, absent vendors included.
 
     Args:
         sources: The plug-ins.
-        said: What the data beside each plug-in says.
-        products: Names of products by vendor, where its process was asked for them.
+        said: Signs by vendor; see :func:`~anyaccel.vendors.presence.read_presences`.
+        products: Names of products by vendor; None where the vendor's process was not asked.
     """
 
     def __init__(
@@ -60,15 +60,15 @@ class VendorNames:
                 self._resources[vendor] = signs.resource.casefold()
 
     def owner(self, name: str, vendor: str, *, sharing: bool = True) -> Owner | None:
-        """Say whose a name is that a vendor uses for its devices; None where the vendor may use it.
+        """Return the owner of a name that a vendor uses; None where the vendor may use the name.
 
-        Where two vendors list a product of that name, it belongs to the one that anyaccel itself offers as an extra, if
-        the other is none; else both may use it.
+        Where two vendors list a product of that name, a vendor among anyaccel's extras goes before another vendor; else
+        both may use the name.
 
         Args:
             name: The name, in any case.
             vendor: Key of the vendor that uses it.
-            sharing: Whether two vendors that list a product of one name may both use it.
+            sharing: Whether two vendors with a product of the same name may both use the name.
         """
         name = name.casefold()
         key = self._keys.get(name)
@@ -88,7 +88,7 @@ class VendorNames:
     def own(
         self, reports: Sequence[VendorReport], found: Mapping[str, list[Device]]
     ) -> tuple[list[VendorReport], dict[str, list[Device]]]:
-        """Take the tags from devices that are other vendors' names, and note that in the vendors' reports."""
+        """Remove tags with names of other vendors, and add a note to the vendors' reports."""
         self._resources |= {report.vendor: report.resource.casefold() for report in reports if report.resource}
         taken = {vendor: self._taken(vendor, devices) for vendor, devices in found.items()}
         if not any(taken.values()):
@@ -119,7 +119,7 @@ class VendorNames:
 
     @cached_property
     def _offered(self) -> frozenset[str]:
-        """Keys of vendors that anyaccel offers as extras of its own distribution."""
+        """Keys of the vendors among the extras of anyaccel's own distribution."""
         from importlib.metadata import PackageNotFoundError, metadata
 
         try:

@@ -1,4 +1,4 @@
-"""Observe devices while the machine runs: memory, load, health, and who uses them."""
+"""Observe devices while the machine runs: memory, load, health, and processes."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def stats(
     """Observe the devices of an inventory now, each vendor in a guarded process of its own.
 
     Args:
-        inventory: What was found on the machine.
+        inventory: The machine.
         timeout: Seconds that each vendor may take.
-        environ: The environment that the plug-ins see; that of this process when None.
+        environ: The environment for the plug-ins; the environment of this process when None.
 
     Returns:
-        Stats by device id, and the problems of vendors that could not tell. A device about which nothing is known has
-        no entry, and a simulated one never has.
+        Stats by device id, and the problems of vendors that failed. An unknown device has no entry, and neither has a
+        simulated device.
 
     Examples:
         >>> anyaccel.stats(anyaccel.detect("sim:H100:2"))

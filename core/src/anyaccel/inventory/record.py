@@ -1,4 +1,4 @@
-"""Record what the plug-ins ask of a machine, and say what a replay of the recording finds.
+"""Record the facts that plug-ins read on a machine, and compare the replay of a recording.
 
 A recording is a directory with two files: ``machine.json`` (see :mod:`anyaccel.probe.recording`) and beside it
 ``expected.json``, the inventory that the recording replays to:
@@ -9,7 +9,7 @@ A recording is a directory with two files: ``machine.json`` (see :mod:`anyaccel.
      "visible": {"acme": ["id", ...]},                         ids that the environment leaves, in the order of use
      "failed": {"omega": "anyaccel_detect: it raised ..."}}    vendors that could not be detected
 
-Fields of a device that have their default are left out, and so is what the core adds.
+Fields with their default value are left out, and so are the fields that the core adds.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from glob import glob
 from pathlib import Path
 
 from anyaccel.errors import MachineError, UsageError
-from anyaccel.model import Detected, Device, Problem, Value, replace
-from anyaccel.model.wire import decode, encode
+from anyaccel.inventory.answers import interpret
+from anyaccel.model import Detected, Device, Problem, Value, VendorState, encode, replace
 from anyaccel.probe import HOST
 from anyaccel.probe.loading import FILE_NAME, read_json
 from anyaccel.probe.machine import Machine, parse_machine
@@ -43,18 +43,18 @@ SCHEMA = "anyaccel.expected/1"
 EXPECTED = "expected.json"
 PARTS = ("vendors", "visible", "failed")
 PERSONS = range(1000, 65_534)
-"""User ids that belong to people."""
+"""User ids of people."""
 
 
 class Recorded(Value):
-    """What came of a recording.
+    """The result of a recording.
 
     Attributes:
-        path: Where it is.
-        size: Its size in bytes.
+        path: Path of ``machine.json``.
+        size: Size in bytes.
         vendors: Vendors whose plug-ins were asked.
-        problems: Plug-ins that could not be asked.
-        differences: Vendors for which the recording replays to something else than was found on the machine.
+        problems: Problems of plug-ins that could not be asked.
+        differences: Vendors whose devices differ between the machine and the replay.
     """
 
     path: str
@@ -75,7 +75,7 @@ def record(
     """Record a machine.
 
     Args:
-        directory: Where to put the two files; made when missing.
+        directory: Directory for the two files; made when missing.
         machine: See :func:`anyaccel.detect`; a recording can be recorded again, for example to sanitize it.
         raw: Keep serial numbers, addresses and names.
         timeout: Seconds that each vendor may take for each of its hooks.
@@ -92,14 +92,17 @@ def record(
     if os.path.lexists(target):
         raise UsageError(f"{target} exists and is not overwritten; choose another directory or remove it")
     answers, problems = ask("record", where, timeout=timeout * len(RECORDED), environ=environ)
-    recording = merge(outcome.value["recording"] for _, outcome in answers.values() if _has(outcome.value, "recording"))
+    recorded = {vendor for vendor, (_, outcome) in answers.items() if "recording" in (outcome.value or {})}
+    recording = merge(answers[vendor][1].value["recording"] for vendor in answers if vendor in recorded)
     replacements: dict[str, str] = {}
     if not raw:
-        recording, replacements = sanitize(recording, names_of_host() if where.text == HOST else None)
+        recording, replacements = sanitize(recording, collect_private_names() if where.text == HOST else None)
     size = _write(target, recording)
     found = expect(directory, timeout=timeout, environ=environ)
     _write(os.path.join(directory, EXPECTED), found)
-    problems += [fault for source, outcome in answers.values() if (fault := problem_in(source, outcome, ""))]
+    for vendor, (source, outcome) in answers.items():  # a hook that failed shows in what the replay finds
+        if vendor not in recorded and (fault := problem_in(source, outcome, "")):
+            problems.append(fault)
     return Recorded(
         path=target,
         size=size,
@@ -116,12 +119,13 @@ def expect(
     environ: Mapping[str, str] | None = None,
     vendors: Iterable[str] | None = None,
 ) -> dict[str, Any]:
-    """Replay a recording, whatever masks this process has, and say what is found, as the data of ``expected.json``.
+    """Replay a recording without the masks of this process; return the data of ``expected.json``.
 
     Args:
-        directory: Where the recording is.
+        directory: Directory of the recording.
         timeout: Seconds that each vendor may take.
-        environ: The environment that the plug-ins see, their own variables apart; that of this process when None.
+        environ: The environment for the plug-ins, without their own variables; the environment of this process when
+            None.
         vendors: Vendors to ask; all when None.
     """
     environ = dict(os.environ if environ is None else environ)
@@ -137,12 +141,12 @@ def expect(
 
 
 def write_expected(directory: str, vendor: str, *, timeout: float = DEADLINE_SECONDS) -> dict[str, Any]:
-    """Write what ``expected.json`` says of one vendor, and keep what it says of others.
+    """Update the part of a vendor in ``expected.json``.
 
     A file that holds the vendor's inventory without the keys around it stays like that, unless detection fails.
 
     Returns:
-        What is found, as :func:`expect` says it.
+        The result of :func:`expect`.
 
     Raises:
         MachineError: When the directory holds no recording.
@@ -164,14 +168,14 @@ def write_expected(directory: str, vendor: str, *, timeout: float = DEADLINE_SEC
 
 
 def _others(part: Any, vendor: str) -> dict[str, Any]:
-    """What a part of ``expected.json`` says of the other vendors."""
+    """Return the other vendors' entries of a part of ``expected.json``."""
     return {name: said for name, said in part.items() if name != vendor} if isinstance(part, dict) else {}
 
 
 def verify(
     directory: str, *, timeout: float = DEADLINE_SECONDS, environ: Mapping[str, str] | None = None
 ) -> tuple[str, ...]:
-    """Compare what a recording replays to with its ``expected.json``.
+    """Compare the replay of a recording with ``expected.json``.
 
     Returns:
         Keys of the installed vendors for which the two differ.
@@ -192,8 +196,8 @@ def verify(
     return tuple(_differences(expected, expect(directory, timeout=timeout, environ=environ), {}))
 
 
-def names_of_host() -> PrivateNames:
-    """What must not stand in a recording of this host."""
+def collect_private_names() -> PrivateNames:
+    """Return the names and addresses of this host, which must not be in a recording."""
     import pwd
     import socket
 
@@ -205,7 +209,7 @@ def names_of_host() -> PrivateNames:
 
 
 def _addresses() -> tuple[str, ...]:
-    """Addresses of this host on its links and on its networks, as the kernel lists them."""
+    """Return this host's link and network addresses, from the kernel."""
     import re
     import socket
 
@@ -222,36 +226,35 @@ def _addresses() -> tuple[str, ...]:
     return tuple(dict.fromkeys(filter(None, found)))
 
 
-def _has(value: Any, name: str) -> bool:
-    return isinstance(value, dict) and name in value
-
-
 def _expected(answers: Answers) -> dict[str, Any]:
     vendors: dict[str, Any] = {}
     visible: dict[str, list[str]] = {}
     failed: dict[str, str] = {}
     for vendor, (source, outcome) in sorted(answers.items()):
-        problem = problem_in(source, outcome, "anyaccel_detect")
-        if problem is not None or outcome.value.get("failed"):
-            failed[vendor] = f"{problem.hook}: {problem.reason}" if problem else outcome.value["failed"]
+        report, devices = interpret(source, outcome)
+        if (problem := report.problem) is not None:
+            failed[vendor] = f"{problem.hook}: {problem.reason}"
             continue
-        data = outcome.value["detected"]
         vendors[vendor] = None
-        if data is not None:
-            detected = decode(Detected, data)
-            visible[vendor] = [device.id for device in detected.devices if device.visible]
-            ordered = sorted(detected.devices, key=lambda device: device.index)
-            vendors[vendor] = encode(replace(detected, devices=tuple(map(_own, ordered))))
+        if report.state is VendorState.OK:
+            visible[vendor] = [device.id for device in devices if device.visible]
+            detected = Detected(
+                devices=tuple(_own(device) for device in sorted(devices, key=lambda device: device.index)),
+                driver_version=report.driver_version,
+                partial=report.partial,
+                notes=report.notes,
+            )
+            vendors[vendor] = encode(detected)
     return {"schema": SCHEMA, "vendors": vendors, "visible": visible, "failed": failed}
 
 
 def _own(device: Device) -> Device:
-    """A device as its plug-in described it: without what the core adds and the environment decides."""
+    """Return a device as its plug-in described the device, without fields of the core and the environment."""
     return replace(device, vendor="", resource="", kind="", visible=True, order=0)
 
 
 def _differences(expected: Mapping[str, Any], found: Mapping[str, Any], replacements: Mapping[str, str]) -> list[str]:
-    """Vendors that both know and of which they say something else. Detection that failed may word it differently."""
+    """Return the vendors of both inventories with a difference. Messages of failures may differ."""
     wanted = json.loads(json.dumps(replace_in(expected, replacements)))
     known = _vendors(wanted) & _vendors(found)
     return sorted(
@@ -278,5 +281,5 @@ def _write(path: str, data: Any) -> int:
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    """Open a file to write it; a FIFO that nobody reads fails instead of waiting."""
+    """Open a file for writing without waiting: a FIFO without a reader raises an error."""
     return os.open(path, flags | os.O_NONBLOCK, 0o666)

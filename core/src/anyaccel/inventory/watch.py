@@ -1,4 +1,4 @@
-"""Tell when the accelerators of a machine change."""
+"""Watch the accelerators of a machine for changes."""
 
 from __future__ import annotations
 
@@ -11,30 +11,29 @@ from anyaccel.errors import UsageError
 from anyaccel.inventory.detect import detect
 from anyaccel.model import Device, Inventory, Value, VendorReport, VendorState, replace
 from anyaccel.vendors import DEADLINE_SECONDS
-from anyaccel.vendors.process import qualified, unqualified
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
     from types import TracebackType
     from typing import Self
 
     from anyaccel.probe.machine import Machine
 
 EVERY_SECONDS = 10.0
-"""Seconds from one look at the machine to the next."""
+"""Seconds between two detections."""
 
 
 class Change(Value):
-    """What is different on a machine.
+    """A difference between two detections of a machine.
 
     Attributes:
-        inventory: The machine as it is now. Of a vendor whose detection failed it has the devices that were there
-            before, since failed is not absent.
-        added: Devices that were not there before.
-        lost: Devices that are not there any more, as they were.
-        changed: Devices of which something else is different, as they are now: broken, repaired, hidden.
-        failed: Vendors whose detection failed, and had not failed before.
+        inventory: The machine now. It keeps the former devices of a vendor whose detection failed, since failed is not
+            absent.
+        added: New devices.
+        lost: Devices that are gone, in their former state.
+        changed: Other devices with a difference, in their present state: broken, repaired, hidden.
+        failed: Vendors whose detection failed now, and not before.
     """
 
     inventory: Inventory
@@ -57,13 +56,13 @@ class Change(Value):
 
 
 def compare(before: Inventory, after: Inventory) -> Change:
-    """Say what is different between two looks at one machine; false when nothing is."""
+    """Compare two inventories of a machine; the result is false without a difference."""
     failed = [report.vendor for report in after.vendors if report.state is VendorState.FAILED]
     kept = [device for device in before.devices if device.vendor in failed and not after.of_vendor(device.vendor)]
     silent = {device.vendor for device in kept}
     reports = [_kept(before.report(each.vendor), each) if each.vendor in silent else each for each in after.vendors]
     known = {device.id: device for device in before.devices}
-    devices = (*_with_known_ids(before, after), *kept)
+    devices = (*after.devices, *kept)
     if kept:
         ranks = {device.vendor: rank for rank, device in enumerate(before.devices)}
         devices = tuple(sorted(devices, key=lambda device: ranks.get(device.vendor, len(before.devices))))
@@ -79,33 +78,19 @@ def compare(before: Inventory, after: Inventory) -> Change:
 
 
 def _kept(before: VendorReport | None, now: VendorReport) -> VendorReport:
-    """The report of a vendor that failed, with what is known of it: how its devices, which are kept, are used."""
+    """Return the former report of a vendor whose detection failed, with the failure."""
     return now if before is None else replace(before, state=now.state, problem=now.problem, seconds=now.seconds)
 
 
-def _with_known_ids(before: Inventory, after: Inventory) -> Iterator[Device]:
-    """The devices with the ids that they had. A vendor's begin with its name where another that answered has the same.
-
-    So they depend on who else has answered: on one that has failed now, or has come.
-    """
-    known = {device.vendor: device.id != device.raw_id for device in before.devices}
-    used = {device.id: device.vendor for device in before.devices}
-    for device in after.devices:
-        if used.get(device.id, device.vendor) != device.vendor:
-            known.setdefault(device.vendor, True)
-    for device in after.devices:
-        own = unqualified(device)
-        yield qualified(own) if known.get(device.vendor, own is not device) else own
-
-
 class Watch:
-    """The changes of a machine, for ``for`` and for ``async for``; one reader at a time. Made by :func:`watch`.
+    """An iterator over the changes of a machine, synchronous and asynchronous, for one reader at a time.
 
-    It looks when it is asked for the next change, and then at intervals until there is one: what happened meanwhile is
-    one change. Closing it, also by the end of a ``with`` block, ends the iteration.
+    A reader that asks for the next change starts a detection at once, and then at intervals until there is a
+    difference. Differences since the last change count as a single change. :meth:`close`, or the end of a ``with``
+    block, ends the iteration.
 
     Attributes:
-        inventory: The machine as the reader knows it; None before the first look.
+        inventory: The last inventory of the reader; None before the first detection.
     """
 
     def __init__(self, look: Callable[[], Inventory], since: Inventory | None, every: float) -> None:
@@ -117,7 +102,7 @@ class Watch:
         self._stops = {self._closed}
 
     def close(self) -> None:
-        """End the iteration; any thread may call it."""
+        """End the iteration; any thread may call this method."""
         for stop in tuple(self._stops):
             stop.set()
 
@@ -169,7 +154,7 @@ class Watch:
         return change
 
     def _wait(self, stop: Event) -> Change | None:
-        """Look until something is different from what the reader knows; None when told to stop."""
+        """Detect until there is a difference; return None when ``stop`` is set."""
         before = self.inventory
         while not stop.wait(0.0 if self._looked is None else max(0.0, self._looked + self._every - monotonic())):
             self._looked = monotonic()
@@ -195,22 +180,22 @@ def watch(
     timeout: float = DEADLINE_SECONDS,
     environ: Mapping[str, str] | None = None,
 ) -> Watch:
-    """Tell when the accelerators of a machine change.
+    """Watch the accelerators of a machine for changes.
 
     Args:
         machine: The machine, as for :func:`anyaccel.detect`.
-        since: The inventory with which the first look is compared; what the first look finds when None.
-        every: Seconds from one look to the next.
-        declare: Devices to count by resource name, as for :func:`anyaccel.detect`, like the next two.
+        since: The inventory to compare with; the first detection when None.
+        every: Seconds between two detections.
+        declare: Number of devices by resource name; see :func:`anyaccel.detect`.
         timeout: Seconds that each vendor may take.
         environ: The environment whose variables count; that of this process when None.
 
     Returns:
-        An iterator, and an asynchronous one, of a :class:`Change` whenever something is different. The detection of an
-        asynchronous one runs in a thread. What detection raises, the iteration raises.
+        An iterator over :class:`Change`, synchronous and asynchronous. An asynchronous iteration detects in a thread.
+        The iteration raises the errors of detection.
 
     Raises:
-        UsageError: When ``every`` is no time.
+        UsageError: When ``every`` is not a positive number.
 
     Examples:
         >>> change = next(iter(anyaccel.watch("sim:H100:2", since=anyaccel.detect("sim:H100:1"))))

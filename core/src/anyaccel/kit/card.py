@@ -35,6 +35,8 @@ class Card:
         occupies: Directories in sysfs of the physical parts of the device.
         attributes: Further facts. Facts that are None are left out of the inventory.
         fault: Why the device cannot be used: the first fault that was found.
+        doubt: Why it is unknown whether the device can be used, such as a contradiction between driver and tool; or
+            None.
         sound: Whether driver or tool confirmed that the device works. With neither confirmation nor fault, the health
             is unknown.
         partial: Whether facts of the device are missing because a file could not be read.
@@ -74,6 +76,7 @@ class Card:
         self.occupies: tuple[str, ...] = ()
         self.attributes: dict[str, Attribute | None] = {}
         self.fault: Fault | None = None
+        self.doubt: Fault | None = None
         self.sound = False
         self.partial = False
         self._unreadable = unreadable
@@ -145,7 +148,7 @@ class Card:
     @property
     def health(self) -> Health:
         """Health of the device as far as detection saw."""
-        return condition(self.fault, sound=self.sound)["health"]
+        return condition(self.fault, sound=self.sound, doubt=self.doubt)["health"]
 
     def device(self) -> Device:
         """Build the device of the inventory."""
@@ -161,7 +164,7 @@ class Card:
             links=self.links,
             nodes=self.nodes,
             occupies=self.occupies,
-            **condition(self.fault, sound=self.sound),
+            **condition(self.fault, sound=self.sound, doubt=self.doubt),
             attributes={name: fact for name, fact in self.attributes.items() if fact is not None},
         )
 

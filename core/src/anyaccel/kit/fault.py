@@ -45,16 +45,19 @@ class Condition(TypedDict):
     health_remedy: str
 
 
-def condition(fault: Fault | None, *, sound: bool = True) -> Condition:
+def condition(fault: Fault | None, *, sound: bool = True, doubt: Fault | None = None) -> Condition:
     """Return the health of a device as keyword arguments: ``Stats(**measures, **condition(fault))``.
 
     Args:
         fault: Why the device cannot be used, or None.
         sound: Whether driver or tool confirmed that the device works. With neither confirmation nor fault, the health
             is unknown.
+        doubt: Why driver and tool contradict each other about the device, or None: then its health is unknown, too.
     """
     if fault is not None:
         return {"health": Health.UNHEALTHY, "health_reason": fault.reason, "health_remedy": fault.remedy}
+    if doubt is not None:
+        return {"health": Health.UNKNOWN, "health_reason": doubt.reason, "health_remedy": doubt.remedy}
     return {"health": Health.HEALTHY if sound else Health.UNKNOWN, "health_reason": "", "health_remedy": ""}
 
 

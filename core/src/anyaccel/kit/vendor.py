@@ -548,6 +548,9 @@ class Vendor:
         # arrange() did not run on the new survey, so a missing number is known from the detected device alone.
         if card.fault is None and not self.maskable(device):
             return Health.UNHEALTHY, Fault(device.health_reason, device.health_remedy)
+        # complete() did not run on the new survey either, so a contradiction that it found still holds.
+        if card.fault is None and device.health is Health.UNKNOWN and device.health_reason:
+            return device.health, Fault(device.health_reason, device.health_remedy)
         return card.health, card.fault or Fault("")
 
     def processes(self, ctx: ProbeContext, devices: Sequence[Device]) -> Mapping[str, tuple[DeviceProcess, ...] | None]:
@@ -575,7 +578,15 @@ class Vendor:
             where = f"'lspci -d {self.pci_vendors[0]:04x}:' and " if self.pci_vendors else ""
             reason = f"the {self._driver_name} driver is loaded and no {self.brand} device is on the PCI bus"
             return (warn(reason, f"check {where}the seating of the boards"),)
-        return (*self.measuring_faults(ctx, detected.devices), *self.findings(ctx, detected))
+        doubts = [device for device in detected.devices if device.health is Health.UNKNOWN and device.health_reason]
+        return (
+            *(
+                warn(f"health of {device.id} is unknown: {device.health_reason}", device.health_remedy)
+                for device in doubts
+            ),
+            *self.measuring_faults(ctx, detected.devices),
+            *self.findings(ctx, detected),
+        )
 
     def measuring_faults(self, ctx: ProbeContext, devices: Sequence[Device]) -> Iterator[Finding]:
         """Yield findings on failures of :meth:`measure`."""

@@ -8,7 +8,7 @@ from anyaccel.launcher.detached import fork_child as fork_child
 from anyaccel.launcher.detached import start_detached as start_detached
 from anyaccel.launcher.environment import WorkerEnvironment as WorkerEnvironment
 from anyaccel.launcher.environment import worker_environment as worker_environment
-from anyaccel.launcher.hold import Hold as Hold
+from anyaccel.launcher.hold import DeviceLease as DeviceLease
 from anyaccel.launcher.hold import acquire as acquire
 from anyaccel.launcher.hold import acquire_async as acquire_async
 from anyaccel.launcher.hold import take_async as take_async
@@ -21,8 +21,8 @@ from anyaccel.launcher.rendezvous import Rendezvous as Rendezvous
 from anyaccel.launcher.schedulers import open_scheduler as open_scheduler
 from anyaccel.launcher.start import become as become
 from anyaccel.launcher.start import check_program as check_program
-from anyaccel.launcher.start import not_started as not_started
-from anyaccel.launcher.use import Use as Use
+from anyaccel.launcher.start import make_start_error as make_start_error
+from anyaccel.launcher.use import ProcessLease as ProcessLease
 from anyaccel.launcher.use import refuse_if_loaded as refuse_if_loaded
 from anyaccel.launcher.verdicts import leases as leases
 from anyaccel.launcher.verdicts import why as why

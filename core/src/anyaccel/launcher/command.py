@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 
 from anyaccel.errors import UsageError
 from anyaccel.launcher.environment import tell
-from anyaccel.launcher.hold import Hold, take
-from anyaccel.launcher.start import not_started
+from anyaccel.launcher.hold import DeviceLease, take
+from anyaccel.launcher.start import make_start_error
 from anyaccel.launcher.time_limit import Countdown, TimeLimit, check_early
 from anyaccel.linux import mark as marks
 from anyaccel.linux import process
 from anyaccel.linux.mark import Mark
-from anyaccel.linux.teardown import GRACE_SECONDS, Teardown, find_all, find_carriers, find_tree
+from anyaccel.linux.teardown import GRACE_SECONDS, Teardown, combine_finds, find_carriers, find_tree
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -85,9 +85,9 @@ def run(request: str | Sequence[str], command: Sequence[str] | str, **options: U
     terms: dict[str, Any] = {"bind": None}
     terms |= {name: given.pop(name) for name in TakeOptions.__annotations__ if name in given}
     with take(request, marks.draw, grouped=True, **terms) as hold:
-        hold.noted(program)
+        hold.begin_entry(program)
         mark = hold.lease.mark if hold.lease else ()
-        ending = _Ending(TimeLimit.of(hold.lease, terms.get("time"), grace, early), mark)
+        ending = _Ending(TimeLimit.for_lease(hold.lease, terms.get("time"), grace, early), mark)
         status = None
         try:
             done = _complete(hold, command if isinstance(command, str) else list(command), ending, **given)
@@ -95,9 +95,9 @@ def run(request: str | Sequence[str], command: Sequence[str] | str, **options: U
         except OSError as error:
             if error.filename not in (None, program):
                 raise
-            raise not_started(program, error) from error
+            raise make_start_error(program, error) from error
         finally:
-            hold.note_end(status, timed_out=ending.timed_out)
+            hold.finish_entry(status, timed_out=ending.timed_out)
         return done
 
 
@@ -121,7 +121,7 @@ def _program(command: Sequence[str] | str, options: Mapping[str, Any]) -> str:
 
 
 def _complete(
-    hold: Hold,
+    hold: DeviceLease,
     command: list[str] | str,
     ending: _Ending,
     *,
@@ -201,7 +201,7 @@ class _Ending:
                 return
         self.timed_out = True
 
-        Teardown(find_all(find_carriers([self._mark]), find_tree({pid: started})), grace=limit.grace).run()
+        Teardown(combine_finds(find_carriers([self._mark]), find_tree({pid: started})), grace=limit.grace).run()
 
     def _tell_soon(self, text: str) -> None:
         """Write a line to standard error; one that takes no more does not keep the command from its end."""

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Hold(OpenLease):
+class DeviceLease(OpenLease):
     """Devices that are held until they are given back, or until the last process that was started with them has ended.
 
     Attributes:
@@ -88,15 +88,15 @@ class Hold(OpenLease):
 
     def release(self) -> None:
         """Give the devices back, those of :meth:`popen` once that has ended; does nothing the second time."""
-        self.give_back(self._started)
-        self.unlimit()
+        self.end_lease(self._started)
+        self.remove_group()
 
-    def unlimit(self) -> None:
+    def remove_group(self) -> None:
         """Remove the cgroup of what was started with the devices, if nothing runs in it any more."""
         if self.launch.environment.group is not None:
-            from anyaccel.launcher.limits import remove
+            from anyaccel.launcher.limits import remove_group
 
-            remove(self.launch.environment.group)
+            remove_group(self.launch.environment.group)
 
     def __enter__(self) -> Self:
         return self
@@ -120,12 +120,12 @@ class Hold(OpenLease):
         return self.lease is not None and self.lease.released
 
 
-def acquire(request: str | Sequence[str] | Request, **options: Unpack[AcquireOptions]) -> Hold:
+def acquire(request: str | Sequence[str] | Request, **options: Unpack[AcquireOptions]) -> DeviceLease:
     """Hold devices, when it is our turn.
 
     Whoever asks later for the same devices, in any process of this machine, is served later. When this process dies,
-    the devices are given out again once all that it has started since the first call has ended. :meth:`Hold.release`
-    gives them back at once, except for what :meth:`Hold.popen` started.
+    the devices are given out again once all that it has started since the first call has ended.
+    :meth:`DeviceLease.release` gives them back at once, except for what :meth:`DeviceLease.popen` started.
 
     Args:
         request: What is wanted.
@@ -141,7 +141,7 @@ def acquire(request: str | Sequence[str] | Request, **options: Unpack[AcquireOpt
         environ: The environment to start from; that of this process when None.
         options: ``inventory``, ``machine``, ``declare``, ``timeout``, ``unallocated``, ``mask``, ``cap`` and
             ``bind`` as :func:`anyaccel.prepare` takes them; ``confined``: whether the holder will be confined;
-            ``memory``: how much of the host's memory the kernel leaves what :meth:`Hold.popen` starts, such as
+            ``memory``: how much of the host's memory the kernel leaves what :meth:`DeviceLease.popen` starts, such as
             ``"8GiB"``; and ``enforce``: whether it is confined to its devices, as of :func:`anyaccel.run`.
 
     Returns:
@@ -164,10 +164,10 @@ def acquire(request: str | Sequence[str] | Request, **options: Unpack[AcquireOpt
         H100 0
         False
     """
-    return _wish_of_process("acquire", request, options).get(keep)
+    return _make_request("acquire", request, options).get(keep)
 
 
-async def acquire_async(request: str | Sequence[str] | Request, **options: Unpack[AcquireOptions]) -> Hold:
+async def acquire_async(request: str | Sequence[str] | Request, **options: Unpack[AcquireOptions]) -> DeviceLease:
     """Hold devices like :func:`acquire`, on the running event loop; cancel the task to stop waiting.
 
     Detection, which takes a moment, runs in a thread.
@@ -182,21 +182,21 @@ async def acquire_async(request: str | Sequence[str] | Request, **options: Unpac
     """
     import asyncio
 
-    wish = await asyncio.to_thread(_wish_of_process, "acquire_async", request, options)
-    return await wish.get_async(keep)
+    pending = await asyncio.to_thread(_make_request, "acquire_async", request, options)
+    return await pending.get_async(keep)
 
 
-def _wish_of_process(function: str, request: str | Sequence[str] | Request, options: AcquireOptions) -> Wish:
-    """Make the wish of devices for this very process, once its options are checked."""
+def _make_request(function: str, request: str | Sequence[str] | Request, options: AcquireOptions) -> LeaseRequest:
+    """Make the request for devices of this very process, once its options are checked."""
     from anyaccel.launcher.options import AcquireOptions, check_options
 
     check_options(function, options, AcquireOptions.__annotations__)
-    return Wish(request, marks.of_process, options)
+    return LeaseRequest(request, marks.draw_for_process, options)
 
 
-def keep(hold: Hold) -> Hold:
+def keep(hold: DeviceLease) -> DeviceLease:
     """Keep a hold for this very process."""
-    note_own(hold.carried().noted().lease)
+    note_own(hold.mark_process().begin_entry().lease)
     return hold
 
 
@@ -207,7 +207,7 @@ def take(
     tell: Callable[[str], object] | None = None,
     grouped: bool = False,
     **options: Unpack[AcquireOptions],
-) -> Hold:
+) -> DeviceLease:
     """Hold devices like :func:`acquire`, for something that will carry a mark.
 
     Args:
@@ -218,22 +218,22 @@ def take(
             may hold it to a share.
         options: As of :func:`acquire`; their names are not checked.
     """
-    return Wish(request, mark, options, tell=tell, grouped=grouped).get(lambda hold: hold)
+    return LeaseRequest(request, mark, options, tell=tell, grouped=grouped).get(lambda hold: hold)
 
 
 async def take_async(
     request: str | Sequence[str] | Request,
     mark: Callable[[Collection[marks.Mark]], marks.Mark],
     **options: Unpack[AcquireOptions],
-) -> Hold:
+) -> DeviceLease:
     """Hold devices like :func:`take`, on the running event loop, for what is all started by the plan of the hold."""
     import asyncio
 
-    wish = await asyncio.to_thread(Wish, request, mark, options, grouped=True)
-    return await wish.get_async(lambda hold: hold)
+    pending = await asyncio.to_thread(LeaseRequest, request, mark, options, grouped=True)
+    return await pending.get_async(lambda hold: hold)
 
 
-class Wish:
+class LeaseRequest:
     """One request on its way to devices.
 
     Attributes:
@@ -268,7 +268,7 @@ class Wish:
         self.inventory = survey(options.get("inventory"), environ=self.environ, request=self.request, **where)
         self._grants: tuple[Grant, ...] = ()
         self._attempt: Acquisition | None = None
-        self._made: Hold | None = None
+        self._made: DeviceLease | None = None
         self._choice = choice or choice_of(self.inventory, self.request)
         self.nothing = not self._choice.ever_fits
         if self.nothing:
@@ -277,7 +277,7 @@ class Wish:
                 raise NeverFitsError(verdict.message, verdict=verdict, hint=verdict.hint)
             return
         self.ledger = Ledger.open(self.environ)
-        self.scope = Scope.of(self.inventory, self.environ)
+        self.scope = Scope.make(self.inventory, self.environ)
         avoid_busy = options.get("avoid_busy", False)
         self._foreign = Foreign(self.inventory, self.request, self.environ, avoid_busy=avoid_busy)
         want = self.scope.want_of(self._choice, self.inventory)
@@ -288,7 +288,7 @@ class Wish:
         self._blocks = False
         self._began = monotonic()
 
-    def get(self, use: Callable[[Hold], T]) -> T:
+    def get(self, use: Callable[[DeviceLease], T]) -> T:
         """Hold the devices, when it is our turn; an error or an interrupt at any place leaves none held.
 
         Args:
@@ -306,7 +306,7 @@ class Wish:
             self._undo()
             raise
 
-    async def get_async(self, use: Callable[[Hold], T]) -> T:
+    async def get_async(self, use: Callable[[DeviceLease], T]) -> T:
         """The same on the running event loop, where anything may give devices back meanwhile."""
         try:
             return use(self._hold(None if self.nothing else await self._ask().get_async()))
@@ -382,13 +382,13 @@ class Wish:
         lease_id = lease.id if lease else ""
         return Allocation(id=lease_id, request=self.request, grants=self._grants, confined=self._confined)
 
-    def _hold(self, lease: Lease | None) -> Hold:
+    def _hold(self, lease: Lease | None) -> DeviceLease:
         """Make the hold."""
         allocation = self.allocation(lease)
         terms: dict[str, Any] = {"environ": self.environ, "lease": allocation.id, "grouped": self._grouped}
         launch = plan_launch(allocation, self.inventory, self._options, **terms)
         waited = monotonic() - self._began if lease else 0.0
-        self._made = Hold(launch, lease, note=self._note if lease else "", waited=waited)
+        self._made = DeviceLease(launch, lease, note=self._note if lease else "", waited=waited)
         return self._made
 
     def _refusal(self, error: DevicesBusyError | LimitError) -> NotFreeError | NeverFitsError:

@@ -23,7 +23,7 @@ T = TypeVar("T")
 NO_VARIABLES: Mapping[str, str] = {}
 
 
-class Inside(NamedTuple):
+class ProcessSetup(NamedTuple):
     """The part of a plan that a process carries out on itself; see :class:`anyaccel.launcher.launch.Launch`.
 
     An option of a start that has a field here by its name is carried out by it.

@@ -13,7 +13,7 @@ from anyaccel.inventory.detect import survey
 from anyaccel.launcher.caps import FRACTION_VARIABLE
 from anyaccel.launcher.choosing import local_scheduler
 from anyaccel.launcher.environment import WorkerEnvironment, tell_once, worker_environment
-from anyaccel.launcher.inside import Inside
+from anyaccel.launcher.inside import ProcessSetup
 from anyaccel.linux.mark import Mark
 from anyaccel.model import Allocation, Inventory, Request, Value, replace
 from anyaccel.scheduler import parse_request
@@ -42,7 +42,7 @@ class Launch(Value):
 
     inventory: Inventory
     environment: WorkerEnvironment
-    inside: Inside = Inside()
+    inside: ProcessSetup = ProcessSetup()
     mark: Mark = ()
     fds: tuple[int, ...] = ()
 
@@ -88,7 +88,7 @@ class Launch(Value):
             EnforcementError: When it cannot be confined.
             CommandNotFoundError, CommandNotRunnableError: When it cannot be started.
         """
-        from anyaccel.launcher.start import become, not_started, prelude
+        from anyaccel.launcher.start import become, make_start_error, prelude
 
         close_vendors()  # nothing of ours is left beside the command
         self._inside.apply()
@@ -96,10 +96,10 @@ class Launch(Value):
         try:
             before = prelude(command[0], self.mark, self.environment.group, environ)
         except OSError as error:
-            raise not_started(command[0], error) from error
+            raise make_start_error(command[0], error) from error
         become([*before, *command], environ)
 
-    def settle(self, environ: Mapping[str, str] | None = None) -> Inside:
+    def make_setup(self, environ: Mapping[str, str] | None = None) -> ProcessSetup:
         """Make what a process puts on itself that has been started already.
 
         Args:
@@ -119,7 +119,7 @@ class Launch(Value):
         )
 
     @property
-    def _inside(self) -> Inside:
+    def _inside(self) -> ProcessSetup:
         """What concerns a process that gets mark, cgroup and environment by the way in which it is started."""
         return self.inside._replace(processors=self.environment.allocation.processors, cap=False)
 
@@ -201,8 +201,8 @@ def plan_launch(
         from anyaccel.launcher.limits import amount, limited
 
         environment = limited(environment, None if memory is None else amount(memory), direct=forked)
-    own: dict[str, Any] = {name: value for name, value in options.items() if name in Inside._fields}
-    return Launch(inventory=inventory, environment=environment, inside=Inside(sandbox=sandbox, **own))
+    own: dict[str, Any] = {name: value for name, value in options.items() if name in ProcessSetup._fields}
+    return Launch(inventory=inventory, environment=environment, inside=ProcessSetup(sandbox=sandbox, **own))
 
 
 def prepare(

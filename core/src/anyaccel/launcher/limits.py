@@ -55,7 +55,7 @@ def limited(made: WorkerEnvironment, memory: int | None = None, *, direct: bool 
     """Make the group of a worker that is about to be started.
 
     Whoever starts it puts it there first, and removes the group when it is gone: see
-    :func:`anyaccel.linux.cgroup.enter`, :func:`remove` and :func:`anyaccel.launcher.start.start_marked`.
+    :func:`anyaccel.linux.cgroup.enter`, :func:`remove_group` and :func:`anyaccel.launcher.start.start_marked`.
 
     Args:
         made: The environment of the worker. Its ``regions`` are limited where the kernel lets us, else its shares stay
@@ -88,7 +88,7 @@ def limited(made: WorkerEnvironment, memory: int | None = None, *, direct: bool 
     return replace(made, unlimited=unlimited)
 
 
-def remove(group: WorkerGroup) -> str:
+def remove_group(group: WorkerGroup) -> str:
     """Remove a group that nothing runs in any more; else whoever makes the next one beside it does.
 
     Returns:

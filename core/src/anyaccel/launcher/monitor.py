@@ -22,7 +22,7 @@ from collections.abc import Callable
 
 from anyaccel.errors import AnyaccelError
 from anyaccel.launcher.detached import fork_child, start_detached
-from anyaccel.launcher.hold import Hold
+from anyaccel.launcher.hold import DeviceLease
 from anyaccel.launcher.sampling import Sampler, sampler
 from anyaccel.launcher.time_limit import Countdown, TimeLimit, say
 from anyaccel.launcher.usage import wanted
@@ -44,7 +44,7 @@ _LOOK_SECONDS, _LONGEST_LOOK_SECONDS = 0.2, 5.0
 """Pauses between two looks at a lease of which no process is seen, such as one that is quarantined."""
 
 
-def monitor(hold: Hold, program: str = "", *, stays: bool = False, limit: TimeLimit | None = None) -> None:
+def start_monitor(hold: DeviceLease, program: str = "", *, stays: bool = False, limit: TimeLimit | None = None) -> None:
     """Start the monitor of a hold whose devices this process is going to use itself, or the command that it becomes.
 
     Call it before the mark is on this process, with no other threads. Does nothing where nothing is held, where there
@@ -53,7 +53,8 @@ def monitor(hold: Hold, program: str = "", *, stays: bool = False, limit: TimeLi
     Args:
         hold: The hold.
         program: Name of the program that will run; that of this process when empty.
-        stays: Whether this process stays, ends what runs in time, and says how that ended: see :meth:`Hold.note_end`.
+        stays: Whether this process stays, ends what runs in time, and says how that ended: see
+                :meth:`DeviceLease.finish_entry`.
             What is left once it has ended is ended by the monitor.
         limit: The time limit, of which the monitor tells in the journal, and on standard error unless this process
             stays; None to end what runs without a word once the lease says so.
@@ -66,7 +67,7 @@ def monitor(hold: Hold, program: str = "", *, stays: bool = False, limit: TimeLi
     grouped = hold.launch.environment.group is not None
     if until is None and (asking is None if stays else not wanted() and not grouped):
         if stays:
-            hold.begin_line(use)
+            hold.attach_writer(use)
         return
 
     mark = hold.lease.mark
@@ -75,14 +76,14 @@ def monitor(hold: Hold, program: str = "", *, stays: bool = False, limit: TimeLi
         timed_out = _Watch(use.lease, mark, limit, voice, stays=stays).run(until, own, asking)
         exit_status, told = _told(_STATUS)
         use.ended(exit_status, timed_out=timed_out or told)
-        hold.unlimit()
+        hold.remove_group()
         return 0
 
     ending = _start(watch, keep_error=limit is not None and not stays)
     if ending is None:
         return
     if stays:
-        hold.begin_line(_Told(ending))
+        hold.attach_writer(_Told(ending))
     else:
         os.close(ending)
 
@@ -233,7 +234,7 @@ class _Watch:
                     until = process.boot_seconds() + again  # should something be left, such as another user's process
                     again = min(2 * again, _LONGEST_PAUSE)
                 with contextlib.suppress(AnyaccelError):
-                    carriers = self._ledger.carriers(self._lease)
+                    carriers = self._ledger.find_carriers(self._lease)
                     if carriers is None:
                         return timed_out
                     if not pid or process.start_time(pid) != start:
@@ -259,7 +260,7 @@ class _Watch:
     def _lasts(self) -> bool:
         """Whether the lease may still be in force."""
         try:
-            return self._ledger.carriers(self._lease) is not None
+            return self._ledger.find_carriers(self._lease) is not None
         except AnyaccelError:
             return True
 
@@ -273,7 +274,7 @@ class _Watch:
         if limit is not None and not told:
             self._say(limit.message)  # first: a shell shows its prompt once the command has ended
         with contextlib.suppress(AnyaccelError):
-            self._ledger.release_of(self._lease, grace=GRACE_SECONDS if limit is None else limit.grace, force=True)
+            self._ledger.end_lease(self._lease, grace=GRACE_SECONDS if limit is None else limit.grace, force=True)
         return limit is not None
 
     def _say(self, text: str) -> None:

@@ -14,10 +14,10 @@ from anyaccel.launcher.bind import divided
 from anyaccel.launcher.environment import amended
 from anyaccel.launcher.launch import Launch
 from anyaccel.launcher.rendezvous import Rendezvous
-from anyaccel.launcher.start import not_started
+from anyaccel.launcher.start import make_start_error
 from anyaccel.launcher.time_limit import STATUS, TimeLimit, say
 from anyaccel.linux import process
-from anyaccel.linux.teardown import GRACE_SECONDS, Teardown, find_tree, tell_left
+from anyaccel.linux.teardown import GRACE_SECONDS, Teardown, describe_left, find_tree
 from anyaccel.model import replace
 from anyaccel.vendors import close as close_vendors
 
@@ -70,7 +70,7 @@ def run_ranks(
     parts = divided([device.numa_node for device in allocation.devices], allocation.processors) or [()]
     try:
         for rank in range(count):
-            place = variables(rank, count, local=(rank, count)) | rendezvous.variables
+            place = make_rank_variables(rank, count, local=(rank, count)) | rendezvous.variables
             environment = launch.environment.with_variables(place)
             if parts[rank]:
                 environment = amended(environment, replace(allocation, processors=parts[rank]))
@@ -81,7 +81,7 @@ def run_ranks(
         ranks.kill()
 
 
-def variables(rank: int, count: int, *, local: tuple[int, int]) -> dict[str, str]:
+def make_rank_variables(rank: int, count: int, *, local: tuple[int, int]) -> dict[str, str]:
     """What a process learns of its place among those of a job.
 
     Args:
@@ -115,7 +115,7 @@ class _Ranks:
         try:
             pid = launch.spawn(command, file_actions=actions, setpgroup=0, setsigmask=(), setsigdef=ignored)
         except OSError as error:
-            raise not_started(command[0], error) from error
+            raise make_start_error(command[0], error) from error
         self._running.append(pid)
 
     def wait(self, signals: set[signal.Signals]) -> int:
@@ -132,7 +132,7 @@ class _Ranks:
             self._pass_on(signal.Signals(came.si_signo))
             if came.si_signo == _STOP:
                 os.kill(os.getpid(), signal.SIGSTOP)
-        for line in tell_left(self._end, "the ranks"):
+        for line in describe_left(self._end, "the ranks"):
             say(line)
         return self._status
 

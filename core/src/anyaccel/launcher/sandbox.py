@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 from anyaccel.errors import EnforcementError, PluginError
 from anyaccel.linux.descriptors import list_descriptors
-from anyaccel.linux.process import call_apart
-from anyaccel.model import Allocation, Device, Inventory, Value, VendorState, replace
+from anyaccel.linux.process import call_in_thread
+from anyaccel.model import Allocation, Device, Inventory, Value, VendorReport, VendorState, replace
 
 if TYPE_CHECKING:
-    from anyaccel.inventory.left_out import LeftOut
     from anyaccel.linux.landlock import Node
 
 Enforce = bool | Literal["try"]
@@ -76,7 +75,7 @@ class Sandbox(Value):
             self._restrict(check_open=False)
             return function()
 
-        return call_apart(confined)
+        return call_in_thread(confined)
 
     def _restrict(self, *, check_open: bool) -> None:
         from anyaccel.launcher import reach
@@ -104,7 +103,7 @@ def sandbox_for(allocation: Allocation, inventory: Inventory, *, enforce: Enforc
     Args:
         allocation: What the worker holds.
         inventory: The machine's inventory that the allocation was made from.
-        enforce: True to insist, ``"try"`` to do without where the kernel cannot (:func:`available` says why),
+        enforce: True to insist, ``"try"`` to do without where the kernel cannot (:func:`find_obstacle` says why),
             False to do without.
 
     Returns:
@@ -133,13 +132,13 @@ def confines(enforce: Enforce) -> bool:
     """
     if not enforce:
         return False
-    reason = available()
+    reason = find_obstacle()
     if reason and enforce != "try":
         raise _cannot(reason)
     return not reason
 
 
-def available() -> str:
+def find_obstacle() -> str:
     """Say why workers cannot be confined on this machine; an empty string when they can."""
     import sys
 
@@ -152,10 +151,10 @@ def available() -> str:
 
 def unconfined() -> str:
     """Say that a worker is not confined, since the kernel cannot."""
-    return f"the worker is not confined to its devices: {available()}"
+    return f"the worker is not confined to its devices: {find_obstacle()}"
 
 
-def plan(allocation: Allocation, inventory: Inventory, left_out: Sequence[LeftOut] = ()) -> Sandbox:
+def plan(allocation: Allocation, inventory: Inventory, left_out: Inventory | None = None) -> Sandbox:
     """Decide which device nodes a worker must not open. Touches nothing.
 
     Nodes of its own devices stay open, and those that their vendor's devices share. Nodes of all other devices are
@@ -164,14 +163,14 @@ def plan(allocation: Allocation, inventory: Inventory, left_out: Sequence[LeftOu
     Args:
         allocation: What the worker holds.
         inventory: The machine's inventory that the allocation was made from.
-        left_out: What vendors have here that the inventory leaves out; see :mod:`anyaccel.inventory.left_out`.
+        left_out: The inventory of excluded vendors; see :mod:`anyaccel.inventory.left_out`.
 
     Raises:
         PluginError: When the plug-in of a device that is held cannot say which nodes it needs.
     """
     held = {device.id for device in allocation.devices}
     detected = [device for device in inventory.devices if not device.declared]
-    others = [device for device in detected if device.id not in held]
+    others = [device for device in detected if device.id not in held] + list(left_out.devices if left_out else ())
     kept: dict[str, None] = {}
     for own in dict.fromkeys(device.vendor for device in detected if device.id in held):
         kept |= dict.fromkeys(_needed([device for device in inventory.of_vendor(own) if device.id in held]))
@@ -184,12 +183,12 @@ def plan(allocation: Allocation, inventory: Inventory, left_out: Sequence[LeftOu
             nodes[device.id] = device.nodes
             gaps[_unshared(device.vendor, error.problem.reason)] = None
     named = [(_name(device), nodes[device.id]) for device in others]
-    named += [(device.name, device.nodes) for vendor in left_out for device in vendor.devices]
     closed = tuple(dict.fromkeys(node for _, needed in named for node in needed if node not in kept))
     for name, needed in named:
         if all(node in kept for node in needed):
             gaps[_inseparable(name, needed)] = None
-    gaps |= dict.fromkeys(_unknown(inventory, left_out))
+    reports = (*inventory.vendors, *(left_out.vendors if left_out else ()))
+    gaps |= dict.fromkeys(_unknown(reports))
     return Sandbox(closed=closed, kept=tuple(kept), gaps=tuple(gaps))
 
 
@@ -201,16 +200,13 @@ def _needed(devices: Sequence[Device]) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*(node for device in devices for node in device.nodes), *shared)))
 
 
-def _unknown(inventory: Inventory, left_out: Sequence[LeftOut]) -> Iterator[str]:
+def _unknown(reports: Sequence[VendorReport]) -> Iterator[str]:
     """Say of which vendors some devices are not known."""
-    for report in inventory.vendors:
+    for report in reports:
         if report.state is VendorState.FAILED:
             yield _failed(report.vendor, report.problem.reason if report.problem else "")
         elif report.partial:
             yield f"devices of {report.vendor} that could not be read may be open to the worker"
-    for vendor in left_out:
-        if vendor.reason:
-            yield (_unshared if vendor.devices else _failed)(vendor.vendor, vendor.reason)
 
 
 def _name(device: Device) -> str:

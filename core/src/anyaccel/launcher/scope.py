@@ -61,7 +61,7 @@ class Scope(Value):
     wholes: Mapping[str, tuple[str, ...]]
 
     @classmethod
-    def of(cls, inventory: Inventory, environ: Mapping[str, str]) -> Scope:
+    def make(cls, inventory: Inventory, environ: Mapping[str, str]) -> Scope:
         """The scope of the process that has this environment."""
         held = current(environ)
         leased = held.id if held is not None and held.id == environ.get(LEASE_VARIABLE) else ""

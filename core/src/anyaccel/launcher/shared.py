@@ -12,7 +12,7 @@ from time import monotonic
 
 from anyaccel.errors import AnyaccelError, DevicesBusyError, LimitError
 from anyaccel.launcher.choosing import KnownNames, remembered, validate
-from anyaccel.launcher.hold import Wish
+from anyaccel.launcher.hold import LeaseRequest
 from anyaccel.launcher.usage import OpenLease
 from anyaccel.launcher.verdicts import ActiveLeases, beyond_limits, within_limits
 from anyaccel.launcher.waits import note_own
@@ -52,7 +52,7 @@ class SharedScheduler(Scheduler):
         super().release(allocation)
         opened = self._leases.pop(allocation.id, None)
         if opened is not None:
-            opened.give_back()
+            opened.end_lease()
 
     def cancel(self, ticket: Ticket) -> bool:
         """Leave the line; see :meth:`Ticket.cancel`."""
@@ -99,7 +99,7 @@ class SharedScheduler(Scheduler):
 
     def _look(self) -> ActiveLeases:
         """Count what everybody holds now."""
-        held = ActiveLeases.of(self.inventory, self._ledger, self._environ)
+        held = ActiveLeases.read(self.inventory, self._ledger, self._environ)
         self._forget_others()
         self._own.recount()
         self._arrangement.note(0)
@@ -124,41 +124,45 @@ class SharedScheduler(Scheduler):
             return super()._try(waiting, plan, note)
         if self._rivals(waiting, plan.mask, (), self._queue.firsts()):
             return None
-        wish = self._wish(plan, waiting)
+        pending = self._wish(plan, waiting)
         try:
-            lease = self._ledger.acquire(wish.want, self._choosing(wish), wait=0, priority=waiting.priority, note=note)
+            lease = self._ledger.acquire(
+                pending.want, self._choosing(pending), wait=0, priority=waiting.priority, note=note
+            )
         except DevicesBusyError:
             return None
         except LimitError as error:
             raise beyond_limits(plan.request, error) from error
         note_own(lease)
-        return self._take(wish, lease, note, waited=0.0)
+        return self._take(pending, lease, note, waited=0.0)
 
-    def _wish(self, plan: RequestPlan, waiting: Waiting) -> Wish:
+    def _wish(self, plan: RequestPlan, waiting: Waiting) -> LeaseRequest:
         inventory, names = self.inventory, self._own.layout.names  # it knows those of devices that were lost, too
         choice = remembered(inventory, plan.request, lambda: Choice(inventory, plan.request, validate, names))
         time = waiting.seconds
         options: AcquireOptions = {"environ": self._environ, "inventory": inventory, "time": time}
-        return Wish(plan.request, marks.of_process, options, choice=choice)
+        return LeaseRequest(plan.request, marks.draw_for_process, options, choice=choice)
 
-    def _choosing(self, wish: Wish) -> Choose:
+    def _choosing(self, pending: LeaseRequest) -> Choose:
         """What chooses for a request: what this program counts as held beside leases is taken, too."""
 
         def choose(taken: Mapping[str, Extent]) -> dict[str, Extent] | None:
             both = dict(taken)
             for key, allocation in list(self._held.items()):
                 if key not in self._leases:
-                    for name, extent in wish.scope.to_ledger(allocation.grants).items():
+                    for name, extent in pending.scope.to_ledger(allocation.grants).items():
                         both[name] = both[name].joined(extent) if name in both else extent
-            return wish.choose(both)
+            return pending.choose(both)
 
         return choose
 
-    def _take(self, wish: Wish, lease: Lease, note: str, *, waited: float) -> Allocation:
+    def _take(self, pending: LeaseRequest, lease: Lease, note: str, *, waited: float) -> Allocation:
         """Write down what a lease holds."""
         self._forget_others()  # who looked meanwhile has found this lease, and took it for somebody else's
-        allocation = wish.allocation(lease)
-        self._leases[allocation.id] = OpenLease(lease, allocation, note=note, waited=waited).carried().noted()
+        allocation = pending.allocation(lease)
+        self._leases[allocation.id] = (
+            OpenLease(lease, allocation, note=note, waited=waited).mark_process().begin_entry()
+        )
         self._held[allocation.id] = allocation
         self._own.enter(allocation, note)
         self._own.recount()
@@ -187,7 +191,7 @@ class SharedScheduler(Scheduler):
         if wait:
             ahead = wait.told - 1
         elif plan.ever_fits and waiting.number == _LAST:  # a newcomer
-            ahead = self._ledger.ahead(self._wish(plan, waiting).want, waiting.priority)
+            ahead = self._ledger.count_ahead(self._wish(plan, waiting).want, waiting.priority)
         else:
             ahead = 0
         others = ahead - len(found)
@@ -195,20 +199,20 @@ class SharedScheduler(Scheduler):
 
     def _wait_in_line(self, ticket: Ticket) -> None:
         """Have a ticket wait for devices of the machine as it is now; where it stood, if it did; with the lock held."""
-        wish = self._wish(ticket.plan, ticket.waiting)
+        pending = self._wish(ticket.plan, ticket.waiting)
         wait = self._waits.setdefault(ticket.number, _Wait())
-        wait.start(lambda: self._wait(ticket, wish, wait))
+        wait.start(lambda: self._wait(ticket, pending, wait))
 
-    async def _wait(self, ticket: Ticket, wish: Wish, wait: _Wait) -> None:
-        choosing = self._choosing(wish)
+    async def _wait(self, ticket: Ticket, pending: LeaseRequest, wait: _Wait) -> None:
+        choosing = self._choosing(pending)
 
         def choose(taken: Mapping[str, Extent]) -> Mapping[str, Extent] | None:
-            waits = wish.inventory is self.inventory and self._waits.get(ticket.number) is wait
+            waits = pending.inventory is self.inventory and self._waits.get(ticket.number) is wait
             return choosing(taken) if waits else None  # it is about to be told that it waits no more, or anew
 
         try:
             lease = await self._ledger.begin(
-                wish.want,
+                pending.want,
                 choose,
                 priority=ticket.priority,
                 note=ticket.note,
@@ -221,10 +225,10 @@ class SharedScheduler(Scheduler):
             self._fail(ticket, error)
             return
         with self._lock:
-            given = wish.inventory is self.inventory and self._leave(ticket)
+            given = pending.inventory is self.inventory and self._leave(ticket)
             if given:
                 self._waits.pop(ticket.number, None)
-                ticket.allocation = self._take(wish, lease, ticket.note, waited=monotonic() - wait.began)
+                ticket.allocation = self._take(pending, lease, ticket.note, waited=monotonic() - wait.began)
         if given:
             notify([ticket])
         else:  # it was cancelled meanwhile, or the machine is another now: then it waits anew

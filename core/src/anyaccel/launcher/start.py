@@ -140,10 +140,10 @@ def become(command: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
     try:
         os.execvpe(command[0], list(command), dict(environ))
     except OSError as error:
-        raise not_started(command[0], error) from error
+        raise make_start_error(command[0], error) from error
 
 
-def not_started(program: str, error: OSError) -> CommandNotFoundError | CommandNotRunnableError:
+def make_start_error(program: str, error: OSError) -> CommandNotFoundError | CommandNotRunnableError:
     """The error of a command that the kernel would not start."""
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
         return CommandNotFoundError(f"the command {program!r} was not found; check its name and PATH")

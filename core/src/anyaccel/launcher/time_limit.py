@@ -90,7 +90,7 @@ class EarlySignal(Value):
         return len(sent)
 
     def __str__(self) -> str:
-        return f"{self.name.removeprefix('SIG')}@{written(self.seconds)}"
+        return f"{self.name.removeprefix('SIG')}@{format_limit(self.seconds)}"
 
 
 def _signal(name: str) -> int:
@@ -123,7 +123,7 @@ class TimeLimit(Value):
         return cls(seconds=seconds, until=process.boot_seconds() + seconds, grace=grace, early=early)
 
     @classmethod
-    def of(
+    def for_lease(
         cls, lease: Lease | None, seconds: float | None, grace: float, early: EarlySignal | None = None
     ) -> TimeLimit | None:
         """The limit of what runs with a lease; None where there is none.
@@ -152,7 +152,7 @@ class TimeLimit(Value):
     @property
     def message(self) -> str:
         """What people read when it has ended something."""
-        return message(self.seconds)
+        return describe_timeout(self.seconds)
 
     def send_early(self, mark: Mark) -> str:
         """Send the signal before the end to what carries a mark, and return what people read of that."""
@@ -160,7 +160,7 @@ class TimeLimit(Value):
             return ""
         count = self.early.send(mark)
         to = f"{count} process{'es' * (count != 1)}" if count else "no process, since none catches it"
-        before = f"{written(self.early.seconds)} before the time limit of {written(self.seconds)}"
+        before = f"{format_limit(self.early.seconds)} before the time limit of {format_limit(self.seconds)}"
         return f"{before}: {self.early.name} sent to {to}"
 
 
@@ -193,9 +193,9 @@ class Countdown:
         return max(0.0, moment - process.boot_seconds())
 
 
-def message(seconds: float) -> str:
+def describe_timeout(seconds: float) -> str:
     """What people read when a time limit has ended something."""
-    return f"time limit of {written(seconds)} reached: ended"
+    return f"time limit of {format_limit(seconds)} reached: ended"
 
 
 def check_early(text: str | None, seconds: float | None) -> EarlySignal | None:
@@ -220,14 +220,14 @@ def check_early(text: str | None, seconds: float | None) -> EarlySignal | None:
         )
     if early.seconds >= seconds:
         raise UsageError(
-            f"signal {early} is to be sent {written(early.seconds)} before the time limit, which is"
-            f" {written(seconds)}: nothing runs by then",
+            f"signal {early} is to be sent {format_limit(early.seconds)} before the time limit, which is"
+            f" {format_limit(seconds)}: nothing runs by then",
             hint="give a shorter time before the limit, or a longer limit",
         )
     return early
 
 
-def written(seconds: float) -> str:
+def format_limit(seconds: float) -> str:
     """Write a time limit for people, parts of a second as well."""
     return f"{seconds:g}s" if seconds < _MINUTE else elapsed(seconds)
 
@@ -238,7 +238,7 @@ def say(text: str, descriptor: int = 2) -> None:
         os.write(descriptor, f"anyaccel: {text}\n".encode(errors="replace"))
 
 
-def say_at_end(text: str, path: str) -> None:
+def append_line(text: str, path: str) -> None:
     """Add a line of its own to a log."""
     with contextlib.suppress(OSError):
         log = os.open(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -34,7 +34,7 @@ SHORT_SECONDS = 1.0
 FLUSH_SECONDS = 60.0
 
 
-class Usage:
+class UsageMeter:
     """One lease that is being used.
 
     Args:
@@ -141,29 +141,29 @@ class OpenLease:
         self._carried = False
         self._line: Ends | None = None
 
-    def usage(self, program: str = "") -> Usage:
+    def usage(self, program: str = "") -> UsageMeter:
         """Begin a line of the journal.
 
         Args:
             program: Name of the program that uses the devices; that of this process when empty.
         """
         held = self.allocation
-        return Usage(held.id, held.shares, str(held.request), self.note, waited=self.waited, program=program)
+        return UsageMeter(held.id, held.shares, str(held.request), self.note, waited=self.waited, program=program)
 
-    def noted(self, program: str = "") -> Self:
+    def begin_entry(self, program: str = "") -> Self:
         """Have a line in the journal, as of :meth:`usage`, when the devices are given back; return the same."""
         if self.lease:
-            self.begin_line(self.usage(program))
+            self.attach_writer(self.usage(program))
         return self
 
-    def carried(self) -> Self:
+    def mark_process(self) -> Self:
         """Put the mark of the lease on this process, which holds the devices for itself; return the same."""
         if self.lease:
             marks.put(self.lease.mark)
             self._carried = True
         return self
 
-    def begin_line(self, line: Ends, *, at_exit: bool = True) -> None:
+    def attach_writer(self, line: Ends, *, at_exit: bool = True) -> None:
         """Have the line written when the devices are given back.
 
         Args:
@@ -175,7 +175,7 @@ class OpenLease:
             _open.add(line)
         _register()
 
-    def note_end(self, status: int | None = None, *, timed_out: bool = False) -> None:
+    def finish_entry(self, status: int | None = None, *, timed_out: bool = False) -> None:
         """Write the line now, if that was not done before.
 
         Args:
@@ -187,14 +187,14 @@ class OpenLease:
             _open.discard(line)
             line.ended(status, timed_out=timed_out or self.timed_out)
 
-    def give_back(self, mark: marks.Mark | None = None) -> None:
+    def end_lease(self, mark: marks.Mark | None = None) -> None:
         """Write the line, and give the devices back; does nothing the second time.
 
         Args:
             mark: The mark of what was started with the devices, to which they are left; None where nothing was.
         """
         try:
-            self.note_end()  # first: it says until when they were held
+            self.finish_entry()  # first: it says until when they were held
         finally:
             if self.lease is not None and mark is not None:
                 self.lease.leave_to(mark)

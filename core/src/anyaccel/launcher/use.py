@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Collection, Sequence
 
 from anyaccel.errors import AlreadyLoadedError, UsageError
-from anyaccel.launcher.hold import Hold, Wish, keep
+from anyaccel.launcher.hold import DeviceLease, LeaseRequest, keep
 from anyaccel.launcher.inside import put
 from anyaccel.linux import mark as marks
 from anyaccel.linux.fork import tidy_in_child
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _beginning: list[object] = []
 """Calls that are about to use devices; the first may. Not a lock, which an interrupt could leave locked."""
-_in_use: Use | None = None
+_in_use: ProcessLease | None = None
 """What this process uses, kept here until it is released or the process has ended."""
 
 
@@ -33,7 +33,7 @@ def _forget() -> None:
     _in_use = None
 
 
-class Use(Hold):
+class ProcessLease(DeviceLease):
     """Devices that this process holds and sees until the process has ended.
 
     In a ``with`` statement they are released at its end, and :meth:`release` gives them back at once. The variables
@@ -41,7 +41,7 @@ class Use(Hold):
     meanwhile has read them already.
     """
 
-    def __init__(self, hold: Hold) -> None:
+    def __init__(self, hold: DeviceLease) -> None:
         vars(self).update(vars(hold))
         environment = self.launch.environment
         self._former = {name: os.environ.get(name) for name in (*environment.set, *environment.unset)}
@@ -111,7 +111,7 @@ class Use(Hold):
         return ", ".join(device.id for device in self.devices) or "no devices"
 
 
-def use(request: str | Sequence[str] | Request, **options: Unpack[AcquireOptions]) -> Use:
+def use(request: str | Sequence[str] | Request, **options: Unpack[AcquireOptions]) -> ProcessLease:
     """Hold devices for this process, and set its own environment so that frameworks see exactly these.
 
     Call it before a framework is imported: a vendor's runtime reads its variables once. Inside,
@@ -129,7 +129,7 @@ def use(request: str | Sequence[str] | Request, **options: Unpack[AcquireOptions
 
     Returns:
         The devices, until this process has ended. The same request once more changes nothing, and returns the same. A
-        ``with`` statement releases them at its end, and :meth:`Use.release` at once.
+        ``with`` statement releases them at its end, and :meth:`ProcessLease.release` at once.
 
     Raises:
         UsageError: When this process uses other devices already, or uses these in a ``with`` statement.
@@ -149,7 +149,7 @@ def use(request: str | Sequence[str] | Request, **options: Unpack[AcquireOptions
         if options.get(name) not in (None, False):
             raise UsageError(f"{name} is for what is about to be started, and this process has been started already")
     wanted = parse_request(request)
-    made: Use | None = None
+    made: ProcessLease | None = None
     me = object()
     try:
         _beginning.append(me)
@@ -159,9 +159,9 @@ def use(request: str | Sequence[str] | Request, **options: Unpack[AcquireOptions
             )
         used = _in_use
         if used is None:
-            wish = Wish(wanted, marks.of_process, options)
-            refuse_if_loaded(wish.inventory)
-            used = made = wish.get(_begin)
+            pending = LeaseRequest(wanted, marks.draw_for_process, options)
+            refuse_if_loaded(pending.inventory)
+            used = made = pending.get(_begin)
         else:
             used.ask_again(wanted)
         _beginning.remove(me)
@@ -174,20 +174,20 @@ def use(request: str | Sequence[str] | Request, **options: Unpack[AcquireOptions
     return used  # nothing comes between the last call and here, an interrupt neither
 
 
-def _begin(hold: Hold) -> Use:
+def _begin(hold: DeviceLease) -> ProcessLease:
     """Show what is held to this process."""
     global _in_use  # noqa: PLW0603 - a process has one environment
-    made = Use(keep(hold))
+    made = ProcessLease(keep(hold))
     try:
         _in_use = made
-        made.launch.settle().apply()
+        made.launch.make_setup().apply()
     except BaseException:
         made.release()
         raise
     return made
 
 
-def in_use() -> Use | None:
+def get_process_lease() -> ProcessLease | None:
     """What this process uses; None when it uses nothing."""
     return _in_use
 

@@ -13,7 +13,7 @@ from anyaccel.launcher.environment import worker_environment
 from anyaccel.launcher.scope import Scope
 from anyaccel.launcher.waits import holder
 from anyaccel.ledger import LeaseRecord, Ledger, Want
-from anyaccel.ledger.turns import rules
+from anyaccel.ledger.turns import current_policy
 from anyaccel.model import ANY_SLOTS, Extent, Inventory, Request, Value, replace, slot_mask
 from anyaccel.model.verdict import ReasonCode
 from anyaccel.scheduler import Reason, Verdict, parse_request
@@ -66,7 +66,7 @@ def why(
     return replace(verdict, gaps=_gaps(request, inventory, environ)) if verdict.ever_fits else verdict
 
 
-def starts(
+def estimate_start(
     request: Request,
     *,
     time: float | None = None,
@@ -85,7 +85,7 @@ def starts(
     Raises:
         StateDirectoryError: When the ledger cannot be read.
     """
-    return Ledger.open().starts(_wanted(inventory, request, os.environ, time))
+    return Ledger.open().forecast_start(_wanted(inventory, request, os.environ, time))
 
 
 def leases(inventory: Inventory, environ: Mapping[str, str] | None = None) -> tuple[LeaseRecord, ...]:
@@ -101,7 +101,7 @@ def leases(inventory: Inventory, environ: Mapping[str, str] | None = None) -> tu
         [(5000, 'evaluation')]
     """
     environ = os.environ if environ is None else environ
-    return Scope.of(inventory, environ).ours(Ledger.open(environ).leases())
+    return Scope.make(inventory, environ).ours(Ledger.open(environ).leases())
 
 
 def over_limits(request: Request, *, time: float | None, priority: int, inventory: Inventory) -> tuple[OverLimit, ...]:
@@ -117,7 +117,7 @@ def over_limits(request: Request, *, time: float | None, priority: int, inventor
         ConfigurationError: When the machine's configuration cannot be trusted or understood.
         StateDirectoryError: When the ledger cannot be read.
     """
-    if rules().plain:
+    if current_policy().plain:
         return ()
     return Ledger.open().over_limits(_wanted(inventory, request, os.environ, time), priority)
 
@@ -159,19 +159,19 @@ def verdict_of(
     priority: int,
 ) -> Verdict:
     """Say whether a request that came now would be served."""
-    verdict = fits_beside(ActiveLeases.of(inventory, ledger, environ), inventory, request)
+    verdict = judge_beside(ActiveLeases.read(inventory, ledger, environ), inventory, request)
     if not verdict.ever_fits:
         return verdict
     want = _wanted(inventory, request, environ, time)
     verdict = within_limits(verdict, ledger.over_limits(want, priority))
-    if not verdict.fits_now or not (ahead := ledger.ahead(want, priority)):
+    if not verdict.fits_now or not (ahead := ledger.count_ahead(want, priority)):
         return verdict
     message = f"{ahead} earlier request{'s wait' if ahead > 1 else ' waits'} for the same devices"
     reasons = (Reason(code=ReasonCode.WAITING_BEHIND, message=message),)
     return replace(verdict, fits_now=False, reasons=reasons, ways_out=("'anyaccel queue' shows who waits",))
 
 
-def fits_beside(held: ActiveLeases, inventory: Inventory, request: Request) -> Verdict:
+def judge_beside(held: ActiveLeases, inventory: Inventory, request: Request) -> Verdict:
     """Say whether a request fits a machine beside what is held of it, without a look at who asks and waits."""
     scheduler = local_scheduler(inventory)
     for lease, devices in held.devices.items():
@@ -193,14 +193,14 @@ class ActiveLeases(Value):
     holders: Mapping[str, str]
 
     @classmethod
-    def of(cls, inventory: Inventory, ledger: Ledger, environ: Mapping[str, str]) -> ActiveLeases:
+    def read(cls, inventory: Inventory, ledger: Ledger, environ: Mapping[str, str]) -> ActiveLeases:
         """Look at the leases of a machine's devices.
 
         Raises:
             StateDirectoryError: When the ledger cannot be read.
         """
         by_lease: dict[str, list[LeaseRecord]] = {}
-        records = Scope.of(inventory, environ).ours(ledger.leases())
+        records = Scope.make(inventory, environ).ours(ledger.leases())
         for record in records:
             by_lease.setdefault(record.id or f"unknown-{len(by_lease)}", []).append(record)
         listed = {device.id for device in inventory.devices}
@@ -225,7 +225,7 @@ class ActiveLeases(Value):
 
 def _wanted(inventory: Inventory, request: Request, environ: Mapping[str, str], time: float | None) -> Want:
     """Build what a request that came now would ask the ledger for."""
-    want = Scope.of(inventory, environ).want_of(choice_of(inventory, request), inventory)
+    want = Scope.make(inventory, environ).want_of(choice_of(inventory, request), inventory)
     return replace(want, seconds=time)
 
 

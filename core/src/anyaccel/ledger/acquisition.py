@@ -1,13 +1,13 @@
-"""Getting devices: look, choose, publish, and wait in line in between.
+"""Acquire devices: read the directory, choose, publish a lease, and wait in line in between.
 
-A request that waits is a ticket in the state directory. The next in the order of service watches the directory for
-leases that end; each other request watches the ticket ahead of it. So a device that becomes free wakes one process, and
-a ticket that goes wakes one. All look again now and then in any case: a user has few watches, and the process ahead may
-be stopped.
+A request that waits is a ticket in the state directory. The first request in the order of service watches the directory
+for leases that end; each other request watches the ticket ahead. So a device that becomes free wakes one process, and
+so does a ticket that is removed. Every request also looks again at intervals: the number of watches per user is
+limited, and the process ahead may be stopped.
 
-Choosing is optimistic. The names are read and the caller chooses without any lock, so that a slow choice - it may ask
-plug-ins - delays no other request. Then, with the directory locked, the names are read once more, and what was chosen
-is published if it is still free and no ticket came in front; otherwise all starts anew.
+Choosing is optimistic. The names are read and the caller chooses without a lock, so that a slow choice, which may ask
+plug-ins, delays no other request. Then the directory is locked and the names are read again. The choice is published
+if the devices are still free and no ticket came in front; otherwise the attempt starts again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from anyaccel.ledger.device_locks import DeviceLocks, describe
 from anyaccel.ledger.directory import BUSY_SECONDS, StateDirectory
 from anyaccel.ledger.lease import Lease, Place, Want
 from anyaccel.ledger.listing import Listing
-from anyaccel.ledger.lockfile import Life, LockedFile, look
+from anyaccel.ledger.lockfile import Life, LockedFile, probe_lock
 from anyaccel.ledger.names import (
     ENDLESS,
     LeaseName,
@@ -42,63 +42,65 @@ from anyaccel.ledger.names import (
 )
 from anyaccel.ledger.record import LeaseRecord
 from anyaccel.ledger.tickets import TicketFile
-from anyaccel.ledger.turns import facts_of, holdings, own_user, rules
+from anyaccel.ledger.turns import current_policy, hashed, list_holdings, own_user, read_ticket
 from anyaccel.linux import mark as marks
 from anyaccel.linux import process
-from anyaccel.linux.inotify import Watch
+from anyaccel.linux.inotify import FileEvents
 from anyaccel.model import replace
 from anyaccel.model.device import MOST_SLOTS, UNITS_PER_DEVICE
 from anyaccel.model.extent import ANY_SLOTS, Extent
 from anyaccel.policy import Limits, OverLimit, Policy, Waiting
 
 Choose = Callable[[Mapping[str, Extent]], Mapping[str, Extent] | None]
-"""Chooses how much of which device to hold, by the device's name, given what is taken; None when what is left does not
-do. Nothing is a choice."""
+"""Function that chooses an extent of each device to hold, by device name, given the taken extents; None if the free
+devices do not suffice. An empty choice is valid."""
 
 OnWait = Callable[[int, tuple[LeaseRecord, ...]], None]
-"""Told the place in line, 1 for the next to be served, and who holds devices that would do, which is empty where enough
-are free and a limit of the user's alone is in the way; at first and on change."""
+"""Function called with the queue position, 1 for the next to be served, and the leases of suitable devices: once in
+line, and after each change. There are no leases if only a limit of the user is in the way."""
 
 IMPATIENT_SECONDS = 0.010
-"""A request that waits for less has no place in line: making one costs more than what it is good for."""
+"""Seconds to wait before a ticket is made: for shorter waits the ticket costs more than the wait."""
 
 _RUNNING = ("R", "S")
-"""States of a process that gets on with what it does."""
-_VANISHED = 50
-_CONFLICTS = 3
-_CONFLICTS_AT_LAST = 100
+"""States of a process that makes progress, as in ``/proc/PID/stat``."""
+_VANISHED = 50  # times that the directory may be deleted during one acquisition
+_CONFLICTS = 3  # lost races in a row, after which the request enters the line instead of racing on
+_CONFLICTS_AT_LAST = 100  # at the deadline there is no later attempt, so the race is worth more
 _LOCK_SECONDS = 0.2
 _LOCK_SECONDS_AT_LAST = 1.0
-_SWEPT = 4
-_LAST = 1 << 62
+_SWEPT = 4  # leftover files that one look removes: no request pays for all of them
+_LAST = 1 << 62  # number of a request without ticket: behind every ticket
 _WITHOUT_WATCH = 0.02
-_WITHOUT_WATCH_PER_PLACE = 0.012
-_WATCHING = 64  # of the requests for the same devices; a user has 128 watches in all by default
-_SECOND_LOOK = 0.001
+_WITHOUT_WATCH_PER_PLACE = 0.012  # requests further back poll less often, so that a long line costs no more
+# A user has 128 inotify instances by default. Requests further back poll, at worst every 2 s at place 170: they cannot
+# be served before the requests ahead of them, so a late look costs nothing until 64 of those leave at once.
+_WATCHING = 64
+_SECOND_LOOK = 0.001  # inotify reports a close before the kernel has released the lock
 
 
 class Acquisition:
-    """One request for devices, from the first look to the lease. Not to be shared by threads.
+    """One request for devices, from the first look to the lease. Use an acquisition from one thread only.
 
     Args:
         state: The state directory.
-        want: What is wanted.
-        choose: Chooses among what is free; called without any lock, possibly often.
+        want: The request.
+        choose: Chooses among the free devices; called without a lock, possibly often.
         wait: Seconds to wait; None to wait for as long as it takes.
         priority: The higher, the earlier.
-        note: What it is for.
-        on_wait: Told how the wait goes.
-        kept: The place in line that the request had before, or None.
-        policy: The rules to go by where nothing will be taken; those of the machine when None.
+        note: Purpose of the lease, for display.
+        on_wait: Called with the progress of the wait.
+        kept: The queue position of an earlier acquisition that this one continues, or None.
+        policy: The queue policy for an acquisition that only inspects; the policy of the machine when None.
 
     Attributes:
-        place: How many compete and are ahead, as far as is known.
-        before: The nearest ticket ahead that must be waited for; None when there is none.
-        on_wait: Told how the wait goes; None once that is not wanted any more.
-        limits: What of the user's limits stood in the way when ``on_wait`` was told.
+        place: Number of competing requests ahead, at the last look.
+        before: The nearest ticket ahead that may not be passed; None when there is none.
+        on_wait: Called with the progress of the wait; None to disable.
+        limits: The limits of the user that stood in the way at the last call of ``on_wait``.
 
     Raises:
-        LimitError: When the rules of the machine never give this user so much.
+        LimitError: When the request is over a limit of this user.
     """
 
     def __init__(
@@ -118,7 +120,7 @@ class Acquisition:
         self._asked, self._priority, self._note, self._choose = want, priority, note, choose
         self._kept_place = kept
         self._since = process.boot_seconds() if kept is None or kept.since is None else kept.since
-        self._go_by(policy or rules())
+        self._go_by(policy or current_policy())
         if policy is None:
             self._check_limits()
         self.on_wait = on_wait
@@ -131,7 +133,7 @@ class Acquisition:
         self._passed: Collection[str] = ()
         self._ended: Collection[str] = ()
         self._passes = False
-        self._watch: Watch | None = None
+        self._watch: FileEvents | None = None
         self._leaving: list[int] = []
         self._look_soon = self._refused = False
         self._busy_since: float | None = None
@@ -151,7 +153,7 @@ class Acquisition:
         self._lease: Lease | None = None
 
     def get(self) -> Lease:
-        """Get the devices, or get in line and wait; see :meth:`anyaccel.ledger.Ledger.acquire`."""
+        """Acquire the devices, waiting in line if necessary; see :meth:`anyaccel.ledger.Ledger.acquire`."""
         try:
             try:
                 while (lease := self.attempt()) is None:
@@ -164,14 +166,14 @@ class Acquisition:
         return lease
 
     async def get_async(self) -> Lease:
-        """The same on the running event loop, without a thread.
+        """Acquire the devices on the running event loop, without a thread.
 
-        Cancel the task to cancel the wait; it is never cancelled once it has its devices.
+        Cancel the task to cancel the wait. A task that has received the devices is not cancelled.
         """
         try:
             try:
                 while (lease := self.attempt()) is None:
-                    self.tell()
+                    self.report()
                     await self._sleep_async()
             finally:
                 self.leave_line()
@@ -181,7 +183,7 @@ class Acquisition:
         return lease
 
     def attempt(self) -> Lease | None:
-        """Get the devices if they are free and it is our turn; otherwise get in line, or stay there.
+        """Acquire the devices if they are free and this request is next; otherwise enter the line, or stay in line.
 
         Raises:
             LedgerError: When the ledger cannot be used.
@@ -199,10 +201,10 @@ class Acquisition:
                 self._forget_leaving()
                 self._follow_rules()
             self._contradicted.clear()
-            self._over.clear()  # a name comes back where leases were brought over from a directory that was deleted
+            self._over.clear()  # a name may return: leases of a deleted directory are made again under their old names
             lease = self._try_repeatedly(directory)
             if lease is None and self._late:
-                gone = self._state.replaced(directory)  # then what is held there says nothing
+                gone = self._state.replaced(directory)  # then leases in this directory prove nothing
                 self._vanished += gone
                 if not gone or self._vanished > _VANISHED:
                     raise self._sorry(directory)
@@ -214,14 +216,14 @@ class Acquisition:
             self._vanished += error.errno == errno.ENOENT
             if error.errno != errno.ENOENT or self._vanished > _VANISHED:
                 raise self._state.fault(error) from error
-            self._look_soon = True  # the directory is being removed under us: the next look makes a new one
+            self._look_soon = True  # the directory is being removed: the next attempt makes a new one
         finally:
             self._state.close(directory)
         return lease
 
     def sleep(self) -> None:
-        """Wait until it may be worth another attempt, and tell how the wait goes."""
-        self.tell()
+        """Report the wait to ``on_wait`` and sleep until another attempt may succeed."""
+        self.report()
         try:
             poll = select.poll()
             for descriptor in self.descriptors():
@@ -229,21 +231,21 @@ class Acquisition:
             now = time.monotonic()
             end = now + self.pause()
             while ready := poll.poll(max(0.0, end - now) * 1000):
-                if any(self.noted(descriptor) for descriptor, _ in ready):
+                if any(self.read_event(descriptor) for descriptor, _ in ready):
                     break
                 now = time.monotonic()
         except OSError as error:
             raise self._state.fault(error) from error
 
     async def _sleep_async(self) -> None:
-        """Wait until it may be worth another attempt, on the running event loop."""
-        import asyncio  # which takes longer to load than most waits
+        """Sleep until another attempt may succeed, on the running event loop."""
+        import asyncio  # loading asyncio takes longer than most waits
 
         loop = asyncio.get_running_loop()
         woken = asyncio.Event()
 
         def note(descriptor: int) -> None:
-            if not woken.is_set() and self.noted(descriptor):
+            if not woken.is_set() and self.read_event(descriptor):
                 woken.set()
 
         descriptors = self.descriptors()
@@ -257,8 +259,8 @@ class Acquisition:
             for descriptor in descriptors:
                 loop.remove_reader(descriptor)
 
-    def tell(self) -> None:
-        """Tell whoever wants to know how the wait goes."""
+    def report(self) -> None:
+        """Call ``on_wait`` if the queue position has changed."""
         now = self.place, self._limited
         if self.on_wait and self._ticket and self._told != now:
             self._told = now
@@ -268,9 +270,9 @@ class Acquisition:
             self.on_wait(self.place + 1, holders)
 
     def undo(self) -> None:
-        """Give back what was got when it cannot be handed to anybody any more: an interrupt came in between.
+        """Release the lease or withdraw the attempt, after an interrupt that kept the result from the caller.
 
-        Does nothing the second time.
+        A second call has no effect.
         """
         self.leave_line()
         if self._lease is not None:
@@ -279,10 +281,10 @@ class Acquisition:
             self._withdraw()
 
     def _try_repeatedly(self, directory: int) -> Lease | None:
-        """Try until there is a reason to wait. Every conflict means that somebody else got something."""
+        """Try until there is a reason to wait. A conflict means that another request got a device."""
         for _ in range(_CONFLICTS if not self._late else _CONFLICTS_AT_LAST):
             contradicted = -1
-            while contradicted < len(self._contradicted):  # a device that was refused now is no conflict
+            while contradicted < len(self._contradicted):  # a device whose own lock is held is not a conflict
                 contradicted = len(self._contradicted)
                 lease, conflict = self._try(directory)
                 if lease is not None or not conflict:
@@ -291,12 +293,12 @@ class Acquisition:
         return None
 
     def _try(self, directory: int) -> tuple[Lease | None, bool]:
-        """Look, choose and publish once; the second value says that it may be worth doing it again at once."""
+        """Look, choose and publish once; the second value tells whether to retry at once."""
         listing = listings.read(directory)
         self._limited = False
-        self.stand(directory, listing)
+        self.update_position(directory, listing)
         if listing.hidden and not self._ticket:
-            listings.sweep(directory, listings.debris(directory, listing.hidden[:_SWEPT]))
+            listings.sweep(directory, listings.find_debris(directory, listing.hidden[:_SWEPT]))
         if self.before:
             return None, False
         choice = self._select(directory, listing)
@@ -313,11 +315,11 @@ class Acquisition:
         return lease, self._busy_since is None
 
     def _select(self, directory: int, listing: Listing) -> dict[str, Extent] | None:
-        """Let the caller choose by names, and if nothing fits, by locks.
+        """Let the caller choose by the names of leases, and check locks only if no choice fits.
 
-        A command that carried its lease to its end has left the name behind. The choice should not avoid a device that
-        is free, so what processes took that are gone counts as over until the choice needs it: to find out may take a
-        look at all processes, which is milliseconds.
+        A command that kept its lease until its end has left the lease's file behind. Leases of ended processes
+        therefore count as ended until the choice needs their devices: the check may have to look at every process,
+        which takes milliseconds.
         """
         named = listing.summary
         missing = frozenset(filterfalse(process.exists, named.pids))
@@ -330,25 +332,25 @@ class Acquisition:
             return choice
         before = len(self._over)
         self._count_out(directory, [lease for lease in named.leases if lease.name not in left])
-        listings.sweep(directory, listings.debris(directory, listing.hidden))
+        listings.sweep(directory, listings.find_debris(directory, listing.hidden))
         return self._ask(listing, self._over) if len(self._over) > before else None
 
     def _taken(self, listing: Listing, over: Collection[str]) -> dict[str, Extent]:
-        """What is taken, by the device's name: what names say that are not over, and devices that were refused now."""
+        """Return the taken extents by device name: active leases, and devices whose own lock is held."""
         named = listing.summary
-        taken = listings.taken(named.leases, over) if over else named.taken
+        taken = listings.sum_taken(named.leases, over) if over else named.taken
         return {**taken, **dict.fromkeys(self._contradicted, Extent())}
 
     def _count_out(self, directory: int, leases: Iterable[LeaseName]) -> None:
-        """Find out which leases are over, and follow the processes of those that are about to be."""
+        """Find the leases that have ended, and watch processes whose end will free a device."""
         asked = {}
         for lease in leases:
             carrier = self._carriers.get(lease.name)
-            if carrier and marks.carries(carrier, lease.mark):  # as at the last look, which takes milliseconds
+            if carrier and marks.carries(carrier, lease.mark):  # known from the last search, which takes milliseconds
                 self._follow(lease, carrier)
             elif lease.name not in self._over:
                 asked[lease.name] = lease
-        for name, state in listings.states(directory, asked.values()).items():
+        for name, state in listings.find_states(directory, asked.values()).items():
             if state.life is Life.OVER:
                 self._over.add(name)
             elif state.life is Life.LEAVING:
@@ -358,7 +360,7 @@ class Acquisition:
                 self._follow(asked[name], state.carriers[0])
 
     def _follow(self, lease: LeaseName, pid: int) -> None:
-        """Look again when a process has left the kernel that keeps a lease of a device that would do."""
+        """Wake this request when a process has left the kernel that keeps a suitable device."""
         if lease.device in self._want.concerned:
             try:
                 self._leaving.append(os.pidfd_open(pid))
@@ -366,7 +368,7 @@ class Acquisition:
                 self._look_soon = True
 
     def _ask(self, listing: Listing, over: Collection[str]) -> dict[str, Extent] | None:
-        """Let the caller choose, as if some names were over."""
+        """Call ``choose`` as if the leases in ``over`` had ended, and check the answer."""
         try:
             chosen = self._choose(self._taken(listing, over))
         except OSError as error:
@@ -387,12 +389,12 @@ class Acquisition:
         return choice
 
     def _publish(self, directory: int, choice: dict[str, Extent], marked: Collection[marks.Mark]) -> Lease | None:
-        """Make the lease if what was chosen is still free and it is still our turn.
+        """Publish the lease if the chosen extents are still free and the request is still next.
 
         Args:
             directory: Descriptor of the state directory.
-            choice: What was chosen.
-            marked: The marks of all leases then.
+            choice: The chosen extents.
+            marked: The marks of the leases that were listed before the choice.
         """
         nonce = new_nonce()
         done = False
@@ -403,7 +405,7 @@ class Acquisition:
                 self._device_locks.open(choice, want.device_locks)
                 locks = tuple(each.path for device in choice for each in want.device_locks.get(device, ()))
             body = record.lease_body(want.request, self._note, confined=want.confined, locks=locks)
-            mark = want.mark(marked) if want.mark else ()  # before the lock: it may look at all processes
+            mark = want.mark(marked) if want.mark else ()  # before the lock, since drawing a mark may scan processes
             for device in choice:
                 file = self._files[device] = LockedFile(self._state.path)
                 file.make(directory, body)
@@ -414,7 +416,7 @@ class Acquisition:
                 if not self._still_free(directory, listing, choice):
                     return None
                 if mark and mark in listing.summary.marks and mark not in marked:
-                    return None  # another lease has drawn it meanwhile
+                    return None  # another lease has drawn the same mark meanwhile
                 if contradiction := self._device_locks.lock():
                     self._contradicted[contradiction[0]] = describe(*contradiction)
                     return None
@@ -422,7 +424,7 @@ class Acquisition:
                 for device, file in self._files.items():
                     file.rename(directory, lease_name(device, choice[device], nonce, mark=mark, period=period))
                 done = True
-            except FileNotFoundError:  # somebody who cannot see this process took what it was making for debris
+            except FileNotFoundError:  # a process in another container took our hidden file for debris
                 return None
             finally:
                 self._state.unlock(directory)
@@ -433,8 +435,8 @@ class Acquisition:
         return self._lease
 
     def _withdraw(self) -> None:
-        """Remove what was made and is no lease."""
-        self._device_locks.unlock()  # a child that was forked meanwhile has copies
+        """Remove the files of an unpublished lease."""
+        self._device_locks.unlock()  # explicitly: a child that was forked meanwhile has copies of the descriptors
         self._device_locks.close()
         while self._files:
             device = next(iter(self._files))
@@ -452,17 +454,18 @@ class Acquisition:
         return listings.fits(choice, self._taken(listing, self._over))
 
     def _lock(self, directory: int) -> bool:
-        """Lock the directory, or say that this must be tried again later; too late is an error."""
+        """Lock the directory; return False to try again later, and raise if the wait for the lock has expired."""
         locked = self._state.lock(directory, _LOCK_SECONDS_AT_LAST if self._late else _LOCK_SECONDS)
         self._refused = not locked
         if locked:
             self._busy_since = None
             return True
         now, owner = time.monotonic(), self._state.owner(directory)
-        # Many who take turns are no reason to give up, be they processes or the threads of one. Where the kernel's list
-        # of locks is long, it may leave one out that changes hands while it is read.
+        # Many processes or threads that take turns are no reason to give up: the lock changes hands, and with it the
+        # directory's modification time. The owner may be unknown, since a lock that changes hands while the kernel's
+        # list of locks is read can be missing there.
         taken = owner is None or process.state(owner) in _RUNNING
-        turn = (owner, os.fstat(directory).st_mtime_ns if taken else 0)  # by its names, how often it changed hands
+        turn = (owner, os.fstat(directory).st_mtime_ns if taken else 0)
         if self._busy_since is None or turn != self._busy_turn:
             self._busy_since, self._busy_turn = now, turn
         if self._late or now - self._busy_since >= BUSY_SECONDS:
@@ -470,8 +473,8 @@ class Acquisition:
         return False
 
     def _holders(self, directory: int) -> tuple[LeaseRecord, ...]:
-        """Who holds devices that would have served."""
-        found = record.records(directory, listings.read(directory))
+        """Return the leases of devices that would have served the request."""
+        found = record.list_leases(directory, listings.read(directory))
         outside = (
             LeaseRecord(id="", device=device, units=UNITS_PER_DEVICE, state="outside", reason=reason)
             for device, reason in self._contradicted.items()
@@ -491,12 +494,12 @@ class Acquisition:
         return DevicesBusyError(
             f"{self._want.request or 'what was asked for'} is not free{after}: "
             f"{'; '.join(reasons) or 'what is left does not do'}",
-            holders=holders,
+            holders=tuple(dict.fromkeys(each.id for each in holders if each.id)),
             ahead=ahead,
             hint="\n".join(dict.fromkeys(each.hint for each in holders if each.hint)),
         )
 
-    # The rules of the machine
+    # The machine's queue policy
 
     def _go_by(self, policy: Policy) -> None:
         self._policy = policy
@@ -506,18 +509,18 @@ class Acquisition:
         vars(self).pop("facts", None)
 
     def _follow_rules(self) -> None:
-        """Go by the machine's rules as they are now.
+        """Adopt the queue policy of the machine if the configuration has changed.
 
         Raises:
-            LimitError: When they do not give this user so much any more.
+            LimitError: When the request is now over a limit of this user.
         """
-        policy = rules()
+        policy = current_policy()
         if policy is not self._policy:
             self._go_by(policy)
             self._check_limits()
 
     def _check_limits(self) -> None:
-        """Refuse what the user may never have."""
+        """Raise LimitError if the request is over a limit that holds whatever the user releases."""
         if self._policy.plain:
             return
         limits = [each for each in self._policy.over_limits(self.facts, ()) if each.lasting]
@@ -531,7 +534,7 @@ class Acquisition:
 
     @cached_property
     def facts(self) -> Waiting:
-        """The request as the rules see it, before it has a place in line."""
+        """The request in the form that the queue policy reads, before the request has a queue position."""
         want = self._want
         return Waiting(
             key=None,
@@ -540,7 +543,7 @@ class Acquisition:
             priority=self._priority,
             user=own_user(),
             seconds=want.seconds,
-            needs=tuple(replace(need, among=hashes(frozenset(map(str, need.among)))) for need in want.needs),
+            needs=tuple(map(hashed, want.needs)),
             wants=hashes(want.candidates),
             inner=any(map(is_inner, want.candidates)),
         )
@@ -550,26 +553,27 @@ class Acquisition:
 
         Args:
             directory: Descriptor of the state directory.
-            listing: What is in it.
-            over: Names of leases that are over.
+            listing: The names in the directory.
+            over: Names of leases that have ended.
         """
         if self._policy.plain or self._policy.limits_of(self.facts.user) == Limits():
             return ()
-        return self._policy.over_limits(self.facts, holdings(directory, listing, over))
+        return self._policy.over_limits(self.facts, list_holdings(directory, listing, over))
 
     # The line
 
-    def stand(self, directory: int, listing: Listing) -> None:
-        """Find out the place among the requests that compete, and whether one ahead must be waited for.
+    def update_position(self, directory: int, listing: Listing) -> None:
+        """Compute the queue position, and whether a request ahead must be waited for.
 
-        Looks at the locks and stamps of those at the head until one is found to be there, and at the nearest ones.
+        Locks and stamps are read from the front of the line until a live request is found, and from the back for the
+        nearest live request.
         """
-        if self._ticket and self._ticket.name not in listing.tickets:  # the directory was emptied
+        if self._ticket and self._ticket.name not in listing.tickets:  # the directory was emptied or replaced
             self._drop_ticket()
         rivals = self._rivals(directory, listing)
         now, passed, ended = process.monotonic_ns(), set[str](), list[str]()
         for position, name in enumerate(rivals):
-            life, found = look(directory, name)
+            life, found = probe_lock(directory, name)
             if life is Life.OVER:
                 ended.append(name)
             elif found is None or not tickets.is_silent(found, now, position):
@@ -577,7 +581,7 @@ class Acquisition:
             passed.add(name)
         ahead = rivals[len(passed) :]
         self.place = len(ahead)
-        self.before = next((name for name in reversed(ahead) if look(directory, name)[0] is not Life.OVER), None)
+        self.before = next((name for name in reversed(ahead) if probe_lock(directory, name)[0] is not Life.OVER), None)
         self._passes = self.before is not None and self._may_pass(directory, listing, ahead)
         if self._passes:
             passed.update(ahead)
@@ -587,16 +591,16 @@ class Acquisition:
             self._ticket.stamp()
 
     def _rivals(self, directory: int, listing: Listing) -> list[str]:
-        """Names of the tickets ahead that compete for a device, in the order of service."""
+        """Return the names of competing tickets ahead, in the order of service."""
         if not listing.tickets:
             return []
         policy = self._policy
-        held = () if policy.plain else holdings(directory, listing)
+        held = () if policy.plain else list_holdings(directory, listing)
         own = self._own
-        turn = policy.turn(held, process.boot_seconds())
+        turn = policy.sort_key(held, process.boot_seconds())
         end, found = turn(own), []
         for name in listing.tickets:
-            each = facts_of(directory, name, brief=policy.plain) if name != own.key else None
+            each = read_ticket(directory, name, brief=policy.plain) if name != own.key else None
             if each is None or not each.competes(own):
                 continue
             at = turn(each)
@@ -606,22 +610,22 @@ class Acquisition:
 
     @property
     def _own(self) -> Waiting:
-        """The request under the name that it has in line."""
+        """The request with the queue position of its ticket."""
         ticket = parse_ticket(self._ticket.name) if self._ticket else None
         return replace(self.facts, key=ticket.name, number=ticket.number) if ticket else self.facts
 
     def _may_pass(self, directory: int, listing: Listing, ahead: Collection[str]) -> bool:
-        """Whether it may be served before requests ahead that want one of the same devices."""
+        """Return whether backfill allows the request to pass the competing tickets ahead."""
         if self._want.seconds is None:
             return False
-        found = [facts_of(directory, name) for name in ahead]
+        found = [read_ticket(directory, name) for name in ahead]
         waiting = [each for each in found if each]
-        if len(waiting) < len(found):  # another version's
+        if len(waiting) < len(found):  # a ticket of another version: its needs are unknown
             return False
-        return self._policy.may_pass(self.facts, waiting, holdings(directory, listing), process.boot_seconds())
+        return self._policy.may_pass(self.facts, waiting, list_holdings(directory, listing), process.boot_seconds())
 
     def _in_front(self, directory: int, listing: Listing) -> bool:
-        """Return False if a competing ticket was added ahead since :meth:`stand` that may not be passed."""
+        """Return False if a competing ticket was added ahead since :meth:`update_position` that may not be passed."""
         rivals = self._rivals(directory, listing)
         if not all(rival in self._passed for rival in rivals):
             return False
@@ -629,14 +633,14 @@ class Acquisition:
 
     @property
     def _watches_all(self) -> bool:
-        """Whether leases matter wherever the request stands: it may pass, or the order depends on them."""
+        """Whether every lease matters: the request may pass earlier ones, or the order depends on usage."""
         return not self._policy.plain or self._want.seconds is not None
 
     def _enter_line(self, directory: int) -> bool:
-        """Get a place in line and watch what is waited for, once the wait is worth it.
+        """Make a ticket once the wait is worth one, and watch the next event.
 
         Returns:
-            Whether to look again at once, since there was no watch before.
+            Whether to look again at once, since an event may have come before the watch.
         """
         if self._ticket is None:
             soon = time.monotonic() - self._began < IMPATIENT_SECONDS
@@ -656,7 +660,7 @@ class Acquisition:
                 number = ticket.publish(directory, self._want, self._priority, self._since, self._note, number)
                 if kept is not None:
                     kept.number, kept.since = number, self._since
-        except FileNotFoundError:  # a process that cannot see this one took it for debris
+        except FileNotFoundError:  # a process in another container took the hidden file for debris
             self._look_soon = True
         finally:
             self._state.unlock(directory)
@@ -665,49 +669,49 @@ class Acquisition:
 
     def _drop_ticket(self) -> None:
         if self._ticket:
-            self._ticket.drop()  # before it is forgotten: an interrupt may come in between
+            self._ticket.drop()  # first, so that an interrupt in between leaves no ticket behind
             self._ticket = None
 
     def leave_line(self) -> None:
-        """Give the place in line up, and what wakes us."""
+        """Drop the ticket and close the watches."""
         self._drop_ticket()
         self._forget_leaving()
         if self._watch:
             self._watch.close()
             self._watch = None
 
-    # What wakes it
+    # Wake-ups
 
     def _aim(self, directory: int) -> bool:
-        """Watch the ticket ahead, or the directory; whether something may have happened before."""
+        """Watch the ticket ahead, or the directory; return whether an event may have come before the watch."""
         before = None if self._watches_all else self.before
         if self.place >= _WATCHING:
             return False
         path = f"{self._state.path}/{before}" if before else self._state.path
         try:
-            self._watch = self._watch or Watch()
+            self._watch = self._watch or FileEvents()
             if self._watch.path == path:
                 return False
             self._watch.follow(path)
-            self._look_soon = False  # what was watched before is over
-        except FileNotFoundError:  # it has just gone away
+            self._look_soon = False
+        except FileNotFoundError:  # the ticket ahead has just been removed
             return True
-        except (OSError, ImportError):  # there is no watch to be had: then we poll
+        except (OSError, ImportError):  # no inotify instance is left, or none is supported: poll instead
             return False
-        return before is None or look(directory, before)[0] is Life.OVER
+        return before is None or probe_lock(directory, before)[0] is Life.OVER
 
     def _forget_leaving(self) -> None:
-        """Be no longer woken by processes that leave the kernel."""
+        """Close the descriptors of processes that were watched while leaving the kernel."""
         while self._leaving:
             with contextlib.suppress(OSError):
                 os.close(self._leaving.pop())
 
     def descriptors(self) -> list[int]:
-        """What becomes readable when something happens; then ask :meth:`noted`."""
+        """Return the descriptors that become readable on an event; then call :meth:`read_event`."""
         return [*self._leaving, *([self._watch.fileno()] if self._watch else [])]
 
-    def noted(self, ready: int) -> bool:
-        """Whether what happened is worth another look.
+    def read_event(self, ready: int) -> bool:
+        """Read the pending events, and return whether another attempt is worthwhile.
 
         Args:
             ready: The descriptor that is readable.
@@ -728,8 +732,8 @@ class Acquisition:
         return worth
 
     def pause(self) -> float:
-        """Seconds after which to look again whatever happens."""
-        if self._ticket is None:  # nothing wakes us: at random, so that rivals do not march in step
+        """Return the seconds after which to look again without an event."""
+        if self._ticket is None:  # no watch yet: random pauses, so that rivals do not poll in lockstep
             import random
 
             pause = random.uniform(0.0002, 0.001) if self.before is None else IMPATIENT_SECONDS  # noqa: S311
@@ -738,11 +742,11 @@ class Acquisition:
         elif self._watch is None or not self._watch.path:
             pause = max(_WITHOUT_WATCH, _WITHOUT_WATCH_PER_PLACE * self.place)
         else:
-            pause = tickets.interval(self.place)
+            pause = tickets.recheck_interval(self.place)
         return pause if self._deadline is None else max(0.0, min(pause, self._deadline - time.monotonic()))
 
 
 def _period(seconds: float, *, passes: bool) -> Period:
-    """When a lease ends that begins now."""
+    """Return the period of a lease that begins now."""
     now = int(process.boot_seconds() * 1000)
     return Period(now + max(1, int(seconds * 1000)), now if passes else None)

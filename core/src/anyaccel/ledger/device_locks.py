@@ -1,6 +1,6 @@
-"""The device lock: on the device's own inode, which all users and state directories of a host have in common.
+"""Device locks: ``flock`` on the device's own inode, shared by each user and state directory of a host.
 
-Whole devices are locked exclusively, shares of them shared. The ledger decides; the lock only contradicts it.
+Whole devices are locked exclusively, shares of a device shared. The ledger decides; a device lock can only veto.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ from anyaccel.model.extent import Extent
 
 
 class DeviceLock(NamedTuple):
-    """An inode that stands for a device.
+    """An inode in place of a device.
 
     Attributes:
-        path: Its path, such as the device's directory in sysfs. A path of a device node is opened, which may start the
-            device.
-        shared: Whether it is locked shared for a whole device, too: other devices are behind the same inode.
+        path: Path of the inode, such as the device's directory in sysfs. Opening a device node may start the device.
+        shared: Whether to lock the inode shared for a whole device, too, since other devices are behind the same inode.
     """
 
     path: str
@@ -32,7 +31,7 @@ class DeviceLock(NamedTuple):
 
 
 class DeviceLocks:
-    """The inodes of some devices, once opened; one that is absent or closed to us has nothing to say."""
+    """The opened inodes of the chosen devices. An inode that is missing or not readable for this user is skipped."""
 
     __slots__ = ("_opened",)
 
@@ -40,14 +39,14 @@ class DeviceLocks:
         self._opened: list[tuple[str, str, int, int]] = []
 
     def open(self, choice: Mapping[str, Extent], locks: Mapping[str, Sequence[DeviceLock]]) -> None:
-        """Open them.
+        """Open the inodes of the chosen devices.
 
         Args:
-            choice: What is wanted of each device, by its name.
-            locks: Inodes by the device's name.
+            choice: The extent to hold of each device, by device name.
+            locks: Inodes by device name.
 
         Raises:
-            OSError: When this process, or the kernel, has nothing left to open them with.
+            OSError: When this process, or the kernel, is out of descriptors or memory.
         """
         for device, extent in choice.items():
             whole = extent.units == UNITS_PER_DEVICE
@@ -56,21 +55,21 @@ class DeviceLocks:
                 try:
                     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
                 except OSError as error:
-                    if error.errno in process.SCARCE:
+                    if error.errno in process.SCARCE:  # missing inodes are no veto, missing descriptors are
                         raise
                 else:
                     self._opened.append((device, path, kind, fd))
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """Descriptors that carry the locks."""
+        """Descriptors of the locks."""
         return tuple(fd for _, _, _, fd in self._opened)
 
     def lock(self) -> tuple[str, str] | None:
-        """Lock all.
+        """Lock each opened inode.
 
         Returns:
-            None, or the device's name and the path that somebody else has locked; nothing is locked then.
+            None, or the device's name and the path that another process has locked; then nothing is locked.
         """
         for device, path, kind, fd in self._opened:
             try:
@@ -78,28 +77,28 @@ class DeviceLocks:
             except BlockingIOError:
                 self.unlock()
                 return device, path
-            except OSError:  # an inode that cannot be locked says nothing
+            except OSError:  # the file system has no locks on inodes of this kind: no veto
                 continue
         return None
 
     def unlock(self) -> None:
-        """Unlock all, also for processes that carry the descriptors: it goes with the explicit end of a lease."""
+        """Unlock explicitly, so that copies of the descriptors in other processes lose the locks, too."""
         for _, _, _, fd in self._opened:
             with contextlib.suppress(OSError):
                 fcntl.flock(fd, fcntl.LOCK_UN)
 
     def close(self) -> None:
-        """Close all; the locks last until the last process that carries them has done so."""
+        """Close the descriptors; each lock lasts until the last process with a copy has closed its own."""
         while self._opened:
             with contextlib.suppress(OSError):
                 os.close(self._opened.pop()[3])
 
 
 def describe(device: str, path: str) -> str:
-    """Say who has locked a device though no lease says so."""
+    """Describe the process that has locked a device without a lease."""
     pid = None
     with contextlib.suppress(OSError):
         pid = lock_owner(os.stat(path))
     who = f"process {pid}" if pid else "a process that cannot be seen from here"
-    where = f"{who} has locked {path}; it may keep its leases elsewhere, or know the device by another plug-in"
+    where = f"{who} has locked {path}; it may use another state directory, or another plug-in for the device"
     return f"{without_scope(device)} is in use outside of this ledger: {where}"

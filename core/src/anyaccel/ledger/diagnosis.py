@@ -1,4 +1,4 @@
-"""What is wrong with the state directory itself, and the way out."""
+"""Diagnosis of the state directory: findings with remedies, for ``anyaccel doctor``."""
 
 from __future__ import annotations
 
@@ -8,47 +8,53 @@ from collections.abc import Iterator, Mapping
 
 from anyaccel.errors import LedgerError
 from anyaccel.ledger.directory import NoStateDirectoryError, StateDirectory, find
-from anyaccel.ledger.filesystem import file_system
-from anyaccel.ledger.listing import Listing, debris, owner_of, read, states
-from anyaccel.ledger.lockfile import Life, look, obstacle
+from anyaccel.ledger.listing import Listing, find_debris, find_states, owner_of, read
+from anyaccel.ledger.lockfile import Life, find_obstacle, probe_lock
 from anyaccel.ledger.names import without_scope
-from anyaccel.ledger.places import MACHINE_WIDE, PRIVATE, VARIABLE, private_directories, private_places
+from anyaccel.ledger.places import (
+    MACHINE_WIDE,
+    PRIVATE,
+    VARIABLE,
+    file_system,
+    private_directories,
+    private_places,
+)
 from anyaccel.ledger.record import clean, owner
 from anyaccel.linux import mark as marks
 from anyaccel.linux.users import outside, user_name
 from anyaccel.model import Finding, Severity
 
 LEAST_BYTES, LEAST_FILES = 1 << 16, 16
-"""Room below which the next lease may not fit."""
+"""Free bytes and inodes below which the next lease may not fit."""
 MANY = 100
-"""Left files from which on every look at the directory takes noticeably longer."""
-_LOCK_SECONDS = 1.0
+"""Number of leftover files from which listing the directory is noticeably slower."""
+_LOCK_SECONDS = 1.0  # far longer than any publication: a lock that lasts so long is stuck
 
 
 def diagnose(environ: Mapping[str, str]) -> tuple[Finding, ...]:
-    """Look for what is wrong with the state directory.
+    """Diagnose the state directory.
 
     Args:
-        environ: The environment that says where it is.
+        environ: The environment that names the state directory.
 
     Returns:
-        The findings, the last of which says where leases are kept; only what is wrong when that is nowhere.
+        The findings. The last finding names the directory, unless no directory can be used.
     """
     try:
         state = find(environ)
         directory = state.open()
     except NoStateDirectoryError:
-        return (*_marks(), *_others(environ), *_gone_around(environ), _summary(state, None, environ))
+        return (*_marks(), *_separate_users(environ), *_occupied_places(environ), _summary(state, None, environ))
     except LedgerError as error:
         return (_fail(str(error), error.hint or f"set {VARIABLE} to a directory on tmpfs that belongs to you"),)
     try:
         return (
             *_access(state, directory),
             *_marks(),
-            *_others(environ, state),
-            *_gone_around(environ),
-            *_closed(state, directory),
-            *_left(state, directory),
+            *_separate_users(environ, state),
+            *_occupied_places(environ),
+            *_unreadable_leases(state, directory),
+            *_leftover_files(state, directory),
             _summary(state, directory, environ),
         )
     except OSError as error:
@@ -59,11 +65,11 @@ def diagnose(environ: Mapping[str, str]) -> tuple[Finding, ...]:
 
 
 def _access(state: StateDirectory, directory: int) -> Iterator[Finding]:
-    """What keeps everybody from taking a lease."""
+    """Find reasons why no process could take a lease."""
     room = os.statvfs(directory)
     if room.f_bavail * room.f_frsize < LEAST_BYTES or (room.f_files and room.f_favail < LEAST_FILES):
-        message = f"the file system of the state directory {state.path} is full, so that nobody can take devices"
-        yield _fail(message, f"remove what fills it, or set {VARIABLE} to a directory on another one")
+        message = f"the file system of the state directory {state.path} is full, so that no devices can be taken"
+        yield _fail(message, f"free space there, or set {VARIABLE} to a directory on another file system")
     if not os.access(state.path, os.W_OK | os.X_OK):
         read_only = room.f_flag & os.ST_RDONLY
         message = f"the state directory {state.path} cannot be written by this user"
@@ -77,13 +83,13 @@ def _access(state: StateDirectory, directory: int) -> Iterator[Finding]:
 
 
 def _marks() -> Iterator[Finding]:
-    """What keeps a lease from lasting as long as all that was started with it, and others from seeing that."""
+    """Find reasons why leases may end before their processes, or why other users cannot see that a lease has ended."""
     if reason := marks.obstacle():
         yield Finding(
             severity=Severity.WARN,
             reason=f"leases that are taken from here end with the processes that have their descriptors: {reason}",
-            remedy="end what a job leaves behind before others need the device; where an administrator has set the"
-            " limit: leave 'locks' out of /etc/security/limits.conf",
+            remedy="end leftover processes of a job before other users need the device; if an administrator has set"
+            " the limit: remove 'locks' from /etc/security/limits.conf",
         )
     if marks.hidden():
         yield Finding(
@@ -94,8 +100,8 @@ def _marks() -> Iterator[Finding]:
         )
 
 
-def _others(environ: Mapping[str, str], state: StateDirectory | None = None) -> Iterator[Finding]:
-    """Users who keep leases of the same devices where we do not look."""
+def _separate_users(environ: Mapping[str, str], state: StateDirectory | None = None) -> Iterator[Finding]:
+    """Find users who keep leases of the same devices in directories that this process does not read."""
     if environ.get(VARIABLE):
         return
     shared = state is not None and state.shared
@@ -110,39 +116,39 @@ def _others(environ: Mapping[str, str], state: StateDirectory | None = None) -> 
     who = f"{', '.join(sorted(users))} keep{'s' * (len(users) == 1)} leases in a directory of their own"
     if state is not None and state.shared:
         message = f"{who}, made before {state.path}: no request sees them"
-        fix = "sudo anyaccel setup  (which brings them over)"
+        fix = "sudo anyaccel setup  (moves these leases)"
     else:
         message, fix = f"{who}, as you do: each of you may be given the same devices", _share()
     yield Finding(severity=Severity.WARN, reason=message, remedy=fix)
 
 
-def _gone_around(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """What another user has made where our own directory would be."""
+def _occupied_places(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Find files of other users at the path of this user's own directory."""
     if environ.get(VARIABLE) or os.path.lexists(MACHINE_WIDE):
         return
     for path in private_places(outside(os.geteuid())):
         with contextlib.suppress(OSError):
             found = os.lstat(path)
             if found.st_uid != os.geteuid() and path.startswith(PRIVATE):
-                message = f"{path} was made by {owner(found)['user']}, so that your leases are kept elsewhere"
+                message = f"{path} belongs to {owner(found)['user']}, so that your leases are kept elsewhere"
                 yield Finding(severity=Severity.OK, reason=message, remedy=_share())
 
 
-def _closed(state: StateDirectory, directory: int) -> Iterator[Finding]:
-    """Leases' files that cannot be looked at, so that they count as held whether they are or not."""
+def _unreadable_leases(state: StateDirectory, directory: int) -> Iterator[Finding]:
+    """Find leases' files that cannot be opened, so that their devices count as held forever."""
     for lease in read(directory).leases:
-        reason = obstacle(directory, lease.name)
+        reason = find_obstacle(directory, lease.name)
         if reason:
             with contextlib.suppress(OSError):
                 user = owner(os.stat(lease.name, dir_fd=directory, follow_symlinks=False))["user"]
                 file = f"{state.path}/{clean(lease.name)}"
                 message = f"{without_scope(lease.device)} counts as held by {user}, whose file {file} {reason}"
-                fix = f"ask {user} to end what made it, or have root remove it"
+                fix = f"ask {user} to end the program that made the file, or have root remove it"
                 yield Finding(severity=Severity.WARN, reason=message, remedy=fix)
 
 
-def _left(state: StateDirectory, directory: int) -> Iterator[Finding]:
-    """Files of those who are gone that we cannot remove: each costs everybody a look. Ours go by themselves."""
+def _leftover_files(state: StateDirectory, directory: int) -> Iterator[Finding]:
+    """Find leftover files of other users, which only these users and root can remove."""
     users: dict[str, int] = {}
     for name in _dead(directory, read(directory)):
         uid = owner_of(directory, name)
@@ -155,15 +161,15 @@ def _left(state: StateDirectory, directory: int) -> Iterator[Finding]:
             f" {', '.join(sorted(users))} that have ended, and only they or root can remove"
             f" {'them' if count > 1 else 'it'}"
         )
-        fix = "nothing, where they are few: they go when one of these users, or root, next takes devices"
+        fix = "none while they are few: the next request of one of these users, or of root, removes them"
         severity = Severity.WARN if count >= MANY else Severity.OK
         yield Finding(severity=severity, reason=message, remedy=fix)
 
 
 def _dead(directory: int, listing: Listing) -> Iterator[str]:
-    yield from (name for name, state in states(directory, listing.leases).items() if state.life is Life.OVER)
-    yield from (name for name in listing.tickets if look(directory, name)[0] is Life.OVER)
-    yield from debris(directory, listing.hidden)
+    yield from (name for name, state in find_states(directory, listing.leases).items() if state.life is Life.OVER)
+    yield from (name for name in listing.tickets if probe_lock(directory, name)[0] is Life.OVER)
+    yield from find_debris(directory, listing.hidden)
 
 
 def _summary(state: StateDirectory, directory: int | None, environ: Mapping[str, str]) -> Finding:
@@ -171,10 +177,10 @@ def _summary(state: StateDirectory, directory: int | None, environ: Mapping[str,
     where = f"leases are kept in {state.path}" + (f" ({kind})" if kind else "")
     if directory is None:
         where += ", which is made when devices are taken"
-    who = "which all users share" if state.shared else "where those of other users are not seen"
+    who = "which all users share" if state.shared else "where leases of other users are not seen"
     fixes = [] if state.shared or environ.get(VARIABLE) else [_share()]
     if kind not in ("tmpfs", ""):
-        fixes.append("a directory on tmpfs is quicker, and empty after a boot")
+        fixes.append("a directory on tmpfs is faster, and empty after a boot")
     return Finding(severity=Severity.OK, reason=f"{where}, {who}", remedy="; ".join(fixes))
 
 

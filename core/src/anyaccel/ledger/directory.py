@@ -1,12 +1,13 @@
-"""The state directory: which one is in force, whether it is fit for that, and the lock for those who publish there.
+"""The state directory: finding, checking, making and locking the directory of leases.
 
-The one in force is found anew for every look: the machine's as soon as there is one, else the user's own. Root, who
-makes the machine's, brings over what users hold in theirs. Leases whose directory was deleted get their files again
-before anything is given out. Only taking devices makes a directory; looking where there is none finds nothing.
+The active directory is looked up for each operation: the machine's directory if it exists, else the user's own. Root
+makes the machine's directory, and moves the leases of users there. After a directory was deleted, the files of active
+leases are made again before devices are given out. Only taking devices makes a directory; reading a missing directory
+finds no leases.
 
-The lock is on the directory itself. There is no lock file that somebody could own, remove or replace, and whoever has
-the right directory open has the right lock. The directory is opened anew for every look, so that one that was deleted
-and made again is noticed, threads exclude each other like processes do, and a fork shares no lock with its parent.
+The lock is on the directory itself: there is no lock file that another user could own, remove or replace. Each
+operation opens the directory again. So a deleted and remade directory is noticed, threads exclude each other like
+processes, and a forked child shares no lock with its parent.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 from anyaccel.errors import LedgerBusyError, LedgerError, StateDirectoryError
-from anyaccel.ledger.filesystem import note_test, refuse_network, test_lock, tested
 from anyaccel.ledger.places import (
     MODE_SHARED,
     OPENING,
@@ -29,59 +29,55 @@ from anyaccel.ledger.places import (
     Location,
     check,
     make,
+    note_test,
     places,
+    refuse_network,
     refused,
+    test_lock,
+    tested,
 )
 from anyaccel.linux import process
-from anyaccel.linux.descriptors import list_descriptors, lock_owner
+from anyaccel.linux.descriptors import lock_owner
 from anyaccel.linux.fork import tidy_in_child
 
 BUSY_SECONDS = 10.0
-"""How long the lock may be held by others before somebody must be told; holding it takes some microseconds."""
+"""Seconds that other processes may hold the lock before an error; a publication holds it for microseconds."""
 
-_BRING_OVER_SECONDS = 1.0
-_SPINS = 32
+_BRING_OVER_SECONDS = 1.0  # a stopped process may keep a user's own directory locked: root goes on without it
+_SPINS = 32  # yields before the first sleep: a publication takes less time than a sleep
 _FIRST_PAUSE = 0.0001
 _LONGEST_PAUSE = 0.005
 
 _open: set[int] = set()
-_opening: set[object] = set()
 _known: dict[tuple[int, int], bool] = {}
-"""Directories that this process has opened, by device number and inode, and whether their file system is local."""
+"""Directories opened by this process, by device number and inode; True if the file system is local."""
 
 
 @tidy_in_child
 def _close_in_child() -> None:
-    """Give up directories that other threads of the parent had open: a copy would keep their lock if they died."""
-    descriptors = set(_open)
-    if _opening:  # forked between the opening of a directory and the moment at which it was noted
-        descriptors.update(list_descriptors())
-    for descriptor in descriptors:
+    """Close directories that other threads of the parent had open: copies would keep a dead parent's lock."""
+    while _open:
         with contextlib.suppress(OSError):
-            found = os.fstat(descriptor)
-            if stat.S_ISDIR(found.st_mode) and (found.st_dev, found.st_ino) in _known:
-                os.close(descriptor)
-    _open.clear()
-    _opening.clear()
+            os.close(_open.pop())
 
 
 class NoStateDirectoryError(StateDirectoryError):
-    """Raised by a look where there is no directory yet: nothing is held there."""
+    """Raised when reading a state directory that does not exist: no lease is active."""
 
 
 class StateDirectory:
-    """The first of some directories that is there.
+    """The first existing directory of several places.
 
     Args:
-        places: Where it may be, those that come before others first.
-        others: Finds the directories of users in whose place the first one comes: paths.
+        places: Possible places, in order of precedence.
+        others: Returns the paths of users' own directories, which the first place replaces.
 
     Attributes:
-        path: Where it is, or would be made first by this user.
+        path: Path of the directory, or of the first place where this user would make one.
         shared: Whether other users can take part.
 
     Raises:
-        StateDirectoryError: When it must not be used; the message says why.
+        StateDirectoryError: When the directory cannot be trusted; the message says why.
     """
 
     def __init__(self, places: Sequence[Location], others: Callable[[], Iterable[str]] = tuple) -> None:
@@ -98,29 +94,24 @@ class StateDirectory:
             self.close(self.open())
 
     def open(self, *, make: bool = False) -> int:
-        """Open it, to be given to :meth:`close`.
+        """Open the directory; pass the descriptor to :meth:`close`.
 
         Args:
-            make: Whether to make it where there is none: for those who take devices only.
+            make: Whether to make a missing directory: only to take devices.
 
         Raises:
-            NoStateDirectoryError: When there is none, and it was not to be made.
-            StateDirectoryError: When it must not be used (any more).
+            NoStateDirectoryError: When the directory is missing and ``make`` is False.
+            StateDirectoryError: When the directory cannot be trusted (any more).
         """
-        token = object()
-        _opening.add(token)
-        try:
-            opened = self._open_first()
-            if opened is None and not make:
-                raise self._missing()
-            place, descriptor, made = (*opened, False) if opened else self._make()
-            _open.add(descriptor)
-        finally:
-            _opening.discard(token)
+        opened = self._open_first()
+        if opened is None and not make:
+            raise self._missing()
+        place, descriptor, made = (*opened, False) if opened else self._make()
+        _open.add(descriptor)
         try:
             found = os.fstat(descriptor)
             seen = (place.path, found.st_dev, found.st_ino, found.st_uid, found.st_mode)
-            # One that was emptied, or made again with the number of the deleted one, lacks the file that says so.
+            # A directory that was emptied, or remade with the inode of the deleted one, lacks the marker file.
             if seen != self._seen or not tested(descriptor, self._user):
                 self._user = os.geteuid()
                 _known.setdefault((found.st_dev, found.st_ino), False)
@@ -128,8 +119,8 @@ class StateDirectory:
                 self._seen, self._noted = seen, tested(descriptor, self._user)
                 self.path = place.path
                 if found.st_uid == os.geteuid():
-                    self._modes[place.path] = stat.S_IMODE(found.st_mode)  # whoever deletes it gets one of this kind
-            if made:  # what was published before it had its name
+                    self._modes[place.path] = stat.S_IMODE(found.st_mode)  # to remake a deleted directory alike
+            if made:  # leases that users published while the directory still had a hidden name
                 self._bring_over(descriptor, clear=True)
         except OSError as error:
             self.close(descriptor)
@@ -141,13 +132,13 @@ class StateDirectory:
 
     @contextlib.contextmanager
     def opened(self, *, make: bool = False) -> Iterator[int]:
-        """Open it for the time of a context, in which what the kernel refuses is an error of the ledger.
+        """Context with the open directory, in which errors of the kernel are raised as errors of the ledger.
 
         Args:
-            make: As of :meth:`open`, which says what is raised, too.
+            make: As for :meth:`open`, which also lists the errors.
 
         Raises:
-            LedgerError: When the kernel refuses something in the context.
+            LedgerError: When a system call fails in the context.
         """
         directory = self.open(make=make)
         try:
@@ -158,7 +149,7 @@ class StateDirectory:
             self.close(directory)
 
     def _open_first(self) -> tuple[Location, int] | None:
-        """Open the first place where there is a directory that may be ours."""
+        """Open the first place that has a directory of an acceptable owner."""
         for place in self._places:
             try:
                 descriptor = os.open(place.path, OPENING)
@@ -174,10 +165,10 @@ class StateDirectory:
         return None
 
     def _make(self) -> tuple[Location, int, bool]:
-        """Make the directory at the first place where we may, and open it; what a rival has made there is as good.
+        """Make and open the directory at the first possible place. A directory of a concurrent process is used as well.
 
         Returns:
-            The place, the directory, and whether we have made one that comes in the place of those of users.
+            The place, the descriptor, and whether this process has made a directory that replaces users' own.
         """
         reasons = []
         for place in self._places:
@@ -193,7 +184,7 @@ class StateDirectory:
             except OSError as error:
                 reasons.append(f"{place.path} cannot be made: {error.strerror}")
             if opened := self._open_first():
-                if opened[0] is not place:  # one that comes first was made meanwhile: ours would seem to be in use
+                if opened[0] is not place:  # a place of higher precedence was made meanwhile
                     with contextlib.suppress(OSError):
                         os.rmdir(place.path)
                     made = False
@@ -216,13 +207,13 @@ class StateDirectory:
         )
 
     def close(self, descriptor: int) -> None:
-        """Close what :meth:`open` returned; it should be unlocked, in case that a child was forked meanwhile."""
+        """Close a descriptor of :meth:`open`. Unlock before: a child that was forked meanwhile may have a copy."""
         _open.discard(descriptor)
         with contextlib.suppress(OSError):  # the kernel closes it even where it reports an error
             os.close(descriptor)
 
     def lock(self, descriptor: int, seconds: float) -> bool:
-        """Lock the directory, once no other process or thread has it locked; False when that takes longer."""
+        """Lock the directory, once no other process or thread has it locked; return False after ``seconds``."""
         deadline = time.monotonic() + seconds
         spins, pause = 0, _FIRST_PAUSE
         while True:
@@ -235,22 +226,23 @@ class StateDirectory:
             if spins < _SPINS:
                 os.sched_yield()
             elif time.monotonic() < deadline:
-                import random  # it takes longer than the lock, which is mostly free
+                import random  # late: loading it takes longer than the lock, which is mostly free
 
-                time.sleep(random.uniform(pause / 2, pause))  # noqa: S311 -- so that rivals do not march in step
-                pause = min(_LONGEST_PAUSE, pause * 1.5)  # many must not keep the one who has it from the processor
+                time.sleep(random.uniform(pause / 2, pause))  # noqa: S311 -- random, so that rivals do not poll in lockstep
+                pause = min(_LONGEST_PAUSE, pause * 1.5)  # leave the processor to the owner of the lock
             else:
                 return False
 
     def unlock(self, descriptor: int) -> None:
-        """Unlock the directory if it is locked: explicitly, since a child that was forked meanwhile has a copy."""
-        with contextlib.suppress(OSError):  # it is going to be closed
+        """Unlock the directory explicitly, since a child that was forked meanwhile has a copy of the descriptor."""
+        with contextlib.suppress(OSError):  # the descriptor is closed next
             fcntl.flock(descriptor, fcntl.LOCK_UN)
 
     def replaced(self, descriptor: int) -> bool:
-        """Whether the directory was deleted or emptied since it was opened, or is in force no more.
+        """Return whether the directory was deleted or emptied since it was opened, or is not the active one any more.
 
-        Who publishes asks with the directory locked, and who brings leases over locks it, too: so no lease is left.
+        A publisher calls this with the directory locked, and a migration locks the directory, too: so no lease is left
+        behind.
         """
         found = os.fstat(descriptor)
         if found.st_nlink == 0 or (self._noted and not tested(descriptor, self._user)):
@@ -267,15 +259,15 @@ class StateDirectory:
         return True
 
     def remove(self, name: str, *, lost: bool) -> None:
-        """Remove the file of a lease of ours.
+        """Remove the file of an own lease.
 
         Args:
-            name: Its name.
-            lost: Whether the file that we have is in no directory any more: then those are removed that were made
-                again in its place.
+            name: Name of the file.
+            lost: Whether the open file was unlinked by another process: then the files that were made again are
+                removed.
 
         Raises:
-            OSError: When it is there and cannot be removed.
+            OSError: When the file exists and cannot be removed.
         """
         if not lost:
             with contextlib.suppress(FileNotFoundError):
@@ -288,11 +280,11 @@ class StateDirectory:
                 remove(place.path, name)
 
     def owner(self, descriptor: int) -> int | None:
-        """Process that has the directory locked; None when it cannot be seen."""
+        """Return the id of the process that has the directory locked; None when it cannot be seen."""
         return lock_owner(os.fstat(descriptor))
 
     def busy(self, pid: int | None, seconds: float = BUSY_SECONDS) -> LedgerBusyError:
-        """Say who has had the directory locked for too long."""
+        """Make the error that names the process which has had the directory locked for too long."""
         letter = process.state(pid) if pid else ""
         condition = {"T": ", which is stopped", "t": ", which is being traced", "D": ", which is stuck"}.get(letter, "")
         who = f"process {pid}{condition}" if pid else "a process that cannot be seen from here"
@@ -302,7 +294,7 @@ class StateDirectory:
         )
 
     def fault(self, error: OSError) -> LedgerError:
-        """Say that the kernel refused something in the directory."""
+        """Make the error for a failed system call in the directory."""
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             return StateDirectoryError(
                 f"the state directory {self.path} cannot be written: {error.strerror}",
@@ -324,24 +316,24 @@ class StateDirectory:
         _known[identity] = True
 
     def bring_over(self) -> None:
-        """Make the directory where there is none, and bring over what users hold in directories of their own.
+        """Make the directory if it is missing, and move the leases in users' own directories.
 
         Raises:
-            StateDirectoryError: When it cannot be made.
-            LedgerError: When the kernel refuses something.
+            StateDirectoryError: When the directory cannot be made.
+            LedgerError: When a system call fails.
         """
         with self.opened(make=True) as descriptor:
             self._bring_over(descriptor, clear=True)
 
     def _bring_over(self, descriptor: int, *, clear: bool) -> None:
-        """Bring over what users hold in directories of their own, which are locked meanwhile for a second at most.
+        """Move the leases in users' own directories, which are locked meanwhile for a second at most.
 
         Args:
-            descriptor: The directory that comes in their place.
-            clear: Whether to remove the others.
+            descriptor: The directory that replaces users' own.
+            clear: Whether to remove the users' directories.
 
         Raises:
-            OSError: When something cannot be written.
+            OSError: When a file cannot be written.
         """
         from anyaccel.ledger import recovery
 
@@ -358,7 +350,7 @@ class StateDirectory:
             recovery.recover(descriptor, (), former)
             for path, source in former if clear else ():
                 recovery.clear(source)
-                with contextlib.suppress(OSError):  # it has files that are none of ours
+                with contextlib.suppress(OSError):  # the directory has files of other programs
                     os.rmdir(path)
         finally:
             for _, source in former:
@@ -367,10 +359,10 @@ class StateDirectory:
 
 
 def find(environ: Mapping[str, str]) -> StateDirectory:
-    """Find the state directory that an environment leads to.
+    """Find the state directory that an environment selects.
 
     Raises:
-        StateDirectoryError: When it must not be used.
+        StateDirectoryError: When the directory cannot be trusted.
     """
     found, others = places(environ)
     return StateDirectory(found, others)

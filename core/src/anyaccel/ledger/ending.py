@@ -1,8 +1,8 @@
-"""Ending a lease from outside: its processes are asked to end, then made to; or it is given back without them.
+"""Ending a lease from outside: with SIGTERM and SIGKILL to its processes, or without ending the processes.
 
-The name of a lease is what its writer says. So a process is signalled only when the kernel confirms that it holds the
-lock of this very file or carries the mark, and when it belongs to the owner of the file: another user's process may
-have been made to hold the lock, and everybody can read and write down another process's mark.
+The name of a lease says what its writer wants. So a process is signalled only if the kernel confirms that the process
+holds the lock of the file or carries the mark, and if the process belongs to the owner of the file: a process of
+another user may have been passed the lock, and every user can read the mark of another process and use it.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from functools import partial
 
 from anyaccel.errors import LeaseNotFoundError, LeasePermissionError, LedgerError
 from anyaccel.ledger.directory import StateDirectory
-from anyaccel.ledger.listing import LeaseState, read, states, sweep
+from anyaccel.ledger.listing import LeaseState, find_states, read, sweep
 from anyaccel.ledger.lockfile import Life, read_body
 from anyaccel.ledger.names import LeaseName
 from anyaccel.ledger.record import read_locks
 from anyaccel.linux import process, system
 from anyaccel.linux.descriptors import has_lock, open_files
-from anyaccel.linux.teardown import KILL_SECONDS, Teardown, Tell, find_carriers
+from anyaccel.linux.teardown import KILL_SECONDS, Teardown, Visit, find_carriers
 from anyaccel.linux.users import user_name
 
-_LOOK_AGAIN = 0.05
+_LOOK_AGAIN = 0.05  # the carriers of a mark cannot be watched, only searched
 
 File = tuple[int, int]
-"""A file by device number and inode."""
+"""Device number and inode of a file."""
 
 
-def end(state: StateDirectory, lease_id: str, *, grace: float, force: bool) -> tuple[int, ...]:
-    """End every process that holds a lease or was started with it: see :meth:`anyaccel.ledger.Ledger.release_of`."""
+def end_lease(state: StateDirectory, lease_id: str, *, grace: float, force: bool) -> tuple[int, ...]:
+    """End each process that holds a lease or was started with it; see :meth:`anyaccel.ledger.Ledger.end_lease`."""
     with state.opened() as directory:
         files, owner = _files(state, directory, lease_id)
         for lease in files:
@@ -40,9 +40,9 @@ def end(state: StateDirectory, lease_id: str, *, grace: float, force: bool) -> t
                     f"lease {lease_id} is held by this very process", hint="call release() on the lease itself"
                 )
         rest = Teardown(partial(_find_holders, directory, files), grace=grace, user=owner, inside=False, force=force)
-        while left := _in_force(directory, files):
+        while left := _select_active(directory, files):
             pause = rest.step()
-            # With none of its owner's left, it is about to be over, unless something else keeps it.
+            # With no process of the owner left, the lease is about to end, unless a foreign process keeps it.
             if rest.expired or (not rest.own and (rest.others or rest.killing)):
                 break
             process.wait_for_end(rest.own, _LOOK_AGAIN if pause is None else pause)
@@ -52,8 +52,8 @@ def end(state: StateDirectory, lease_id: str, *, grace: float, force: bool) -> t
     raise _still_held(files[0], owner, rest.own, rest.others, KILL_SECONDS if rest.killing else grace)
 
 
-def forget(state: StateDirectory, lease_id: str) -> tuple[int, ...]:
-    """Give back what a lease of one's own holds: see :meth:`anyaccel.ledger.Ledger.forget`."""
+def drop_lease(state: StateDirectory, lease_id: str) -> tuple[int, ...]:
+    """Free the devices of an own lease; see :meth:`anyaccel.ledger.Ledger.drop_lease`."""
     with state.opened() as directory:
         files, owner = _files(state, directory, lease_id)
         if os.geteuid() != owner:
@@ -70,33 +70,34 @@ def forget(state: StateDirectory, lease_id: str) -> tuple[int, ...]:
             os.unlink(lease.name, dir_fd=directory)
         devices = {lease.device for lease in files}
         others = [lease for lease in read(directory).leases if lease.device in devices]
-        locks -= _device_locks(directory, _in_force(directory, others))  # as of another share that a process has
+        # A process may hold another share of the same device by another lease: that lock must stay.
+        locks -= _device_locks(directory, _select_active(directory, others))
     stuck = [pid for pid in running if not _unlock(pid, locks)]
     if stuck:
         raise LedgerError(
-            f"lease {lease_id} is given back, but the lock on the device itself is kept by process"
+            f"lease {lease_id} has been released, but the lock on the device itself is kept by process"
             f" {', '.join(map(str, stuck))}, whose descriptors this process may not copy (ptrace_scope)",
-            hint=f"the device is given out again once the process has ended: kill {' '.join(map(str, stuck))}",
+            hint=f"the device is free once the process has ended: kill {' '.join(map(str, stuck))}",
         )
     return tuple(running)
 
 
 def _files(state: StateDirectory, directory: int, lease_id: str) -> tuple[list[LeaseName], int]:
-    """The files of a lease that is ours to end, and the user id of their owner."""
-    files = _in_force(directory, read(directory).of(lease_id))
+    """Return the files of a lease that this user may end, and the user id of their owner."""
+    files = _select_active(directory, read(directory).find_lease(lease_id))
     owners = {os.stat(lease.name, dir_fd=directory, follow_symlinks=False).st_uid for lease in files}
     if not files:
         raise LeaseNotFoundError(
-            f"no lease {lease_id!r} is in force in {state.path}",
-            hint="'anyaccel --columns device,user,lease' lists them",
+            f"no lease {lease_id!r} is active in {state.path}",
+            hint="'anyaccel --columns device,user,lease' lists the active leases",
         )
-    if len(owners) > 1:  # ids are random, so one of these was copied
+    if len(owners) > 1:  # ids are random, so a user has copied the id of another user's lease
         owners &= {os.geteuid()}
         files = [lease for lease in files if os.stat(lease.name, dir_fd=directory).st_uid in owners]
     if not owners:
         raise LedgerError(
-            f"lease {lease_id} is not ended: files of several users in {state.path} go by this id",
-            hint="its owner can end it, or root as that user: sudo -u USER anyaccel release ...",
+            f"lease {lease_id} is not ended: files of several users in {state.path} have this id",
+            hint="each owner can end the own lease, also root as that user: sudo -u USER anyaccel release ...",
         )
     (owner,) = owners
     if os.geteuid() not in (0, owner):
@@ -107,32 +108,32 @@ def _files(state: StateDirectory, directory: int, lease_id: str) -> tuple[list[L
     return files, owner
 
 
-def _in_force(directory: int, files: Iterable[LeaseName]) -> list[LeaseName]:
-    found: dict[str, LeaseState] = states(directory, files := tuple(files))
+def _select_active(directory: int, files: Iterable[LeaseName]) -> list[LeaseName]:
+    found: dict[str, LeaseState] = find_states(directory, files := tuple(files))
     return [lease for lease in files if found[lease.name].life is not Life.OVER]
 
 
-def _find_holders(directory: int, files: Iterable[LeaseName], tell: Tell) -> bool:
-    """Tell of the processes that the kernel confirms to hold files or to carry their marks: a ``Find``."""
+def _find_holders(directory: int, files: Iterable[LeaseName], visit: Visit) -> bool:
+    """Call ``visit`` for each process with the lock of a file or with a mark, as the kernel confirms: a ``Find``."""
     wanted = set()
     for lease in files:
         with contextlib.suppress(FileNotFoundError):
             found = os.stat(lease.name, dir_fd=directory, follow_symlinks=False)
             wanted.add((found.st_dev, found.st_ino))
     for pid in {pid for pid, _ in _locked(wanted)} - {os.getpid()}:
-        tell(pid, lambda _: True)
-    return find_carriers(lease.mark for lease in files)(tell)
+        visit(pid, lambda _: True)
+    return find_carriers(lease.mark for lease in files)(visit)
 
 
 def _locked(files: set[File]) -> Iterator[tuple[int, int]]:
-    """Descriptors, by process id and number, that carry an exclusive lock on one of some files."""
+    """Yield process id and descriptor of each exclusive lock on the files."""
     for pid, descriptor in open_files(files):
         if has_lock(pid, descriptor):
             yield pid, descriptor
 
 
 def _device_locks(directory: int, files: Iterable[LeaseName]) -> set[File]:
-    """What the holders of some leases have locked beside the files of these."""
+    """Return the inodes of devices that the holders of leases have locked beside the leases' files."""
     found = set()
     for lease in files:
         for path in read_locks(read_body(directory, lease.name)):
@@ -143,7 +144,7 @@ def _device_locks(directory: int, files: Iterable[LeaseName]) -> set[File]:
 
 
 def _unlock(pid: int, files: set[File]) -> bool:
-    """Unlock files that a process of ours has locked, by copies of its descriptors; False when that is forbidden."""
+    """Unlock files of an own process through copies of its descriptors; return False if copying is forbidden."""
     descriptors = [number for _, number in open_files(files, pid) if has_lock(pid, number, shared=True)]
     if not descriptors:
         return True
@@ -154,7 +155,7 @@ def _unlock(pid: int, files: set[File]) -> bool:
     try:
         for number in descriptors:
             copy = system.syscall(system.PIDFD_GETFD, pinned, number, 0)
-            fcntl.flock(copy, fcntl.LOCK_UN)  # it is the copies' lock as well
+            fcntl.flock(copy, fcntl.LOCK_UN)  # the copy shares the open file, and so the lock
             os.close(copy)
     except OSError:
         return False
@@ -166,7 +167,7 @@ def _unlock(pid: int, files: set[File]) -> bool:
 def _still_held(
     lease: LeaseName, owner: int, ours: Iterable[int], others: Iterable[int], seconds: float
 ) -> LedgerError:
-    """Say what keeps a lease in force, and who can do something about it."""
+    """Make the error for a lease that is still active, with the reason and the way out."""
     if mine := sorted(ours):
         return LedgerError(
             f"lease {lease.id} is still held by {', '.join(map(str, mine))} after {seconds:g} s",
@@ -177,14 +178,14 @@ def _still_held(
         return LedgerError(
             f"lease {lease.id} is still held by process {listed}, which was not ended: it does not belong to"
             f" {user_name(owner)}, the owner of the lease",
-            hint=f"end it with 'kill {' '.join(map(str, foreign))}' where that is right, or give the devices back"
-            f" all the same: sudo -u {user_name(owner)} anyaccel release --forget {lease.id}",
+            hint=f"end it with 'kill {' '.join(map(str, foreign))}' if that is right, or release the devices without"
+            f" ending it: sudo -u {user_name(owner)} anyaccel release --forget {lease.id}",
         )
     if not process.gone(lease.pid, lease.start):
         return LedgerError(
-            f"lease {lease.id} is kept until process {lease.pid} ends, which its name gives as the holder; it was not"
-            " ended, since the kernel does not confirm that it holds the lease",
-            hint=f"end process {lease.pid} where that is right; {user_name(owner)} can also give the devices back with"
+            f"lease {lease.id} is kept until process {lease.pid} ends, which its name gives as the holder; the process"
+            " was not ended, since the kernel does not confirm that it holds the lease",
+            hint=f"end process {lease.pid} if that is right; {user_name(owner)} can also release the devices with"
             f" 'anyaccel release --forget {lease.id}'",
         )
     return LedgerError(

@@ -1,8 +1,8 @@
-"""The journal: one line of facts for each lease that has ended, for reports.
+"""The journal: one line of facts for each ended lease, for reports.
 
-A line is one JSON object, appended by one write, in a file of the user's own. Where the administrator has made the
-machine's directory, the file lies there, so that a report sees everybody; who wrote a file is told by its owner, and
-never by what it says. Nothing here fails a run: what cannot be written is lost.
+A line is one JSON object, appended by one write to a file of the user's own. If the administrator has made the
+machine's directory, the file is there, so that a report sees every user; the user of a line is the owner of the file,
+whatever the line says. No error here fails a run: a line that cannot be written is lost.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ if TYPE_CHECKING:
     from typing import Any
 
 MACHINE_DIRECTORY = "/var/lib/anyaccel/journal"
-"""Root's, sticky and writable for all, like ``/tmp``; without it each user has a journal of their own."""
+"""Owned by root, sticky and writable for all, like ``/tmp``; without this directory users have separate journals."""
 VERSION = 1
 MOST_BYTES = 8 << 20
-"""Size after which a file is put aside as ``.1``, in place of the one that was there: so there are two at most."""
+"""Size after which a file is renamed to ``.1``, replacing an older ``.1``."""
 IDLE_BELOW = 0.05
-"""Who is busy for less of a time is idle."""
-_LONGEST_LINE = 1 << 14
+"""Utilization below which a sample counts as idle."""
+_LONGEST_LINE = 1 << 14  # other users write lines, too: a reader holds no more of one in memory
 _PLACES = 10
 _MOST_DEVICES = 128
 _HELD, _FARED = 3, 7
-"""Words of a device: what was held, and with how it fared."""
+"""Number of fields of a device, without and with utilization."""
 
 
 class Used(Value):
-    """A device that was held.
+    """A device of an ended lease.
 
     Attributes:
-        device: Its name in tables, ``vendor/index``, or its id.
-        type: Its accelerator type; empty where nobody wrote it down.
-        units: How much of it, in 1/10000.
-        observed: Seconds for which its vendor told how busy the device was; 0 where nobody asked, or it does not tell.
-        utilization: Share of these seconds that the device was busy, by all who held it, from 0 to 1; None without any.
-        idle: Of these seconds, those in which it was busy for less than :data:`IDLE_BELOW`.
-        memory_peak_bytes: The most of its memory that was seen in use, by all who held it; None where nobody told.
+        device: Name of the device in tables, ``vendor/index``, or its id.
+        type: Accelerator type; empty if not recorded.
+        units: How much of the device was held, in 1/10000.
+        observed: Seconds for which the vendor reported the utilization; 0 if it was never asked or does not report it.
+        utilization: Share of these seconds that the device was busy, for any holder, from 0 to 1; None without samples.
+        idle: Seconds of the observed ones with a utilization below :data:`IDLE_BELOW`.
+        memory_peak_bytes: The highest memory use that was seen, of every holder; None if not reported.
     """
 
     device: str
@@ -60,27 +60,27 @@ class Used(Value):
 
     @property
     def was_idle(self) -> bool:
-        """Whether it stood idle for most of the time: more than half of what was observed."""
+        """Whether the device was idle for more than half of the observed time."""
         return self.idle > self.observed / 2
 
 
 class JournalEntry(Value):
-    """A lease that has ended, or several short ones of a pool, added up.
+    """An ended lease, or the sum of several short leases of a pool.
 
     Attributes:
-        lease: Identity of the lease, of the first of several.
-        user: Who held it: the owner of the file, whatever it says.
-        began: When the devices were taken, in seconds since 1970.
-        ended: When they were given back.
-        held: Seconds for which they were held; less than between the two where several leases are added up.
+        lease: Identity of the lease, or of the first of several.
+        user: Holder of the lease: the owner of the file, whatever the line says.
+        began: Start of the lease, in seconds since 1970.
+        ended: End of the lease, in seconds since 1970.
+        held: Seconds for which the devices were held; less than the difference for several leases.
         waited: Seconds for which the request waited.
-        devices: What was held.
-        request: What was asked for.
-        note: What for.
+        devices: The devices.
+        request: Text of the request.
+        note: Purpose.
         program: Name of the program.
-        exit: Exit status of the command; None where nobody could tell.
-        leases: How many leases it stands for.
-        timeouts: How many of these were ended by their time limit.
+        exit: Exit status of the command; None if unknown.
+        leases: Number of leases in the sum.
+        timeouts: Number of these leases that their time limit ended.
     """
 
     lease: str
@@ -99,7 +99,7 @@ class JournalEntry(Value):
 
     @property
     def device_seconds(self) -> float:
-        """Seconds for which it was held, times the devices."""
+        """Seconds of the lease, times the number of devices."""
         return self.held * sum(used.units for used in self.devices) / 10_000
 
 
@@ -107,12 +107,12 @@ def write(entry: JournalEntry, environ: Mapping[str, str] | None = None) -> bool
     """Append a line to the journal of this user.
 
     Args:
-        entry: What to write down.
-        environ: The environment, in which ``XDG_STATE_HOME`` or ``HOME`` says where the user's own is; that of this
-            process when None.
+        entry: The ended lease.
+        environ: The environment, whose ``XDG_STATE_HOME`` or ``HOME`` says where the user's own journal is; the
+            environment of this process when None.
 
     Returns:
-        Whether it was written; where it could not be, nothing has happened.
+        Whether the line was written; otherwise nothing has changed.
     """
     line = _line(entry)
     if len(line) > _LONGEST_LINE:
@@ -127,11 +127,11 @@ def write(entry: JournalEntry, environ: Mapping[str, str] | None = None) -> bool
 
 
 def read(environ: Mapping[str, str] | None = None, *, since: float = 0.0) -> Iterator[JournalEntry]:
-    """Read the journals that this user may see: the machine's files, or else its own.
+    """Read the journals that this user may see: the machine's files, and the user's own.
 
     Args:
-        environ: As of :func:`write`.
-        since: Leave out what has ended before, in seconds since 1970.
+        environ: As for :func:`write`.
+        since: Skip leases that ended before, in seconds since 1970.
     """
     for path in _all_files(os.environ if environ is None else environ):
         yield from _entries(path, since)
@@ -157,7 +157,7 @@ def _line(entry: JournalEntry) -> bytes:
 
 
 def _words(used: Used) -> list[Any]:
-    """A device: what was held, and how it fared where somebody told."""
+    """Encode a device, with its utilization if known."""
     held = [used.device, used.type, used.units]
     if not used.observed and used.memory_peak_bytes is None:
         return held
@@ -166,7 +166,7 @@ def _words(used: Used) -> list[Any]:
 
 
 def _shared() -> bool:
-    """Whether the administrator has made the machine's directory: it is root's, and nobody can remove others' files."""
+    """Return whether the machine's directory is fit: root owns it, and no user can remove files of other users."""
     try:
         found = os.stat(MACHINE_DIRECTORY, follow_symlinks=False)
     except OSError:
@@ -176,16 +176,16 @@ def _shared() -> bool:
 
 
 def own_file(environ: Mapping[str, str]) -> str:
-    """Where the journal of the user lies who has one of their own; empty where nobody says."""
+    """Return the path of the user's own journal; empty if neither variable is set."""
     directory = user_directory("XDG_STATE_HOME", ".local/state", environ)
     return f"{directory}/journal.jsonl" if directory else ""
 
 
 def _own_files(environ: Mapping[str, str]) -> Iterator[tuple[str, int]]:
-    """Where this user's lines may go, best first, each with the mode of a new file."""
+    """Yield the possible files for this user's lines, best first, each with the mode of a new file."""
     if _shared() and os.access(MACHINE_DIRECTORY, os.W_OK):
         number = outside(os.geteuid())
-        for place in range(_PLACES):  # another user may have made a file of our name
+        for place in range(_PLACES):  # another user may have made a file with this user's name
             yield f"{MACHINE_DIRECTORY}/{number}{f'-{place}' * bool(place)}.jsonl", 0o644
     own = own_file(environ)
     if own:
@@ -205,7 +205,7 @@ def _all_files(environ: Mapping[str, str]) -> Iterator[str]:
 
 
 def _append(path: str, line: bytes, mode: int) -> bool:
-    """Append a line to a file of our own; False where it is none of ours."""
+    """Append a line to a file of this user; return False if the file belongs to another user."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     try:
         fd = os.open(path, flags, mode)
@@ -224,7 +224,7 @@ def _append(path: str, line: bytes, mode: int) -> bool:
 
 
 def _put_aside(path: str, fd: int) -> None:
-    """Give a full file another name, unless somebody else is doing so."""
+    """Rename a full file, unless another process is doing so."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if not _other(path, os.fstat(fd)):
@@ -234,7 +234,7 @@ def _put_aside(path: str, fd: int) -> None:
 
 
 def _other(path: str, known: os.stat_result) -> bool:
-    """Whether a path leads to another file than it did, or to none."""
+    """Return whether a path leads to another file than before, or to none."""
     try:
         found = os.stat(path, follow_symlinks=False)
     except OSError:
@@ -261,7 +261,7 @@ def _entries(path: str, since: float) -> Iterator[JournalEntry]:
 
 
 def _entry(line: bytes, user: str) -> JournalEntry | None:
-    """Read a line, whoever wrote it; None when it is none of ours."""
+    """Decode a line, of any writer; None for anything but a lease."""
     words = read_object(line)
     if words.get("v") != VERSION:
         return None
@@ -296,7 +296,7 @@ def _used(value: Any) -> Iterable[Used]:
 
 
 def _fared(observed: object, utilization: object, idle: object, memory: object) -> dict[str, Any]:
-    """How a device fared; what makes no sense was not told."""
+    """Decode the utilization of a device; implausible values are left out."""
     found: dict[str, Any] = {}
     seconds, busy, stood = read_number(observed), _share(utilization), read_number(idle)
     if seconds and busy is not None and stood is not None:

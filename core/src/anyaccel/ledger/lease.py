@@ -1,4 +1,4 @@
-"""A lease: devices that are ours until we give them back, or until the last process that carries it has ended."""
+"""A lease: devices that are held until release, or until the last process that carries the lease has ended."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
 
 
 class Want(Value):
-    """What somebody wants from the ledger.
+    """A request to the ledger.
 
     Attributes:
-        candidates: Names of all devices that could serve the request, as :func:`anyaccel.ledger.names.device_name`
-            gives them: whoever waits for one of them is a rival. Nothing else is given.
-        wholes: Names of devices that candidates are parts of. Whoever chooses a part chooses ``DIVIDED`` of each device
-            that it is a part of, so that nobody gets that one.
-        device_locks: Inodes that stand for a device on this host, by its name; they are locked, too, where they exist.
-        request: What was asked for, for people to read.
-        confined: Whether the holder will be confined to its devices, for people to read.
-        mark: Gives the mark of what will be started with the lease, which differs from all of a collection: those of
-            other leases. None where nothing will be marked; then the lease ends with its lock and its process.
-        needs: How much of them, for those who wait: each term's count and units among candidates, by name.
-        seconds: How long it is held at most; None for as long as it takes.
+        candidates: Names of each device that could serve the request, as of :func:`anyaccel.ledger.names.device_name`.
+            Requests with a common candidate compete. No other device is given.
+        wholes: Names of devices that have candidates as parts. A choice of a part also chooses ``DIVIDED`` of each
+            whole, so that the whole is not given out.
+        device_locks: Inodes that stand for a device on this host, by device name; existing inodes are locked, too.
+        request: The text of the request, for display.
+        confined: Whether the holder will be confined to its devices, for display.
+        mark: Draws the mark of the processes that will be started with the lease, different from the given marks of
+            other leases. None if no process will be marked; then the lease ends with its lock and its process.
+        needs: The quantities, for the order of waiting requests: each term's count and units among candidates, by name.
+        seconds: Time limit of the lease; None for no limit.
     """
 
     candidates: frozenset[str]
@@ -53,18 +53,18 @@ class Want(Value):
 
     @property
     def concerned(self) -> frozenset[str]:
-        """Names of all devices of which a lease matters."""
+        """Names of the devices whose leases may block the request."""
         return self.candidates | self.wholes if self.wholes else self.candidates
 
 
 class Place:
-    """A place in the machine's line, for a request that may have to ask anew since the machine has changed.
+    """A queue position that survives a request: for a request that must ask again because the machine has changed.
 
-    Give the same one to each call: the request stands where it stood, and stands in line from its first look on.
+    Pass the same place to each acquisition: the request keeps its position, and is in line from its first look on.
 
     Attributes:
-        number: Its number; None before it has one.
-        since: When it came, in seconds since the boot; None likewise.
+        number: The number in the order of arrival; None before the first ticket.
+        since: Arrival in seconds since the boot; None before the first ticket.
     """
 
     __slots__ = ("number", "since")
@@ -75,16 +75,16 @@ class Place:
 
 
 class Lease:
-    """Devices that are held.
+    """Devices held until release, or until the last process with the lease has ended.
 
-    It ends when it is released; else once every process has ended that took it, has its descriptors, or carries its
-    mark. It does not end when the object is collected: the devices may be in use all the same. In a forked child,
-    :meth:`release` only lets go of the child's copy.
+    The lease ends at :meth:`release`; otherwise once each process has ended that took the lease, has its descriptors,
+    or carries its mark. Garbage collection of the object does not end the lease, since the devices may still be in use.
+    In a forked child, :meth:`release` only closes the child's copy.
 
     Attributes:
-        mark: Mark of what is started with it; empty where there is none.
+        mark: Mark of processes that are started with the lease; empty for none.
         id: Identity, as ``anyaccel status`` shows it.
-        devices: What is held of each device, by its name.
+        devices: The extent that is held of each device, by device name.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Lease:
         period: Period = ENDLESS,
     ) -> None:
         self.mark = mark
-        self._period = period
+        self._period = period  # in the name, so that each waiting process knows the end
         self.devices: Mapping[str, Extent] = MappingProxyType(dict(choice))
         self._state = state
         self._nonce = nonce
@@ -109,17 +109,17 @@ class Lease:
 
     @property
     def id(self) -> str:
-        """Identity, as ``anyaccel status`` shows it."""
+        """Identity, as shown by ``anyaccel status``."""
         return self._nonce.removeprefix(boot())
 
     @property
     def path(self) -> str:
-        """The state directory that it is in."""
+        """The state directory of the lease."""
         return self._state.path
 
     @property
     def until(self) -> float | None:
-        """When it ends at the latest, in seconds since the boot (``CLOCK_BOOTTIME``); None when it does not say."""
+        """End of the time limit in seconds since the boot (``CLOCK_BOOTTIME``); None without a limit."""
         return None if self._period.until is None else self._period.until / 1000
 
     @property
@@ -127,22 +127,22 @@ class Lease:
         """Descriptors that carry the lease, for ``pass_fds`` of a worker.
 
         The kernel closes descriptors of a killed process from the highest number down, so a worker must have these
-        before it opens its devices: then the device is closed when the lease ends.
+        before it opens its devices: then the devices are closed before the lease ends.
         """
         return (*(file.fd for file in self._files.values()), *self._device_locks.fds)
 
     @property
     def released(self) -> bool:
-        """Whether this process has given it back."""
+        """Whether this process has released the lease."""
         return not self._files and bool(self.devices)
 
     @property
     def intact(self) -> bool:
-        """Whether others can see it; False when somebody removed its files, with the state directory for instance."""
+        """Whether other processes can see the lease; False if its files were removed, as with the state directory."""
         return not self.released and all(os.fstat(file.fd).st_nlink > 0 for file in self._files.values())
 
     def inherit(self) -> tuple[int, ...]:
-        """Let the program that replaces this process, and all that this process starts, carry the lease.
+        """Let child processes, and the program that replaces this process, carry the lease.
 
         Returns:
             The descriptors.
@@ -163,13 +163,14 @@ class Lease:
                 self._state.unlock(directory)
 
     def leave_to(self, mark: Mark) -> bool:
-        """Let go of the devices; they are free once no process carries a mark, or the lease's descriptors.
+        """Hand the lease over to started processes; the last process with the mark or the descriptors ends the lease.
 
         Args:
-            mark: Mark of what was started with the devices: the lease's own, or one drawn inside it.
+            mark: Mark of the processes that were started with the devices: the lease's own, or a mark drawn inside the
+                lease.
 
         Returns:
-            Whether they are free already.
+            Whether the devices are free already.
         """
         if self.released or self._owner != os.getpid():
             self._close()
@@ -181,26 +182,26 @@ class Lease:
         left = [lease for file in self._files.values() if (lease := parse_lease(file.name))]
         self._close()
         with self._state.opened() as directory:
-            states = listing.states(directory, left)
+            states = listing.find_states(directory, left)
             over = [name for name, state in states.items() if state.life is Life.OVER]
             listing.sweep(directory, over)
             return len(over) == len(left)
 
     def quarantine(self, reason: str) -> None:
-        """Say to others why the devices are kept although nobody uses them.
+        """Publish the reason why the devices are kept although no process uses them.
 
         Args:
-            reason: Why, for people to read.
+            reason: The reason, for display.
         """
         for file in list(self._files.values()):
-            with contextlib.suppress(OSError):  # no room for words; the devices are kept all the same
+            with contextlib.suppress(OSError):  # without space the reason is lost, but the devices are kept
                 file.rewrite(record.add_reason(file.read(), reason))
 
     def release(self) -> None:
-        """Give the devices back. It needs neither the ledger's lock nor space, and does nothing the second time."""
+        """Release the devices. Needs neither the lock of the ledger nor free space; a second call has no effect."""
         try:
             self._release()
-        except BaseException:  # an interrupt: nobody would do it again
+        except BaseException:  # an interrupt: finish the release before the interrupt goes on
             self._release()
             raise
 
@@ -208,9 +209,9 @@ class Lease:
         ours = self._owner == os.getpid()
         if ours:
             self._device_locks.unlock()
-        for file in list(self._files.values()):  # each step can be done twice, by another thread or after an interrupt
+        for file in list(self._files.values()):  # each step may run twice: in another thread, or after an interrupt
             lost = ours and _lost(file)
-            file.close()  # before it is removed: one that is removed and locked was lost, and is made again
+            file.close()  # before the unlink: recovery makes the file of a locked and unlinked lease again
             if ours:
                 self._unlink(file, lost=lost)
         self._close()
@@ -246,10 +247,10 @@ class Lease:
 
 
 def _lost(file: LockedFile) -> bool:
-    """Whether somebody has removed a file of ours, with the state directory for instance."""
+    """Return whether the file of a lease was removed by another process, as with the state directory."""
     try:
         return os.fstat(file.fd).st_nlink == 0
-    except OSError:  # it is closed: its name is looked for everywhere
+    except OSError:  # the file is closed already: search for its name in every directory
         return True
 
 

@@ -1,4 +1,4 @@
-"""The ledger: which devices of this machine are held, by whom, and who is next."""
+"""The ledger: the devices of this machine that are in use, their holders, and the order of waiting requests."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from anyaccel.errors import LeaseNotFoundError, StateDirectoryError
 from anyaccel.ledger.acquisition import Acquisition, Choose, OnWait
 from anyaccel.ledger.directory import NoStateDirectoryError, StateDirectory, find
 from anyaccel.ledger.lease import Lease, Place, Want
-from anyaccel.ledger.listing import Listing, read, states
+from anyaccel.ledger.listing import Listing, find_states, read
 from anyaccel.ledger.lockfile import Life
 from anyaccel.ledger.names import MAX_PRIORITY, LeaseName
-from anyaccel.ledger.record import LeaseRecord, TicketRecord, records
-from anyaccel.ledger.turns import ended, lenient_rules, rules
+from anyaccel.ledger.record import LeaseRecord, TicketRecord, list_leases
+from anyaccel.ledger.turns import current_policy, find_ended, policy_for_display
 from anyaccel.linux import mark as marks
 from anyaccel.linux import process
 from anyaccel.linux.descriptors import open_files
@@ -29,10 +29,10 @@ _Found = TypeVar("_Found")
 
 
 class Ledger:
-    """Leases that every process on the machine shares. Every method may be called by any thread.
+    """Leases that every process on the machine shares. Methods are thread-safe.
 
-    There is no server: a lease is a file that its holder keeps locked, and the kernel ends it with the last process
-    that carries it. See ``docs/explanation/ledger.md``.
+    There is no server: a lease is a file that its holder keeps locked, and the kernel ends the lease with the last
+    process that carries the lock. See ``docs/explanation/ledger.md``.
 
     Attributes:
         path: The state directory.
@@ -48,10 +48,10 @@ class Ledger:
 
         Args:
             environ: The environment, in which ``ANYACCEL_STATE_DIR`` names another directory than ``/run/anyaccel``;
-                that of this process when None.
+                the environment of this process when None.
 
         Raises:
-            StateDirectoryError: When there is no directory that can be trusted.
+            StateDirectoryError: When no directory can be trusted.
         """
         if sys.platform != "linux":
             raise StateDirectoryError(f"leases need Linux (this is {sys.platform}); devices can still be listed")
@@ -77,32 +77,32 @@ class Ledger:
         note: str = "",
         on_wait: OnWait | None = None,
     ) -> Lease:
-        """Get devices, when it is our turn.
+        """Acquire devices as soon as the request is next.
 
-        Requests that compete for a device are served strictly in the order of arrival, by priority; others may pass.
-        A place in line is taken after 10 ms; from then on nobody who comes later is served before, unless we stop
-        looking for seconds.
+        Requests that compete for a device are served strictly in the order of arrival, by priority; a request that
+        competes with none ahead is served at once. A ticket is made after 10 ms; from then on no later request is
+        served before, unless this process stops looking for seconds.
 
         Args:
-            want: What is wanted.
-            choose: Called with what is taken, an :class:`~anyaccel.model.Extent` by the device's name; returns what to
-                hold, likewise, or None when what is left does not do. Without any lock, often, and by this thread. An
-                empty choice gives a lease of nothing.
-            wait: Seconds to wait; 0 to take what is free now or nothing, None to wait for as long as it takes.
+            want: The request.
+            choose: Called with the taken extents by device name; returns the :class:`~anyaccel.model.Extent` to hold of
+                each device, or None if the free ones do not suffice. Called often, without a lock, by this thread. An
+                empty choice gives an empty lease.
+            wait: Seconds to wait; 0 to take only what is free now, None to wait without end.
             priority: The higher, the earlier; by agreement among users.
-            note: What it is for, for people to read.
-            on_wait: Called with the place in line, 1 for the next, and with who holds devices that would do: once we
-                are in line, and when the place changes. What it raises ends the wait.
+            note: Purpose of the lease, for display.
+            on_wait: Called with the queue position, 1 for the next, and with the leases of suitable devices: once the
+                request is in line, and after each change. An exception ends the wait.
 
         Returns:
             The lease, to be released.
 
         Raises:
-            DevicesBusyError: When they were not free in time.
-            LeaseCancelledError: When its ticket was cancelled.
+            DevicesBusyError: When the devices were not free in time.
+            LeaseCancelledError: When the ticket was cancelled.
             StateDirectoryError: When the state directory cannot be used (any more).
-            LedgerBusyError: When another process keeps it locked.
-            LedgerError: When the kernel refuses something: space, descriptors.
+            LedgerBusyError: When another process keeps the directory locked.
+            LedgerError: When the kernel is out of space or descriptors.
         """
         return self.begin(want, choose, wait=wait, priority=priority, note=note, on_wait=on_wait).get()
 
@@ -117,9 +117,9 @@ class Ledger:
         on_wait: OnWait | None = None,
         place: Place | None = None,
     ) -> Acquisition:
-        """Begin what :meth:`acquire` does, for a caller that drives it, or may have to undo it after an interrupt.
+        """Start an acquisition that the caller drives, or can undo after an interrupt; see :meth:`acquire`.
 
-        With the ``place`` of a request that was given up, this one stands where that one stood.
+        With the ``place`` of an abandoned request, the new request keeps the old queue position.
         """
         if wait is not None and not 0 <= wait <= math.inf:
             raise ValueError(f"wait must be seconds, 0 or more, or None (got {wait!r})")
@@ -130,7 +130,7 @@ class Ledger:
         )
 
     def make(self) -> None:
-        """Make the state directory where there is none, and bring over the leases that users keep in their own.
+        """Make the state directory if it is missing, and bring over the leases that users keep in their own.
 
         Raises:
             StateDirectoryError: When it cannot be made.
@@ -138,47 +138,47 @@ class Ledger:
         self._state.bring_over()
 
     def leases(self) -> tuple[LeaseRecord, ...]:
-        """The leases that are in force: one record for each device of each."""
-        return self._looked(records)
+        """List the active leases: one record for each device of each lease."""
+        return self._read(list_leases)
 
     def tickets(self) -> tuple[TicketRecord, ...]:
-        """Those who wait, first to be served first."""
-        from anyaccel.ledger.tickets import records
+        """List the waiting requests in the order of service."""
+        from anyaccel.ledger.tickets import list_tickets
 
-        return self._looked(records)
+        return self._read(list_tickets)
 
-    def starts(self, want: Want) -> float | None:
-        """When a request that came now would start if everything lasts as long as it may.
+    def forecast_start(self, want: Want) -> float | None:
+        """Forecast when a request that came now would start if every lease lasted until its time limit.
 
         Returns:
-            Seconds since 1970; None when that is not known, since something says no end.
+            Seconds since 1970; None if a lease or request ahead has no time limit.
         """
-        from anyaccel.ledger.tickets import newcomer_starts
+        from anyaccel.ledger.tickets import forecast_newcomer
 
-        own = self._newcomer(want).facts
-        found = self._looked(lambda directory, listing: newcomer_starts(directory, listing, own))
+        own = self._make_newcomer(want).facts
+        found = self._read(lambda directory, listing: forecast_newcomer(directory, listing, own))
         return found[0] if found else None
 
-    def ahead(self, want: Want, priority: int) -> int:
-        """How many requests ahead must be waited for by one that came now, and want one of the same devices."""
-        newcomer = self._newcomer(want, priority)
+    def count_ahead(self, want: Want, priority: int) -> int:
+        """Count the requests ahead of a request that came now, if one of them must be waited for; else return 0."""
+        newcomer = self._make_newcomer(want, priority)
 
-        def look(directory: int, listing: Listing) -> Iterable[int]:
-            newcomer.stand(directory, listing)
+        def inspect(directory: int, listing: Listing) -> Iterable[int]:
+            newcomer.update_position(directory, listing)
             return (newcomer.place,) if newcomer.before is not None else ()
 
-        found = self._looked(look)
+        found = self._read(inspect)
         return found[0] if found else 0
 
-    def _newcomer(self, want: Want, priority: int = 0) -> Acquisition:
-        """Return a request that takes nothing, for a look at where it would stand."""
-        return Acquisition(self._state, want, lambda _: None, priority=priority, policy=lenient_rules())
+    def _make_newcomer(self, want: Want, priority: int = 0) -> Acquisition:
+        """Return an acquisition that takes nothing, to compute the queue position of a request that came now."""
+        return Acquisition(self._state, want, lambda _: None, priority=priority, policy=policy_for_display())
 
     def over_limits(self, want: Want, priority: int, *, only: Collection[str] | None = None) -> tuple[OverLimit, ...]:
         """Return the limits of this user that stand in the way of a request that came now.
 
         Args:
-            want: What it wants.
+            want: The request.
             priority: The higher, the earlier.
             only: Identities of the leases that count; all of them when None.
 
@@ -186,123 +186,120 @@ class Ledger:
             ConfigurationError: When the machine's configuration cannot be trusted or understood.
             StateDirectoryError: When the ledger cannot be read.
         """
-        policy = rules()
+        policy = current_policy()
         if policy.plain:
             return ()
         newcomer = Acquisition(self._state, want, lambda _: None, priority=priority, policy=policy)
 
-        def look(directory: int, listing: Listing) -> tuple[OverLimit, ...]:
+        def inspect(directory: int, listing: Listing) -> tuple[OverLimit, ...]:
             others = {lease.name for lease in listing.leases if only is not None and lease.id not in only}
-            return newcomer.over_limits(directory, listing, ended(directory, listing) | others)
+            return newcomer.over_limits(directory, listing, find_ended(directory, listing) | others)
 
-        found = self._looked(look)
-        return found or policy.over_limits(newcomer.facts, ())  # there may be no state directory yet
+        found = self._read(inspect)
+        return found or policy.over_limits(newcomer.facts, ())  # without a state directory nothing is held
 
-    def wanted(self, devices: frozenset[str]) -> frozenset[str]:
-        """Those of some devices for which another process waits: a quick look for those who could give some back."""
-        from anyaccel.ledger.tickets import wanted_by_others
+    def find_wanted(self, devices: frozenset[str]) -> frozenset[str]:
+        """Return the subset of ``devices`` that requests of other processes wait for."""
+        from anyaccel.ledger.tickets import find_wanted_by_others
 
-        return frozenset(self._looked(lambda directory, listing: wanted_by_others(directory, listing, devices)))
+        return frozenset(self._read(lambda directory, listing: find_wanted_by_others(directory, listing, devices)))
 
-    def _looked(self, look: Callable[[int, Listing], Iterable[_Found]]) -> tuple[_Found, ...]:
-        """What is found in the state directory, given its descriptor and what is in it; nothing where there is none."""
+    def _read(self, inspect: Callable[[int, Listing], Iterable[_Found]]) -> tuple[_Found, ...]:
+        """Apply a function to the descriptor and the listing of the state directory; empty if there is no directory."""
         try:
             with self._state.opened() as directory:
-                return tuple(look(directory, read(directory)))
+                return tuple(inspect(directory, read(directory)))
         except NoStateDirectoryError:
             return ()
 
-    def carriers(self, lease_id: str) -> tuple[int, ...] | None:
-        """The processes that keep a lease whose holder has ended, as far as they can be seen; None when it is over.
+    def find_carriers(self, lease_id: str) -> tuple[int, ...] | None:
+        """Return the visible processes that keep a lease whose holder has ended; None if the lease has ended.
 
         Raises:
             StateDirectoryError: When the ledger cannot be read.
         """
 
-        def look(directory: int, listing: Listing) -> Iterable[tuple[int, ...]]:
-            found = states(directory, listing.of(lease_id))
+        def inspect(directory: int, listing: Listing) -> Iterable[tuple[int, ...]]:
+            found = find_states(directory, listing.find_lease(lease_id))
             return (state.carriers for state in found.values() if state.life is not Life.OVER)
 
-        found = self._looked(look)
+        found = self._read(inspect)
         return tuple(sorted({pid for pids in found for pid in pids})) if found else None
 
-    def release_of(self, lease_id: str, *, grace: float = 10.0, force: bool = False) -> tuple[int, ...]:
-        """End a lease of one's own from outside, or any lease as root, by ending all that was started with it.
+    def end_lease(self, lease_id: str, *, grace: float = 10.0, force: bool = False) -> tuple[int, ...]:
+        """End an own lease from outside, or any lease as root, by ending each process that was started with the lease.
 
-        A process is ended only where the kernel confirms that it holds the lease or carries its mark, and where it
-        belongs to the owner of the lease.
+        A process is signalled only if the kernel confirms that the process holds the lease or carries its mark, and if
+        the process belongs to the owner of the lease.
 
         Args:
             lease_id: Identity of the lease.
             grace: Seconds for the processes to end after SIGTERM.
-            force: Whether to kill those that did not.
+            force: Whether to kill processes that have not ended by then.
 
         Returns:
-            The processes that were asked to end.
+            Ids of the signalled processes.
 
         Raises:
             LeaseNotFoundError: When there is no such lease.
-            LeasePermissionError: When it belongs to another user.
-            LedgerError: When it is still held in the end, or by this process itself.
+            LeasePermissionError: When the lease belongs to another user.
+            LedgerError: When the lease is still held in the end, or by this process itself.
         """
-        from anyaccel.ledger.ending import end
+        from anyaccel.ledger.ending import end_lease
 
         try:
-            return end(self._state, lease_id, grace=grace, force=force)
+            return end_lease(self._state, lease_id, grace=grace, force=force)
         except NoStateDirectoryError as error:
-            raise LeaseNotFoundError(f"no lease {lease_id!r} is in force: {error}") from error
+            raise LeaseNotFoundError(f"no lease {lease_id!r} is active: {error}") from error
 
     def cancel(self, ticket_id: str, *, seconds: float = 30.0) -> int:
-        """Have somebody of one's own who waits leave the line, or anybody as root.
+        """Remove an own waiting request from the line, or any request as root.
 
-        Its call for devices raises :class:`~anyaccel.errors.LeaseCancelledError`; its process is not ended.
+        The waiting call raises :class:`~anyaccel.errors.LeaseCancelledError`; the process is not ended.
 
         Args:
             ticket_id: Identity of the ticket.
-            seconds: Time for the one who waits to notice.
+            seconds: Time for the waiting process to react.
 
         Returns:
-            The process that waited, as its ticket says.
+            Id of the waiting process, as the ticket says.
 
         Raises:
-            LeaseNotFoundError: When nobody waits with this ticket.
-            LeasePermissionError: When it belongs to another user.
-            LedgerError: When the one who waits does not notice in time.
+            LeaseNotFoundError: When no request waits with this ticket.
+            LeasePermissionError: When the ticket belongs to another user.
+            LedgerError: When the waiting process does not react in time.
         """
         from anyaccel.ledger.tickets import cancel
 
-        try:
-            return cancel(self._state, ticket_id, seconds=seconds)
-        except NoStateDirectoryError as error:
-            raise LeaseNotFoundError(f"nobody waits with ticket {ticket_id!r}: {error}") from error
+        return cancel(self._state, ticket_id, seconds=seconds)
 
-    def forget(self, lease_id: str) -> tuple[int, ...]:
-        """Give back what a lease of one's own holds, and leave alone what still runs with it.
+    def drop_lease(self, lease_id: str) -> tuple[int, ...]:
+        """Free the devices of an own lease without ending the processes that use them.
 
         Returns:
-            The processes that still run with the devices, as far as they can be seen.
+            Ids of the visible processes that still run with the devices.
 
         Raises:
             LeaseNotFoundError: When there is no such lease.
-            LeasePermissionError: When it belongs to another user, also for root.
+            LeasePermissionError: When the lease belongs to another user, also for root.
             LedgerError: When the ledger cannot be written, or a process keeps the lock on the device itself.
         """
-        from anyaccel.ledger.ending import forget
+        from anyaccel.ledger.ending import drop_lease
 
-        return forget(self._state, lease_id)
+        return drop_lease(self._state, lease_id)
 
-    def refusal(self, lease_id: str) -> str:
-        """Say why a lease does not cover this process; empty when it does.
+    def explain_refusal(self, lease_id: str) -> str:
+        """Return the reason why a lease does not cover this process; empty if the lease does.
 
-        It covers a process that was started with it, as long as it is in force.
+        An active lease covers each process that was started with it.
         """
 
-        def look(directory: int, listing: Listing) -> Iterable[bool]:
-            files = listing.of(lease_id)
-            found = states(directory, files)
+        def inspect(directory: int, listing: Listing) -> Iterable[bool]:
+            files = listing.find_lease(lease_id)
+            found = find_states(directory, files)
             return (_covers(directory, lease) for lease in files if found[lease.name].life is not Life.OVER)
 
-        covers = self._looked(look)
+        covers = self._read(inspect)
         if not covers:
             return "it has ended"
         return "" if any(covers) else "this process was not started with it"
@@ -312,7 +309,7 @@ class Ledger:
 
 
 def _covers(directory: int, lease: LeaseName) -> bool:
-    """Whether this process was started with a lease, as the kernel tells; it is in force."""
+    """Return whether this process was started with an active lease, as the kernel confirms."""
     if lease.mark:
         return marks.carried(lease.mark)
     if process.me() == (lease.pid, lease.start) or process.is_ancestor(lease.pid, lease.start):

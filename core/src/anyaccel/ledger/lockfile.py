@@ -1,4 +1,4 @@
-"""Files that their makers keep locked, and what a lock says about a file of somebody else."""
+"""Files that stay locked by their makers, and tests of the locks of other processes' files."""
 
 from __future__ import annotations
 
@@ -13,27 +13,29 @@ from anyaccel.ledger.names import boot, hidden_name
 from anyaccel.linux import process
 
 BODY_LIMIT = 4096
+# Files belong to other users: no symbolic link is followed, and opening a FIFO must not block.
 _LOOKING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_TRIES = 100
+_TRIES = 100  # each with a new name, which a hostile process would have to find and lock in time
 
 
 class Life(Enum):
-    """What keeps a file in force."""
+    """Reason why a file is active."""
 
     HELD = "held"
-    """Its lock is held, or may be."""
+    """The lock is held, or may be."""
     LEAVING = "leaving"
-    """Its lock is free, but its process has not left the kernel yet: what it had open may still be in use."""
+    """The lock is free, but the process has not left the kernel yet: its devices may still be open."""
     KEPT = "kept"
-    """Its lock is free and its process gone, but a process that was started with it lives, or may."""
+    """The lock is free and the process gone, but a process that was started with the lease lives, or may live."""
     OVER = "over"
-    """Nothing: it is debris."""
+    """No reason is left: the file is debris."""
 
 
 class LockedFile:
-    """A file of ours: made under a hidden name, locked, written, and only then given the name that counts.
+    """A file of this process: made under a hidden name, locked, written, and then renamed to the name that counts.
 
-    Its names are known before it has them, so that after an interrupt at any moment :meth:`discard` leaves nothing.
+    Each name is recorded before the file gets it, so that :meth:`discard` leaves nothing after an interrupt at any
+    moment.
 
     Args:
         path: The directory.
@@ -52,57 +54,57 @@ class LockedFile:
 
     @property
     def fd(self) -> int:
-        """Descriptor that carries the lock; -1 when there is none."""
+        """Descriptor that carries the lock; -1 for none."""
         return self._fd[0] if self._fd else -1
 
     def make(self, directory: int, body: bytes) -> None:
-        """Make it.
+        """Make the file under its hidden name, locked.
 
         Args:
             directory: Descriptor of the directory.
-            body: What to write into it.
+            body: Content of the file.
 
         Raises:
-            OSError: When it could not be made.
+            OSError: When the file could not be made.
         """
         for _ in range(_TRIES):
             try:
                 self._make(directory, body)
-            except BlockingIOError:  # somebody was looking at it at this very moment
+            except BlockingIOError:  # another process tested the lock at this very moment
                 self.discard()
                 self.name = hidden_name()
             else:
                 return
-        raise OSError(errno.EWOULDBLOCK, "somebody else locks every new file")
+        raise OSError(errno.EWOULDBLOCK, "another process locks every new file")
 
     def _make(self, directory: int, body: bytes) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         self._fd.append(os.open(self.name, flags, 0o644, dir_fd=directory))
         fd = self._fd[0]
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.fchmod(fd, 0o644)  # whatever the umask: others must be able to see whether it is locked
+        os.fchmod(fd, 0o644)  # whatever the umask: each user must be able to test the lock
         if os.write(fd, body) != len(body):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def rewrite(self, body: bytes) -> None:
-        """Write something else into it, which readers see at once or not at all.
+        """Replace the content; readers see the old or the new content.
 
         Args:
-            body: JSON, after which spaces mean nothing.
+            body: JSON, which ignores the spaces that fill the rest.
 
         Raises:
-            OSError: When it could not be written.
+            OSError: When the file could not be written.
         """
         before = os.fstat(self.fd)
         os.pwrite(self.fd, body.ljust(before.st_size), 0)
-        os.utime(self.fd, ns=(before.st_atime_ns, before.st_mtime_ns))  # which says since when it is held
+        os.utime(self.fd, ns=(before.st_atime_ns, before.st_mtime_ns))  # the start of the lease
 
     def read(self) -> bytes:
-        """What is written in it."""
+        """Return the content."""
         return os.pread(self.fd, BODY_LIMIT, 0)
 
     def rename(self, directory: int, name: str) -> None:
-        """Give it another name. An interrupt leaves both names known, so that :meth:`discard` finds it."""
+        """Rename the file. After an interrupt both names are recorded, so that :meth:`discard` finds the file."""
         self._former, self.name = self.name, name
         try:
             os.rename(self._former, name, src_dir_fd=directory, dst_dir_fd=directory)
@@ -111,27 +113,28 @@ class LockedFile:
             raise
 
     def discard(self) -> None:
-        """Remove it, then let go of its lock. What cannot be removed is debris once the lock is gone."""
+        """Remove the file, then unlock. A file that cannot be removed is debris once unlocked."""
         for name in {self.name, self._former or self.name}:
             with contextlib.suppress(OSError):
                 os.unlink(f"{self._path}/{name}")
         self.close()
 
     def close(self) -> None:
-        """Let go of its lock, unless somebody else carries the descriptor, too. Any thread may do so, at any time."""
-        with contextlib.suppress(IndexError, OSError):  # the kernel closes it even where it reports an error
+        """Close the descriptor, which unlocks the file unless another process has a copy. Thread-safe."""
+        with contextlib.suppress(IndexError, OSError):  # the kernel closes the descriptor even if it reports an error
             list(map(os.close, map(list.pop, (self._fd,))))  # in one step: an interrupt in between would keep the lock
 
 
-def look(directory: int, name: str) -> tuple[Life, os.stat_result | None]:
-    """Say whether a file is locked by somebody.
+def probe_lock(directory: int, name: str) -> tuple[Life, os.stat_result | None]:
+    """Test whether a file is locked.
 
-    The test takes a shared lock for a moment: it stands in no other tester's way, even when we are stopped meanwhile.
+    The test takes a shared lock for a moment, which does not disturb other tests, even if this process is stopped
+    meanwhile.
 
     Returns:
-        ``HELD`` or ``OVER``, and the file's state if it has one. What cannot be opened, for want of permission or
-        because its owner has a kernel lease on it (``F_SETLEASE``), is taken to be held: that keeps from others what
-        the owner could keep by a lock, too. What is no regular file is nobody's, since no version ever makes one.
+        ``HELD`` or ``OVER``, and the file's state if there is one. A file that cannot be opened, for want of permission
+        or because of a kernel lease (``F_SETLEASE``), counts as held: its owner could keep the device by a lock, too. A
+        file that is not regular is ``OVER``, since no version makes one.
     """
     try:
         fd = os.open(name, _LOOKING, dir_fd=directory)
@@ -142,7 +145,7 @@ def look(directory: int, name: str) -> tuple[Life, os.stat_result | None]:
             return Life.OVER, None
         return (Life.HELD, found) if stat.S_ISREG(found.st_mode) else (Life.OVER, None)
     except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ELOOP, errno.ENXIO):  # gone; a link; a socket
+        if error.errno in (errno.ENOENT, errno.ELOOP, errno.ENXIO):  # gone, a symbolic link, a socket
             return Life.OVER, None
         raise
     try:
@@ -158,8 +161,8 @@ def look(directory: int, name: str) -> tuple[Life, os.stat_result | None]:
         os.close(fd)
 
 
-def obstacle(directory: int, name: str) -> str:
-    """Say why a file cannot be looked at, so that it is taken to be held; empty when it can be, or is not there."""
+def find_obstacle(directory: int, name: str) -> str:
+    """Return the reason why a file cannot be opened and so counts as held; empty if there is none."""
     try:
         os.close(os.open(name, _LOOKING, dir_fd=directory))
     except BlockingIOError:
@@ -171,13 +174,13 @@ def obstacle(directory: int, name: str) -> str:
     return ""
 
 
-def left_behind(pid: int, start: int, tag: str) -> bool:
-    """Whether the process that made a file cannot use anything any more."""
+def is_left_behind(pid: int, start: int, tag: str) -> bool:
+    """Return whether the maker of a file has ended and cannot use a device any more."""
     return tag != boot() or process.gone(pid, start)
 
 
 def read_body(directory: int, name: str, limit: int = BODY_LIMIT) -> bytes:
-    """Read what is written in somebody's file; empty when that cannot be done."""
+    """Read the content of another process's file; empty if that fails."""
     try:
         fd = os.open(name, _LOOKING, dir_fd=directory)
     except OSError:

@@ -1,20 +1,24 @@
-"""What the names of files in the state directory say, and how device ids are written in them.
+"""Names of files in the state directory, and the encoding of device ids in these names.
 
-A lease is ``v2.<id>.<vendor>.<extent>.<pid>.<starttime>.<mark>.<nonce>``: whoever counts what is taken needs nothing
-but names. Ids belong to their vendors, so the ledger names a device ``vendor/id``. A physical part is the same whoever
-drives it: it goes by its path, and the vendor is left out. Of a lease that another version wrote, id and vendor are
-read, and the whole device counts as held. The extent is a number of units, in 1/10000 of the device; where the
-device has slots, a hyphen and these slots follow, as a bit mask in hexadecimal digits. No units are held of a device by
-who holds a part of it that is a device of its own, and then the device itself is nobody's. The mark is the one that all
-carry which was started with the lease, as 16 hexadecimal digits of :func:`anyaccel.linux.mark.limit`, zeros for none;
-a process id of 0 says that no process matters but those that carry the mark. Of a lease that ends in time, ``.e`` and
-the time stand before the nonce, in milliseconds since the boot as hexadecimal digits; after them, where it was given to
-somebody who passed others, ``b`` and when that was. A ticket of a waiter is
-``t1.<rank>.<number>.<pid>.<starttime>.<nonce>.<wanted>``, in which the numbers have leading zeros, so that the order of
-the names is the order of service. What is being made is hidden: ``.<pid>.<starttime>.<nonce>``. A nonce starts with the
-tag of the boot, so that files that outlived a boot say so.
+The name of a lease is ``v2.<id>.<vendor>.<extent>.<pid>.<starttime>.<mark>.<nonce>``, so the taken devices can be
+counted by names alone.
 
-Names come from other processes, possibly of another version or with bad intent; nothing here raises on them.
+- Ids are unique per vendor, so the ledger names a device ``vendor/id``. A physical part is named by its path, without
+  the vendor, since several drivers may list the same part.
+- Of a lease of another version only id and vendor are read, and the whole device counts as held.
+- The extent is a number of units, in 1/10000 of the device. If the device has slots, a hyphen and the held slots
+  follow, as a bit mask in hexadecimal digits. The extent is 0 for a device of which a part is held that is a device of
+  its own; then the device itself is not given out.
+- The mark is the mark of the processes that were started with the lease, as 16 hexadecimal digits of
+  :func:`anyaccel.linux.mark.limit`, zeros for none. With a process id of 0, only carriers of the mark keep the lease.
+- A lease with a time limit has ``.e`` and the end before the nonce, in milliseconds since the boot as hexadecimal
+  digits. If the request passed earlier requests, ``b`` and the time of that follow.
+
+The name of a ticket is ``t1.<rank>.<number>.<pid>.<starttime>.<nonce>.<wanted>``. The numbers have leading zeros, so
+that the order of the names is the order of service. An unfinished file is hidden: ``.<pid>.<starttime>.<nonce>``. A
+nonce starts with the tag of the boot, which tells files of an earlier boot.
+
+Names come from other processes, possibly of another version or with bad intent; the readers never raise.
 """
 
 from __future__ import annotations
@@ -32,14 +36,14 @@ from anyaccel.linux.process import UNSEEN, me
 from anyaccel.model.device import UNITS_PER_DEVICE
 from anyaccel.model.extent import ANY_SLOTS, DIVIDED, Extent
 
-MAX_PRIORITY = 1_000_000
+MAX_PRIORITY = 1_000_000  # keeps the rank below within seven digits
 _RANK_OF_PRIORITY_0 = 5_000_000
 _MAX_NUMBER = 10**16 - 1
 _LONGEST = 128
-_ESCAPED_LENGTH = 150
-_LISTED_IN_NAME = 32
+_ESCAPED_LENGTH = 150  # a file name has 255 bytes, and the rest of a lease's name needs about 100
+_LISTED_IN_NAME = 32  # devices of four bytes each in base64: 171 characters of a ticket's name
 _IN_BODY = "+"
-_NUMBER = slice(11, 27)
+_NUMBER = slice(11, 27)  # of a ticket's name
 
 _DEVICE = re.compile(rf"[ -~]{{1,{_LONGEST}}}")
 _VENDOR = r"(?P<vendor>[a-z][a-z0-9_]{0,31})"
@@ -60,11 +64,11 @@ _HIDDEN = re.compile(rf"\.{_OWNER}\.{_NONCE}")
 
 
 class Period(NamedTuple):
-    """When a lease ends, in milliseconds since the boot.
+    """Time limit of a lease, in milliseconds since the boot.
 
     Attributes:
-        until: When it ends at the latest; None when it does not say.
-        passed: When it was given, where others who had come before were passed; None where it was in turn.
+        until: End of the time limit; None for no limit.
+        passed: Start of the lease if the request passed earlier requests; None if it was served in turn.
     """
 
     until: int | None = None
@@ -75,19 +79,19 @@ ENDLESS = Period()
 
 
 class LeaseName(NamedTuple):
-    """What a lease's file name says.
+    """A parsed name of a lease's file.
 
     Attributes:
         name: The name.
         device: Name of the device in the ledger, ``vendor/id``; of a physical part its path.
-        extent: How much of it is held, and where; all of it where the rest is not understood.
-        pid: Process that took the lease; 0 where it is not understood, or only those matter that carry the mark.
+        extent: The extent that is held; the whole device if the rest of the name is not understood.
+        pid: Process that took the lease; 0 if unknown, or if only carriers of the mark count.
         start: Start time of that process, in ticks since the boot; 0 when unknown.
-        boot: Tag of the boot in which it was taken.
-        id: Identity of the lease, the same for all devices of one request.
-        mark: Mark of all that was started with the lease; empty where there is none.
-        understood: Whether this version knows what the name says.
-        period: When it ends.
+        boot: Tag of the boot in which the lease was taken.
+        id: Identity of the lease, the same for each device of a request.
+        mark: Mark of processes that were started with the lease; empty for none.
+        understood: Whether this version understands the name.
+        period: The time limit.
     """
 
     name: str
@@ -103,7 +107,7 @@ class LeaseName(NamedTuple):
 
 
 class TicketName(NamedTuple):
-    """What a ticket's file name says.
+    """A parsed name of a ticket's file.
 
     Attributes:
         name: The name.
@@ -111,9 +115,9 @@ class TicketName(NamedTuple):
         number: Position in the order of arrival.
         pid: Process that waits.
         start: Start time of that process.
-        boot: Tag of the boot in which it was made.
+        boot: Tag of the boot in which the ticket was made.
         id: Identity of the ticket.
-        wanted: Hashes of the devices that could serve it; None when the file's body lists them.
+        wanted: Hashes of the devices that could serve the request; None if the file's body lists them.
     """
 
     name: str
@@ -128,7 +132,7 @@ class TicketName(NamedTuple):
 
 @cache
 def boot() -> str:
-    """Tag of this boot: eight hexadecimal digits, zeros where the kernel does not say."""
+    """Return the tag of this boot: eight hexadecimal digits, zeros if the kernel has no boot id."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             tag = file.read(8)
@@ -138,15 +142,15 @@ def boot() -> str:
 
 
 def device_name(vendor: str, device: str, scope: str = "") -> str:
-    """Name a device in the ledger: ``vendor/id``, whatever other vendors' devices are seen.
+    """Return the name of a device in the ledger: ``vendor/id``, independent of other vendors' devices.
 
     Args:
-        vendor: Key of its vendor; empty for none.
-        device: Its id, which may begin with the vendor already.
-        scope: What comes before the id where the device is not one of this host as everybody sees it.
+        vendor: Key of the vendor; empty for none.
+        device: Id of the device, which may begin with the vendor already.
+        scope: Prefix of the id for a device that is not a device of this host as every process sees it.
 
     Returns:
-        The name. A hash stands for an id that makes it longer than the name of a file has room for.
+        The name, with a hash for an id that would make the file name too long.
     """
     of_vendor = f"{vendor}/" if vendor else ""
     own = device.removeprefix(of_vendor)
@@ -159,43 +163,43 @@ def device_name(vendor: str, device: str, scope: str = "") -> str:
 
 
 def vendor_and_id(name: str) -> tuple[str, str]:
-    """Read the name of a device in the ledger: its vendor and id, or nothing and the path of a physical part."""
+    """Split the name of a device in the ledger into vendor and id; a physical part has an empty vendor and its path."""
     match = _OF_VENDOR.fullmatch(name)
     return (match["vendor"], match["id"]) if match else ("", name)
 
 
 def without_scope(name: str) -> str:
-    """The name of a device without what says of which machine or lease it is: ``vendor/id``, for people."""
+    """Return the name of a device without the scope, for display: ``vendor/id``."""
     vendor, own = vendor_and_id(name)
     own = own.rpartition("|")[2]
     return f"{vendor}/{own}" if vendor else own
 
 
 def is_inner(name: str) -> bool:
-    """Whether a device is a part of what a lease holds, as a worker with that lease sees it."""
+    """Return whether a device is a part of a lease, as seen by a worker with that lease."""
     return _INNER.match(vendor_and_id(name)[1]) is not None
 
 
 def encode(device: str, room: int = _ESCAPED_LENGTH) -> str:
-    """Write a device id as a part of a file name, reversibly: letters, digits and ``:@+-_`` stay as they are.
+    """Encode a device id for a file name, reversibly: letters, digits and ``:@+-_`` stay as they are.
 
     Args:
         device: The id.
-        room: How many characters it may have then; what would have more is written in base64.
+        room: Number of characters that are left in the name; a longer result is written in base64 instead.
 
     Raises:
-        ValueError: When it is not 1 to 128 printable ASCII characters.
+        ValueError: When the id is not 1 to 128 printable ASCII characters.
     """
     if not _DEVICE.fullmatch(device):
         raise ValueError(f"a device id must be 1 to {_LONGEST} printable ASCII characters (got {device!r})")
     escaped = "".join(char if _PLAIN.fullmatch(char) else f"%{ord(char):02X}" for char in device)
     if len(escaped) <= room:
         return escaped
-    return "=" + urlsafe_b64encode(device.encode()).decode().rstrip("=")  # "=" is escaped above: no id starts with it
+    return "=" + urlsafe_b64encode(device.encode()).decode().rstrip("=")  # no escaped id starts with "="
 
 
 def decode(text: str, room: int = _ESCAPED_LENGTH) -> str | None:
-    """Read what :func:`encode` wrote; None when it did not write this."""
+    """Decode an id that :func:`encode` wrote; None for any other text."""
     try:
         if text.startswith("="):
             device = urlsafe_b64decode(text[1:] + "=" * (-len(text[1:]) % 4)).decode("ascii")
@@ -207,12 +211,12 @@ def decode(text: str, room: int = _ESCAPED_LENGTH) -> str | None:
 
 
 def new_nonce() -> str:
-    """Make a nonce: the tag of the boot and 12 random hexadecimal digits, which are the lease's identity."""
+    """Return the tag of the boot and 12 random hexadecimal digits, which are the identity of the lease."""
     return boot() + os.urandom(6).hex()
 
 
 def hidden_name() -> str:
-    """Make a name for a file that is being made."""
+    """Return a new name for an unfinished file."""
     pid, start = me()
     return f".{pid}.{start}.{new_nonce()}"
 
@@ -225,7 +229,7 @@ def lease_name(  # noqa: PLR0917 -- in the order of the name
     mark: marks.Mark = (),
     period: Period = ENDLESS,
 ) -> str:
-    """Name a lease of this process, or of the one whose process id and start time are given."""
+    """Return the name of a lease of this process, or of the process with the given id and start time."""
     pid, start = owner or me()
     slots = "" if extent.divided or extent.slots == ANY_SLOTS else f"-{extent.slots:x}"
     term = "" if period.until is None else f".e{period.until:x}"
@@ -237,13 +241,13 @@ def lease_name(  # noqa: PLR0917 -- in the order of the name
 
 @lru_cache(maxsize=2048)
 def _named(device: str) -> str:
-    """How the name of a lease says its device."""
+    """Encode a device for the name of a lease."""
     vendor, own = vendor_and_id(device)
     return f"{encode(own, _room(vendor))}.{vendor}" if vendor else encode(own)
 
 
 def ticket_name(priority: int, number: int, nonce: str, candidates: frozenset[str]) -> str:
-    """Name a ticket of this process."""
+    """Return the name of a ticket of this process."""
     pid, start = me()
     packed = b"".join(each.to_bytes(4) for each in sorted(hashes(candidates)))
     wanted = urlsafe_b64encode(packed).decode().rstrip("=") if listed_in_name(candidates) else _IN_BODY
@@ -252,13 +256,13 @@ def ticket_name(priority: int, number: int, nonce: str, candidates: frozenset[st
 
 
 def _room(vendor: str) -> int:
-    """Characters that an id may have beside its vendor in the name of a lease."""
+    """Return the number of characters for an id beside the vendor in the name of a lease."""
     return _ESCAPED_LENGTH - len(vendor) - 1 if vendor else _ESCAPED_LENGTH
 
 
 @lru_cache(maxsize=2048)
 def parse_lease(name: str) -> LeaseName | None:
-    """Read a lease's name; None when it is none, or says of which device in no way that we know."""
+    """Parse the name of a lease; None for any other name, or if the device cannot be read."""
     match = _LEASE.fullmatch(name)
     named = _device_of(match)
     if match is None or named is None:
@@ -284,7 +288,7 @@ def parse_lease(name: str) -> LeaseName | None:
 
 
 def _device_of(match: re.Match[str] | None) -> str | None:
-    """Name of the device whose id and vendor a lease's name says; None where it says no id that we can read."""
+    """Return the device of a matched name; None if the id cannot be read."""
     if match is None:
         return None
     vendor = match["vendor"] or ""
@@ -293,7 +297,7 @@ def _device_of(match: re.Match[str] | None) -> str | None:
 
 
 def _read_extent(units: str, slots: str) -> Extent | None:
-    """How much of a device a lease's name says is held; None where that cannot be."""
+    """Return the extent in the name of a lease; None for an impossible extent."""
     number, mask = int(units), int(slots, 16) if slots else ANY_SLOTS
     if not number and not slots:
         return DIVIDED
@@ -302,7 +306,7 @@ def _read_extent(units: str, slots: str) -> Extent | None:
 
 @lru_cache(maxsize=2048)
 def parse_ticket(name: str) -> TicketName | None:
-    """Read a ticket's name; None when it is none."""
+    """Parse the name of a ticket; None for any other name."""
     match = _TICKET.fullmatch(name)
     if match is None:
         return None
@@ -319,30 +323,30 @@ def parse_ticket(name: str) -> TicketName | None:
 
 
 def last_number(names: Iterable[str]) -> int:
-    """The highest number of the tickets among some names; quick, since the directory is locked meanwhile."""
+    """Return the highest number of the tickets among ``names``; fast, since the directory is locked meanwhile."""
     numbers = (name[_NUMBER] for name in names if name.startswith("t1."))
     return int(max((number for number in numbers if number.isdecimal() and number.isascii()), default="0"))
 
 
 def parse_hidden(name: str) -> tuple[int, int, str] | None:
-    """Read a hidden file's name: process id, start time and tag of the boot; None when it is none of ours."""
+    """Parse a hidden name into process id, start time and tag of the boot; None for any other name."""
     match = _HIDDEN.fullmatch(name)
     return (int(match["pid"]), int(match["start"]), match["boot"]) if match else None
 
 
 @lru_cache(maxsize=256)
 def hashes(candidates: frozenset[str]) -> frozenset[int]:
-    """The devices of a request as the numbers that tickets compare."""
+    """Return the devices of a request as the numbers that tickets compare."""
     return frozenset(map(hash_device, candidates))
 
 
 def hash_device(device: str) -> int:
-    """A device as the number that tickets compare."""
+    """Return a device as the number that tickets compare."""
     return zlib.crc32(device.encode())
 
 
 def listed_in_name(candidates: frozenset[str]) -> bool:
-    """Whether a ticket's name has room for the devices that it wants."""
+    """Return whether the name of a ticket has room for the wanted devices."""
     return len(candidates) <= _LISTED_IN_NAME
 
 

@@ -1,38 +1,46 @@
-"""Where the state directory may be: the environment's, the machine's, or a user's own."""
+"""Possible places of the state directory, and checks of owner, mode, file system and locks."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
+import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from anyaccel.errors import StateDirectoryError
-from anyaccel.ledger.names import hidden_name
+from anyaccel.ledger.names import boot, hidden_name
 from anyaccel.linux.process import UNSEEN
 from anyaccel.linux.users import outside, unmapped
 
 VARIABLE = "ANYACCEL_STATE_DIR"
 MACHINE_WIDE = "/run/anyaccel"
 PRIVATE = "/dev/shm"  # noqa: S108 -- the owner of what is found there is verified
-MODE_SHARED = 0o1777
+MODE_SHARED = 0o1777  # sticky: users add files and remove only their own
 MODE_PRIVATE = 0o700
 
 OPENING = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-"""Flags with which a state directory is opened."""
+"""Flags to open a state directory."""
 
-_PRIVATE_PLACES = 10
+_PRIVATE_PLACES = 10  # another user may have made files at the first places, by mistake or intent
+_MAKING = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_NETWORK = re.compile(
+    "9p|acfs|afs|beegfs|ceph|cifs|coda|cvfs|davfs|drvfs|fhgfs|glusterfs|gpfs|ibrix|lustre|ncpfs|nfs|nfs4|orangefs|"
+    "panfs|prl_fs|pvfs2|scoutfs|smb2|smb3|smbfs|snfs|vboxsf|virtiofs|vmhgfs|wekafs"
+)
+_LOCAL_FUSE = ("fuseblk", "fuse.fuse-overlayfs")  # NTFS on a local disk, and the root of rootless containers
 
 
 class Location(NamedTuple):
-    """Where a state directory may be.
+    """A possible place of the state directory.
 
     Attributes:
         path: The path.
-        mode: Access mode with which to make it; None when that is not ours to do.
-        gone_around: Whether what another user has made there is left alone, and the next place is taken.
+        mode: Access mode of a new directory; None if this user may not make one here.
+        gone_around: Whether to skip a place that another user has occupied, instead of refusing it.
     """
 
     path: str
@@ -41,14 +49,14 @@ class Location(NamedTuple):
 
 
 def places(environ: Mapping[str, str]) -> tuple[list[Location], Callable[[], Iterable[str]]]:
-    """Where an environment leads to.
+    """Return the places selected by an environment.
 
     Returns:
-        Where the state directory may be, those that come before others first; and what finds the directories of other
-        users, from whom we take over where we are root.
+        Places of the state directory in order of precedence; and a function that finds the directories of other users,
+        whose leases root takes over.
 
     Raises:
-        StateDirectoryError: When the environment names no absolute path.
+        StateDirectoryError: When the environment names a relative path.
     """
     chosen = environ.get(VARIABLE)
     if chosen:
@@ -62,19 +70,19 @@ def places(environ: Mapping[str, str]) -> tuple[list[Location], Callable[[], Ite
 
 
 def private_places(uid: int) -> list[str]:
-    """Where a user's own state directory may be: the first, unless another user made something of this name.
+    """Return the places of a user's own directory: the first that no other user has occupied is used.
 
-    The last can be made by nobody else, but is there only while the user is logged in.
+    No other user can make the last place, but it exists only while the user is logged in.
 
     Args:
-        uid: The user, by its number outside of user namespaces.
+        uid: The user, by the number outside of user namespaces.
     """
     first = f"{PRIVATE}/anyaccel-{uid}"
     return [first, *(f"{first}.{number}" for number in range(1, _PRIVATE_PLACES)), f"/run/user/{uid}/anyaccel"]
 
 
 def private_directories() -> Iterator[str]:
-    """Directories of single users, as far as they can be seen; none that another user made."""
+    """Yield the visible directories of single users; skip directories that another user made in their place."""
     candidates = []
     for parent in (PRIVATE, "/run/user"):
         with contextlib.suppress(*UNSEEN):
@@ -88,15 +96,15 @@ def private_directories() -> Iterator[str]:
 
 
 def check(descriptor: int, found: os.stat_result, path: str) -> None:
-    """Make sure that nobody can take leases in a directory away but their owners and root.
+    """Check that only root and the owner of a lease can remove the lease's file.
 
     Args:
         descriptor: The directory.
-        found: Its state.
-        path: Its path.
+        found: State of the directory.
+        path: Path of the directory.
 
     Raises:
-        StateDirectoryError: When it is not; says why.
+        StateDirectoryError: When another user could; says why.
     """
     if found.st_uid not in (0, os.geteuid()) and not _made_outside(path, descriptor, found):
         raise _foreign(path, found.st_uid)
@@ -112,12 +120,13 @@ def make(path: str, mode: int, fill: Callable[[int], None]) -> None:
     """Make a directory, whatever the umask.
 
     Args:
-        path: Its path.
-        mode: Access mode. One for all users appears at once with what is in it, since each of them may be next.
-        fill: Puts in what belongs into one for all users, given its descriptor.
+        path: Path of the directory.
+        mode: Access mode. A directory for all users appears at once with its content, since a request of any user may
+            come next.
+        fill: Called with the descriptor of a directory for all users, to fill it before it gets its name.
 
     Raises:
-        OSError: When it cannot be made, as where there is something already.
+        OSError: When the directory cannot be made, as if the path exists.
     """
     name = path if mode != MODE_SHARED else f"{path}{hidden_name()}"
     os.mkdir(name, MODE_PRIVATE)
@@ -140,15 +149,13 @@ def make(path: str, mode: int, fill: Callable[[int], None]) -> None:
 
 
 def _made_outside(path: str, descriptor: int, found: os.stat_result) -> bool:
-    """Whether the owner of a directory, whom our user namespace does not show, must have the rights of root.
+    """Return whether the owner of a directory, whom the user namespace does not show, must have the rights of root.
 
-    That is so for the machine's directory where it is a mount of its own, which whoever made the container has put
-    there, or where the owner of its parent is not shown, either, and the parent is not ours to write.
+    So it is for the machine's directory if it is a mount of its own, made by the container's administrator, or if the
+    owner of the parent is not shown, either, and this user cannot write to the parent.
     """
     if path != MACHINE_WIDE or not unmapped(found.st_uid):
         return False
-    from anyaccel.ledger.filesystem import mount
-
     parent = os.open(os.path.dirname(path), OPENING & ~os.O_NOFOLLOW)
     try:
         writable = os.access(os.path.dirname(path), os.W_OK)
@@ -172,11 +179,101 @@ def _foreign(path: str, uid: int) -> StateDirectoryError:
 
 
 def refused(path: str, error: OSError) -> StateDirectoryError:
-    """Say that a directory cannot be opened."""
+    """Make the error for a directory that cannot be opened."""
     reason = {
-        errno.ELOOP: "it is a symbolic link, which somebody else could turn elsewhere",
-        errno.ENOTDIR: "it is no directory, or a symbolic link, which somebody else could turn elsewhere",
+        errno.ELOOP: "it is a symbolic link, which another user could redirect",
+        errno.ENOTDIR: "it is not a directory, or is a symbolic link, which another user could redirect",
     }.get(error.errno or 0, error.strerror)
     return StateDirectoryError(
         f"the state directory {path} cannot be used: {reason}", hint=f"set {VARIABLE} to a directory of your own"
     )
+
+
+def refuse_network(descriptor: int, path: str) -> None:
+    """Check that a directory is on a local file system.
+
+    FUSE counts as a network: the program behind the mount decides about locks, and cannot be seen.
+
+    Raises:
+        StateDirectoryError: When the file system is a network file system.
+    """
+    name = file_system(descriptor)
+    if _NETWORK.fullmatch(name) or (name.startswith("fuse") and name not in _LOCAL_FUSE):
+        raise StateDirectoryError(
+            f"the state directory {path} is on a network file system ({name}), where locks of other "
+            f"machines' processes look like ours or are not seen",
+            hint="set ANYACCEL_STATE_DIR to a directory on this machine, best on tmpfs",
+        )
+
+
+def mount(descriptor: int) -> str:
+    """Return the mount id of a descriptor, as text; empty when unknown."""
+    with contextlib.suppress(*UNSEEN), open(f"/proc/self/fdinfo/{descriptor}", encoding="ascii") as info:
+        return next((line.split()[1] for line in info if line.startswith("mnt_id:")), "")
+    return ""
+
+
+def file_system(descriptor: int) -> str:
+    """Return the type of the file system of a descriptor, by its mount; empty when unknown."""
+    wanted = mount(descriptor)
+    with contextlib.suppress(*UNSEEN), open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as table:
+        for line in table:
+            if line.split(" ", 1)[0] == wanted:
+                return line.partition(" - ")[2].split(" ", 1)[0]
+    return ""
+
+
+def tested(descriptor: int, user: int) -> bool:
+    """Return whether a directory was tested in this boot, by the user or by root for the user."""
+    try:
+        return os.stat(_marker(user), dir_fd=descriptor, follow_symlinks=False).st_uid in (0, user)
+    except FileNotFoundError:
+        return False
+
+
+def test_lock(descriptor: int, path: str) -> bool:
+    """Check that a file with a lock of one open file cannot be locked through another open file.
+
+    A file system that ignores ``flock``, or gives each process locks of its own, grants the second lock.
+
+    Returns:
+        Whether the directory was tested; False where no file can be made, which taking devices reports.
+
+    Raises:
+        StateDirectoryError: When the second lock is granted.
+    """
+    name = hidden_name()
+    try:
+        first = os.open(name, _MAKING, 0o600, dir_fd=descriptor)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # A second open file description: for the kernel it is a rival, though both are of this process.
+        second = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=descriptor)
+        try:
+            fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(second)
+        answer = "granted twice"
+    except OSError as error:
+        answer = f"refused: {error.strerror}"
+    finally:
+        os.unlink(name, dir_fd=descriptor)
+        os.close(first)
+    raise StateDirectoryError(
+        f"the state directory {path} does not keep locks: a lock on a file there is {answer}",
+        hint="set ANYACCEL_STATE_DIR to a directory on tmpfs",
+    )
+
+
+def note_test(descriptor: int) -> None:
+    """Record the test of a directory, so that :func:`tested` is true until the next boot."""
+    with contextlib.suppress(OSError):
+        os.close(os.open(_marker(os.geteuid()), _MAKING, 0o644, dir_fd=descriptor))
+
+
+def _marker(user: int) -> str:
+    return f"checked.{boot()}.{outside(user)}"

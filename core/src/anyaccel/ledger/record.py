@@ -1,4 +1,4 @@
-"""Leases and tickets as people see them."""
+"""Leases and tickets in the form that people and programs see."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from functools import lru_cache
 
-from anyaccel.ledger.listing import Listing, states
+from anyaccel.ledger.listing import Listing, find_states
 from anyaccel.ledger.lockfile import Life, read_body
 from anyaccel.ledger.names import LeaseName, boot, without_scope
 from anyaccel.linux import process
@@ -24,37 +24,38 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-_STOPPED = ("T", "t")
-_SHOWN = 3
+_STOPPED = ("T", "t")  # by a signal, by a debugger
+_SHOWN = 3  # processes that a reason names; the others are counted
 _TEXT_LIMIT = 250  # so that all of it stays below the limit of a body
 
 
 class LeaseRecord(Value):
-    """One device of one lease.
+    """One device of a lease.
 
     Attributes:
-        id: Identity of the lease, the same for all of its devices; empty where it is not understood.
+        id: Identity of the lease, the same for each of its devices; empty if the name is not understood.
         device: Name of the device in the ledger, ``vendor/id``; of a physical part its path.
-        units: Units of it that are held, in 1/10000; 0 where a part of it is held that is a device of its own.
-        slots: Which of its slots are held; empty for all of them, and where nobody says which.
-        state: ``held``; ``quarantined`` when its holder keeps it although nobody uses it any more; ``leaving`` when its
-            holder was killed and has not left the kernel yet; ``kept`` when its holder has ended and processes that
-            were started with it still run; ``unknown`` when it is locked and not understood, which counts as the whole
-            device; ``outside`` when the device itself is locked though no lease says so.
-        reason: Why it is not simply held; else empty.
-        hint: The way out, where there is one; else empty.
-        carriers: Processes that keep it although its holder has ended, as far as they can be seen.
-        pid: Process that took it; 0 when unknown. It may have ended while processes that it started live on.
-        here: Whether the process id means anything in this container: it was taken in the same process namespace.
-        uid: Owner of the file, or None when it could not be looked at, or has no number in our user namespace.
-        user: Name of that user, or its number; ``unknown`` where that is None.
-        since: When it was taken, in seconds since 1970 by the clock of that time; None when unknown.
-        request: What was asked for, in the holder's words, like the three below: they prove nothing.
-        note: What it is for.
+        units: Units of the device that are held, in 1/10000; 0 if a part is held that is a device of its own.
+        slots: The slots that are held; empty for all, or if unknown.
+        state: ``held``; ``quarantined`` if the holder keeps the device although no process uses it; ``leaving`` if the
+            holder was killed and has not left the kernel yet; ``kept`` if the holder has ended and processes that were
+            started with the lease still run; ``unknown`` for a locked file that is not understood, which counts as the
+            whole device; ``outside`` if the device itself is locked without a lease.
+        reason: Reason of a state other than ``held``; else empty.
+        hint: The way out, if there is one; else empty.
+        carriers: Visible processes that keep the lease although its holder has ended.
+        pid: Process that took the lease; 0 when unknown. It may have ended while its children live on.
+        here: Whether the process id is valid in this container: the lease was taken in the same process namespace.
+        uid: Owner of the file, or None if the file could not be read, or the owner has no number in this user
+            namespace.
+        user: Name of that user, or its number; ``unknown`` if ``uid`` is None.
+        since: Start of the lease, in seconds since 1970 by the clock of that time; None when unknown.
+        request: Text of the request, from the holder like the three below: no proof of anything.
+        note: Purpose of the lease.
         command: Name of the program.
         confined: Whether the holder is confined to its devices.
-        through: Id of the device that is really held, where that is a part of this one, or this one a part of it.
-        until: When it ends at the latest, in seconds since 1970; None when it does not say.
+        through: Id of the device that is really held, if that is a part of this device, or this device a part of it.
+        until: End of the time limit, in seconds since 1970; None without a limit.
     """
 
     id: str
@@ -90,22 +91,22 @@ class LeaseRecord(Value):
 
 
 class TicketRecord(Value):
-    """Somebody who waits.
+    """A waiting request.
 
     Attributes:
         id: Identity of the ticket.
         priority: The higher, the earlier.
         pid: Process that waits.
-        uid: Owner of the file, or None when it could not be looked at.
+        uid: Owner of the file, or None if the file could not be read.
         user: Name of that user, or its number.
-        waited: Seconds since it began to wait.
-        responsive: Whether it has lately looked for devices; one that has not is overtaken.
-        seconds: How long it holds the devices at most; None when it does not say.
-        starts: When it starts if everything lasts as long as it may, in seconds since 1970; None when nobody can tell.
-        behind: How many of those ahead want one of the same devices.
-        limits: The limits of its user that are in its way, as the machine's configuration has them, a clause each.
-        request: What it asks for, in its own words, like the two below.
-        note: What for.
+        waited: Seconds of the wait so far.
+        responsive: Whether the process has looked for devices lately; otherwise the request is passed.
+        seconds: Time limit of the lease; None for no limit.
+        starts: Start if every lease lasts until its time limit, in seconds since 1970; None when unknown.
+        behind: Number of earlier requests that want one of the same devices.
+        limits: The limits of the user that are in the way, from the machine's configuration, a clause each.
+        request: Text of the request, like the two below without proof.
+        note: Purpose of the lease.
         command: Name of the program.
     """
 
@@ -126,7 +127,7 @@ class TicketRecord(Value):
 
 
 def write_body(request: str, note: str, *, confined: bool = False, **more: Any) -> bytes:
-    """Write what people may want to know: names only, never arguments or values of variables."""
+    """Encode the facts for other users: names only, never arguments or values of variables."""
     words = {
         "request": clean(request),
         "note": clean(note),
@@ -138,22 +139,23 @@ def write_body(request: str, note: str, *, confined: bool = False, **more: Any) 
 
 
 lease_body = lru_cache(maxsize=64)(write_body)
-"""The same for a lease, of which nothing depends on the moment: a tenth of the time of a lease and back."""
+""":func:`write_body` for a lease, whose body does not depend on the time: the cache saves a tenth of acquire and
+release."""
 
 
 def add_reason(body: bytes, reason: str) -> bytes:
-    """Add to the body of a lease why it is kept although nobody uses it.
+    """Add to the body of a lease the reason why it is kept although no process uses its devices.
 
     Args:
-        body: What is written in it: by anything that carries the lease, so it may be no JSON.
-        reason: Why, for people to read.
+        body: The current content: any carrier of the lease may have written it, so it may not be JSON.
+        reason: The reason, for display.
     """
     words = read_object(body) | {"quarantined": clean(reason)}
     return json.dumps(words, ensure_ascii=False).encode(errors="replace")
 
 
 def read_object(body: bytes) -> dict[str, Any]:
-    """Read a JSON object that somebody has written; empty for anything else."""
+    """Parse a JSON object from another process; empty for anything else."""
     try:
         found = json.loads(body)
     except (ValueError, RecursionError):
@@ -162,7 +164,7 @@ def read_object(body: bytes) -> dict[str, Any]:
 
 
 def read_words(body: bytes) -> dict[str, Any]:
-    """Read what :func:`write_body` wrote, or what somebody made up: short printable texts, whatever it says."""
+    """Parse the body of a lease or ticket into short printable texts, whatever another user has written."""
     words = read_object(body)
     texts = {key: clean(words.get(key)) for key in ("request", "note", "command", "quarantined")}
     arrived = words.get("arrived")
@@ -175,33 +177,33 @@ def read_words(body: bytes) -> dict[str, Any]:
 
 
 def read_number(value: object) -> float | None:
-    """Read a number of seconds, or the like, as another process wrote it; None where it is none, or makes no sense."""
+    """Parse a number of seconds, or the like, from another process; None for anything implausible."""
     return float(value) if type(value) in (int, float) and 0 <= value < 1 << 40 else None  # type: ignore[operator, arg-type] # pyright: ignore[reportOperatorIssue, reportArgumentType]
 
 
 def read_locks(body: bytes) -> tuple[str, ...]:
-    """Read which inodes the holder of a lease has locked beside its file."""
+    """Return the inodes that the holder of a lease has locked beside the lease's file."""
     locks = read_object(body).get("locks")
     return tuple(path for path in locks if isinstance(path, str)) if isinstance(locks, list) else ()
 
 
 def clean(value: object) -> str:
-    """Make a text of somebody else's printable and short; what is no text becomes empty."""
+    """Make a foreign text printable and short; empty for anything but a text."""
     return printable(value[:_TEXT_LIMIT]) if isinstance(value, str) else ""
 
 
-def records(directory: int, listing: Listing) -> Iterator[LeaseRecord]:
-    """Describe the leases that are in force."""
+def list_leases(directory: int, listing: Listing) -> Iterator[LeaseRecord]:
+    """Describe the active leases."""
     leases = sorted(listing.leases, key=lambda lease: (lease.device, lease.name))
-    found = states(directory, leases)
+    found = find_states(directory, leases)
     for lease in leases:
         state = found[lease.name]
         if state.life is not Life.OVER:
-            yield describe(directory, lease, state.life, state.carriers)
+            yield _describe(directory, lease, state.life, state.carriers)
 
 
-def describe(directory: int, lease: LeaseName, state: Life, carriers: tuple[int, ...] = ()) -> LeaseRecord:
-    """Describe one lease."""
+def _describe(directory: int, lease: LeaseName, state: Life, carriers: tuple[int, ...] = ()) -> LeaseRecord:
+    """Describe a device of an active lease."""
     try:
         found = os.stat(lease.name, dir_fd=directory, follow_symlinks=False)
     except OSError:
@@ -209,7 +211,7 @@ def describe(directory: int, lease: LeaseName, state: Life, carriers: tuple[int,
     kind, reason, hint = state.value, "", ""
     if state is Life.KEPT:
         reason, hint = _kept(carriers), _way_out(lease, found)
-    elif state is Life.LEAVING and not process.ending(lease.pid):  # its file was made again, as ledger.recovery does
+    elif state is Life.LEAVING and not process.ending(lease.pid):  # ledger.recovery made the file again, unlocked
         kind = Life.HELD.value
     elif state is Life.LEAVING:
         where = process.waits_in(lease.pid)
@@ -243,19 +245,19 @@ def describe(directory: int, lease: LeaseName, state: Life, carriers: tuple[int,
 
 
 def _until(lease: LeaseName) -> float | None:
-    """When a lease ends at the latest, in seconds since 1970 by the clock as it goes now."""
+    """Return the end of a lease's time limit, in seconds since 1970 by the present clock."""
     if lease.period.until is None or lease.boot != boot():
         return None
     return since_1970(lease.period.until / 1000)
 
 
 def since_1970(boot: float) -> float:
-    """A time of the clock since the boot, in seconds since 1970 by the clock as it goes now."""
+    """Convert a time since the boot to seconds since 1970 by the present clock."""
     return time.time() - process.boot_seconds() + boot
 
 
 def _kept(carriers: tuple[int, ...]) -> str:
-    """Say which processes keep a lease whose holder has ended: of each its user and program, never its arguments."""
+    """Describe the processes that keep a lease after its holder's end, by user and program, never by arguments."""
     if not carriers:
         return "kept: whether a process of the ended lease still runs cannot be seen from here"
     shown = [f"{pid} ({who})" if (who := _who(pid)) else str(pid) for pid in carriers[:_SHOWN]]
@@ -274,18 +276,18 @@ def _who(pid: int) -> str:
 
 
 def _way_out(lease: LeaseName, file: os.stat_result | None) -> str:
-    """What its owner can do about a lease that is kept."""
+    """Return the commands with which the owner can end a kept lease."""
     who = (
         "" if file and file.st_uid == os.geteuid() else f"{user_name(file.st_uid)} or root: " if file else "its owner: "
     )
     return (
         f"{who}'anyaccel release {lease.id}' ends them; "
-        f"'anyaccel release --forget {lease.id}' gives the device back whatever still runs"
+        f"'anyaccel release --forget {lease.id}' releases the device even if processes still run"
     )
 
 
 def owner(found: os.stat_result | None) -> dict[str, Any]:
-    """The ``uid`` and ``user`` of a record: unknown where a file has no state, or a user namespace hides its owner."""
+    """Return ``uid`` and ``user`` of a record: unknown if a file has no state, or a user namespace hides the owner."""
     if found is None or unmapped(found.st_uid):
         return {"uid": None, "user": "unknown"}
     return {"uid": found.st_uid, "user": user_name(found.st_uid)}

@@ -1,11 +1,11 @@
-"""Leases that are in force, but not in the directory that is in force: their files are made again there.
+"""Recovery of active leases that are missing in the active directory: their files are made again there.
 
-That is so after a directory was deleted under its holders, and after another one took its place: the machine's for
-those of single users. A file that is made again has the name of the one that it stands for, so it lasts as long as the
-process that the name says, and whoever gives the lease back removes it. Each further process that carries the lock
-of the lost file gets a name of its own, with that process in it: it may outlive the first.
+Files are missing after a directory was deleted under the holders, and after the machine's directory has replaced the
+directories of single users. A new file has the name of the lost file, so it lasts as long as the process in the name,
+and a release removes it. Each further process that carries the lock of the lost file gets a file of its own, with that
+process in the name: it may outlive the first.
 
-What can be seen is what ``/proc`` shows: the processes of our own user, and those of all users as root.
+Only processes that ``/proc`` shows can be found: processes of the same user, or of every user as root.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ import stat
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from anyaccel.ledger.listing import read, states
+from anyaccel.ledger.listing import find_states, read
 from anyaccel.ledger.lockfile import BODY_LIMIT, Life, read_body
 from anyaccel.ledger.names import LeaseName, parse_lease
 from anyaccel.linux import process
 from anyaccel.linux.descriptors import has_lock, list_descriptors
 
-_DELETED = " (deleted)"
+_DELETED = " (deleted)"  # appended by /proc/PID/fd to the path of a file without a name
 
 
 class _Carrier(NamedTuple):
     """A process that has the lock of a lease's file.
 
     Attributes:
-        lease: What the file's name says.
+        lease: The parsed name of the file.
         pid: The process.
-        start: Its start time; 0 when unknown.
-        path: Where the file can be opened, whether it is deleted or not.
+        start: Start time of the process; 0 when unknown.
+        path: Path by which the file can be opened, deleted or not.
     """
 
     lease: LeaseName
@@ -42,12 +42,12 @@ class _Carrier(NamedTuple):
 
 
 def recover(directory: int, paths: Iterable[str], former: Iterable[tuple[str, int]]) -> None:
-    """Make the files of leases again that are in force elsewhere.
+    """Make the files of active leases again that are missing in the active directory.
 
     Args:
-        directory: Descriptor of the directory in force.
-        paths: Where leases may have been kept in directories that were deleted.
-        former: Paths and descriptors of other directories that leases are kept in.
+        directory: Descriptor of the active directory.
+        paths: Paths of deleted directories in which leases may have been.
+        former: Paths and descriptors of other directories with leases.
 
     Raises:
         OSError: When a file cannot be made.
@@ -59,10 +59,10 @@ def recover(directory: int, paths: Iterable[str], former: Iterable[tuple[str, in
     for path, source in former:
         places[os.path.realpath(path), os.fstat(source).st_dev] = True
         leases = read(source).leases
-        found_states = states(source, leases)
+        found_states = find_states(source, leases)
         for lease in leases:
             if lease.understood and found_states[lease.name].life is not Life.OVER:
-                with contextlib.suppress(FileNotFoundError):  # it has just been given back
+                with contextlib.suppress(FileNotFoundError):  # the lease has just been released
                     found = os.stat(lease.name, dir_fd=source, follow_symlinks=False)
                     _make(directory, lease.name, found, found.st_uid, read_body(source, lease.name))
     for carrier in _carriers(places):
@@ -70,10 +70,10 @@ def recover(directory: int, paths: Iterable[str], former: Iterable[tuple[str, in
 
 
 def clear(directory: int) -> None:
-    """Remove all that is ours by its name from a directory that is in force no more: whoever waits there starts anew.
+    """Remove the ledger's files from a replaced directory; waiting requests start again in the active one.
 
     Args:
-        directory: Its descriptor; locked, so that nobody publishes there meanwhile.
+        directory: Descriptor of the directory; locked, so that no process publishes there meanwhile.
     """
     for name in os.listdir(directory):
         if name.startswith(("v", "t1.", ".", "checked.")):
@@ -82,7 +82,7 @@ def clear(directory: int) -> None:
 
 
 def remove(path: str, name: str) -> None:
-    """Remove all files of one device's lease from a directory: the one of this name, and those of other processes.
+    """Remove the files of one device's lease: the file with this name, and the files of further processes.
 
     Args:
         path: The directory.
@@ -104,17 +104,17 @@ def _device(path: str) -> Iterator[int]:
 
 
 def _carriers(places: dict[tuple[str, int], bool]) -> Iterator[_Carrier]:
-    """Who has locked leases' files that were in some directories.
+    """Find the processes that have locked leases' files of given directories.
 
     Args:
-        places: The directories and their file systems, and whether to look for files that still are there, too. In
-            another container the same path may lead to another file system.
+        places: Directories and their file systems, each with whether to include files that still exist. In another
+            container the same path may lead to another file system.
     """
     folders = {folder for folder, _ in places}
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
             descriptors = list_descriptors(pid)
-        except process.UNSEEN:  # it has ended, or is another user's
+        except process.UNSEEN:  # the process has ended, or belongs to another user
             continue
         for descriptor in descriptors:
             path = f"/proc/{pid}/fd/{descriptor}"
@@ -139,7 +139,7 @@ def _make_for(directory: int, carrier: _Carrier) -> None:
         if (carrier.pid, carrier.start) != (lease.pid, lease.start):
             owner = os.stat(f"/proc/{carrier.pid}").st_uid
             name = name.replace(f".{lease.pid}.{lease.start}.", f".{carrier.pid}.{carrier.start}.", 1)
-    except process.UNSEEN:  # it has just ended
+    except process.UNSEEN:  # the process has just ended
         return
     if os.geteuid() != 0 and stat.S_ISREG(found.st_mode):
         with contextlib.suppress(OSError), open(carrier.path, "rb", opener=_without_blocking) as file:
@@ -148,15 +148,14 @@ def _make_for(directory: int, carrier: _Carrier) -> None:
 
 
 def _make(directory: int, name: str, found: os.stat_result, owner: int, body: bytes) -> None:
-    """Make one file.
+    """Make a missing file of a lease.
 
     Args:
         directory: Descriptor of the directory.
-        name: Its name.
-        found: State of the file that it stands for.
-        owner: Who may remove it.
-        body: The words in it. Root leaves them out: a user could have put another file in the place of the one that
-            was looked at, which not everybody may read.
+        name: Name of the file.
+        found: State of the lost file.
+        owner: User who may remove the file.
+        body: Content. Root leaves it empty: a user could have replaced the file by one that other users may not read.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
@@ -166,12 +165,12 @@ def _make(directory: int, name: str, found: os.stat_result, owner: int, body: by
     try:
         os.fchmod(fd, 0o644)
         if os.geteuid() == 0:
-            with contextlib.suppress(OSError):  # in a user namespace, where the owner may have no number
+            with contextlib.suppress(OSError):  # in a user namespace the owner may have no number
                 os.fchown(fd, owner, -1)
         else:
-            with contextlib.suppress(OSError):  # no room for words
+            with contextlib.suppress(OSError):  # without space the texts are lost, but the lease counts
                 os.write(fd, body)
-        os.utime(fd, ns=(found.st_atime_ns, found.st_mtime_ns))  # which says since when it is held
+        os.utime(fd, ns=(found.st_atime_ns, found.st_mtime_ns))  # the start of the lease
     finally:
         os.close(fd)
 

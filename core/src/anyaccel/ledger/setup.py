@@ -1,4 +1,4 @@
-"""What an administrator sets up once, so that all users of a machine share its devices."""
+"""Setup by the administrator: the files with which the users of a machine share its devices."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from anyaccel.linux.files import write_whole
 from anyaccel.model import Value
 
 TMPFILES = "/etc/tmpfiles.d/anyaccel.conf"
-"""Where systemd and its like read which directories to make at boot: tmpfiles.d(5)."""
+"""File from which systemd and others read the directories to make at boot: tmpfiles.d(5)."""
 
 
 class Step(Value):
-    """One thing to set up.
+    """A file or directory to set up.
 
     Attributes:
-        path: What is made.
-        summary: What it is for.
-        done: Whether it is there already, as it must be.
-        perform: Makes it; raises OSError or AnyaccelError when that fails.
+        path: Path to make.
+        summary: Purpose.
+        done: Whether the path exists already, as it must be.
+        perform: Makes the path; raises OSError or AnyaccelError on failure.
     """
 
     path: str
@@ -34,7 +34,7 @@ class Step(Value):
 
 
 def steps(root: str = "") -> list[Step]:
-    """What is to be set up, in order.
+    """Return the steps of the setup, in order.
 
     Args:
         root: A directory that is another system's ``/``, such as an image that is being built; this system when empty.
@@ -55,7 +55,7 @@ def steps(root: str = "") -> list[Step]:
         Step(
             path=config,
             summary="settings for all users, with comments",
-            done=os.path.lexists(config),  # whatever it says is the administrator's
+            done=os.path.lexists(config),  # with any content: the file belongs to the administrator
             perform=lambda: _write(config, configuration.template("machine")),
         ),
     ]
@@ -71,10 +71,10 @@ def steps(root: str = "") -> list[Step]:
 
 
 def check_user(root: str) -> None:
-    """Make sure that this user may set up a system.
+    """Check that this user may set up a system.
 
     Raises:
-        UsageError: When that takes root.
+        UsageError: When only root may.
     """
     if not root and os.geteuid() != 0:
         raise UsageError(
@@ -91,7 +91,7 @@ def _is_shared(path: str) -> bool:
 
 
 def _share() -> None:
-    """Make the machine's directory, with the leases in it that users hold already."""
+    """Make the machine's directory, and move the active leases of users there."""
     if os.path.isdir(MACHINE_WIDE) and not os.path.islink(MACHINE_WIDE):
         os.chown(MACHINE_WIDE, 0, 0)
         os.chmod(MACHINE_WIDE, MODE_SHARED)

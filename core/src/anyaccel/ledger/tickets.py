@@ -1,9 +1,8 @@
-"""Those who wait: tickets are files of the same make as leases, served in the order of their names.
+"""Waiting requests: tickets are locked files like leases, served in the order of their names.
 
-Somebody who waits shows that it still looks for devices by a stamp, the modification time of its ticket, in
-nanoseconds of the machine's monotonic clock. Whoever has not stamped for a while - stopped, frozen, starved - is
-overtaken and takes its place again as soon as it goes on. The stamp decides about order only, never about who holds
-what.
+A waiting process shows that it still looks for devices by a stamp: the modification time of its ticket, in nanoseconds
+of the machine's monotonic clock. A process that has not stamped for a while, since it was stopped, frozen or starved,
+is passed, and takes its position again as soon as it goes on. A stamp affects the order only, never a lease.
 """
 
 from __future__ import annotations
@@ -15,13 +14,20 @@ from collections.abc import Hashable, Iterator, Mapping
 from typing import NamedTuple
 
 from anyaccel.errors import LeaseNotFoundError, LeasePermissionError, LedgerError
-from anyaccel.ledger.directory import StateDirectory
+from anyaccel.ledger.directory import NoStateDirectoryError, StateDirectory
 from anyaccel.ledger.lease import Want
 from anyaccel.ledger.listing import Listing, read
-from anyaccel.ledger.lockfile import Life, LockedFile, look, read_body
+from anyaccel.ledger.lockfile import Life, LockedFile, probe_lock, read_body
 from anyaccel.ledger.names import hash_device, hashes, last_number, listed_in_name, new_nonce, parse_ticket, ticket_name
 from anyaccel.ledger.record import TicketRecord, owner, read_words, since_1970, write_body
-from anyaccel.ledger.turns import BODY_LIMIT, ended, facts_of, holdings, lenient_rules, ticket_words
+from anyaccel.ledger.turns import (
+    BODY_LIMIT,
+    find_ended,
+    list_holdings,
+    policy_for_display,
+    read_ticket,
+    write_ticket_words,
+)
 from anyaccel.linux import process
 from anyaccel.linux.fork import tidy_in_child
 from anyaccel.policy import OverLimit, Waiting, forecast
@@ -30,36 +36,36 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-_PATIENCE = 2.0
+_PATIENCE = 2.0  # a stamp that is older than eight intervals: the process does not run
 _LOOKS_EVERY = 0.25
-_PER_PLACE = 0.05
+_PER_PLACE = 0.05  # requests further back look less often, since requests ahead would be served first
 _CANCEL_LOOK = 0.02
 
 
 _files: set[LockedFile] = set()
-"""Files of the tickets of this process."""
+"""Files of tickets of this process."""
 
 
 @tidy_in_child
 def _close_in_child() -> None:
-    """Leave the line to the parent: a copy of its locks would keep its places when it has ended."""
+    """Leave the line to the parent: copies of the locks would keep the positions after the parent's end."""
     while _files:
         _files.pop().close()
 
 
-def interval(place: int) -> float:
-    """Seconds after which somebody looks again though nothing happened; ``place`` others are ahead."""
+def recheck_interval(place: int) -> float:
+    """Return the seconds after which a waiting process looks again without an event; ``place`` requests are ahead."""
     return max(_LOOKS_EVERY, _PER_PLACE * place)
 
 
 class TicketFile:
-    """A place in the line, ours from :meth:`publish` until :meth:`drop` or the end of this process.
+    """A position in the line, kept from :meth:`publish` until :meth:`drop` or the end of this process.
 
     Args:
         state: The state directory.
 
     Attributes:
-        name: Name of its file; empty before it is published.
+        name: Name of the file; empty before it is published.
     """
 
     __slots__ = ("_file", "_owner", "name")
@@ -73,25 +79,25 @@ class TicketFile:
     def publish(  # noqa: PLR0917 -- what a ticket says
         self, directory: int, want: Want, priority: int, since: float, note: str, number: int | None = None
     ) -> int:
-        """Get in line.
+        """Enter the line.
 
         Args:
             directory: Descriptor of the state directory, locked: numbers are given in order.
             want: The request.
             priority: The higher, the earlier.
-            since: When it came, in seconds since the boot.
-            note: What for.
-            number: The place that the request had before; None for the last one.
+            since: Arrival, in seconds since the boot.
+            note: Purpose.
+            number: The position that the request had before; None for the last position.
 
         Returns:
-            The place.
+            The position.
         """
         candidates = want.candidates
-        more: dict[str, Any] = {"arrived": process.monotonic_ns(), **ticket_words(want, since)}
+        more: dict[str, Any] = {"arrived": process.monotonic_ns(), **write_ticket_words(want, since)}
         if not listed_in_name(candidates):
             more["wanted"] = sorted(hashes(candidates))
         self._file.make(directory, write_body(want.request, note, **more))
-        self.stamp()
+        self.stamp()  # before the file has its name, so that no rival sees a ticket without a stamp
         if number is None:
             number = 1 + last_number(os.listdir(directory))
         self._file.rename(directory, ticket_name(priority, number, new_nonce(), candidates))
@@ -99,36 +105,37 @@ class TicketFile:
         return number
 
     def stamp(self) -> None:
-        """Show that we are here and look for devices."""
+        """Show by a new stamp: this process still looks for devices."""
         now = process.monotonic_ns()
         if self._owner == os.getpid():
             os.utime(self._file.fd, ns=(now, now))
 
     @property
     def cancelled(self) -> bool:
-        """Whether its owner, or root, has cancelled it: see :func:`cancel`."""
+        """Whether the owner, or root, has cancelled the ticket: see :func:`cancel`."""
         if not self.name:
             return False
         try:
             return not os.fstat(self._file.fd).st_mode & stat.S_IWUSR
-        except OSError:  # as of a file server that was restarted: the next look at the directory tells of it
+        except OSError:  # the file system has failed: the next look at the directory raises the error
             return False
 
     def drop(self) -> None:
-        """Leave the line. A copy in a forked child leaves it to its parent."""
+        """Leave the line. In a forked child, the position stays with the parent."""
         if self._owner == os.getpid():
             self._file.discard()
             _files.discard(self._file)
 
 
 class _WaitingLine(NamedTuple):
-    """The requests that wait, in the order of service, as the rules see them.
+    """The waiting requests in the order of service, as the queue policy sees them.
 
     Attributes:
-        order: What their tickets say.
-        files: The state of each ticket's file, if it has one, by name.
-        limits: The limits of its user that are in the way of each, by key.
-        starts: When each starts if everything lasts as long as it may, in seconds since 1970, by key, if known.
+        order: The requests.
+        files: State of each ticket's file, if it has one, by name.
+        limits: The limits of the user that are in the way of each request, by key.
+        starts: Start of each request if every lease lasts until its time limit, in seconds since 1970, by key, if
+            known.
     """
 
     order: list[Waiting]
@@ -137,22 +144,22 @@ class _WaitingLine(NamedTuple):
     starts: Mapping[Hashable, float]
 
     @classmethod
-    def of(cls, directory: int, listing: Listing, *newcomers: Waiting) -> _WaitingLine:
-        """Put those that wait in order, and with them requests that have no ticket."""
-        clock, policy = process.boot_seconds(), lenient_rules()
-        held = holdings(directory, listing, () if policy.plain else ended(directory, listing))
-        looks = {name: look(directory, name) for name in listing.tickets}
+    def collect(cls, directory: int, listing: Listing, *newcomers: Waiting) -> _WaitingLine:
+        """Sort the waiting requests and requests without tickets."""
+        clock, policy = process.boot_seconds(), policy_for_display()
+        held = list_holdings(directory, listing, () if policy.plain else find_ended(directory, listing))
+        looks = {name: probe_lock(directory, name) for name in listing.tickets}
         files = {name: file for name, (life, file) in looks.items() if life is not Life.OVER}
-        waiting = [facts for name in files if (facts := facts_of(directory, name))]
+        waiting = [facts for name in files if (facts := read_ticket(directory, name))]
         order = policy.order([*waiting, *newcomers], held, clock)
         limits = {each.key: policy.over_limits(each, held) for each in order}
         starts = forecast([each for each in order if not limits[each.key]], held, clock)
         return cls(order, files, limits, {key: since_1970(start) for key, start in starts.items() if start is not None})
 
 
-def records(directory: int, listing: Listing) -> Iterator[TicketRecord]:
-    """Describe those who wait, first to be served first."""
-    now, policy, line = process.monotonic_ns(), lenient_rules(), _WaitingLine.of(directory, listing)
+def list_tickets(directory: int, listing: Listing) -> Iterator[TicketRecord]:
+    """Describe the waiting requests in the order of service."""
+    now, policy, line = process.monotonic_ns(), policy_for_display(), _WaitingLine.collect(directory, listing)
     for position, facts in enumerate(line.order):
         name = str(facts.key)
         ticket, found = parse_ticket(name), line.files[name]
@@ -179,25 +186,31 @@ def records(directory: int, listing: Listing) -> Iterator[TicketRecord]:
 
 
 def cancel(state: StateDirectory, ticket_id: str, *, seconds: float) -> int:
-    """Have somebody who waits leave the line: its call for devices fails, its process goes on.
+    """Remove a waiting request from the line: its call for devices fails, its process goes on.
 
-    See :meth:`anyaccel.ledger.Ledger.cancel`. A ticket is cancelled by making its file read-only, which the kernel lets
-    only its owner and root do. No process is signalled.
+    See :meth:`anyaccel.ledger.Ledger.cancel`. A ticket is cancelled by making its file read-only, which the kernel
+    permits only to the owner and root. No process is signalled.
     """
-    with state.opened() as directory:
-        try:
-            return _cancel(state, directory, ticket_id, seconds)
-        except FileNotFoundError as error:
-            raise LeaseNotFoundError(f"ticket {ticket_id!r} has just left the line") from error
+    try:
+        with state.opened() as directory:
+            try:
+                return _cancel(state, directory, ticket_id, seconds)
+            except FileNotFoundError as error:
+                raise LeaseNotFoundError(f"ticket {ticket_id!r} has just left the line") from error
+    except NoStateDirectoryError as error:
+        raise LeaseNotFoundError(f"no request waits with ticket {ticket_id!r}: {error}") from error
 
 
 def _cancel(state: StateDirectory, directory: int, ticket_id: str, seconds: float) -> int:
     names = filter(None, map(parse_ticket, read(directory).tickets))
-    found = [ticket for ticket in names if ticket.id == ticket_id and look(directory, ticket.name)[0] is not Life.OVER]
+    found = [
+        ticket for ticket in names if ticket.id == ticket_id and probe_lock(directory, ticket.name)[0] is not Life.OVER
+    ]
     ours = [ticket for ticket in found if _forbid_writing(directory, ticket.name)]
     if not found:
         raise LeaseNotFoundError(
-            f"nobody waits with ticket {ticket_id!r} in {state.path}", hint="'anyaccel queue' lists those who wait"
+            f"no request waits with ticket {ticket_id!r} in {state.path}",
+            hint="'anyaccel queue' lists the requests that wait",
         )
     if not ours:
         user = owner(os.stat(found[0].name, dir_fd=directory, follow_symlinks=False))["user"]
@@ -205,7 +218,7 @@ def _cancel(state: StateDirectory, directory: int, ticket_id: str, seconds: floa
             f"ticket {ticket_id} belongs to {user}; only {user} and root can cancel it", hint=f"ask {user}"
         )
     deadline = time.monotonic() + seconds
-    while left := [ticket for ticket in ours if look(directory, ticket.name)[0] is not Life.OVER]:
+    while left := [ticket for ticket in ours if probe_lock(directory, ticket.name)[0] is not Life.OVER]:
         if time.monotonic() > deadline:
             raise LedgerError(
                 f"ticket {ticket_id} is cancelled, but process {left[0].pid} has not noticed within {seconds:g} s:"
@@ -217,7 +230,7 @@ def _cancel(state: StateDirectory, directory: int, ticket_id: str, seconds: floa
 
 
 def _forbid_writing(directory: int, name: str) -> bool:
-    """Make a ticket read-only; False when it belongs to another user."""
+    """Make a ticket read-only; return False if the ticket belongs to another user."""
     descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
     try:
         os.fchmod(descriptor, 0o444)
@@ -228,30 +241,30 @@ def _forbid_writing(directory: int, name: str) -> bool:
     return True
 
 
-def newcomer_starts(directory: int, listing: Listing, own: Waiting) -> Iterator[float]:
-    """When a request that came now would start if everything lasts as long as it may, in seconds since 1970, if known.
+def forecast_newcomer(directory: int, listing: Listing, own: Waiting) -> Iterator[float]:
+    """Forecast the start of a request that came now if every lease lasted until its time limit, in seconds since 1970.
 
-    When its user will hold less is not known.
+    Yields nothing if the start is unknown, as for a request over a limit of its user.
     """
-    starts = _WaitingLine.of(directory, listing, own).starts
+    starts = _WaitingLine.collect(directory, listing, own).starts
     if own.key in starts:
         yield starts[own.key]
 
 
-def wanted_by_others(directory: int, listing: Listing, devices: frozenset[str]) -> frozenset[str]:
-    """Those of some devices for which a process that is not this one waits."""
+def find_wanted_by_others(directory: int, listing: Listing, devices: frozenset[str]) -> frozenset[str]:
+    """Return the subset of ``devices`` that requests of other processes wait for."""
     found: set[str] = set()
     for ticket in filter(None, map(parse_ticket, listing.tickets)):
-        facts = None if ticket.pid == os.getpid() else facts_of(directory, ticket.name, brief=True)
+        facts = None if ticket.pid == os.getpid() else read_ticket(directory, ticket.name, brief=True)
         if facts is None:
             continue
         more = {each for each in devices - found if facts.wants is None or hash_device(each) in facts.wants}
-        if more and look(directory, ticket.name)[0] is not Life.OVER:
+        if more and probe_lock(directory, ticket.name)[0] is not Life.OVER:
             found |= more
     return frozenset(found)
 
 
 def is_silent(found: os.stat_result, now: int, position: int) -> bool:
-    """Whether a stamp is too old, or from the future, as no honest neighbor's is."""
+    """Return whether a stamp is too old, or in the future, which no honest process writes."""
     patience = _PATIENCE + 3 * _PER_PLACE * position
     return not -_PATIENCE < (now - found.st_mtime_ns) / 1e9 < patience

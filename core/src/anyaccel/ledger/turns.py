@@ -1,7 +1,7 @@
-"""Whose turn it is: the facts in the state directory as the machine's rules see them.
+"""Facts of the state directory in the form that the queue policy reads.
 
-Who waits and what is held is told by names; who it is, by the owners of files, which nobody can choose. What a ticket
-says in its body - since when and how long, how much - decides about order only.
+Requests and leases are known by the names of files, users by the owners of files, which no user can choose. The body of
+a ticket, with arrival, time limit and quantities, affects the order only.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from anyaccel import configuration
 from anyaccel.configuration import Configuration
 from anyaccel.errors import ConfigurationError
 from anyaccel.ledger.lease import Want
-from anyaccel.ledger.listing import Listing, owner_of, states
+from anyaccel.ledger.listing import Listing, find_states, owner_of
 from anyaccel.ledger.lockfile import Life, read_body
 from anyaccel.ledger.names import TicketName, hash_device, hashes, is_inner, parse_ticket
 from anyaccel.ledger.record import read_number, read_object
 from anyaccel.linux import process
 from anyaccel.linux.users import outside
+from anyaccel.model.device import UNITS_PER_DEVICE
 from anyaccel.policy import PLAIN, Holding, Need, Policy, Waiting
 
 TYPE_CHECKING = False
@@ -28,32 +29,32 @@ if TYPE_CHECKING:
     from typing import Any
 
 BODY_LIMIT = 1 << 18
-"""Bytes of a ticket: one that wants many devices lists them in its body."""
-_REMEMBERED = 10_000
+"""Bytes of a ticket: a request for many devices lists them in the body."""
+_REMEMBERED = 10_000  # far more than any line has; a bound against processes that make tickets without end
 
 _known: tuple[Configuration, Policy] = (Configuration(path=""), PLAIN)
 
 
-def rules() -> Policy:
-    """The rules of this machine, as its configuration says now.
+def current_policy() -> Policy:
+    """Return the queue policy of this machine, from its present configuration.
 
     Raises:
         ConfigurationError: When the machine's configuration cannot be trusted or understood.
     """
-    global _known  # noqa: PLW0603 -- asked for by everybody who takes devices
+    global _known  # noqa: PLW0603 -- each acquisition needs the policy, and the configuration rarely changes
     found = configuration.machine()
     if found is not _known[0]:
-        _known = found, Policy.of(found)
+        _known = found, Policy.from_configuration(found)
     return _known[1]
 
 
 def own_user() -> int:
-    """Number of the user of this process, as the rest of the machine knows it."""
+    """Return the number of this process's user outside of user namespaces."""
     return outside(os.geteuid())
 
 
-def ticket_words(want: Want, since: float) -> dict[str, Any]:
-    """What a ticket's body says for the rules, beside words for people."""
+def write_ticket_words(want: Want, since: float) -> dict[str, Any]:
+    """Return the part of a ticket's body that the queue policy reads."""
     words: dict[str, Any] = {"since": round(since, 3)}
     if want.seconds is not None:
         words["seconds"] = want.seconds
@@ -61,19 +62,24 @@ def ticket_words(want: Want, since: float) -> dict[str, Any]:
         words["inner"] = True
     if want.needs:
         words["needs"] = [
-            [need.count, need.units, None if need.among == want.candidates else sorted(hashes(_texts(need.among)))]
+            [
+                need.count,
+                need.units,
+                None if need.among == want.candidates else sorted(hashes(_texts(need.among))),
+                *([[hash_device(str(device)), units] for device, units in need.sizes.items()],) * bool(need.sizes),
+            ]
             for need in want.needs
         ]
     return words
 
 
-def facts_of(directory: int, name: str, *, brief: bool = False) -> Waiting | None:
-    """Return what a ticket says; None when its name is none of ours, or it has gone.
+def read_ticket(directory: int, name: str, *, brief: bool = False) -> Waiting | None:
+    """Return a ticket as the queue policy sees it; None if the name is not a ticket's, or the ticket is gone.
 
     Args:
         directory: Descriptor of the state directory.
         name: Name of the ticket.
-        brief: Whether its order by priority and arrival is enough, and the devices that it wants.
+        brief: Whether priority, arrival and wanted devices suffice.
     """
     if brief and (found := _named(name)) is not None and found.wants is not None:
         return found
@@ -91,7 +97,7 @@ def facts_of(directory: int, name: str, *, brief: bool = False) -> Waiting | Non
 
 @lru_cache(maxsize=2048)
 def _named(name: str) -> Waiting | None:
-    """What the name of a ticket says."""
+    """Return the facts in the name of a ticket."""
     ticket = parse_ticket(name)
     if ticket is None:
         return None
@@ -99,10 +105,8 @@ def _named(name: str) -> Waiting | None:
 
 
 _waiting: dict[tuple[int, str], Waiting] = {}
-"""What tickets say, by directory and name: they never change. To read 300 takes 18 ms, and each look needs them. There
-is no lock: what is lost is read again."""
-_owners: dict[tuple[int, str], int] = {}
-"""Owners of leases, likewise: of 256 they take 1 ms."""
+"""Tickets by directory and name: a ticket never changes. Reading 300 takes 18 ms, and each look needs each of them. No
+lock is needed: a lost entry is read again."""
 
 
 def _read_waiting(ticket: TicketName, user: int, body: bytes) -> Waiting:
@@ -128,42 +132,54 @@ def _read_waiting(ticket: TicketName, user: int, body: bytes) -> Waiting:
 
 def _needs(value: object, wants: frozenset[int]) -> Iterable[Need]:
     for each in value[:64] if isinstance(value, list) else ():
-        if not isinstance(each, list) or len(each) != 3:  # noqa: PLR2004
+        if not isinstance(each, list) or len(each) not in {3, 4}:
             continue
-        count, units, among = each
+        count, units, among, *sizes = each
         if type(count) is not int or type(units) is not int or not 0 < count <= 1 << 20 or not 0 < units <= 1 << 20:
             continue
         own = frozenset(one for one in among if type(one) is int) if isinstance(among, list) else wants
-        yield Need(count=count, units=units, among=own)
+        yield Need(count=count, units=units, among=own, sizes=dict(_sizes(*sizes)))
 
 
-def holdings(directory: int, listing: Listing, over: Collection[str] = ()) -> list[Holding]:
-    """All that is held, for the rules; without what some names say.
+def _sizes(value: object = None) -> Iterable[tuple[int, int]]:
+    for each in value[:_REMEMBERED] if isinstance(value, list) else ():
+        if isinstance(each, list) and len(each) == 2:  # noqa: PLR2004
+            device, units = each
+            if type(device) is int and type(units) is int and 0 < units <= UNITS_PER_DEVICE:
+                yield device, units
+
+
+def hashed(need: Need) -> Need:
+    """Return a need with devices as the numbers that tickets compare."""
+    return Need(
+        count=need.count,
+        units=need.units,
+        among=hashes(_texts(need.among)),
+        sizes={hash_device(str(device)): units for device, units in need.sizes.items()},
+    )
+
+
+def list_holdings(directory: int, listing: Listing, over: Collection[str] = ()) -> list[Holding]:
+    """Return the active leases as the queue policy sees them, without the leases in ``over``.
 
     Args:
         directory: Descriptor of the state directory.
-        listing: What is in it.
-        over: Names of leases that are over.
+        listing: The names in the directory.
+        over: Names of leases that have ended.
     """
     found = []
-    here = os.fstat(directory).st_ino
     for lease in listing.leases:
         if lease.name in over:
             continue
-        user = _owners.get((here, lease.name))
-        if user is None:
-            owner = owner_of(directory, lease.name)
-            if owner is None:
-                continue
-            if len(_owners) > _REMEMBERED:
-                _owners.clear()
-            user = _owners[here, lease.name] = outside(owner)
+        owner = owner_of(directory, lease.name)
+        if owner is None:
+            continue
         until, passed = lease.period
         found.append(
             Holding(
                 device=hash_device(lease.device),
                 units=lease.extent.units,
-                user=user,
+                user=outside(owner),
                 until=None if until is None else until / 1000,
                 passed=None if passed is None else passed / 1000,
                 inner=is_inner(lease.device),
@@ -172,17 +188,17 @@ def holdings(directory: int, listing: Listing, over: Collection[str] = ()) -> li
     return found
 
 
-def ended(directory: int, listing: Listing) -> frozenset[str]:
-    """Names of leases that are over and have been left behind."""
-    return frozenset(name for name, state in states(directory, listing.leases).items() if state.life is Life.OVER)
+def find_ended(directory: int, listing: Listing) -> frozenset[str]:
+    """Return the names of leases that have ended and left their files behind."""
+    return frozenset(name for name, state in find_states(directory, listing.leases).items() if state.life is Life.OVER)
 
 
 def _texts(devices: Iterable[object]) -> frozenset[str]:
     return frozenset(map(str, devices))
 
 
-def lenient_rules() -> Policy:
-    """The rules, for those who only look: plain ones where the configuration is not to be trusted or understood."""
+def policy_for_display() -> Policy:
+    """Return the queue policy for a process that only inspects: the default policy if the configuration is faulty."""
     with contextlib.suppress(ConfigurationError):
-        return rules()
+        return current_policy()
     return PLAIN

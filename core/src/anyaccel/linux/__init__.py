@@ -1,4 +1,4 @@
-"""The kernel: processes and their trees, marks, descriptors, users, inotify, Landlock, cgroups. Nothing of ours."""
+"""The kernel: processes and their trees, marks, descriptors, users, inotify, Landlock, cgroups."""
 
 from anyaccel._faces import face
 
@@ -8,15 +8,16 @@ __all__, __getattr__, __dir__ = face(
         "anyaccel.linux.descriptors": ("list_descriptors",),
         "anyaccel.linux.files": ("write_whole",),
         "anyaccel.linux.process": ("pid_namespace",),
+        "anyaccel.linux.system": ("call",),
         "anyaccel.linux.teardown": (
             "GRACE_SECONDS",
             "Confirm",
-            "Tell",
+            "Visit",
             "Teardown",
-            "find_all",
+            "combine_finds",
             "find_carriers",
             "find_tree",
-            "tell_left",
+            "describe_left",
         ),
     },
 )

@@ -3,11 +3,12 @@ from anyaccel.linux import process as process
 from anyaccel.linux.descriptors import list_descriptors as list_descriptors
 from anyaccel.linux.files import write_whole as write_whole
 from anyaccel.linux.process import pid_namespace as pid_namespace
+from anyaccel.linux.system import call as call
 from anyaccel.linux.teardown import GRACE_SECONDS as GRACE_SECONDS
 from anyaccel.linux.teardown import Confirm as Confirm
 from anyaccel.linux.teardown import Teardown as Teardown
-from anyaccel.linux.teardown import Tell as Tell
-from anyaccel.linux.teardown import find_all as find_all
+from anyaccel.linux.teardown import Visit as Visit
+from anyaccel.linux.teardown import combine_finds as combine_finds
+from anyaccel.linux.teardown import describe_left as describe_left
 from anyaccel.linux.teardown import find_carriers as find_carriers
 from anyaccel.linux.teardown import find_tree as find_tree
-from anyaccel.linux.teardown import tell_left as tell_left

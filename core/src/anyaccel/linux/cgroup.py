@@ -1,10 +1,10 @@
-"""Groups of processes (cgroup v2) that the kernel holds to limits: finding a place for one, making it, entering it.
+"""Control groups (cgroup v2) that hold processes to limits: find a place for a group, make the group, enter it.
 
 The rules are the kernel's, Documentation/admin-guide/cgroup-v2.rst. A group may be made below one that this user may
 write and that has the controllers; a group with processes of its own gives its controllers to none below it ("No
-Internal Process Constraint"). A process moves where its user may write both groups and the nearest one that they are in
-("Delegation Containment"). A process outside of what its user's systemd manages, as after a login by SSH, is brought
-there by ``systemd-run --user --scope`` first.
+Internal Process Constraint"). A process may move if its user may write both groups and their nearest common ancestor
+("Delegation Containment"). A process outside of the groups of its user's systemd, as after a login by SSH, first moves
+there by ``systemd-run --user --scope``.
 """
 
 from __future__ import annotations
@@ -19,27 +19,26 @@ from anyaccel.linux.process import exists
 ROOT = "/sys/fs/cgroup"
 OWN = "/proc/self/cgroup"
 MADE = re.compile(r"anyaccel-([0-9]+)-[0-9a-f]+")
-"""Name of a group that a launcher of ours has made, with its process id."""
+"""Name of a group that a launcher has made, with the process id of the launcher."""
 SWAP = "memory.swap.max"
 
 _ROUNDING = 1 << 16
-"""The kernel rounds down to pages, of which the largest has so many bytes."""
+"""Bytes by which the kernel may round a limit down: the largest page size."""
 _BINDING = ("memory.max", "memory.high", SWAP, "dmem.max", "cpu.max", "cpuset.cpus", "cpuset.mems")
-"""Limits out of which no process is taken. Not ``pids.max``: systemd gives each scope one of its own."""
+"""Limits that no process escapes by moving. ``pids.max`` is not among them: systemd sets it on each scope."""
 _SCOPE = "systemd-run --user --scope --quiet --collect --"
 
 
 Place = tuple[str, tuple[str, ...]]
-"""Directory of a group, and the program, with its arguments, that brings a process to where it may enter: none where it
-may enter already."""
+"""Directory of a group, and the command that first moves a process to where it may enter; empty if none is needed."""
 
 
 class UnavailableError(Exception):
     """Raised when no group can be made.
 
     Attributes:
-        reason: Why.
-        remedy: The way out.
+        reason: Why no group can be made.
+        remedy: What to do.
     """
 
     def __init__(self, reason: str, remedy: str) -> None:
@@ -48,16 +47,16 @@ class UnavailableError(Exception):
 
 
 def find_place(controllers: Collection[str], through: Mapping[str, str] | None) -> Place:
-    """Find the nearest group in which groups with some controllers may be made for workers of this process.
+    """Find the nearest group below which this process may make groups with the given controllers.
 
-    Limits only ever become narrower: no worker is taken out of a group that limits something.
+    A worker never leaves a group that sets a limit.
 
     Args:
-        controllers: Their names.
-        through: The environment in which a program may bring the worker there; None where none may.
+        controllers: Names of the controllers.
+        through: The environment for ``systemd-run``, which may move the worker; None to do without.
 
     Raises:
-        UnavailableError: When there is none.
+        UnavailableError: When there is no such group.
     """
     own, home = _own(), _home()
     names = " and ".join(sorted(controllers))
@@ -86,7 +85,7 @@ def find_place(controllers: Collection[str], through: Mapping[str, str] | None) 
 
 
 def enter(path: str) -> None:
-    """Put this process into a group, with all that it starts from here on.
+    """Move this process into a group, together with its future children.
 
     Raises:
         OSError: When the kernel refuses.
@@ -98,14 +97,14 @@ def enter(path: str) -> None:
 
 
 def make(lines: Mapping[str, str], through: Mapping[str, str] | None) -> Place:
-    """Make a group with some limits, and read them back.
+    """Make a group with limits, and read the limits back.
 
     Args:
         lines: The limits by the names of their files.
-        through: As of :func:`find_place`.
+        through: See :func:`find_place`.
 
     Raises:
-        UnavailableError: When there is no place for it.
+        UnavailableError: When there is no place for the group.
         OSError: When the kernel refuses a limit.
     """
     controllers = {name.partition(".")[0] for name in lines}
@@ -126,10 +125,10 @@ def make(lines: Mapping[str, str], through: Mapping[str, str] | None) -> Place:
 
 
 def remove(path: str) -> int | None:
-    """Remove a group that nothing runs in any more; else the next one that is made beside it has it removed.
+    """Remove an empty group; a group in use is removed by the next :func:`make` beside it.
 
     Returns:
-        Bytes of the host's memory for which the kernel has killed something in it; None where it did not.
+        The limit in bytes if the kernel killed a process of the group for it; else None.
     """
     most = None
     with contextlib.suppress(OSError, ValueError):
@@ -142,7 +141,7 @@ def remove(path: str) -> int | None:
 
 
 def device_regions() -> set[str]:
-    """Return what the kernel calls the memory of devices that it counts."""
+    """Return the names of the regions of device memory that the controller ``dmem`` counts."""
     try:
         return {line.rpartition(" ")[0] for line in _read(f"{ROOT}/dmem.capacity").splitlines()}
     except OSError:
@@ -150,7 +149,7 @@ def device_regions() -> set[str]:
 
 
 def controls_above_home() -> list[str]:
-    """Return the files by which root gives a controller to the user's own systemd, outermost first; none without it."""
+    """Return the files by which root gives controllers to the user's systemd, outermost first."""
     home = _home()
     if not os.path.isdir(_path(home)):
         return []
@@ -158,7 +157,7 @@ def controls_above_home() -> list[str]:
 
 
 def _limit(path: str, text: str) -> None:
-    """Write limits into a file of a group, one to a line, and make sure that the kernel keeps to them."""
+    """Write limits into a file of a group, and read them back."""
     try:
         _write(path, text)
     except OSError:
@@ -172,13 +171,13 @@ def _limit(path: str, text: str) -> None:
 
 
 def _values(text: str) -> dict[str, int]:
-    """The limits in a file, by what stands before them; those that limit nothing are left out."""
+    """Parse the limits in a file, by the text before each; a limit of ``max`` is left out."""
     parts = (line.rpartition(" ") for line in text.splitlines())
     return {name.strip(): int(value) for name, _, value in parts if value.isdecimal()}
 
 
 def _tidy(directory: str) -> None:
-    """Remove groups whose makers have ended, and in which nothing runs; the kernel refuses the others."""
+    """Remove empty groups of launchers that have ended; the kernel refuses to remove a group in use."""
     for name in os.listdir(directory):
         match = MADE.fullmatch(name)
         if match and not exists(int(match[1])):
@@ -187,10 +186,10 @@ def _tidy(directory: str) -> None:
 
 
 def _own() -> str:
-    """The group of this process.
+    """Return the group of this process.
 
     Raises:
-        UnavailableError: When groups are not those of cgroup v2, or ours is not below what is mounted.
+        UnavailableError: When cgroup v2 is not mounted, or this process is in a group outside of the mount.
     """
     if not os.path.exists(f"{ROOT}/cgroup.controllers"):
         raise UnavailableError(
@@ -204,12 +203,12 @@ def _own() -> str:
 
 
 def _path(group: str) -> str:
-    """The directory of a group."""
+    """Return the directory of a group."""
     return f"{ROOT}{group.rstrip('/')}"
 
 
 def _chain(group: str) -> list[str]:
-    """A group and those that it is in, nearest first."""
+    """Return a group and the groups above, nearest first."""
     found = [group]
     while found[-1] != "/":
         found.append(found[-1].rpartition("/")[0] or "/")
@@ -217,16 +216,16 @@ def _chain(group: str) -> list[str]:
 
 
 def _home() -> str:
-    """The group that the user's own systemd manages."""
+    """Return the group of the user's own systemd."""
     user = os.geteuid()
     return f"/user.slice/user-{user}.slice/user@{user}.service"
 
 
 def _usable(group: str, controllers: Collection[str]) -> bool:
-    """Whether groups with some controllers can be made below a group.
+    """Return whether this user may make groups with the given controllers below a group.
 
-    It gives no further controller to these while it has processes of its own; the root of all groups, which has no
-    ``cgroup.type``, may.
+    A group with processes of its own can give no further controllers to groups below. The root group, which has no
+    ``cgroup.type``, can.
     """
     path = _path(group)
     if not all(os.access(each, os.W_OK) for each in (path, f"{path}/cgroup.procs", f"{path}/cgroup.subtree_control")):
@@ -242,7 +241,7 @@ def _usable(group: str, controllers: Collection[str]) -> bool:
 
 
 def _limits_of(groups: Collection[str]) -> Iterator[str]:
-    """Files of groups that limit something."""
+    """Yield the limit files of groups."""
     for group in groups:
         for name in _BINDING:
             path = f"{_path(group)}/{name}"
@@ -252,7 +251,7 @@ def _limits_of(groups: Collection[str]) -> Iterator[str]:
 
 
 def _systemd_run(environ: Mapping[str, str]) -> str | None:
-    """The program, where the user's systemd can be reached in an environment."""
+    """Return the path of ``systemd-run``; None where the user's systemd cannot be reached in an environment."""
     runtime = environ.get("XDG_RUNTIME_DIR", "")
     if not runtime or not any(os.path.exists(f"{runtime}/{socket}") for socket in ("bus", "systemd/private")):
         return None

@@ -1,4 +1,4 @@
-"""Descriptors that processes have open, what they are of, and the locks that they carry."""
+"""Open file descriptors of processes: their files, and the locks on these."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from anyaccel.linux.process import UNSEEN
 
 _LOOKS_AT_LOCKS = 5
 _HARMLESS_MAJORS = {1, 4, 5, 136, 137, 138, 139, 140, 141, 142, 143}
-"""Memory, consoles and terminals: all other character devices are hardware."""
+"""Memory, consoles and terminals. Every other character device is hardware."""
 _MEMORY = ("/dev/shm/", "/dev/zero")  # noqa: S108 - nothing is written there
 
 
 def list_descriptors(pid: int | str = "self") -> list[int]:
-    """Numbers of what a process has open; one of its own, which listed them, is closed by now.
+    """Return the descriptors of a process; one of this process, opened for the listing, is closed by now.
 
     Raises:
-        OSError: When it has ended, or we may not look into it.
+        OSError: When the process has ended, or belongs to another user.
     """
     return list(map(int, os.listdir(f"/proc/{pid}/fd")))
 
 
 def open_files(files: set[tuple[int, int]], pid: int | None = None) -> Iterator[tuple[int, int]]:
-    """Descriptors, by process id and number, of some files by device number and inode.
+    """Yield process id and descriptor of each open descriptor of the given files.
 
     Args:
-        files: The files.
-        pid: The process that is looked at; None for all that this process may look into.
+        files: The files, by device number and inode.
+        pid: The process to look at; None for all processes that this process may inspect.
     """
     pids = filter(str.isdigit, os.listdir("/proc")) if pid is None else (str(pid),)
     for each in pids if files else ():
@@ -46,9 +46,9 @@ def open_files(files: set[tuple[int, int]], pid: int | None = None) -> Iterator[
 
 
 def has_lock(pid: int | str, descriptor: int | str, *, shared: bool = False) -> bool:
-    """Whether a descriptor of a process carries a lock: ``/proc/PID/fdinfo`` lists those of its open file.
+    """Return whether a descriptor of a process holds a lock, by ``/proc/PID/fdinfo``.
 
-    A descriptor that was opened to look at a file has none, or a shared one for a moment.
+    A process that only inspects a lock file holds no lock, or a shared lock for a moment.
 
     Args:
         pid: The process.
@@ -65,10 +65,10 @@ def has_lock(pid: int | str, descriptor: int | str, *, shared: bool = False) -> 
 
 
 def lock_owner(file: os.stat_result) -> int | None:
-    """Process that took the exclusive lock on a file, by the kernel's table of locks; None when none is visible.
+    """Return the process that took the exclusive lock on a file; None when the kernel shows none.
 
-    The kernel hands out a long table in parts, and skips a lock when others of an earlier part are dropped in between:
-    so who finds none looks again.
+    The kernel returns a long ``/proc/locks`` in parts, and skips a lock when earlier locks are dropped in between. So
+    the table is read up to five times.
     """
     wanted = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
     for _ in range(_LOOKS_AT_LOCKS):
@@ -84,7 +84,7 @@ def lock_owner(file: os.stat_result) -> int | None:
 
 
 def touched_devices() -> list[str]:
-    """Return the hardware that this process has open or mapped, by path: a fork would share it with the child."""
+    """Return the paths of hardware that this process has open or mapped, which a fork would share with the child."""
     found = set()
     for descriptor in list_descriptors():
         try:

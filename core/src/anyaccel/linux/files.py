@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Atomic writes of files."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import os
 
 
 def write_whole(path: str, text: str, mode: int = 0o644) -> None:
-    """Write a file so that readers see what was there before, or all of it, also when the machine fails.
+    """Replace a file atomically and durably: readers see the old content or the new content.
 
     Args:
         path: The file.
-        text: What is in it.
-        mode: Who may do what with it; as it is, everybody may read it, and its owner write.
+        text: The new content.
+        mode: Permission bits.
 
     Raises:
-        OSError: When it cannot be written.
+        OSError: When the file cannot be written.
     """
     new = f"{path}.new"
     with contextlib.suppress(FileNotFoundError):

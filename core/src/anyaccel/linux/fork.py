@@ -1,4 +1,4 @@
-"""The one list of what a forked child tidies up: it has its parent's locks and descriptors, and none of its threads."""
+"""One registry for tidying up after a fork: a child has the locks and descriptors of its parent, but no threads."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     Tidy = TypeVar("Tidy", bound=Callable[[], object])
 
 FORK_SECONDS = 10.0
-"""How long a fork waits for a lock: the thread that holds it may wait for what the forking thread holds."""
+"""Seconds that a fork waits for a lock: its holder may wait for a lock of the forking thread."""
 
 _locks: list[Any] = []
 _tidies: list[Callable[[], object]] = []
 
 
 def renew_in_child(lock: Lock) -> Lock:
-    """Have a lock free in every child that this process forks, also where another thread holds it at that moment.
+    """Register a lock to be free in every forked child, even if another thread of the parent holds the lock.
 
     Args:
         lock: A lock that lives as long as the process.
@@ -35,15 +35,15 @@ def renew_in_child(lock: Lock) -> Lock:
 
 
 def hold_while_forking(lock: RLock) -> RLock:
-    """Have a fork wait for a lock, so that the child finds nothing half done by the thread that holds it.
+    """Register a lock that every fork acquires first: no child inherits a half-done change.
 
-    Locks for which a fork waits already, such as that of :mod:`logging`, may be taken by that thread.
+    The holder of the lock may take locks for which a fork waits as well, such as the lock of :mod:`logging`.
 
     Args:
         lock: A lock that lives as long as the process.
 
     Returns:
-        The lock, which is free in the child as that of :func:`renew_in_child`.
+        The lock, which is free in the child.
     """
 
     def release() -> None:
@@ -57,13 +57,13 @@ def hold_while_forking(lock: RLock) -> RLock:
 
 
 def tidy_in_child(tidy: Tidy) -> Tidy:
-    """Have a function called in every child that this process forks, once all locks are free, in the order given.
+    """Register a function for every forked child, called once all locks are free, in order of registration.
 
     Args:
-        tidy: A function that lives as long as the process. If it raises, the others are called all the same.
+        tidy: A function that lives as long as the process. If it raises, the next ones still run.
 
     Returns:
-        The function, so that this can be used as a decorator.
+        The function, so that ``tidy_in_child`` can be a decorator.
     """
     _tidies.append(tidy)
     return tidy

@@ -1,4 +1,4 @@
-"""Waking up when a file goes away from a directory, or its last user closes it: a thin layer over inotify(7)."""
+"""Wake-ups when a file is removed, or closed by the last user: a thin layer over inotify(7)."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ _EVENT = struct.Struct("iIII")
 
 _MOST_IDLE = 16  # of the 128 instances that a user has by default
 _idle: list[int] = []
-"""Descriptors without a watch, for the next: to close one takes the kernel up to 20 ms after a watch was removed, which
-a request that has just got its devices must not wait for. Ten threads that take turns at one device get 6 times as many
-leases as with one that is kept."""
+"""Descriptors without a watch, for reuse. The kernel takes up to 20 ms to close a descriptor after a watch was removed,
+which a request that has just got its devices must not wait for: ten threads that take turns at one device get 6 times
+as many leases with 16 kept descriptors as with one."""
 
 
 @tidy_in_child
 def _close_in_child() -> None:
-    """Leave the descriptors to the parent, whose events a child would steal."""
+    """Close the idle descriptors: a child would steal events of the parent."""
     while _idle:
         os.close(_idle.pop())
 
 
-class Watch:
-    """Events of a file or of the files in a directory: :meth:`fileno` is readable when there are some.
+class FileEvents:
+    """Events of a file or of the files in a directory: :meth:`fileno` is readable while events are pending.
 
-    That the last descriptor of a file is closed is told shortly before its lock is dropped, so whoever is woken by
-    that must look twice.
+    The kernel reports the close of the last descriptor shortly before it drops the lock. So a reader that is woken by
+    a close must check the lock twice.
 
     Raises:
-        OSError: When the kernel gives out no more instances, of which a user has few.
+        OSError: When the user has no inotify instance left.
     """
 
     __slots__ = ("_fd", "_owner", "_watch", "path")
@@ -54,10 +54,10 @@ class Watch:
         self.path = ""
 
     def follow(self, path: str) -> None:
-        """Watch a file, or the files of a directory, instead of what was watched before.
+        """Watch a file, or the files of a directory, in place of the former target.
 
         Raises:
-            OSError: When it cannot be watched, because it is gone for instance; nothing is watched then.
+            OSError: When the target cannot be watched, for example because it is gone. Nothing is watched then.
         """
         self._stop()
         mask = _CLOSE_WRITE | _DELETE | _DELETE_SELF | _DONT_FOLLOW
@@ -65,13 +65,13 @@ class Watch:
         self.path = path
 
     def fileno(self) -> int:
-        """The descriptor to wait for."""
+        """Return the descriptor to wait for."""
         return self._fd
 
     def events(self) -> Iterator[tuple[str, bool]]:
-        """Tell what happened since: the file's name, empty for what is watched itself, and whether it is removed.
+        """Yield the pending events: the file's name, empty for the target itself, and whether the file was removed.
 
-        What happened to something that was watched before is left out.
+        Events of a former target are left out.
         """
         while True:
             try:

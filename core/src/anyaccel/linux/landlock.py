@@ -1,7 +1,7 @@
-"""Landlock, the Linux security module by which a process gives up rights for itself and all that it starts, for good.
+"""Landlock, the security module by which a process gives up rights for itself and its descendants, for good.
 
-It is an allow-list: what opens a file for reading or writing is refused unless the file, or a directory above it on
-the way to the root, was granted. No privilege is needed. See landlock(7).
+Landlock is an allow-list: a process may open a file only if the file, or a directory above the file, was granted. No
+privilege is needed. See landlock(7).
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ VERSION = 1
 PATH_BENEATH = 1
 
 OLDEST = 2
-"""Oldest usable version (Linux 5.19): under the first one, no file can be moved from one directory to another."""
+"""Oldest usable version (Linux 5.19). Under version 1, no file can move from one directory to another."""
 IOCTL = 5
-"""First version that can refuse the control calls of a device (Linux 6.10)."""
+"""First version that can refuse ioctl calls of a device (Linux 6.10)."""
 
 Node = tuple[int, int]
-"""A device as the kernel knows it: whether it is a character or a block device, and its number."""
+"""A device by type (character or block) and device number."""
 
 
 class Right(IntFlag):
-    """Rights of the kernel's interface that we take away from, or grant to, a worker."""
+    """Access rights of the kernel's interface that a worker loses, or is granted."""
 
     WRITE_FILE = 1 << 1
     READ_FILE = 1 << 2
@@ -46,16 +46,17 @@ class Right(IntFlag):
 
 
 def version() -> int:
-    """Version of Landlock in this kernel.
+    """Return the version of Landlock in this kernel.
 
     Raises:
-        OSError: When there is none: ENOSYS, EOPNOTSUPP when it is switched off, EPERM when a filter forbids the call.
+        OSError: ENOSYS when the kernel has no Landlock, EOPNOTSUPP when it is switched off, EPERM when a seccomp filter
+            forbids the call.
     """
     return syscall(LANDLOCK_CREATE_RULESET, None, 0, VERSION)
 
 
 def unavailable() -> str:
-    """Say why this kernel cannot confine anybody; an empty string when it can."""
+    """Return the reason why this kernel cannot confine workers; empty when it can."""
     try:
         found = version()
     except OSError as error:
@@ -72,7 +73,7 @@ def unavailable() -> str:
 
 
 def gap() -> str:
-    """Say what this kernel's Landlock lets through, where a later version would not; an empty string for nothing."""
+    """Return the accesses that only a later version of Landlock refuses, in a sentence; empty for none."""
     if version() >= IOCTL:
         return ""
     return (
@@ -82,14 +83,13 @@ def gap() -> str:
 
 
 def restrict(paths: Iterable[str], closed: Collection[Node]) -> None:
-    """Let the calling thread, and all that it starts, open nothing but what is at or below some paths.
+    """Confine the calling thread and its descendants to files at or below the given paths.
 
-    What is open already stays usable. New device nodes cannot be made either, and no program gets privileges from its
-    file's owner (set-user-id).
+    Open descriptors stay usable. The thread can make no device nodes either, and set-user-id bits have no effect.
 
     Args:
-        paths: What is granted. One that is gone is passed over.
-        closed: Devices that stay closed even where a path leads to one.
+        paths: The granted paths. A path that is gone is passed over.
+        closed: Devices that stay closed even below a granted path.
 
     Raises:
         OSError: When the kernel refuses.
@@ -111,7 +111,7 @@ def restrict(paths: Iterable[str], closed: Collection[Node]) -> None:
 def _grant(ruleset: int, path: str, on_files: Right, closed: Collection[Node]) -> None:
     try:
         target = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:  # what cannot even be looked up here cannot be opened by the worker either
+    except OSError:  # a path that cannot be looked up here cannot be opened by the worker either
         return
     try:
         status = os.fstat(target)  # of what was opened: the name may mean something else by now
@@ -124,7 +124,7 @@ def _grant(ruleset: int, path: str, on_files: Right, closed: Collection[Node]) -
 
 
 def node_of(status: os.stat_result) -> Node | None:
-    """The device behind a node; None for what is no device node."""
+    """Return the device behind a device node; None for any other file."""
     if stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode):
         return stat.S_IFMT(status.st_mode), status.st_rdev
     return None

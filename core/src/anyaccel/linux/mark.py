@@ -1,4 +1,4 @@
-"""The mark: what a process and all that it starts carry, whatever they close, clear or leave.
+"""The mark of a lease: a process and every descendant carry it, whatever they close, clear or leave.
 
 A mark is the hard limit ``RLIMIT_LOCKS``. Linux has not enforced this limit since 2.4.25, but still keeps 64 bits of it
 for each process, copies them on fork, keeps them over exec, and lets no process without ``CAP_SYS_RESOURCE`` raise
@@ -6,8 +6,8 @@ them again (``setrlimit(2)``). ``/proc/PID/limits`` shows them to every user. So
 descriptors, clearing its environment, opening a session or losing its parents.
 
 The 63 bits are three fields of 21. A process without a mark has "unlimited". Each mark fills one more field, and ones
-follow: unlimited > A|ones|ones > A|B|ones > A|B|C. A mark that is drawn inside another one is lower, as the kernel
-demands, and begins with it: who carries A|B carries A.
+follow: unlimited > A|ones|ones > A|B|ones > A|B|C. A mark that is drawn inside another mark is lower, as the kernel
+demands, and begins with the outer mark: a process that carries A|B carries A.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _ONES = (1 << _BITS) - 1
 _ALL = (1 << _BITS * _LEVELS) - 1
 _LINE = b"Max file locks"
 _ROUNDS = 100
-"""How often a look at all processes lists them anew before it gives up: they fork faster than it can look."""
+"""Listings of one scan until it gives up, because processes fork faster than it can follow."""
 _FASTEST_FORK = 2e-6
-"""Seconds that a fork takes at least, over all processors: until all process ids can have been given out once."""
+"""Least seconds of a fork, over all processors: bounds how soon the process ids can wrap."""
 _SEEN_SECONDS = 60.0
-"""How long a pool relies on its last look at the marks of living processes."""
+"""How long a pool relies on its last scan. A scan takes a process of another user about 10 µs."""
 
 _lock = renew_in_child(allocate_lock())
 _of_process: tuple[int, Mark] = (0, ())
@@ -44,9 +44,9 @@ _drawn: set[Mark] = set()
 
 
 def own() -> Mark | None:
-    """The mark that this process carries; None when there can be none.
+    """Return the mark of this process; None when this process can carry none.
 
-    That is so where the limit says something else, which an administrator has set, and where the kernel keeps no limit.
+    A process can carry no mark where an administrator has set the limit, or the kernel does not keep the limit.
     """
     try:
         return parse(resource.prlimit(0, _LOCKS)[1]) if _supported() else None
@@ -56,7 +56,7 @@ def own() -> Mark | None:
 
 @cache
 def _supported() -> bool:
-    """Whether the kernel keeps the limit: there are some that refuse to set it to what it is."""
+    """Return whether the kernel keeps the limit; some kernels refuse to set the limit to the present value."""
     try:
         resource.prlimit(0, _LOCKS, resource.prlimit(0, _LOCKS))
     except (OSError, ValueError):
@@ -65,7 +65,7 @@ def _supported() -> bool:
 
 
 def obstacle() -> str:
-    """Say why what this process starts cannot be marked; empty when it can."""
+    """Return the reason why descendants of this process cannot be marked; empty when they can."""
     if not _supported():
         return "this kernel does not let the limit RLIMIT_LOCKS be set"
     mark = own()
@@ -77,7 +77,7 @@ def obstacle() -> str:
 
 
 def parse(value: int) -> Mark | None:
-    """The mark that a hard limit says: empty for "unlimited"; None when it is no mark."""
+    """Return the mark in a hard limit: empty for "unlimited", None for a number that is no mark."""
     if not 0 <= value < _ALL:
         return ()
     mark: Mark = ()
@@ -90,7 +90,7 @@ def parse(value: int) -> Mark | None:
 
 
 def limit(mark: Mark) -> int:
-    """The hard limit that says a mark."""
+    """Return the hard limit of a mark."""
     value = _ALL
     for level, field in enumerate(mark):
         value -= (_ONES - field) << _BITS * (_LEVELS - 1 - level)
@@ -98,14 +98,15 @@ def limit(mark: Mark) -> int:
 
 
 def draw(used: Collection[Mark] = (), *, inside: Mark | None = None) -> Mark:
-    """Draw a mark at random that no living process carries, by one look at all processes.
+    """Draw a random mark without a living carrier, by a single scan of all processes.
 
     Args:
-        used: Marks that must not be drawn either: those of other leases.
-        inside: The mark that it begins with; that of this process when None.
+        used: Marks of other leases, which are not drawn either.
+        inside: The mark that the new mark begins with; the mark of this process when None.
 
     Returns:
-        The mark; empty where there can be none: three marks are the most, and an administrator's limit stays as it is.
+        The mark. Empty where this process can carry none: three fields are the most, and the limit of an administrator
+        stays unchanged.
     """
     outer = own() if inside is None else inside
     if outer is None or len(outer) == _LEVELS:
@@ -114,9 +115,9 @@ def draw(used: Collection[Mark] = (), *, inside: Mark | None = None) -> Mark:
 
 
 def draw_often(used: Collection[Mark] = ()) -> Mark:
-    """Draw a mark like :func:`draw`, but rely on earlier looks: for a pool, which starts many processes.
+    """Draw a mark like :func:`draw`, with scans at most once a minute: for a pool, which starts many processes.
 
-    The marks that were seen are kept, with those that were drawn since, and looked at anew once a minute.
+    The marks of the last scan are kept, with the marks that were drawn since.
     """
     global _seen, _drawn
     outer = own()
@@ -141,7 +142,7 @@ def _draw(outer: Mark, *used: Collection[Mark]) -> Mark:
 
 
 def _living() -> frozenset[Mark]:
-    """The marks that living processes carry, each with the outer ones that it begins with."""
+    """Return the marks of living processes, with the outer marks that each begins with."""
     found: set[Mark] = set()
     for name in filter(str.isdecimal, os.listdir("/proc")):
         value = hard_limit(int(name))
@@ -152,8 +153,8 @@ def _living() -> frozenset[Mark]:
     return frozenset(found)
 
 
-def of_process(used: Collection[Mark] = ()) -> Mark:
-    """The mark of the leases that this process takes for itself; drawn once, and put on the process by :func:`put`."""
+def draw_for_process(used: Collection[Mark] = ()) -> Mark:
+    """Return the mark of the leases that this process takes for itself; drawn once, set by :func:`put`."""
     global _of_process  # noqa: PLW0603 -- a process cannot change its mark
     if _of_process[0] != os.getpid():  # a fork has its parent's
         drawn = draw(used)
@@ -164,51 +165,52 @@ def of_process(used: Collection[Mark] = ()) -> Mark:
 
 
 def put(mark: Mark) -> None:
-    """Put a mark on this process and all that it will start, for good; nothing happens for an empty one."""
+    """Set a mark on this process and its future descendants, for good; an empty mark changes nothing."""
     if mark and not carried(mark):
         resource.prlimit(0, _LOCKS, (limit(mark), limit(mark)))
 
 
 def carried(mark: Mark) -> bool:
-    """Whether this process carries a mark."""
+    """Return whether this process carries a mark."""
     return _says(hard_limit(os.getpid()), mark)
 
 
 def hidden() -> bool:
-    """Whether ``/proc`` hides processes of other users from this one (``hidepid``), or cannot be read at all."""
+    """Return whether ``/proc`` hides processes of other users (``hidepid``), or cannot be read."""
     return not (_read(1) and _read(os.getpid()))
 
 
 def carriers(marks: Iterable[Mark]) -> Mapping[Mark, tuple[int, ...]] | None:
-    """Find the living processes that carry one of some marks, by one look at all processes.
+    """Find the living carriers of the given marks, by a single scan of all processes.
 
     Returns:
-        Process ids by mark, without marks that no process carries; None when processes start faster than it can look.
+        Process ids by mark; a mark that no process carries has no entry. None when processes start faster than the scan
+        can follow.
     """
     found: dict[Mark, tuple[int, ...]] = {}
 
-    def tell(pid: int, mark: Mark) -> None:
+    def visit(pid: int, mark: Mark) -> None:
         if pid not in found.get(mark, ()):
             found[mark] = (*found.get(mark, ()), pid)
 
-    return found if look(marks, tell) else None
+    return found if visit_carriers(marks, visit) else None
 
 
-def look(marks: Iterable[Mark], tell: Callable[[int, Mark], None]) -> bool:
-    """Look at all processes for those that are alive and carry one of some marks.
+def visit_carriers(marks: Iterable[Mark], visit: Callable[[int, Mark], None]) -> bool:
+    """Scan all processes for living carriers of the given marks.
 
-    A carrier was forked by a carrier. So a look that is complete and finds none is final. It is complete once a listing
-    shows no process that was not looked at. A process is listed after its child only where process ids began anew in
-    between: then it lists them once more. A number that was given out again is another process to it.
+    A carrier was forked by a carrier. So a complete scan without a carrier is final. The scan is complete once a
+    listing shows no unseen process. ``/proc`` lists a process after its child only if process ids wrapped in between;
+    then the scan lists the processes once more. A process id that was reused counts as another process.
 
     Args:
-        marks: The marks; an empty one is carried by none.
-        tell: Called with each process and a mark that it carries, as soon as it is found: what forks and ends all the
-            time has another process id when the look is over. Older ones come first: a shell that is to end must not
-            go on, since what it waits for has been ended before.
+        marks: The marks; no process carries an empty one.
+        visit: Called with a process id and a mark as soon as a carrier is found: a process that forks and exits all the
+            time has another id when the scan is over. Older processes come first: a shell must get its signal before
+            the commands that it waits for, or it would run the next command.
 
     Returns:
-        Whether the look came to an end: processes may start faster than it can look.
+        Whether the scan is complete: processes may start faster than the scan can follow.
     """
     ranges = {mark: _range(mark) for mark in marks if mark}
     seen: set[tuple[str, int]] = set()
@@ -226,12 +228,12 @@ def look(marks: Iterable[Mark], tell: Callable[[int, Mark], None]) -> bool:
                 continue
             for mark, (low, high) in ranges.items():
                 if low <= value <= high and not process.gone(pid, 0):
-                    tell(pid, mark)
+                    visit(pid, mark)
     return not ranges
 
 
 def _listed() -> Iterator[tuple[str, int]]:
-    """Every process by its number and by its inode in ``/proc``, which the next one of the same number does not get."""
+    """Yield each process by number and by inode in ``/proc``, which differs when the number is reused."""
     with os.scandir("/proc") as entries:
         for entry in entries:
             if entry.name[0] <= "9":
@@ -239,14 +241,14 @@ def _listed() -> Iterator[tuple[str, int]]:
 
 
 class _Moment:
-    """A moment, by the clock and by the process id that was given out last."""
+    """A moment, by the clock and by the last process id that the kernel assigned."""
 
     def __init__(self) -> None:
         self._pid = _number("/proc/loadavg")
         self._time = time.monotonic()
 
     def precedes_in_order(self, later: _Moment) -> bool:
-        """Return whether process ids have risen from this moment to a later one, without beginning anew."""
+        """Return whether process ids rose from this moment to a later one without a wrap."""
         if later._pid < self._pid:
             return False
         seconds = later._time - self._time  # long where this process was stopped: all may have been given out once
@@ -254,12 +256,12 @@ class _Moment:
 
 
 def carries(pid: int, mark: Mark) -> bool:
-    """Whether a process is alive and carries a mark; a process that cannot be looked at does not count."""
+    """Return whether a process is alive and carries a mark; False for a process that cannot be inspected."""
     return _says(hard_limit(pid), mark) and not process.gone(pid, 0)
 
 
 def _says(value: int | None, mark: Mark) -> bool:
-    """Whether a hard limit says a mark, or one that was drawn inside it."""
+    """Return whether a hard limit stands for a mark, or for an inner mark."""
     if value is None or not mark:
         return False
     low, high = _range(mark)
@@ -267,13 +269,13 @@ def _says(value: int | None, mark: Mark) -> bool:
 
 
 def _range(mark: Mark) -> tuple[int, int]:
-    """The lowest and the highest limit of those who carry a mark."""
+    """Return the lowest and the highest hard limit of carriers of a mark."""
     high = limit(mark)
     return high - (1 << _BITS * (_LEVELS - len(mark))) + 1, high
 
 
 def hard_limit(pid: int) -> int | None:
-    """The hard limit of a process, -1 for "unlimited"; None when the process has gone or cannot be looked at."""
+    """Return the hard limit of a process, -1 for "unlimited"; None for a process that is gone or hidden."""
     try:
         return resource.prlimit(pid, _LOCKS)[1]
     except ProcessLookupError:
@@ -286,7 +288,7 @@ def hard_limit(pid: int) -> int | None:
 
 
 def _read(pid: int) -> bytes:
-    """The hard limit as ``/proc`` writes it; empty when it cannot be read."""
+    """Return the hard limit as ``/proc`` writes it; empty when the file cannot be read."""
     try:
         fd = os.open(f"/proc/{pid}/limits", os.O_RDONLY | os.O_CLOEXEC)
     except process.UNSEEN:
@@ -303,7 +305,7 @@ def _read(pid: int) -> bytes:
 
 
 def _number(path: str) -> int:
-    """The last number in a file of the kernel's; 0 where there is none."""
+    """Return the last number in a file of the kernel; 0 without the file."""
     try:
         with open(path, "rb") as file:
             return int(file.read().split()[-1])

@@ -1,4 +1,4 @@
-"""Processes as the kernel knows them: a process id alone is only a label, since it is given out again."""
+"""Processes of the kernel. A process id alone is only a label, since the kernel assigns it again."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ _EXITING = 0x4
 _ME: tuple[int, int] | None = None
 
 UNSEEN = (FileNotFoundError, ProcessLookupError, PermissionError)
-"""What the kernel answers of what is not there, has ended, or is closed to us. Anything else is no answer: who takes it
-for one gives out what is held."""
+"""Errors of the kernel for a process that is gone or closed to us. No other error says so: a caller that took EMFILE
+for "gone" would give out devices that are in use."""
 _LONGEST_POLL = 86_400.0
 """Seconds; ``poll(2)`` takes 24 days at most."""
 SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-"""Errors that say nothing of what was asked for: the one who asks has no descriptor left, or the kernel no memory."""
+"""Errors about the caller, not about the target: no descriptor is left, or the kernel has no memory."""
 
 
 def exists(pid: int) -> bool:
-    """Whether there is a process of this number here: the cheapest question; the number may be another's by now."""
+    """Return whether a process with this id exists. Cheapest of all checks; the id may have been reused."""
     if pid <= 0:
         return False
     try:
@@ -48,7 +48,7 @@ def exists(pid: int) -> bool:
 
 
 def me() -> tuple[int, int]:
-    """Process id and start time of this process."""
+    """Return process id and start time of this process."""
     global _ME  # noqa: PLW0603 -- asked for by every lease, and reading /proc is dear
     pid = os.getpid()
     if _ME is None or _ME[0] != pid or not _ME[1]:
@@ -57,43 +57,43 @@ def me() -> tuple[int, int]:
 
 
 def start_time(pid: int) -> int | None:
-    """When a process was started, in ticks since the boot; None when there is none, or none that we may see.
+    """Return the start of a process in ticks since the boot; None for a process that is gone or hidden.
 
-    The number is the same for all who ask, also in a time namespace, where the kernel shifts what it says.
+    Every process gets the same number, also in a time namespace, where the kernel shifts its clocks.
     """
     fields = stat_fields(pid)
     return int(fields[19]) - _ahead("boottime") * os.sysconf("SC_CLK_TCK") // 10**9 if fields else None
 
 
 def started_at(pid: int, start: int) -> bool:
-    """Whether there is a process of this id that was started then."""
+    """Return whether a process with this id and start time exists."""
     return start_time(pid) == start
 
 
 def monotonic_ns() -> int:
-    """The machine's monotonic clock in nanoseconds: the same for all who ask, also in a time namespace."""
+    """Return the machine's monotonic clock in nanoseconds, without the shift of a time namespace."""
     return time.monotonic_ns() - _ahead("monotonic")
 
 
 def boot_seconds() -> float:
-    """Seconds since the boot, those asleep among them: the same for all who ask, also in a time namespace."""
+    """Return the seconds since the boot, suspended time included, without the shift of a time namespace."""
     return (time.clock_gettime_ns(time.CLOCK_BOOTTIME) - _ahead("boottime")) / 1e9
 
 
 def state(pid: int) -> str:
-    """Letter of a process's state: ``R``, ``S``, ``D``, ``T`` for stopped, ``Z`` ...; empty when unknown."""
+    """Return the letter of a process's state: ``R``, ``S``, ``D``, ``T`` for stopped, ``Z`` ...; empty when unknown."""
     fields = stat_fields(pid)
     return fields[0] if fields else ""
 
 
 def ending(pid: int) -> bool:
-    """Whether a process has begun to leave the kernel, or is gone: it runs no program any more."""
+    """Return whether a process is exiting or gone: it runs no program any more."""
     fields = stat_fields(pid)
     return not fields or bool(int(fields[6]) & _EXITING)
 
 
 def waits_in(pid: int) -> str:
-    """Name of the kernel function that a process waits in; empty when it does not or we may not know."""
+    """Return the kernel function in which a process waits; empty when none, or unknown."""
     try:
         with open(f"/proc/{pid}/wchan", encoding="ascii", errors="replace") as file:
             name = file.read(128)
@@ -103,20 +103,20 @@ def waits_in(pid: int) -> str:
 
 
 def gone(pid: int, start: int) -> bool:
-    """Whether a process has left the kernel, with all of its threads and all that it had open.
+    """Return whether a process has left the kernel, with all threads and open files.
 
-    Only the kernel's own answer counts: ``/proc`` calls a process a zombie as soon as its first thread has ended. In
-    doubt it is not gone.
+    Only the pidfd counts: ``/proc`` calls a process a zombie as soon as its first thread has ended. In doubt the
+    process is not gone.
 
     Args:
-        pid: Its id.
-        start: Its start time; 0 when unknown.
+        pid: Process id.
+        start: Start time; 0 when unknown.
     """
     try:
         descriptor = os.pidfd_open(pid)
     except (ProcessLookupError, OverflowError):
         return True
-    except OSError:  # forbidden, the number is that of a thread, or no descriptor is to be had
+    except OSError:  # forbidden, the number is the id of a thread, or no descriptor is left
         found = start_time(pid)
         return not exists(pid) or bool(start and found is not None and found != start)
     try:
@@ -127,17 +127,17 @@ def gone(pid: int, start: int) -> bool:
 
 
 def ended(pidfd: int) -> bool:
-    """Whether the process of a process file descriptor has left the kernel."""
+    """Return whether the process of a pidfd has left the kernel."""
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(0))
 
 
 def wait_for_end(pids: Iterable[int], seconds: float) -> bool:
-    """Wait until one of some processes has ended, at most for some seconds.
+    """Wait until any of several processes ends, or the time is up.
 
     Returns:
-        Whether one has.
+        Whether a process has ended.
     """
     poll, descriptors = select.poll(), []
     until = time.monotonic() + seconds
@@ -158,10 +158,10 @@ def wait_for_end(pids: Iterable[int], seconds: float) -> bool:
 
 
 def describe_end(status: int | None) -> str:
-    """Say how a process ended.
+    """Return how a process ended, as a clause.
 
     Args:
-        status: Its exit status, or the negative number of a signal; None where that is unknown.
+        status: Exit status, or the negative number of a signal; None when unknown.
     """
     if status is None:
         return "ended"
@@ -174,15 +174,15 @@ def describe_end(status: int | None) -> str:
 
 
 def send(pid: int, number: int, still: Callable[[], bool]) -> bool:
-    """Send a signal to a process, and not to one that was given its id since it was looked at.
+    """Send a signal to a process, unless its id was reused in the meantime.
 
     Args:
-        pid: Its id.
+        pid: Process id.
         number: The signal.
-        still: Asked once no other process can get the id: whether it is the process that was meant.
+        still: Returns whether the id still means the intended process; called once the id cannot be reused.
 
     Returns:
-        Whether it was sent.
+        Whether the signal was sent.
     """
     try:
         descriptor = os.pidfd_open(pid)
@@ -200,33 +200,33 @@ def send(pid: int, number: int, still: Callable[[], bool]) -> bool:
 
 
 def die_with_parent(parent: int) -> None:
-    """Have this process killed when the one that forked it ends; end now if it has ended already."""
+    """Have the kernel kill this process when its parent ends; exit now if the parent has ended already."""
     system.prctl(system.SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def live_on() -> None:
-    """Take :func:`die_with_parent` back."""
+    """Undo :func:`die_with_parent`."""
     system.prctl(system.SET_PARENT_DEATH_SIGNAL, 0)
 
 
 def adopt_orphans(*, adopt: bool = True) -> None:
-    """Become the parent of descendants whose own parent ends, so that none of them escapes; or leave them to others."""
+    """Become the parent of orphaned descendants, so that none escapes; or stop doing so."""
     system.prctl(system.SET_CHILD_SUBREAPER, int(adopt))
 
 
 def reap(child: int) -> int:
-    """Wait for a child; return its exit status as a shell has it: 128 and the number of the signal that ended it."""
+    """Wait for a child; return its exit status as a shell does: 128 plus the signal number after a signal."""
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     return status if status >= 0 else 128 - status
 
 
 def reap_children(spared: Container[int] = ()) -> None:
-    """Reap the children of this process that have ended, such as orphans that it has adopted.
+    """Reap the children of this process that have ended, such as adopted orphans.
 
     Args:
-        spared: Those that are reaped elsewhere.
+        spared: Children that are reaped elsewhere.
     """
     for child in children(os.getpid()):
         if child not in spared:
@@ -235,13 +235,13 @@ def reap_children(spared: Container[int] = ()) -> None:
 
 
 def set_name(name: str) -> None:
-    """Be called so, by at most 15 characters, in lists of processes."""
+    """Set the name of this process in process lists, at most 15 characters."""
     with contextlib.suppress(OSError), open("/proc/self/comm", "w", encoding="ascii") as file:
         file.write(name)
 
 
 def user(pid: int) -> int | None:
-    """Real user id of a process; None when it has gone or cannot be seen."""
+    """Return the real user id of a process; None for a process that is gone or hidden."""
     try:
         with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
             return next((int(line.split()[1]) for line in file if line.startswith("Uid:")), None)
@@ -250,7 +250,7 @@ def user(pid: int) -> int | None:
 
 
 def catches(pid: int, number: int) -> bool:
-    """Whether a process has a handler for a signal; False when it has gone or cannot be seen."""
+    """Return whether a process handles a signal; False for a process that is gone or hidden."""
     try:
         with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
             caught = next((line.split()[1] for line in file if line.startswith("SigCgt:")), "0")
@@ -260,13 +260,13 @@ def catches(pid: int, number: int) -> bool:
 
 
 def parent_of(pid: int) -> int | None:
-    """Return the parent of a process; None when it has gone or cannot be seen."""
+    """Return the parent of a process; None for a process that is gone or hidden."""
     fields = stat_fields(pid)
     return int(fields[1]) if fields else None
 
 
 def group_of(pid: int) -> int:
-    """Return the process group of a process; 0 when it has gone."""
+    """Return the process group of a process; 0 for a process that is gone."""
     try:
         return os.getpgid(pid)
     except OSError:
@@ -274,12 +274,12 @@ def group_of(pid: int) -> int:
 
 
 def is_ancestor(pid: int, start: int) -> bool:
-    """Whether a process is one that this process descends from."""
+    """Return whether this process descends from a given process."""
     return pid in _ancestors(os.getpid()) and start_time(pid) == start
 
 
 def descends(pid: int) -> bool:
-    """Return whether a process descends from this one, by the parents that the kernel names now."""
+    """Return whether a process descends from this process, by the parents that the kernel shows now."""
     return os.getpid() in _ancestors(pid)
 
 
@@ -292,7 +292,7 @@ def _ancestors(pid: int) -> Iterator[int]:
 
 
 def children(pid: int) -> list[int]:
-    """Return the living and the dead but unreaped children of a process; none when it has gone itself."""
+    """Return the children of a process, zombies included; none for a process that is gone."""
     if not _lists_children():
         return [other for other in map(int, filter(str.isdecimal, os.listdir("/proc"))) if parent_of(other) == pid]
     found: list[int] = []
@@ -304,12 +304,12 @@ def children(pid: int) -> list[int]:
 
 
 def _lists_children() -> bool:
-    """Return whether the kernel was built with lists of children (CONFIG_PROC_CHILDREN)."""
+    """Return whether the kernel lists children (CONFIG_PROC_CHILDREN)."""
     return os.path.exists(f"/proc/self/task/{get_native_id()}/children")
 
 
 def threads() -> list[str]:
-    """Return the names of the threads of this process, the first one first."""
+    """Return the names of the threads of this process, the main thread first."""
     found = []
     for thread in sorted(map(int, os.listdir("/proc/self/task"))):
         with open(f"/proc/self/task/{thread}/comm") as file:
@@ -318,7 +318,7 @@ def threads() -> list[str]:
 
 
 def may_signal(pid: int) -> bool:
-    """Return whether the kernel lets this process signal another one, or that one has gone."""
+    """Return whether the kernel lets this process signal a process; True as well for a process that is gone."""
     try:
         os.kill(pid, 0)
     except PermissionError:
@@ -330,7 +330,7 @@ def may_signal(pid: int) -> bool:
 
 @cache
 def pid_namespace() -> int:
-    """Number of the namespace in which process ids of this process mean something; 0 when unknown."""
+    """Return the number of the pid namespace of this process; 0 when unknown."""
     try:
         return os.stat("/proc/self/ns/pid").st_ino
     except OSError:
@@ -339,7 +339,7 @@ def pid_namespace() -> int:
 
 @cache
 def _ahead(clock: str) -> int:
-    """Nanoseconds by which a clock of this process's time namespace is ahead of the machine's: ``time_namespaces(7)``.
+    """Return the nanoseconds by which a clock of our time namespace is ahead of the machine: ``time_namespaces(7)``.
 
     Args:
         clock: ``monotonic`` or ``boottime``.
@@ -347,7 +347,7 @@ def _ahead(clock: str) -> int:
     try:
         with open("/proc/self/timens_offsets", encoding="ascii") as file:
             offsets = {name: (int(seconds), int(rest)) for name, seconds, rest in map(str.split, file)}
-        # The file tells of the namespace of our children, which is ours unless we have just asked for a new one.
+        # The file describes the namespace of our children, which is ours unless unshare(2) has just made a new one.
         if os.readlink("/proc/self/ns/time") == os.readlink("/proc/self/ns/time_for_children"):
             seconds, nanoseconds = offsets[clock]
             return seconds * 10**9 + nanoseconds
@@ -357,7 +357,7 @@ def _ahead(clock: str) -> int:
 
 
 def stat_fields(pid: int) -> list[str]:
-    """Fields of ``/proc/<pid>/stat`` from the third on; the second may contain anything."""
+    """Return the fields of ``/proc/<pid>/stat`` from the third on; the second may contain any text."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].decode("ascii").split()
@@ -365,8 +365,8 @@ def stat_fields(pid: int) -> list[str]:
         return []
 
 
-def call_apart(function: Callable[[], T]) -> T:
-    """Call a function in a thread of its own, with which ends what the function does to its thread for good."""
+def call_in_thread(function: Callable[[], T]) -> T:
+    """Call a function in a thread of its own, so that permanent changes to the thread end with the call."""
     import threading
 
     results: list[T] = []

@@ -1,4 +1,4 @@
-"""Calls of the C library and of the kernel that Python does not have."""
+"""Functions of the C library, and system calls, that Python does not offer."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def call(name: str, *arguments: bytes | int | None, subject: str | None = None) 
     """Call a function of the C library.
 
     Args:
-        name: Its name.
+        name: Name of the function.
         arguments: Its arguments; a number is passed as a ``long``.
-        subject: What it is about, for the error.
+        subject: A file or option for the error message.
 
     Raises:
-        OSError: When it returns a negative number, with what ``errno`` says.
+        OSError: When the function returns a negative number.
     """
     import ctypes
 
@@ -59,6 +59,6 @@ def prctl(option: int, value: int) -> None:
 
 @cache
 def _libc() -> ctypes.CDLL:
-    import ctypes  # late: few processes need it, and it takes long
+    import ctypes  # late: few processes need it, and the import takes 5 ms
 
     return ctypes.CDLL(None, use_errno=True)

@@ -1,17 +1,17 @@
-"""The end of what was started with devices: asked at first, killed in the end, and looked at in between.
+"""Teardown of processes that were started with devices: ask to end, look again, kill in the end.
 
-Every user can read the mark of a process and put it on a process of its own. So a carrier counts for the end of what is
-ours only where it is our own:
+Every user can read the mark of a process and set the mark on another process. So a carrier counts as ours only if both
+hold:
 
-- its real user id is that of the owner: a program with the set-user-ID bit keeps the one of the user who started it,
-  until it changes that itself. Or, for the process that has started it all, it descends from that one, whatever its
-  user id is by now: the supervisor of a job and a sweep adopt orphans, so all descendants of theirs stay below them;
-- and the kernel lets this process signal it. What ``sudo`` has started cannot be ended by a user without privilege, and
-  what runs in a container of that user's own can.
+- its real user id is the owner's: a set-user-ID program keeps the real id of the user who started it, until the program
+  changes that itself. Or the carrier descends from this process, with any user id: the supervisor of a job and a sweep
+  adopt orphans, so their descendants stay below them;
+- and the kernel lets this process signal the carrier. A user without privilege cannot end a process under ``sudo``, but
+  can end a process in a container of the user's own.
 
-So a process of root's that has taken another user id (``setpriv``, ``su``) is ended with its job, and a process of
-another user that has copied root's mark is left alone. From outside, and where nothing is left above it, as after the
-SIGKILL of all that started it, the two look alike: both are left alone and named, and keep the devices taken.
+So a process of root with another user id (``setpriv``, ``su``) ends with its job, and a process of another user with a
+copy of root's mark is left alone. From outside, and after a SIGKILL of all ancestors, the two look alike: both are left
+alone and named, and the devices stay taken.
 """
 
 from __future__ import annotations
@@ -33,53 +33,53 @@ KILL_SECONDS = 10.0
 """How long processes may take to leave the kernel after SIGKILL, until they count as stuck."""
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5
 _SHARE = 4.0
-"""A pause is so many times as long as the look before it took: looks cost a fifth of one processor at most."""
+"""Length of a pause in times of the scan before it: scans take at most a fifth of one processor."""
 
 Confirm = Callable[[int], bool]
-"""Say whether a process is still the one that was found, given its id once no other process can get that."""
-Tell = Callable[[int, Confirm], None]
-"""Take a living process as soon as it is found: what forks and ends all the time is another one a moment later."""
-Find = Callable[[Tell], bool]
-"""Tell of the living processes that are to end, this one left out, and say whether these are all."""
+"""Return whether an id still means the process that was found; called once the id cannot be reused."""
+Visit = Callable[[int, Confirm], None]
+"""Handle a living process as soon as it is found: a process that forks and exits all the time has a new id soon."""
+Find = Callable[[Visit], bool]
+"""Visit the living processes that are to end, except this process; return whether the scan was complete."""
 
 
 def find_carriers(wanted: Iterable[Mark]) -> Find:
-    """Return what finds the processes that carry one of some marks; an empty mark is carried by none."""
+    """Return a finder of the carriers of the given marks; no process carries an empty mark."""
     wanted = {mark for mark in wanted if mark}
 
-    def find(tell: Tell) -> bool:
-        def tell_other(pid: int, mark: Mark) -> None:
+    def find(visit: Visit) -> bool:
+        def visit_other(pid: int, mark: Mark) -> None:
             if pid != os.getpid():
-                tell(pid, lambda pid: marks.carries(pid, mark))
+                visit(pid, lambda pid: marks.carries(pid, mark))
 
-        return marks.look(wanted, tell_other)
+        return marks.visit_carriers(wanted, visit_other)
 
     return find
 
 
 def find_tree(roots: Mapping[int, int]) -> Find:
-    """Return what finds some processes and all that descends from them, by the parents that the kernel names.
+    """Return a finder of processes and their descendants, by the parents that the kernel shows.
 
-    What was found once is of the tree for good, and so is what it starts, also when what is above it has ended. A child
-    of this process is of it as well that is of the process group of a root: where this process adopts orphans, it has
-    become the parent of what descended from the root.
+    A process that was found once stays in the tree, with its descendants, also when its ancestors have ended. A child
+    of this process in the process group of a root counts as well: when this process adopts orphans, it becomes the
+    parent of descendants of the root.
 
     Args:
-        roots: Start times of the processes by id, looked at anew each time; of this process, the descendants are found.
+        roots: Start times of the processes by id, read anew each time. Of this process, only descendants are found.
     """
     known: dict[int, int] = {}
 
-    def find(tell: Tell) -> bool:
+    def find(visit: Visit) -> bool:
         own = os.getpid()
         left = [*roots.items(), *known.items()]
         left += _children_of(own, lambda pid: pid not in roots and process.group_of(pid) in roots)
         known.clear()
-        for pid, start in left:  # which grows meanwhile
+        for pid, start in left:  # the list grows during the loop
             if pid not in known and process.started_at(pid, start):
                 known[pid] = start
                 left += _children_of(pid)
                 if pid != own and not process.gone(pid, 0):
-                    tell(pid, partial(process.started_at, start=start))
+                    visit(pid, partial(process.started_at, start=start))
         known.pop(own, None)
         return True
 
@@ -93,38 +93,38 @@ def _children_of(parent: int, wanted: Callable[[int], bool] = lambda _: True) ->
             yield pid, start
 
 
-def find_all(*finds: Find) -> Find:
-    """Return what finds all that some others do."""
+def combine_finds(*finds: Find) -> Find:
+    """Return a finder of the processes of several finders."""
 
-    def find(tell: Tell) -> bool:
+    def find(visit: Visit) -> bool:
         complete = True
         for each in finds:
-            complete &= each(tell)
+            complete &= each(visit)
         return complete
 
     return find
 
 
 class Teardown:
-    """The end of some processes, step by step; the caller pauses between two steps in its own way.
+    """The teardown of processes, step by step; the caller pauses between two steps.
 
     Args:
-        find: Finds them.
-        grace: Seconds between asking them to end (SIGTERM) and killing them, from the first step on; infinite to wait
-            for :meth:`kill` or :meth:`allow`.
-        user: Whose processes they are; those of this process's user when None.
-        inside: Whether this process has started them, so that all that descends from it counts.
-        force: Whether what does not end is killed; if not, the time is up after the grace.
-        patience: Seconds that they may take to leave the kernel after SIGKILL, until the time is up.
-        ask: The signal by which they are asked to end; 0 for none.
+        find: Finder of the processes.
+        grace: Seconds between SIGTERM and SIGKILL, from the first step on; infinite to wait for :meth:`kill` or
+            :meth:`allow`.
+        user: Owner of the processes; the user of this process when None.
+        inside: Whether this process has started the processes, so that all of its descendants count.
+        force: Whether processes that do not end are killed; if not, the time is up after the grace.
+        patience: Seconds between SIGKILL and the end of the time, in which the processes may leave the kernel.
+        ask: The signal that asks the processes to end; 0 for none.
 
     Attributes:
-        own: Those that are left and count, with their start times.
-        others: Those that are left alone, likewise.
-        asked: Ids of all that were asked to end, or killed.
-        killing: Whether they are being killed.
+        own: The remaining processes that count, with their start times.
+        others: The carriers that are left alone, with their start times.
+        asked: Ids of the processes that were asked to end, or killed.
+        killing: Whether processes are being killed.
         expired: Whether the time is up.
-        patience: Seconds that they may take after SIGKILL.
+        patience: Seconds between SIGKILL and the end of the time.
     """
 
     def __init__(
@@ -156,28 +156,28 @@ class Teardown:
         self._until: float | None = None
 
     def kill(self) -> None:
-        """Kill what is left from the next step on, whatever is left of the grace."""
+        """Kill the remaining processes from the next step on, without waiting for the grace."""
         if not self.killing:
             self.killing = True
             self._pause = _SHORTEST_PAUSE
             self._until = time.monotonic() + self.patience
 
     def allow(self, seconds: float) -> None:
-        """Kill what is left once so many seconds are over, unless that is due before."""
+        """Shorten the grace: kill the remaining processes after this time, unless they are due earlier."""
         self._grace = min(self._grace, seconds)
         if self._until is not None and not self.killing:
             self._until = min(self._until, time.monotonic() + seconds)
 
     def run(self) -> None:
-        """Take one step after the other until nothing is left that counts, or the time is up."""
+        """Take steps until no counted process remains, or the time is up."""
         while (pause := self.step()) is not None:
             time.sleep(pause)
 
     def step(self) -> float | None:
-        """Look once, and ask or kill what there is.
+        """Scan once, and ask or kill the processes that are found.
 
         Returns:
-            Seconds to pause until the next step; None when nothing is left that counts, or the time is up.
+            Seconds to pause until the next step; None when no counted process remains, or the time is up.
         """
         began = time.monotonic()
         if self._until is None:
@@ -187,23 +187,23 @@ class Teardown:
         self.own, self.others = {}, {}
         fresh = False
 
-        def tell(pid: int, confirm: Confirm) -> None:
+        def visit(pid: int, confirm: Confirm) -> None:
             nonlocal fresh
             fresh |= self._meet(pid, confirm)
 
-        complete = self._find(tell)
+        complete = self._find(visit)
         now = time.monotonic()
         self.expired = now >= self._until and (self.killing or not self._force)
         if self.expired or (complete and not self.own):
             return None
-        if fresh:  # what was killed ends at once; and looks that come seldom would never end what forks
+        if fresh:  # a killed process ends at once, and rare scans would never catch up with a fork loop
             self._pause = _SHORTEST_PAUSE
         pause = self._pause if fresh and self.killing else max(self._pause, _SHARE * (now - began))
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)
         return max(_SHORTEST_PAUSE, min(pause, self._until - now))
 
     def _meet(self, pid: int, confirm: Confirm) -> bool:
-        """Tell whose a process is, and ask or kill one of our own; return whether that is the first time of either."""
+        """Classify a process, and ask or kill it if it counts; return True for the first signal of a kind."""
         start, user = process.start_time(pid), process.user(pid)
         if start is None or user is None or self.own.get(pid) == start:
             return False
@@ -215,11 +215,11 @@ class Teardown:
 
     def _counts(self, pid: int, start: int, user: int) -> bool:
         if self._inside and user != self._user and process.descends(pid):
-            self._below.add((pid, start))  # it still counts when what is above it has ended
+            self._below.add((pid, start))  # the process still counts once its ancestors have ended
         return (user == self._user or (pid, start) in self._below) and process.may_signal(pid)
 
     def _signal(self, pid: int, start: int, confirm: Confirm) -> bool:
-        """Ask a process to end, or kill it; return whether that is the first time of either."""
+        """Ask a process to end, or kill it; return True for the first signal of a kind."""
 
         def still() -> bool:
             user = process.user(pid)
@@ -231,18 +231,18 @@ class Teardown:
         if self.killing:
             process.send(pid, signal.SIGKILL, still)
         elif first and (not self._ask or process.send(pid, self._ask, still)):
-            process.send(pid, signal.SIGCONT, still)  # a stopped process hears only once it goes on
+            process.send(pid, signal.SIGCONT, still)  # a stopped process handles SIGTERM only after SIGCONT
         self._asked.add(signalled)
         self.asked.add(pid)
         return first
 
 
-def tell_left(rest: Teardown, of: str) -> list[str]:
-    """Say which processes a teardown has left, each kind in one sentence.
+def describe_left(rest: Teardown, of: str) -> list[str]:
+    """Return a sentence for each kind of process that a teardown has left.
 
     Args:
         rest: The teardown, after its last step.
-        of: What it has ended, such as ``job 3``.
+        of: Subject of the teardown, such as ``job 3``.
     """
     told = []
     if rest.others:
@@ -253,7 +253,7 @@ def tell_left(rest: Teardown, of: str) -> list[str]:
 
 
 def _listed(pids: Iterable[int]) -> str:
-    """Name processes and their users; all are called processes, also where there is one."""
+    """Return process ids and users as text; the plural stands for one process as well."""
     return f"processes {', '.join(map(_named, sorted(pids)))}"
 
 

@@ -1,4 +1,4 @@
-"""Users by name, and as a user namespace shows them, such as a rootless container's: see ``user_namespaces(7)``."""
+"""Names of users, and their numbers inside and outside of a user namespace: see ``user_namespaces(7)``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _ALL = 1 << 32
 
 
 def user_name(uid: int) -> str:
-    """Name of a user, or the number where there is none."""
+    """Return the name of a user, or the number where the user has no name."""
     import pwd
 
     try:
@@ -20,10 +20,10 @@ def user_name(uid: int) -> str:
 
 
 def outside(uid: int) -> int:
-    """Number of a user outside of our user namespace, by which processes inside and outside name the same files.
+    """Return the number of a user outside of our user namespace, which is the same for processes inside and outside.
 
     Args:
-        uid: Its number inside; returned as it is where it is not mapped.
+        uid: The number inside; a number without a mapping is returned unchanged.
     """
     for inside, start, count in _map():
         if inside <= uid < inside + count:
@@ -32,17 +32,17 @@ def outside(uid: int) -> int:
 
 
 def unmapped(uid: int) -> bool:
-    """Whether the kernel may show a number for any user who has none in our user namespace.
+    """Return whether a file owner that the kernel shows may stand for any user without a mapping.
 
     Args:
-        uid: What the kernel shows as the owner of a file.
+        uid: The owner that the kernel shows.
     """
     return uid == _overflow() and sum(count for _, _, count in _map()) < _ALL - 1
 
 
 @cache
 def _map() -> tuple[tuple[int, int, int], ...]:
-    """First number inside, first number outside and count, for each range of users that is mapped."""
+    """Return the mapped ranges of users: first number inside, first number outside, count."""
     try:
         with open("/proc/self/uid_map", encoding="ascii") as file:
             found = [tuple(map(int, line.split())) for line in file]
@@ -53,7 +53,7 @@ def _map() -> tuple[tuple[int, int, int], ...]:
 
 @cache
 def _overflow() -> int:
-    """What is shown for users who are not mapped."""
+    """Return the number that the kernel shows for users without a mapping."""
     try:
         with open("/proc/sys/kernel/overflowuid", encoding="ascii") as file:
             return int(file.read())

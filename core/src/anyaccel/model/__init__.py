@@ -1,4 +1,4 @@
-"""The values that travel through anyaccel: frozen, keyword-only, without behavior on the machine."""
+"""The values of anyaccel: frozen, made by keyword, without effects on the machine."""
 
 from anyaccel.model._value import Value, field, replace
 from anyaccel.model.allocation import AGREEMENT, Allocation, EnvContext, EnvEdits, Gang, Grant, Share
@@ -10,6 +10,7 @@ from anyaccel.model.device import (
     Health,
     Product,
     VisiblePart,
+    slots_by_id,
 )
 from anyaccel.model.extent import ANY_SLOTS, DIVIDED, NOTHING, Extent, format_slots, slot_mask, slot_numbers
 from anyaccel.model.inventory import Inventory, VendorReport, VendorState, parts_of
@@ -24,7 +25,7 @@ from anyaccel.model.observation import (
 )
 from anyaccel.model.plugin import PluginInfo
 from anyaccel.model.problem import Problem, ProblemKind
-from anyaccel.model.request import Request, Term, format_units
+from anyaccel.model.request import Request, Term, format_memory, format_units
 from anyaccel.model.wire import decode, encode
 
 __all__ = [
@@ -64,11 +65,13 @@ __all__ = [
     "decode",
     "encode",
     "field",
+    "format_memory",
     "format_slots",
     "format_units",
     "parts_of",
     "replace",
     "slot_mask",
     "slot_numbers",
+    "slots_by_id",
     "write_labels",
 ]

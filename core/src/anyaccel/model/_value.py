@@ -1,4 +1,4 @@
-"""What every value is made of: frozen, with slots, made by keyword, without code that is generated at start-up.
+"""The base of all values: frozen, with slots, made by keyword, without generated code.
 
 A frozen dataclass takes about a millisecond to make, and the command line had twenty-five of them to make whenever it
 started. See docs/decisions/start-up-time.md.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache
 from operator import attrgetter
 
-TYPE_CHECKING = False  # that of typing, which takes longer to import than all that follows
+TYPE_CHECKING = False  # not from typing: its import takes longer than the import of this module
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from dataclasses import Field
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 else:
 
     def dataclass_transform(**_: object) -> object:
-        """Do nothing: it is a word to type checkers."""
+        """Do nothing at run time: only type checkers use the decorator."""
         return lambda kind: kind
 
 
 REQUIRED = object()
-"""Stands for the default of a field that has none."""
+"""Marks a field without a default."""
 
 
 class _Factory:
-    """Stands for a default that is made anew for each value."""
+    """A default that is made anew for each value."""
 
     __slots__ = ("make",)
 
@@ -38,20 +38,20 @@ class _Factory:
 
 
 def field(*, default_factory: Callable[[], T]) -> T:
-    """Give a field a default that is made anew for each value, such as an empty dict."""
+    """Return a default that is made anew for each value, such as an empty dict."""
     return _Factory(default_factory)  # type: ignore[return-value] # pyright: ignore[reportReturnType]
 
 
 class _ValueType(type):
-    """Makes the classes of values: annotated names become slots, and what they are assigned the defaults."""
+    """The metaclass of values: annotated names become slots, and assigned objects their defaults."""
 
     _fields: Mapping[str, object]
-    """By name, the default of each field."""
+    """Defaults by field."""
     _contents: attrgetter[Any]
-    """Takes the contents of all fields from a value, to compare and to hash."""
+    """Gets the contents of all fields of a value, for comparison and hash."""
 
     def __new__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> _ValueType:
-        """Make a class whose annotations are text, as ``from __future__ import annotations`` has it."""
+        """Make a class whose annotations are text, as with ``from __future__ import annotations``."""
         own = [each for each, kind in namespace.get("__annotations__", {}).items() if not kind.startswith("ClassVar")]
         fields: dict[str, object] = {}
         for base in bases:
@@ -92,7 +92,7 @@ def _initializer(kind: _ValueType) -> Callable[..., None]:
 
 
 def _wrong(kind: _ValueType, given: Mapping[str, object]) -> TypeError:
-    """Say what is wrong with the arguments that a value was to be made of."""
+    """Return the error for wrong arguments of a value."""
     unknown = next((name for name in given if name not in kind._fields), None)
     if unknown is None:
         missing = [name for name, default in kind._fields.items() if default is REQUIRED and name not in given]
@@ -105,7 +105,7 @@ def _wrong(kind: _ValueType, given: Mapping[str, object]) -> TypeError:
 
 
 class _DataclassFields:
-    """What the functions of :mod:`dataclasses` look for on a class; made when they look, since no code of ours does."""
+    """The attribute of dataclasses that functions of :mod:`dataclasses` read; made at the first use."""
 
     def __get__(self, value: object, kind: type[Value]) -> dict[str, Field[Any]]:
         return _dataclass_fields(kind)
@@ -130,11 +130,11 @@ def _dataclass_fields(kind: type[Value]) -> dict[str, Field[Any]]:
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field,))
 class Value(metaclass=_ValueType):
-    """Base of the values: a class names its fields as a dataclass does, ``name: kind`` or ``name: kind = default``.
+    """Base of the values: a class declares fields as a dataclass does, ``name: kind`` or ``name: kind = default``.
 
-    A value is made with keyword arguments alone. It never changes; :func:`replace` makes another. Values are equal when
-    they are of one class and their fields are equal, and are hashed by their fields. They can be copied and pickled,
-    and the functions of :mod:`dataclasses` take them. A class may inherit the fields of another.
+    A value is made with keyword arguments alone, and never changes; :func:`replace` makes another value. Two values are
+    equal when their classes and fields are equal, and the hash is made of the fields. Values can be copied and pickled,
+    and work with the functions of :mod:`dataclasses`. A class may inherit fields.
     """
 
     if TYPE_CHECKING:
@@ -169,15 +169,15 @@ class Value(metaclass=_ValueType):
 
 
 def _make(kind: type[V], content: Mapping[str, Any]) -> V:
-    """Make a value that was copied or pickled."""
+    """Make a copied or pickled value."""
     return kind(**content)
 
 
 def replace(value: V, **changes: Any) -> V:
-    """Make a value like another, some of its fields apart.
+    """Return a copy of a value with some fields changed.
 
     Raises:
-        TypeError: When it has no field of such a name.
+        TypeError: When the value has no such field.
     """
     for name in value._fields:
         if name not in changes:
@@ -186,7 +186,7 @@ def replace(value: V, **changes: Any) -> V:
 
 
 def fields(kind: type[Value]) -> dict[str, Any]:
-    """The fields of a class of values in their order, each with its default, or :data:`REQUIRED`."""
+    """Return the fields of a class in order, each with its default or :data:`REQUIRED`."""
     return {
         name: default.make() if isinstance(default, _Factory) else default for name, default in kind._fields.items()
     }

@@ -1,4 +1,4 @@
-"""What was given to somebody, and what the worker's environment must say about it."""
+"""Allocations: the devices of a request, and the edits to a worker's environment."""
 
 from __future__ import annotations
 
@@ -14,23 +14,22 @@ if TYPE_CHECKING:
     from typing import Literal
 
 AGREEMENT = "by agreement"
-"""What keeps holders of one device apart where no mechanism does: their own restraint."""
+"""Stands for a mechanism where none enforces a share: the holders keep to their parts by agreement."""
 
 
 class Share(Value):
-    """The part of one device that is held.
+    """A held part of a device.
 
     Attributes:
         device: The device.
         units: Part in 1/10000; 10000 is the whole device.
-        slots: Which of the device's slots it is, in ascending order; empty for a whole device, and where shares of the
-            device have no position.
-        memory_bytes: Memory that belongs to the part, or None when the device's memory is unknown.
-        memory_by: Name of the mechanism that holds the holder to its part of the memory, or :data:`AGREEMENT`.
-            Empty for a whole device.
-        compute_by: The same for its part of the compute units.
-        limited_by: Frameworks whose own caps on memory are set to the part. Other code of the holder is not bound by
-            them, so they enforce nothing.
+        slots: Slots of the share, in ascending order; empty for a whole device, and where shares have no position.
+        memory_bytes: Memory of the share, or None when the device's memory is unknown.
+        memory_by: Name of the mechanism that enforces the share of the memory, or :data:`AGREEMENT`. Empty for a whole
+            device.
+        compute_by: The same for the share of the compute units.
+        limited_by: Frameworks whose own memory limit is set to the share. Other code of the holder ignores such a
+            limit, so it enforces nothing.
     """
 
     device: Device
@@ -43,18 +42,18 @@ class Share(Value):
 
     @property
     def whole(self) -> bool:
-        """Whether the whole device is held."""
+        """Whether the share is the whole device."""
         return self.units == UNITS_PER_DEVICE
 
     @property
     def enforced_by(self) -> str:
-        """What holds the holder to its part, in a phrase for people; empty for a whole device."""
+        """The mechanisms that enforce the share, in a phrase for people; empty for a whole device."""
         if self.memory_by == self.compute_by:
             return self.memory_by
         return f"memory: {self.memory_by or AGREEMENT}, compute: {self.compute_by or AGREEMENT}"
 
     def with_other(self, other: Share) -> Share:
-        """This share and another one of the same device as one share."""
+        """Return the union of two shares of a device."""
         units = self.units + other.units
         part = units < UNITS_PER_DEVICE
         known = self.memory_bytes is not None and other.memory_bytes is not None
@@ -70,7 +69,7 @@ class Share(Value):
 
 
 def share_table(caption: str, shares: Iterable[Share]) -> str:
-    """Write a table of what is held of devices in HTML."""
+    """Return an HTML table of shares."""
     from anyaccel.model.html import html_table
 
     rows = [
@@ -88,7 +87,7 @@ def share_table(caption: str, shares: Iterable[Share]) -> str:
 
 
 class Grant(Value):
-    """What one term of a request got.
+    """The devices of one term of a request.
 
     Attributes:
         term: The term.
@@ -100,19 +99,17 @@ class Grant(Value):
 
 
 class Allocation(Value):
-    """What a request got: one grant per term, or nothing where the request accepts the CPU alone.
+    """The devices of a request: a grant for each term, or none where the request runs on the CPU.
 
     Attributes:
         id: Identity of the allocation, unique within its scheduler.
-        request: The request that was served.
-        grants: One grant per term, in the request's order; empty on CPU fallback.
+        request: The request.
+        grants: A grant for each term, in the request's order; empty on the CPU.
         confined: Whether the kernel refuses the holder the device nodes of all other devices.
-        gaps: What the holder was to be kept from and is not, one sentence each.
-        machine: Name of the machine that the devices are on, where a scheduler has several; else empty.
-        processors: The processors that are nearest to the devices, on which the holder runs; empty where it was not
-            bound to any.
-        host_memory_bytes: Bytes of the host's memory to which the kernel holds the holder; None where no limit was
-            asked for.
+        gaps: A sentence for each access that should be refused and is not.
+        machine: Name of the machine, where a scheduler has several; else empty.
+        processors: The processors nearest to the devices, to which the holder is bound; empty for no binding.
+        host_memory_bytes: Limit of the holder's host memory in bytes; None for no limit.
     """
 
     id: str
@@ -131,17 +128,17 @@ class Allocation(Value):
         return f"<{type(self).__name__} {self.id or 'of nothing'}: {', '.join(parts) or 'CPU'}>"
 
     def _repr_html_(self) -> str:
-        """Show what is held in a notebook."""
+        """Return a table of the shares, for notebooks."""
         return share_table(f"{self.request} as {self.id or 'nothing'}", self.shares)
 
     @property
     def members(self) -> tuple[Allocation, ...]:
-        """What was given on each machine: this allocation alone, unless it is a :class:`Gang`."""
+        """The allocations on each machine: this allocation alone, unless it is a :class:`Gang`."""
         return (self,)
 
     @property
     def shares(self) -> tuple[Share, ...]:
-        """All shares, term by term."""
+        """The shares of the request, in the order of the terms."""
         found: list[Share] = []
         for grant in self.grants:
             found += grant.shares
@@ -149,12 +146,12 @@ class Allocation(Value):
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """All devices, term by term."""
+        """The devices of the request, in the order of the terms."""
         return tuple([share.device for share in self.shares])
 
     @property
     def by_device(self) -> dict[str, Share]:
-        """What is held of each device, by id, in the order of the request."""
+        """The share of each device by id, in the order of the request."""
         held: dict[str, Share] = {}
         for grant in self.grants:
             for share in grant.shares:
@@ -164,32 +161,32 @@ class Allocation(Value):
 
     @property
     def cpu(self) -> bool:
-        """Whether the request fell back to the CPU."""
+        """Whether the request runs on the CPU."""
         return not self.grants
 
 
 class Gang(Allocation):
-    """What a request got that was served on several machines at once.
+    """The devices of a request on several machines.
 
     Attributes:
-        gang: What it got on each, in the order of the machines; each says its machine. The gang's own grants are none.
+        gang: The allocation on each machine, in rank order, with the name of the machine. ``grants`` is empty.
     """
 
     gang: tuple[Allocation, ...] = ()
 
     @property
     def members(self) -> tuple[Allocation, ...]:
-        """What was given on each machine, by rank."""
+        """The allocation on each machine, by rank."""
         return self.gang
 
     @property
     def shares(self) -> tuple[Share, ...]:
-        """All shares, member by member."""
+        """The shares of the gang, in the order of the members."""
         return tuple([share for member in self.gang for share in member.shares])
 
     @property
     def by_device(self) -> dict[str, Share]:
-        """Nothing that could be said: ids of devices are those of one machine.
+        """Not defined, since device ids are unique on one machine only.
 
         Raises:
             ValueError: Always.
@@ -200,18 +197,18 @@ class Gang(Allocation):
 
     @property
     def cpu(self) -> bool:
-        """False: a request that falls back to the CPU does so once."""
+        """Always False: a request that falls back to the CPU gets a plain allocation."""
         return False
 
 
 class EnvContext(Value):
-    """What ``anyaccel_env`` may want to know beside the devices that it is asked for.
+    """Facts for ``anyaccel_env`` beside the given devices.
 
     Attributes:
-        devices: All devices of the vendor on the machine, also those that are hidden or given to others.
+        devices: All devices of the vendor on the machine, hidden and used devices included.
         shares: Share of each allocated device, by device id.
-        environ: The environment into which the edits will be merged.
-        mask: Whether a mask should name devices by stable id or by index where the vendor's runtime takes both.
+        environ: The environment to be edited.
+        mask: Whether a mask names devices by stable id or by index, where the runtime accepts both.
     """
 
     devices: tuple[Device, ...]
@@ -221,17 +218,17 @@ class EnvContext(Value):
 
 
 class EnvEdits(Value):
-    """Edits to a worker's environment: returned by a plug-in, applied by the launcher.
+    """A plug-in's edits to a worker's environment, which the launcher applies.
 
     Attributes:
         set: Variables to set.
         unset: Variables to remove.
-        memory_by: Name of the mechanism that these edits switch on and that holds a worker to its part of the memory,
-            also when it does not cooperate; empty when nothing but agreement does.
-        compute_by: The same for its part of the compute units.
-        limited_by: Frameworks whose own caps on memory these edits set.
-        memory_regions: By id of a device, whole or shared, what the kernel's cgroup controller ``dmem`` calls its
-            memory, such as ``drm/0000:03:00.0/vram``. The launcher limits a share there where the kernel lets it.
+        memory_by: Name of the mechanism that the edits switch on, and that enforces the share of the memory even if the
+            worker does not cooperate; empty for none.
+        compute_by: The same for the share of the compute units.
+        limited_by: Frameworks whose own memory limit the edits set.
+        memory_regions: Name of each device's memory in the cgroup controller ``dmem``, such as
+            ``drm/0000:03:00.0/vram``, by device id. The launcher limits shares there if the kernel allows.
     """
 
     set: Mapping[str, str] = field(default_factory=dict)

@@ -1,8 +1,8 @@
-"""What a vendor says about itself and about the devices that it found."""
+"""Devices and products, as a vendor describes them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 
 from anyaccel.model._value import Value, field, replace
@@ -17,7 +17,7 @@ Attribute = str | int | float | bool
 
 
 class Health(Enum):
-    """Whether a device can be used: unknown and healthy devices are given out, unhealthy ones are not."""
+    """Whether a device can be used. An unhealthy device is not given out; a device of unknown health is."""
 
     UNKNOWN = "unknown"
     HEALTHY = "healthy"
@@ -25,65 +25,65 @@ class Health(Enum):
 
 
 class Fractional(Enum):
-    """Whether several holders may share one device, and who keeps them apart.
+    """Whether several holders may share a device, and how they are separated.
 
-    Falsy when the device is given out whole only.
+    False when a device has one holder only.
     """
 
     NO = "no"
-    """Whole only: the hardware or its runtime admits one holder."""
+    """One holder only, by the hardware or its runtime."""
     SHARED = "shared"
-    """Several holders by agreement: nothing but their own restraint limits them."""
+    """Several holders by agreement, without enforcement."""
     PARTITIONED = "partitioned"
-    """Several holders, kept apart by the hardware."""
+    """Several holders, separated by the hardware."""
 
     def __bool__(self) -> bool:
         return self is not Fractional.NO
 
 
 class Device(Value):
-    """One thing that can be given to a worker: a card, a chip, a core or a partition.
+    """A device for workers: a card, a chip, a core or a partition.
 
     A plug-in's ``anyaccel_detect`` fills the first group of fields. The core fills the second group from the
     plug-in's other hooks; what a plug-in puts there is overwritten.
 
     Attributes:
-        id: Stable identity, unique on the machine, the same after a reboot where the hardware allows it: a UUID or a
-            PCI address, never the index. Printable ASCII without space, comma or quote, at most 128 characters.
+        id: Stable identity, unique on the machine, and constant over reboots where the hardware allows: a UUID or a PCI
+            address, never the index. Printable ASCII without space, comma or quote, at most 128 characters.
         index: Position in the order in which the vendor's runtime numbers the devices, unique within the vendor.
         model: The vendor's raw product name.
         memory_bytes: Memory of the device, or None when unknown.
         pci_bus_id: PCI address ``dddd:bb:dd.f`` in lower case, or None.
-        numa_node: NUMA node of the host that is nearest, or None when unknown.
-        parent: Id of the physical device that this one is a part of, or None. The parent need not be listed. It and its
-            parts are never both given out.
-        slots: Number of equal parts that shares of it consist of, where the hardware can say which parts a holder gets:
-            a share is a set of these slots, numbered from 0. Only for a device that is ``PARTITIONED``; a divisor of
-            10000 up to 32, so that each slot is a whole number of 1/10000. 1 where shares have no position.
-        links: Strength of the connection to other devices by id. Only the order of the numbers counts: higher is
+        numa_node: Nearest NUMA node of the host, or None when unknown.
+        parent: Id of the physical device of which this device is a part, or None. The parent need not be listed. A
+            parent and its parts are never given out together.
+        slots: Number of equal parts of a ``PARTITIONED`` device whose hardware can assign given parts: a share is a set
+            of slots, numbered from 0. A divisor of 10000 up to 32, so that each slot is a whole number of 1/10000. 1
+            where shares have no position.
+        links: Strength of the connection to other devices, by id. Only the order of the numbers counts: higher is
             better, absent is 0 (only through the host).
         nodes: Paths of the device nodes that a holder opens.
-        occupies: The physical parts that it consists of, each by its directory below ``/sys``, as the host names it.
-            Empty where the same hardware is always divided into the same devices. Where a setting of each user's
-            decides that, ids differ between users and parts do not: leases count and lock the parts. No two devices of
-            one detection have a part in common.
+        occupies: The physical parts of the device, each by its directory below ``/sys``. Empty where the hardware is
+            always divided into the same devices. Where a user's setting decides the division, device ids differ between
+            users and parts do not, so leases count and lock the parts. Devices of one detection have no part in common.
         health: Whether the device can be used.
-        health_reason: Why it is unhealthy, in a clause about the device.
-        health_remedy: What to do about it, as a command or a clause; empty when it is usable, or nobody knows.
+        health_reason: Reason why the device is unhealthy, in a clause.
+        health_remedy: The way out, as a command or a clause; empty for a usable device, and when unknown.
         attributes: Further facts of the vendor's choice, by lower-case name.
 
-        vendor: Key of the vendor whose plug-in reported it, or ``declared``.
-        resource: Resource under which it is counted.
+        vendor: Key of the vendor, or ``declared``.
+        resource: Name under which schedulers count the device.
         kind: Kind of accelerator.
         tags: Accelerator-type tags, most canonical first.
-        fractional: Whether shares of it can be held.
-        visible: Whether the environment we started in leaves it to us.
+        fractional: Whether several holders may share the device.
+        visible: Whether the environment of this process leaves the device visible.
         order: Position in the order in which devices of the vendor are handed out.
-        declared: True when somebody declared it and no plug-in found it.
-        labels: What the administrator or a program calls it, for requests to choose by: values by key, an empty one for
-            a label without a value. See :func:`anyaccel.label`.
-        units: How much of it is ours to hand out, in 1/10000: all of it, or less inside a worker that holds a share.
-        own_slots: Which of its slots are ours to hand out, where these are not all; else empty.
+        declared: True for a device that was declared and not found.
+        labels: Labels of the administrator or a program, for requests to choose by: values by key, an empty value for a
+            label without a value. See :func:`anyaccel.label`.
+        units: Part of the device that this process may hand out, in 1/10000: less than all inside a worker with a
+            share.
+        own_slots: Slots that this process may hand out; empty for all slots.
     """
 
     id: str
@@ -116,36 +116,36 @@ class Device(Value):
 
     @property
     def name(self) -> str:
-        """What people call it on its machine, and can ask for: ``acme/3``."""
+        """Name of the device on its machine, which requests accept: ``acme/3``."""
         return f"{self.vendor}/{self.index}"
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names that it goes by, with others: its resource, its vendor, and its accelerator-type tags."""
+        """Names that the device has in common with others: resource, vendor, and accelerator-type tags."""
         return tuple(filter(None, (self.resource, self.vendor, *self.tags)))
 
     @property
     def type(self) -> str:
-        """The canonical accelerator type: the first tag, or the model where there is none."""
+        """The canonical accelerator type: the first tag, or the model without tags."""
         return self.tags[0] if self.tags else self.model
 
     @property
     def raw_id(self) -> str:
-        """The id as its vendor knows it: :attr:`id` begins with ``vendor/`` where two vendors use the same one."""
+        """The id of the vendor: :attr:`id` begins with ``vendor/`` where two vendors use the same id."""
         return self.id.removeprefix(f"{self.vendor}/")
 
     @property
     def usable(self) -> bool:
-        """Whether the device may be given out: visible to us and not known to be broken."""
+        """Whether the device may be given out: visible and not unhealthy."""
         return self.visible and self.health is not Health.UNHEALTHY
 
     def rounded(self, units: int) -> int:
-        """Units of the smallest share that has at least so many: whole slots, where the device has slots."""
+        """Round units up to the next share that the device can have: to whole slots, where it has slots."""
         slot = UNITS_PER_DEVICE // self.slots if self.slots > 1 else 1
         return -(-units // slot) * slot
 
     def narrowed(self, slots: Iterable[int]) -> Device:
-        """The same device of which some slots at most are ours."""
+        """Return the device with at most the given slots to hand out."""
         mine = tuple(sorted(set(slots).intersection(self.own_slots or range(self.slots))))
         if len(mine) == self.slots:
             return self
@@ -154,7 +154,7 @@ class Device(Value):
 
 
 class VisiblePart(Value):
-    """Some slots of a device, which an environment leaves visible while it hides the others.
+    """The slots of a device that an environment leaves visible while others are hidden.
 
     Attributes:
         id: Id of the device.
@@ -165,14 +165,29 @@ class VisiblePart(Value):
     slots: tuple[int, ...]
 
 
+def slots_by_id(visible: Sequence[str | VisiblePart] | None) -> dict[str, tuple[int, ...]] | None:
+    """Return the visible slots of each device that ``anyaccel_visible`` names, in its order.
+
+    Args:
+        visible: The answer of the hook.
+
+    Returns:
+        Slots by device id, none for a device that is visible as a whole; None where nothing is hidden.
+    """
+    if visible is None:
+        return None
+    parts = (item if isinstance(item, VisiblePart) else VisiblePart(id=item, slots=()) for item in visible)
+    return {part.id: part.slots for part in parts}
+
+
 class Detected(Value):
-    """What ``anyaccel_detect`` found.
+    """The result of ``anyaccel_detect``.
 
     Attributes:
-        devices: The devices, in any order. Empty means: the driver is here, no device is.
-        driver_version: Version of the kernel driver, or an empty string when unknown.
+        devices: The devices, in any order; empty when the driver is present without a device.
+        driver_version: Version of the kernel driver; empty when unknown.
         partial: True when some devices could not be read and the rest is usable.
-        notes: Sentences that people should see, such as a warning about the driver.
+        notes: Sentences for people, such as a warning about the driver.
     """
 
     devices: tuple[Device, ...] = ()
@@ -182,25 +197,25 @@ class Detected(Value):
 
 
 class Product(Value):
-    """A product that a vendor's plug-in knows without having the hardware.
+    """A product that a plug-in knows without the hardware.
 
     Products feed simulation, name completion and the documentation.
 
     Attributes:
-        name: The accelerator-type tag by which people ask for it, equal to the first tag of its devices.
-        model: Raw name that detection would report.
+        name: The accelerator-type tag of requests, equal to the first tag of its devices.
+        model: Raw name that detection reports.
         memory_bytes: Memory of one device, or None.
-        counts: Numbers of devices that one machine of this product has, smallest first.
-        aliases: Other names by which it is known.
-        id_template: Form of a device's id. ``{uuid}``, ``{index}`` and ``{pci}`` are replaced by the simulation; the
-            result must be unique on the machine, also beside other vendors' devices.
+        counts: Numbers of devices in machines of this product, smallest first.
+        aliases: Other names of the product.
+        id_template: Form of a device's id. The simulation replaces ``{uuid}``, ``{index}`` and ``{pci}``; the result
+            must be unique on the machine, among all vendors.
         node_templates: Forms of the device nodes, with ``{index}``.
         link: Strength of the connection between any two devices of one machine.
-        attributes: Attributes that detection would report. The plug-in's pure hooks must need no others.
+        attributes: Attributes that detection reports. The plug-in's pure hooks must need no others.
         slots: Number of slots of a device; see :attr:`Device.slots`.
-        parts: Products that a device can be divided into, by name, with how many of each it makes.
-        constants: Names under which :mod:`anyaccel.accelerators` offers its tags: ``ACME_ONE`` for ``Acme-One``.
-        instance_types: Cloud instance types that carry it, with the number of devices of each.
+        parts: Number of parts that a device can be divided into, by the name of their product.
+        constants: Tags by constant of :mod:`anyaccel.accelerators`: ``ACME_ONE`` for ``Acme-One``.
+        instance_types: Number of devices by cloud instance type.
     """
 
     name: str

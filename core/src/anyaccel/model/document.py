@@ -1,4 +1,4 @@
-"""Inventories, requests and allocations as JSON documents, for programs that keep them or send them to others."""
+"""Inventories, requests and allocations as JSON documents, for programs that store or send them."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ KINDS: dict[str, type[Value]] = {
     "anyaccel.gang/1": Gang,
     "anyaccel.allocation/1": Allocation,
 }
-"""What a document can hold, by the name of its schema. Within a version, fields are added and never removed."""
+"""Classes of documents by schema. Within a version, fields are added and never removed."""
 
 
 def to_json(value: Inventory | Request | Allocation) -> dict[str, Any]:
-    """Turn a value into a document that ``json.dumps`` takes. Fields that have their default are left out.
+    """Return a value as a JSON document. Fields with their default value are left out.
 
     Raises:
-        TypeError: When there is no document of such a value.
+        TypeError: When the value has no kind of document.
     """
     name = next((name for name, kind in KINDS.items() if isinstance(value, kind)), None)
     if name is None:
@@ -40,13 +40,13 @@ def to_json(value: Inventory | Request | Allocation) -> dict[str, Any]:
 
 
 def from_json(document: Any) -> Inventory | Request | Allocation:
-    """Make the value of which a document tells.
+    """Return the value of a JSON document.
 
     Args:
-        document: What :func:`to_json` made, from a source that may lie; nothing in it is taken unchecked.
+        document: A result of :func:`to_json`, from any source; all fields are checked.
 
     Raises:
-        ValueError: When it is no such document; the message names every fault.
+        ValueError: When the document has faults; the message names each.
 
     Examples:
         >>> inventory = anyaccel.detect("sim:H100:2")
@@ -66,7 +66,7 @@ def from_json(document: Any) -> Inventory | Request | Allocation:
 
 
 def _faults(found: Inventory | Request | Allocation) -> Iterator[str]:
-    """What is wrong with a value whose fields are of the kinds that they must be."""
+    """Yield the faults of a value whose fields have the right types."""
     devices = () if isinstance(found, Request) else found.devices
     yield from label_faults(devices)
     for device in devices:

@@ -1,4 +1,4 @@
-"""How much of a device is held, and where: what the ledger counts and placement subtracts."""
+"""Extents: how much of a device is held, and which slots."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from typing import NamedTuple
 
 ANY_SLOTS = -1
-"""Every slot may be meant: those of a whole device, and of a share whose position nobody knows."""
+"""Stands for any slots: of a whole device, and of a share without a position."""
 _MOST_DIGITS = 6
 
 
@@ -30,23 +30,23 @@ else:
 
 
 class Extent(_Fields):
-    """How much of one device is held, and which of its slots.
+    """A held part of a device, with its slots.
 
     Attributes:
         units: Part of the device, in 1/10000.
-        slots: The slots, as a bit mask; :data:`ANY_SLOTS` where no position is known.
-        divided: Whether a part of it is held that is a device of its own: then nothing of the device itself is free.
+        slots: The slots as a bit mask; :data:`ANY_SLOTS` for an unknown position.
+        divided: Whether a part of the device is held that is a device by itself: then no share of the device is free.
     """
 
     __slots__ = ()
 
     def joined(self, other: Extent) -> Extent:
-        """What two holders hold together, at most all of the device."""
+        """Return the sum of two extents, at most the whole device."""
         units = min(UNITS_PER_DEVICE, self.units + other.units)
         return Extent(units, self.slots | other.slots, self.divided or other.divided)
 
     def leaves(self, wanted: Extent) -> bool:
-        """Whether what is wanted is free while this is held. Shares without a position and with one do not mix."""
+        """Return whether another extent is free beside this extent. Shares with and without a position do not mix."""
         if wanted.divided:
             return not self.units
         overlap = self.slots & wanted.slots
@@ -55,19 +55,19 @@ class Extent(_Fields):
 
 
 NOTHING = Extent(0, 0)
-"""What is held of a device that is free."""
+"""The extent of a free device."""
 
 DIVIDED = Extent(0, 0, divided=True)
-"""What is held of a device by whoever holds a part of it that is a device of its own."""
+"""The extent by which the lease of a part blocks the whole device."""
 
 
 def slot_mask(slots: Iterable[int]) -> int:
-    """Slots as a bit mask."""
+    """Return slots as a bit mask."""
     return sum(1 << slot for slot in set(slots))
 
 
 def bits(mask: int) -> Iterator[int]:
-    """Yield the positions in a bit mask, lowest first; none of :data:`ANY_SLOTS`."""
+    """Yield the positions of the bits in a mask, lowest first; none for :data:`ANY_SLOTS`."""
     while mask > 0:
         low = mask & -mask
         yield low.bit_length() - 1
@@ -75,22 +75,22 @@ def bits(mask: int) -> Iterator[int]:
 
 
 def union(masks: Iterable[int]) -> int:
-    """The positions that are in one of some bit masks."""
+    """Return the union of bit masks."""
     return reduce(or_, masks, 0)
 
 
 def slot_numbers(mask: int) -> tuple[int, ...]:
-    """The slots of a bit mask in ascending order; nothing of :data:`ANY_SLOTS`."""
+    """Return the slots of a bit mask in ascending order; none for :data:`ANY_SLOTS`."""
     return tuple(bits(mask))
 
 
 def format_slots(slots: Iterable[int]) -> str:
-    """Write numbers, such as those of slots, for people: ``0-3``, ``0-1,6``; empty for none."""
+    """Write numbers as ranges: ``0-3``, ``0-1,6``; empty for none."""
     return ",".join(map(format_row, rows_of(slots)))
 
 
 def read_row(text: str) -> tuple[int, int] | None:
-    """The first and the last number of a row as :func:`format_row` writes it; None where the text is none."""
+    """Parse ``0-3`` or ``6``; return the first and the last number, or None."""
     first, dash, last = text.partition("-")
     last = last if dash else first
     if not all(each.isascii() and each.isdecimal() and len(each) <= _MOST_DIGITS for each in (first, last)):
@@ -99,13 +99,13 @@ def read_row(text: str) -> tuple[int, int] | None:
 
 
 def format_row(row: tuple[int, int]) -> str:
-    """Write the first and the last number of a row: ``0-3``, ``6``."""
+    """Write a first and a last number: ``0-3``, ``6``."""
     first, last = row
     return str(first) if first == last else f"{first}-{last}"
 
 
 def rows_of(numbers: Iterable[int]) -> list[tuple[int, int]]:
-    """The rows that numbers form, each as its first and its last one, in order."""
+    """Return the ranges of consecutive numbers, each as its first and its last number, in order."""
     rows: list[tuple[int, int]] = []
     for number in sorted(numbers):
         if rows and rows[-1][1] == number - 1:

@@ -8,7 +8,7 @@ from anyaccel.text import printable
 
 
 def html_table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Write a table of texts in HTML; whatever they hold, they are shown as text."""
+    """Return an HTML table; cells are escaped and printable."""
     from html import escape
 
     def row(tag: str, cells: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""What is on a machine, and how each vendor's plug-in fared in finding out."""
+"""The inventory of a machine, with a report for each vendor."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from anyaccel.text import memory
 
 
 def parts_of(devices: Iterable[Device]) -> dict[str, frozenset[str]]:
-    """Which devices are parts of which, by id: of each device that has some, all of them, and their parts."""
+    """Return the ids of all parts, parts of parts included, of each device with parts."""
     parents = {device.id: device.parent for device in devices}
     found: dict[str, set[str]] = {}
     for device_id, parent in parents.items():
@@ -27,38 +27,38 @@ def parts_of(devices: Iterable[Device]) -> dict[str, frozenset[str]]:
 
 
 class VendorState(Enum):
-    """How a vendor's detection ended. Failed is not absent."""
+    """The result of a vendor's detection. Failed is not absent."""
 
     OK = "ok"
     ABSENT = "absent"
     NOT_ASKED = "not asked"
-    """The data beside the plug-in says that its hardware is certainly not here, so its code was not run."""
+    """The data beside the plug-in rules out its hardware, so its code was not run."""
     FAILED = "failed"
 
 
 class VendorReport(Value):
-    """How one vendor's plug-in fared on this machine.
+    """The report of a vendor's plug-in on a machine.
 
     Attributes:
         vendor: Key of the vendor.
-        state: Whether it found its hardware, found none, or failed.
-        resource: Resource name of its devices; empty when the plug-in did not get to say.
+        state: Result of the detection.
+        resource: Resource name of the devices; empty when the plug-in failed before it gave its identity.
         kind: Kind of accelerator; empty likewise.
         env_vars: Variables that the plug-in may set or unset.
-        borrowed: Those of them that are another vendor's, and
-        cleared: those that it only removes; see :class:`PluginInfo`.
-        runtimes: How the file names of the vendor's runtime libraries begin.
-        control_nodes: Device nodes that all of its devices use.
-        maskable: Whether a variable hides its devices; see :class:`PluginInfo`.
+        borrowed: See :class:`PluginInfo`.
+        cleared: See :class:`PluginInfo`.
+        runtimes: Beginnings of the file names of the vendor's runtime libraries.
+        control_nodes: Device nodes that all devices of the vendor use.
+        maskable: Whether a variable hides the devices; see :class:`PluginInfo`.
         ray_switch: See :class:`PluginInfo`.
-        distribution: Distribution that ships the plug-in, and
-        version: its version.
+        distribution: Distribution of the plug-in.
+        version: Version of the distribution.
         driver_version: Version of the driver; empty when unknown.
         partial: Whether some devices could not be read.
-        notes: Sentences that people should see.
-        problem: What went wrong, when the state is failed, or None.
-        hidden: The edits by which a worker sees none of its devices; None when they are not known.
-        seconds: Time that detection took.
+        notes: Sentences for people.
+        problem: The problem of a failed detection, or None.
+        hidden: The edits by which a worker sees none of the devices; None when unknown.
+        seconds: Duration of the detection.
     """
 
     vendor: str
@@ -82,9 +82,9 @@ class VendorReport(Value):
     seconds: float = 0.0
 
     def shared_with(self, other: VendorReport) -> str:
-        """The variable that keeps devices of two vendors from one worker; empty where there is none.
+        """Return the variable that keeps devices of two vendors from one worker; empty for none.
 
-        Both obey it, and one of them borrows it, so that no value of it means devices of both.
+        Both vendors obey the variable, and one of them borrows it, so that no value stands for devices of both.
         """
         both = (name for name in self.env_vars if name in other.env_vars)
         return next(
@@ -98,12 +98,12 @@ class VendorReport(Value):
 
 
 class Inventory(Value):
-    """Everything that was found on one machine.
+    """The detected devices of a machine, and the reports of vendors.
 
     Attributes:
-        machine: The machine in words: ``host``, ``sim:...`` or the path of a recording.
-        devices: All devices, hidden and unhealthy ones too, in the order in which they are handed out.
-        vendors: One report per installed plug-in, in the order of their keys.
+        machine: Name of the machine: ``host``, ``sim:...`` or the path of a recording.
+        devices: All devices, hidden and unhealthy devices included, in the order in which they are handed out.
+        vendors: A report for each installed plug-in, in the order of keys.
     """
 
     machine: str
@@ -116,7 +116,7 @@ class Inventory(Value):
         return f"<Inventory of {self.machine}: {counted or 'no devices'}>"
 
     def _repr_html_(self) -> str:
-        """Show the devices in a notebook."""
+        """Return a table of the devices, for notebooks."""
         from anyaccel.model.html import html_table
 
         rows = [
@@ -132,15 +132,15 @@ class Inventory(Value):
         return tuple(device for device in self.devices if device.usable)
 
     def of_vendor(self, vendor: str) -> tuple[Device, ...]:
-        """The devices of one vendor."""
+        """Return the devices of a vendor."""
         return tuple([device for device in self.devices if device.vendor == vendor])
 
     def report(self, vendor: str) -> VendorReport | None:
-        """The report of one vendor, or None when no plug-in of that name is installed."""
+        """Return the report of a vendor; None without an installed plug-in."""
         return next((report for report in self.vendors if report.vendor == vendor), None)
 
-    def apart(self, vendor: str) -> dict[str, str]:
-        """The vendors of which no device is given to a worker that has some of this one's, each with the variable."""
+    def excluded_vendors(self, vendor: str) -> dict[str, str]:
+        """Return vendors whose devices no worker gets together with this vendor's, with the shared variable."""
         own = self.report(vendor)
         others = () if own is None else (report for report in self.vendors if report.vendor != vendor)
         return {other.vendor: name for other in others if own and (name := own.shared_with(other))}

@@ -1,7 +1,7 @@
-"""Labels: words that an administrator or a program gives devices, for requests to choose by.
+"""Labels: names that an administrator or a program gives to devices, for requests to choose by.
 
-They come from files, documents and programs, and go to tables, other schedulers and command lines, so they have a
-narrow grammar: a key, or ``key=value``, of letters, digits and ``. _ -``.
+Labels come from files, documents and programs, and appear in tables, other schedulers and command lines. So the grammar
+is narrow: a key, or ``key=value``, of letters, digits and ``. _ -``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from anyaccel.model.device import Device
 from anyaccel.text import shown
 
 MOST_LABELS = 32
-"""Labels of one device."""
+"""Most labels of one device."""
 RULE = (
     "a label must be a key such as 'reserved', or a key with a value such as 'team=vision': each at most 63 letters, "
     "digits and . _ -, that begins with a letter or digit, the key with a letter"
@@ -22,10 +22,10 @@ _LABEL = re.compile(r"([A-Za-z][A-Za-z0-9._-]{0,62})(?:=([A-Za-z0-9][A-Za-z0-9._
 
 
 def read_label(text: str) -> tuple[str, str]:
-    """Understand a label: its key, and its value, empty where it has none.
+    """Parse a label; return the key and the value, which may be empty.
 
     Raises:
-        ValueError: When it does not follow the grammar.
+        ValueError: When the text breaks the grammar.
     """
     match = _LABEL.fullmatch(text)
     if match is None:
@@ -34,10 +34,10 @@ def read_label(text: str) -> tuple[str, str]:
 
 
 def read_labels(texts: Iterable[str]) -> dict[str, str]:
-    """Understand the labels of one device.
+    """Parse the labels of a device.
 
     Raises:
-        ValueError: When one does not follow the grammar, a key is given twice, or there are too many.
+        ValueError: When a label breaks the grammar, a key is given twice, or there are more than 32 labels.
     """
     found: dict[str, str] = {}
     for text in texts:
@@ -51,7 +51,7 @@ def read_labels(texts: Iterable[str]) -> dict[str, str]:
 
 
 def write_label(key: str, value: str) -> str:
-    """Write a label as :func:`read_label` understands it."""
+    """Write a label in the form of :func:`read_label`."""
     return f"{key}={value}" if value else key
 
 
@@ -61,7 +61,7 @@ def write_labels(labels: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def label_faults(devices: Iterable[Device]) -> Iterator[str]:
-    """Name the labels of devices that do not follow the grammar."""
+    """Yield the labels of devices that break the grammar."""
     for device in devices:
         try:
             read_labels(write_label(key, value) for key, value in device.labels.items())

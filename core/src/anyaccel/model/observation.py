@@ -1,4 +1,4 @@
-"""What a vendor observes while a machine runs, and what a container needs of it."""
+"""Observations of running devices, findings, and the needs of containers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class DeviceProcess(Value):
 
     Attributes:
         pid: Process id as the vendor reports it; inside a container it may be the host's.
-        memory_bytes: Device memory that it holds, or None when unknown.
+        memory_bytes: Device memory of the process, or None when unknown.
     """
 
     pid: int
@@ -22,7 +22,7 @@ class DeviceProcess(Value):
 
 
 class Stats(Value):
-    """The state of one device at one moment. What the vendor cannot tell is None, never 0.
+    """The state of a device at one moment. An unknown quantity is None, never 0.
 
     Attributes:
         memory_used_bytes: Device memory in use.
@@ -31,12 +31,12 @@ class Stats(Value):
         power_watts: Power drawn, in watts.
         clock_hz: Clock of the compute units, in hertz.
         memory_clock_hz: Clock of the memory, in hertz.
-        ecc_errors_corrected: Memory errors that were corrected, since the driver was loaded where the vendor can tell.
-        ecc_errors_uncorrected: Memory errors that could not be corrected, likewise.
+        ecc_errors_corrected: Corrected memory errors, since the driver was loaded where the vendor counts so.
+        ecc_errors_uncorrected: Uncorrectable memory errors, counted in the same way.
         health: Whether the device can be used.
-        health_reason: Why not, in a clause about the device.
-        health_remedy: What to do about it; empty when nobody knows.
-        processes: Processes that use the device, or None when the vendor cannot tell.
+        health_reason: Reason why the device is unhealthy, in a clause.
+        health_remedy: The way out; empty when unknown.
+        processes: Processes that use the device, or None when unknown.
     """
 
     memory_used_bytes: int | None = None
@@ -68,14 +68,14 @@ class Mount(Value):
 
 
 class ContainerEdits(Value):
-    """What a container or a sandbox needs so that the devices work inside.
+    """The files, variables and groups that a container or a sandbox needs for devices.
 
     Attributes:
-        nodes: Paths of device nodes, those that all devices share among them.
+        nodes: Paths of device nodes, shared nodes included.
         mounts: Files and directories of the host.
         env: Variables of the container.
-        groups: Numbers of the groups of the host that the device nodes are open to, for who is not root inside. No
-            names: inside, a name may be another group.
+        groups: Numbers of the host's groups that may open the device nodes, for users other than root. Not names, since
+            a name may be another group inside.
     """
 
     nodes: tuple[str, ...] = ()
@@ -85,7 +85,7 @@ class ContainerEdits(Value):
 
 
 class Severity(Enum):
-    """How bad a finding is."""
+    """The severity of a finding."""
 
     OK = "ok"
     WARN = "warn"
@@ -93,12 +93,12 @@ class Severity(Enum):
 
 
 class Finding(Value):
-    """One thing that somebody should know about this machine, with one way out.
+    """A fact about a machine for its users, with one way out.
 
     Attributes:
-        severity: How bad it is.
-        reason: What was found, in one sentence.
-        remedy: What to do about it, as a command or one sentence; empty when all is well.
+        severity: Severity of the finding.
+        reason: The fact, in one sentence.
+        remedy: The way out, as a command or a sentence; empty for the severity ``ok``.
     """
 
     severity: Severity

@@ -1,11 +1,11 @@
-"""What a plug-in says of its vendor."""
+"""The identity of a plug-in."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from anyaccel.model._value import Value
-from anyaccel.model.device import Device
+from anyaccel.model._value import Value, replace
+from anyaccel.model.device import UNITS_PER_DEVICE, Device
 from anyaccel.model.request import Term
 
 
@@ -16,26 +16,26 @@ class PluginInfo(Value):
         vendor: Key of the vendor, ``[a-z][a-z0-9_]{0,31}``, equal to the entry point's name.
         resource: Name under which schedulers count its devices: ``GPU``, ``TPU``, ``NPU`` ...
         kind: Kind of accelerator in lower case: ``gpu``, ``tpu``, ``npu`` ...
-        env_vars: Every variable that the plug-in may set or unset. A hook that touches another one is refused.
-            Empty when there is none; ``maskable`` says so then.
-        borrowed: Those of them that are another vendor's own, or of no vendor in particular, and that this vendor's
-            runtime obeys, too. One worker never gets devices of two vendors that obey one variable which one of them
-            borrows: no value of it means devices of both.
-        cleared: Those of them that are another vendor's, and that the plug-in only ever removes so that programs do
-            not mistake them: its own runtime does not obey them. Where anybody else sets one, it stays.
-        url: Where people find the plug-in's documentation.
-        runtimes: How the file names of the vendor's runtime libraries begin, such as ``libacme.so``. A process that has
-            loaded one of them has read the variables, and cannot be given other devices.
-        counts: Numbers of devices that one job may have, in ascending order; empty for any. Placement keeps to them
-            without asking; what depends on which devices they are is for ``anyaccel_validate`` to say.
-        exclusive: Why a device has one holder only, in a clause, for whoever asks for a part of one; empty where
-            devices can be shared, and where there is nothing to say.
-        control_nodes: Device nodes that all of its devices use, such as ``/dev/acmectl``. Any other node that only one
-            device lists is that device's own: where another vendor lists it as well, neither device is given out.
-        maskable: Whether a variable keeps a process from devices. Where none does, say ``False``: each launch names the
-            vendor, since its devices are open to all workers that are not confined.
-        ray_switch: Variable by which people keep Ray from writing the mask, where Ray calls it otherwise than
-            ``RAY_EXPERIMENTAL_NOSET_`` and the first of ``env_vars``.
+        env_vars: All variables that the plug-in may set or unset; edits of other variables are refused. Empty for a
+            runtime without a mask; then set ``maskable`` to False.
+        borrowed: Variables of ``env_vars`` that belong to another vendor, or to no vendor, and that this vendor's
+            runtime obeys. A worker never gets devices of two vendors that obey a variable which one of them borrows,
+            since no value stands for devices of both.
+        cleared: Other vendors' variables that the plug-in only unsets, so that no program misreads them. The vendor's
+            runtime does not obey them. A value that another vendor sets stays.
+        url: Address of the plug-in's documentation.
+        runtimes: Beginnings of the file names of the vendor's runtime libraries, such as ``libacme.so``. A process that
+            has loaded such a library has read the mask, and cannot get other devices.
+        counts: Numbers of devices that a job may have, in ascending order; empty for any. Placement applies these
+            numbers without a call. ``anyaccel_validate`` checks rules about particular devices.
+        exclusive: A clause that says why a device can have only one holder, for requests of a part; empty for a device
+            that can be shared, and where no reason is needed.
+        control_nodes: Device nodes that all devices of the vendor use, such as ``/dev/acmectl``. Any other node of a
+            single device belongs to that device: if another vendor lists the node, too, neither device is given out.
+        maskable: Whether a variable hides devices from a process. If False, each launch warns that the devices are open
+            to workers that are not confined.
+        ray_switch: Variable that keeps Ray from writing the mask, if its name is not ``RAY_EXPERIMENTAL_NOSET_`` and
+            the first of ``env_vars``.
     """
 
     vendor: str
@@ -52,8 +52,14 @@ class PluginInfo(Value):
     maskable: bool = True
     ray_switch: str = ""
 
+    def describe(self, device: Device) -> Device:
+        """Return a device with the plug-in's vendor, resource and kind, and with defaults in the core's fields."""
+        own = {"vendor": self.vendor, "resource": self.resource, "kind": self.kind}
+        core = {"declared": False, "labels": {}, "units": UNITS_PER_DEVICE, "own_slots": (), "visible": True}
+        return replace(device, **own, **core, order=0)
+
     def refusal(self, term: Term, devices: Sequence[Device]) -> str | None:
-        """Say why one job cannot have so much of the vendor's devices; None when it can."""
+        """Return the reason why a job cannot have a term of the vendor's devices; None when it can."""
         if self.exclusive and term.fraction:
             whole = f": {_listed(self.counts)}" if self.counts else ""
             return (

@@ -1,4 +1,4 @@
-"""One record per fault of a plug-in, in the same shape wherever it is shown."""
+"""Problems: faults of plug-ins in the same form everywhere."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from anyaccel.model._value import Value
 
 
 class ProblemKind(Enum):
-    """What went wrong with a plug-in."""
+    """The kind of a plug-in's fault."""
 
     LOAD = "load"
-    """It could not be imported or registered."""
+    """The plug-in could not be imported or registered."""
     RAISED = "raised"
     """A hook raised an exception."""
     TIMEOUT = "timeout"
@@ -21,21 +21,21 @@ class ProblemKind(Enum):
     CONTRACT = "contract"
     """A hook returned a value that the contract does not allow."""
     CONFLICT = "conflict"
-    """Two plug-ins claim the same thing."""
+    """Two plug-ins claim the same vendor."""
 
 
 class Problem(Value):
-    """A fault of one plug-in.
+    """A fault of a plug-in.
 
     Attributes:
         vendor: Key of the vendor.
-        kind: What went wrong.
-        reason: Why, in the words of whoever failed.
+        kind: Kind of the fault.
+        reason: The fault, in the words of the plug-in or the core.
         distribution: Name of the distribution that ships the plug-in; empty when unknown.
         version: Version of that distribution.
-        hook: Name of the hook; empty when none was reached.
-        next_step: What somebody can do about it.
-        details: A traceback or captured output; empty when there is none.
+        hook: Name of the hook; empty before the first hook.
+        next_step: The way out.
+        details: A traceback or captured output; may be empty.
     """
 
     vendor: str

@@ -1,4 +1,4 @@
-"""Why a request fits or does not, as data first and as sentences made from it."""
+"""Verdicts: whether a request fits, and the reasons, as data and as sentences."""
 
 from __future__ import annotations
 
@@ -9,54 +9,54 @@ from anyaccel.model.request import Request, Term
 
 
 class ReasonCode(Enum):
-    """What stands in a request's way."""
+    """The obstacle of a request."""
 
     NOT_ENOUGH = "not-enough"
-    """There are fewer such devices on the machine than are asked for."""
+    """The machine has fewer such devices than the request asks for."""
     HOSTS = "hosts"
-    """Fewer machines can serve it than it is to be on."""
+    """Fewer machines can serve the request than it asks for."""
     VENDOR_FAILED = "vendor-failed"
-    """A vendor's devices could not be detected, so nobody knows what is there."""
+    """A vendor's devices could not be detected."""
     HIDDEN = "hidden"
-    """The environment we started in hides devices."""
+    """The environment hides devices."""
     UNHEALTHY = "unhealthy"
-    """Devices are there and broken."""
+    """Devices are unhealthy."""
     FILTER = "filter"
-    """Devices do not pass a filter of the request, or nobody knows whether they do."""
+    """Devices do not pass a filter of the request, or their property is unknown."""
     PART = "part"
-    """Only a part of a device is ours to hand out, since we are in a worker that holds a share."""
+    """This process is a worker with a share, and can hand out only that part of a device."""
     PARTS = "parts"
-    """There are enough devices only when some are counted as well as their parts."""
+    """There are enough devices only if some are counted together with their parts."""
     NOT_FRACTIONAL = "not-fractional"
-    """Devices are given out whole only."""
+    """The devices cannot be shared."""
     MIXED_TYPES = "mixed-types"
-    """There are enough devices, and not enough that are alike."""
+    """There are enough devices, but not enough of one type."""
     NOT_LINKED = "not-linked"
-    """There are enough devices, and not enough that are linked to each other."""
+    """There are enough devices, but not enough with links between each other."""
     VENDOR_RULE = "vendor-rule"
     """The vendor's rule refuses the quantity or the set."""
     VARIABLE = "variable"
-    """Two vendors obey one variable, and no value of it means devices of both."""
+    """Two vendors obey the same variable, and no value stands for devices of both."""
     TOGETHER = "together"
-    """Each term fits, and all of them at once do not."""
+    """Each term fits alone, and the terms together do not."""
     TAKEN = "taken"
-    """Devices are held by somebody."""
+    """Devices are in use."""
     LIMIT = "limit"
-    """The machine's configuration does not give this user so much, or not while the user holds what it holds."""
+    """The request exceeds the user's limits in the machine's configuration, by itself or with the user's leases."""
     WAITING_BEHIND = "waiting-behind"
-    """Requests for the same devices came first."""
+    """Earlier requests ask for the same devices."""
 
 
 class Reason(Value):
-    """One thing that stands in a request's way.
+    """An obstacle of a request.
 
     Attributes:
-        code: What it is.
-        message: The same in words, as a clause without capital and period.
-        term: The term concerned; None when it is the whole request.
+        code: Kind of the obstacle.
+        message: The obstacle in a clause, without capital and period.
+        term: The term concerned; None for the whole request.
         devices: Ids of the devices concerned.
-        holders: Ids of the allocations that hold them, or of the tickets that wait in front.
-        filter: Name of the filter concerned; empty when it is none.
+        holders: Ids of the allocations that hold the devices, or of the tickets ahead.
+        filter: Name of the filter concerned; may be empty.
     """
 
     code: ReasonCode
@@ -67,7 +67,7 @@ class Reason(Value):
     filter: str = ""
 
     def to_json(self) -> dict[str, object]:
-        """The reason as JSON data."""
+        """Return the reason as JSON data."""
         return {
             "code": self.code.value,
             "message": self.message,
@@ -79,18 +79,18 @@ class Reason(Value):
 
 
 class Verdict(Value):
-    """Whether a request fits, and why not.
+    """Whether a request fits, and the reasons.
 
     Attributes:
         request: The request.
-        fits_now: Whether it would be served if it were made now.
-        ever_fits: Whether it would be served if nothing were held.
-        reasons: What stands in its way; empty when it fits now.
-        nearest: The nearest request that this machine can ever serve; None when there is none, or this one can be.
+        fits_now: Whether the request would be served now.
+        ever_fits: Whether the request would be served on a free machine.
+        reasons: The obstacles; empty when the request fits now.
+        nearest: The nearest request that this machine can ever serve; None without one, and for a request that fits.
         nearest_now: The nearest request that can be served now; None likewise.
-        ways_out: What can be done about what holds the devices or is wrong with them, a line each.
-        gaps: What a worker would not be kept from that is given what the request wants, one sentence each; known to
-            :func:`anyaccel.why` alone.
+        ways_out: Ways out of the obstacles, a line each.
+        gaps: A sentence for each access that a worker would have beyond its devices; filled by :func:`anyaccel.why`
+            alone.
     """
 
     request: Request
@@ -104,16 +104,16 @@ class Verdict(Value):
 
     @property
     def cpu(self) -> bool:
-        """Whether the request runs on the CPU instead, since it can never fit and accepts that.
+        """Whether the request runs on the CPU, since it can never fit and accepts the CPU.
 
-        A limit of its user is no reason to do so: what is over it is refused.
+        A request over a limit of its user is refused instead.
         """
         limited = any(reason.code is ReasonCode.LIMIT for reason in self.reasons)
         return self.request.else_cpu and not self.ever_fits and not limited
 
     @property
     def message(self) -> str:
-        """The verdict in one sentence, without the way out."""
+        """The verdict in a sentence, without the way out."""
         if self.fits_now:
             return f"{self.request} fits now."
         what = "does not fit now" if self.ever_fits else "can never fit"
@@ -131,7 +131,7 @@ class Verdict(Value):
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, object]:
-        """The verdict as JSON data, requests in the form that can be asked for again."""
+        """Return the verdict as JSON data, with requests in the form of the grammar."""
         return {
             "request": str(self.request),
             "fits_now": self.fits_now,

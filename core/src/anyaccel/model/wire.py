@@ -1,7 +1,7 @@
-"""Values as JSON, and back, checked field by field on the way.
+"""Values as JSON data and back, with a check of every field.
 
-What comes from a plug-in, a child process or a file is not trusted: :func:`faults` compares a value with the
-annotation it should satisfy and names every fault at once, and :func:`decode` builds nothing else.
+Data of plug-ins, child processes and files is not trusted: :func:`faults` compares a value with an annotation and names
+every fault at once, and :func:`decode` returns only values without a fault.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
 
 
 class Literal:
-    """Stands for that of typing in annotations of values, which do without that module: it takes long to import."""
+    """Replaces ``typing.Literal`` in annotations of values, since the import of typing takes long."""
 
     def __class_getitem__(cls, options: Any) -> GenericAlias:
         return GenericAlias(cls, options)
 
 
 _AS_THEY_ARE = frozenset({str, int, float, bool, type(None)})
-"""Types that JSON has."""
+"""Scalar types of JSON."""
 _defaults = cache(fields)
 
 
 def encode(value: Any) -> Any:
-    """Turn a value into JSON data. Fields that have their default are left out."""
+    """Return a value as JSON data. Fields with their default value are left out."""
     if isinstance(value, (tuple, list)):
         return [content if type(content) in _AS_THEY_ARE else encode(content) for content in value]
     found = plain(value)
@@ -51,11 +51,11 @@ def encode(value: Any) -> Any:
 
 
 def plain(value: Any, without: Collection[str] = ()) -> Any:
-    """Turn a value into what JSON has, as :func:`encode` does, but not what it holds: a ``default`` for :mod:`json`.
+    """Return a value as a dict, a list or a scalar without conversion of its contents: a ``default`` for :mod:`json`.
 
     Args:
         value: The value.
-        without: Names of fields that are left out, too.
+        without: Names of further fields to leave out.
     """
     if isinstance(value, Value):
         found = {}
@@ -72,15 +72,15 @@ def plain(value: Any, without: Collection[str] = ()) -> Any:
 
 
 def decode(kind: type[T], data: Any, where: str = "") -> T:
-    """Build a value from JSON data.
+    """Return the value of JSON data.
 
     Args:
         kind: A class of values.
-        data: What :func:`encode` made of such a value, from a source that may lie.
+        data: A result of :func:`encode`, from any source.
         where: Name of the value in messages.
 
     Raises:
-        ValueError: When the data has another shape; the message names every fault.
+        ValueError: When the data has faults; the message names each.
     """
     value: T = build(kind, data)
     found = list(faults(value, kind, where or kind.__name__))
@@ -90,20 +90,20 @@ def decode(kind: type[T], data: Any, where: str = "") -> T:
 
 
 def build(kind: Any, data: Any) -> Any:
-    """Shape JSON data like an annotation; what does not fit stays as it is, for :func:`faults` to name."""
+    """Shape JSON data like an annotation; parts that do not fit stay unchanged, for :func:`faults`."""
     builder = _builder(kind)
     return builder(data) if builder else data
 
 
 def prepare(kind: type[Value]) -> None:
-    """Make ahead what the functions above need for a class of values, which they make when they first need it."""
+    """Make the cached builder and check of a class of values ahead of the first use."""
     annotation: Any = kind
     _builder(annotation)
     _satisfies(annotation)
 
 
 def faults(value: Any, kind: Any, where: str) -> Iterator[str]:
-    """Name every place where a value does not satisfy an annotation, as ``where must be X (got Y that is a Z)``."""
+    """Yield every place where a value does not fit an annotation, as ``where must be X (got Y that is a Z)``."""
     if _satisfies(kind)(value):
         return
     if isinstance(kind, UnionType):
@@ -124,7 +124,7 @@ def _is_value(kind: Any) -> bool:
 
 
 def _wrong_fields(data: Mapping[Any, Any], kind: type[Value], where: str) -> Iterator[str]:
-    """Name the fields of data that a class of values has not, and those that it needs and data lacks."""
+    """Yield unknown fields of data, and missing fields."""
     known = fields(kind)
     for name in data:
         if name not in known:
@@ -136,7 +136,7 @@ def _wrong_fields(data: Mapping[Any, Any], kind: type[Value], where: str) -> Ite
 
 @cache
 def _satisfies(kind: Any) -> Check:  # noqa: PLR0911 - one for each kind of annotation
-    """Make what says quickly that a value satisfies an annotation, as nearly all do; the others may satisfy it, too."""
+    """Return a fast check of an annotation. A value that fails the check may still fit: :func:`faults` decides."""
     origin, arguments = _origin(kind), _arguments(kind)
     if isinstance(kind, UnionType):
         return _any_of([_satisfies(option) for option in arguments])
@@ -180,17 +180,17 @@ def _all_fields(kind: type[Value], fields: Sequence[tuple[str, Check]]) -> Check
 
 
 def _origin(kind: Any) -> Any:
-    """What an annotation is an alias of: that of ``tuple[int, ...]`` is ``tuple``."""
+    """Return the origin of an annotation: ``tuple`` for ``tuple[int, ...]``."""
     return getattr(kind, "__origin__", None)
 
 
 def _arguments(kind: Any) -> tuple[Any, ...]:
-    """What stands in the brackets of an annotation, or between its bars."""
+    """Return the arguments of an annotation, in brackets or between bars."""
     return getattr(kind, "__args__", ())
 
 
 def _fits(value: Any, kind: Any) -> bool:
-    """Whether a value itself is of a kind, whatever it holds."""
+    """Return whether a value itself fits an annotation, without its contents."""
     origin = _origin(kind)
     if origin is Literal:
         return value in _arguments(kind)
@@ -203,14 +203,14 @@ def _fits(value: Any, kind: Any) -> bool:
 
 
 def _is_usual(number: Any) -> bool:
-    """Whether a number is one that every reader of JSON takes: finite, and of at most 64 bits when it is whole."""
+    """Return whether every JSON reader accepts a number: finite, and at most 64 bits for an integer."""
     if isinstance(number, float):
         return math.isfinite(number)
     return not isinstance(number, int) or -(1 << 63) <= number < 1 << 64
 
 
 def _parts(value: Any, kind: Any, where: str) -> Iterator[tuple[Any, Any, str]]:
-    """What a value holds, each with its annotation and its place."""
+    """Yield the contents of a value, each with its annotation and its place."""
     arguments = _arguments(kind)
     if isinstance(value, Value):
         for name, annotation in hints(kind).items():
@@ -226,7 +226,7 @@ def _parts(value: Any, kind: Any, where: str) -> Iterator[tuple[Any, Any, str]]:
 
 @cache
 def hints(kind: type[Value]) -> dict[str, Any]:
-    """The resolved annotations of a value's fields."""
+    """Return the resolved annotations of a value's fields."""
     resolved: dict[str, Any] = {}
     for home in reversed(kind.__mro__):
         names = {"Literal": Literal, **vars(sys.modules[home.__module__])}
@@ -244,10 +244,10 @@ def _mismatch(value: Any, kind: Any, where: str) -> str:
 
 @cache
 def _builder(kind: Any) -> Builder | None:  # noqa: PLR0911 - one for each kind of annotation
-    """Make what shapes data like an annotation, and leaves what does not fit for :func:`faults` to name.
+    """Return a function that shapes data like an annotation, and leaves other parts for :func:`faults`.
 
     Returns:
-        None where data is taken as it is.
+        None where data needs no change.
     """
     origin, arguments = _origin(kind), _arguments(kind)
     if isinstance(kind, UnionType):
@@ -270,7 +270,7 @@ def _builder(kind: Any) -> Builder | None:  # noqa: PLR0911 - one for each kind 
 
 
 def _first_built(options: Sequence[Builder], data: Any) -> Any:
-    """What the first option makes of data; those that do not fit leave lists and objects as they are."""
+    """Return the first result of the options that is no list or dict."""
     built = (option(data) for option in options)
     return next((value for value in built if not isinstance(value, (list, dict))), data)
 

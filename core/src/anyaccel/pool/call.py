@@ -236,7 +236,7 @@ class CallFuture(AwaitableFuture[Any]):
         return None if call is None or call.sent or call.waits is None else call.waits()
 
     def _invoke_callbacks(self) -> None:
-        if self._done_callbacks:
+        if self._done_callbacks:  # type: ignore[attr-defined]
             with allow_forks():
                 super()._invoke_callbacks()  # type: ignore[misc]
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from anyaccel.errors import NeverFitsError, StateDirectoryError
 from anyaccel.launcher.choosing import KnownNames, local_scheduler, validate
 from anyaccel.launcher.scope import Scope
-from anyaccel.launcher.usage import OpenLease, Usage
+from anyaccel.launcher.usage import OpenLease, UsageMeter
 from anyaccel.ledger import Want
 from anyaccel.linux import mark as marks
 from anyaccel.linux.fork import tidy_in_child
@@ -109,13 +109,13 @@ class WorkerLease(OpenLease):
         on_release: Callable[[Mapping[str, Extent]], object] = lambda _: None,
         *,
         private: bool = False,
-        usage: Usage | None = None,
+        usage: UsageMeter | None = None,
     ) -> None:
         super().__init__(lease, allocation)
         self._on_release = on_release
         self._private = private
         if usage is not None:
-            self.begin_line(usage, at_exit=False)  # the pool ends its workers at exit, which writes the line
+            self.attach_writer(usage, at_exit=False)  # the pool ends its workers at exit, which writes the line
 
     @property
     def lease_id(self) -> str:
@@ -150,7 +150,7 @@ class WorkerLease(OpenLease):
                 devices stay held until these exit.
         """
         if self.lease is not None and not self.lease.released:
-            self.give_back(self.lease.mark if carried else None)
+            self.end_lease(self.lease.mark if carried else None)
             self._on_release(self.lease.devices)
 
 

@@ -37,8 +37,8 @@ from anyaccel.inventory.current import LEASE_VARIABLE
 from anyaccel.inventory.detect import detect
 from anyaccel.launcher.launch import check_start
 from anyaccel.launcher.scope import Scope
-from anyaccel.launcher.usage import Usage
-from anyaccel.launcher.use import in_use
+from anyaccel.launcher.usage import UsageMeter
+from anyaccel.launcher.use import get_process_lease
 from anyaccel.launcher.verdicts import why
 from anyaccel.ledger import Ledger
 from anyaccel.linux import mark as marks
@@ -191,8 +191,8 @@ class Broker:
             self._environ["ANYACCEL_STATE_DIR"] = os.path.join(path, "leases")
             weakref.finalize(self, remove_private_directory, path).atexit = False
         self.ledger = Ledger.open(self._environ)
-        self.scope = Scope.of(inventory, self._environ)
-        used = in_use()
+        self.scope = Scope.make(inventory, self._environ)
+        used = get_process_lease()
         self._used = None if used is None else used.lease
         self.choice: Callable[[Request], Choice] = choice or choose_among(inventory)
         self._note = note
@@ -276,7 +276,9 @@ class Broker:
             if engine in crowded and engine.settings.max_workers is not None:
                 continue
             if resolved is None or resolved.nothing:
-                lease = None if resolved is None else WorkerLease(Allocation("", resolved.request, ()))
+                lease = (
+                    None if resolved is None else WorkerLease(Allocation(id="", request=resolved.request, grants=()))
+                )
                 call = self._pop(queue)
                 engine.add_worker(call, lease).launch(call)
                 return True
@@ -426,7 +428,9 @@ class Broker:
         usage = None
         if not self.private:
             waited = time.monotonic() - queue.asked_at
-            usage = Usage(allocation.id, allocation.shares, resolved.want.request, note, waited=waited, added_up=True)
+            usage = UsageMeter(
+                allocation.id, allocation.shares, resolved.want.request, note, waited=waited, added_up=True
+            )
         return WorkerLease(allocation, lease, self._on_release, private=self.private, usage=usage)
 
     def _choose(
@@ -447,7 +451,7 @@ class Broker:
         queue.timer = loop.call_later(acquisition.pause(), partial(self._request_devices, queue, resolved))
 
         def on_change(descriptor: int) -> None:
-            if acquisition.noted(descriptor):
+            if acquisition.read_event(descriptor):
                 self._request_devices(queue, resolved)
 
         queue.watched = acquisition.descriptors()
@@ -560,7 +564,7 @@ class Broker:
             ids = self.scope.ids
             keys: frozenset[str] = frozenset()
             with contextlib.suppress(AnyaccelError):  # the next call that requests devices reports it
-                keys = self.ledger.wanted(frozenset(ids))
+                keys = self.ledger.find_wanted(frozenset(ids))
             self._wanted = self.scope.excluded_by(ids[key] for key in keys) if keys else frozenset()
         return not worker.ids.isdisjoint(self._wanted)
 
@@ -633,9 +637,9 @@ class WorkerProcess:
         if self.timer is not None:
             self.timer.cancel()
         if self._group is not None:
-            from anyaccel.launcher.limits import remove
+            from anyaccel.launcher.limits import remove_group
 
-            self.killed = remove(self._group)
+            self.killed = remove_group(self._group)
         self.engine.on_gone(self, gone)
 
     def on_stuck(self, reason: str) -> None:

@@ -81,9 +81,9 @@ def make_ranked_call(
         rendezvous: Variables with the address where the members meet.
         work: A pickled function, with its arguments.
     """
-    from anyaccel.launcher.ranks import variables
+    from anyaccel.launcher.ranks import make_rank_variables
 
-    return run_ranked, ({**variables(rank, count, local=(0, 1)), **rendezvous}, work), {}
+    return run_ranked, ({**make_rank_variables(rank, count, local=(0, 1)), **rendezvous}, work), {}
 
 
 def run_ranked(variables: Mapping[str, str], work: bytes) -> Any:

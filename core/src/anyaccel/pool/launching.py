@@ -83,7 +83,7 @@ class Preparation(Value):
             raise WorkerStartError(
                 f"no worker can be started: the working directory has gone ({error.strerror})"
             ) from error
-        inside = replace(launch, mark=mark).settle(environ)
+        inside = replace(launch, mark=mark).make_setup(environ)
         message = {
             "inside": inside._replace(directory=directory, path=None if sys.path == path else list(sys.path)),
             "ready": ready,

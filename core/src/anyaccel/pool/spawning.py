@@ -16,7 +16,7 @@ from anyaccel.forkserver import client
 from anyaccel.forkserver.client import Gone
 from anyaccel.linux.mark import Mark, carries
 from anyaccel.linux.process import describe_end
-from anyaccel.linux.teardown import Teardown, find_carriers, tell_left
+from anyaccel.linux.teardown import Teardown, describe_left, find_carriers
 from anyaccel.pool.reactor import reactor
 
 TARGET = "anyaccel.pool.worker:serve"
@@ -155,7 +155,7 @@ class WorkerServer(client.ForkServer):
         """
         process = (self._take_spare() if ahead else None) or Process(self, ahead=False)
         try:
-            self.tell(process.number, {"hold": process.number, "grace": grace}, leases)
+            self.send_or_drop(process.number, {"hold": process.number, "grace": grace}, leases)
         except OSError:
             process.close()
             raise
@@ -204,12 +204,12 @@ class WorkerServer(client.ForkServer):
     def _continue(self, rest: Teardown, children: list[Process], gone: Gone) -> None:
         pause = rest.step()
         if pause is not None:
-            self._reactor.call_later(pause, partial(self._go_on, rest, children, gone))
+            self._reactor.call_later(pause, partial(self._continue, rest, children, gone))
             return
         stuck = [child for child in children if any(carries(pid, child.mark) for pid in rest.own)]
         for child in children:
             if child in stuck:
-                child.on_stuck("; ".join(tell_left(rest, "a worker")))
+                child.on_stuck("; ".join(describe_left(rest, "a worker")))
             else:
                 carried = any(carries(pid, child.mark) for pid in rest.others)
                 child.ended(Gone(reason=gone.reason, carried=carried))

@@ -20,7 +20,7 @@ from types import CoroutineType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from anyaccel.errors import WorkerError
-from anyaccel.launcher.inside import Inside
+from anyaccel.launcher.inside import ProcessSetup
 from anyaccel.linux.process import set_name
 from anyaccel.pool.channel import Message, MessageKind, receive, send
 from anyaccel.pool.payload import (
@@ -318,7 +318,7 @@ def _rehearse() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         nothing = dict.fromkeys(("ready", "staged", "plain", "sandbox", "initializer", "warmup"))
-        send(ours, MessageKind.SETUP, dumps({"inside": Inside(directory="."), **nothing}), OUTPUTS)
+        send(ours, MessageKind.SETUP, dumps({"inside": ProcessSetup(directory="."), **nothing}), OUTPUTS)
         send(ours, MessageKind.CALL, dumps((int, (), {})))
         ours.shutdown(socket.SHUT_WR)
         MessageLoop(theirs).run()

@@ -1,4 +1,4 @@
-"""How facts about a machine are gathered: one gate for plug-ins, record and replay."""
+"""Facts about machines: one gate for plug-ins, with recording and replay."""
 
 from anyaccel._faces import face
 
@@ -31,6 +31,6 @@ else:
     __all__ += ["HOST", "MACHINE_VARIABLE"]
 
 MACHINE_VARIABLE = "ANYACCEL_MACHINE"
-"""Names the machine where no argument does."""
+"""The variable that names the machine where no argument does."""
 HOST = "host"
-"""The machine that we run on."""
+"""Name of this host."""

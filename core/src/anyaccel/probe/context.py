@@ -1,7 +1,7 @@
-"""The one gate through which a plug-in sees the machine.
+"""The gate through which a plug-in sees the machine.
 
-Because every fact passes here, any machine can be recorded, replayed and simulated: a plug-in that only uses its
-context works on all of them alike.
+Every fact passes through the context. So any machine can be recorded and replayed, for a plug-in that uses its context
+alone.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class DeviceNode(Value):
     """A character or block device node.
 
     Attributes:
-        path: Where it is.
+        path: Path of the node.
         major: Major number.
         minor: Minor number.
-        readable: Whether this user may open it for reading.
-        writable: Whether this user may open it for writing.
-        group: Number of its group; None when unknown, as in older recordings.
+        readable: Whether this user may open the node for reading.
+        writable: Whether this user may open the node for writing.
+        group: Number of the owning group; None when unknown, as in older recordings.
     """
 
     path: str
@@ -49,16 +49,16 @@ class PciFunction(Value):
     """A PCI function as sysfs shows it.
 
     Attributes:
-        address: ``dddd:bb:dd.f`` in lower case.
+        address: ``dddd:bb:dd.f`` in lower case; a domain has up to 8 digits.
         vendor: Vendor id.
         device: Device id.
         class_code: Base class and subclass, 16 bits: 0x0302 for a 3D controller.
         subsystem_vendor: Subsystem vendor id, or None.
         subsystem_device: Subsystem id, or None.
-        driver: Name of the kernel driver that is bound, or None.
-        numa_node: NUMA node, or None when the firmware does not say.
+        driver: Name of the bound kernel driver, or None.
+        numa_node: NUMA node, or None when the firmware names none.
         iommu_group: Number of the IOMMU group, or None.
-        bridges: Addresses of the bridges above it, root port first.
+        bridges: Addresses of the bridges above the function, root port first.
     """
 
     address: str
@@ -74,10 +74,10 @@ class PciFunction(Value):
 
 
 class CommandResult(Value):
-    """What a command left behind.
+    """The result of a command.
 
     Attributes:
-        returncode: Exit status; negative for the number of the signal that ended it.
+        returncode: Exit status; the negative number of a signal that ended the command.
         stdout: Standard output as text.
         stderr: Standard error as text.
     """
@@ -88,9 +88,9 @@ class CommandResult(Value):
 
 
 class Facts(Protocol):
-    """Where facts come from: this host, or a recording. Paths are absolute, as the machine's own kernel names them.
+    """A source of facts: this host, or a recording. Paths are absolute, as the machine's own kernel names them.
 
-    The methods answer what the methods of :class:`ProbeContext` with the same names promise.
+    The methods are those of :class:`ProbeContext`.
     """
 
     @property
@@ -109,8 +109,8 @@ class ProbeContext:
     """A plug-in's view of one machine.
 
     Attributes:
-        environ: The environment in which detection was asked for. Read it here, never from ``os.environ``.
-        deadline: Moment of ``time.monotonic()`` at which the hook must have answered.
+        environ: The environment of the detection. Plug-ins must not read ``os.environ``.
+        deadline: Deadline of the hook, by ``time.monotonic()``.
     """
 
     def __init__(self, facts: Facts, deadline: float) -> None:
@@ -120,29 +120,29 @@ class ProbeContext:
 
     @property
     def root(self) -> str:
-        """Directory that stands for ``/``; empty on a recording that has no directory."""
+        """Directory in place of ``/``; empty for a recording without a directory."""
         return getattr(self._facts, "root", "")
 
     def remaining(self) -> float:
-        """Seconds left until the deadline, never negative."""
+        """Return the seconds until the deadline, never negative."""
         return max(0.0, self.deadline - time.monotonic())
 
     def read(self, path: str) -> str | None:
-        """Read a file, at most 1 MiB of it.
+        """Read a file, at most 1 MiB.
 
         Returns:
-            The text, undecodable bytes replaced; None when there is no such file.
+            The text, with undecodable bytes replaced; None without such a file.
 
         Raises:
-            OSError: When the file is there and cannot be read.
+            OSError: When the file exists and cannot be read.
         """
         return self._facts.read(path)
 
     def read_int(self, path: str) -> int | None:
-        """Read a file that holds one number, decimal or ``0x`` hexadecimal; None when absent or not a number.
+        """Read a file with one number, decimal or ``0x`` hexadecimal; None without the file, or without a number.
 
         Raises:
-            OSError: When the file is there and cannot be read.
+            OSError: When the file exists and cannot be read.
         """
         text = self.read(path)
         try:
@@ -151,23 +151,23 @@ class ProbeContext:
             return None
 
     def glob(self, pattern: str) -> list[str]:
-        """List the paths that match a shell pattern, numbers in numeric order: ``/dev/x2`` before ``/dev/x10``."""
+        """Return the paths that match a shell pattern, in numeric order: ``/dev/x2`` before ``/dev/x10``."""
         return self._facts.glob(pattern)
 
     def readlink(self, path: str) -> str | None:
-        """Read where a symbolic link points, as it is written; None when there is no such link."""
+        """Return the target of a symbolic link, as written; None without such a link."""
         return self._facts.readlink(path)
 
     def exists(self, path: str) -> bool:
-        """Whether anything is at a path."""
+        """Return whether a path exists."""
         return self._facts.exists(path)
 
     def is_dir(self, path: str) -> bool:
-        """Whether a path is a directory."""
+        """Return whether a path is a directory."""
         return self._facts.is_dir(path)
 
     def node(self, path: str) -> DeviceNode | None:
-        """Look at a device node; None when there is none at the path, or something else is."""
+        """Return a device node; None where the path is no device node."""
         return self._facts.node(path)
 
     def run(self, argv: Sequence[str], timeout: float | None = None) -> CommandResult | None:
@@ -175,27 +175,27 @@ class ProbeContext:
 
         Args:
             argv: The command; a name without a slash is looked up in the ``PATH`` of :attr:`environ`.
-            timeout: Seconds that it may take; never more than what is left until the deadline.
+            timeout: Time limit in seconds, at most until the deadline.
 
         Returns:
-            What it left behind, or None when there is no such command.
+            The result, or None when the command does not exist.
 
         Raises:
-            CommandTimeoutError: When it did not end in time. It has been killed.
-            OSError: When the command is there and cannot be run.
+            CommandTimeoutError: When the command exceeded its time limit and was killed.
+            OSError: When the command exists and cannot be run.
         """
         left = self.remaining()
         return self._facts.run(argv, left if timeout is None else min(timeout, left))
 
     def query(self, name: str, fn: Callable[[], Json]) -> Json:
-        """Ask a vendor's library, through a function that can be recorded by name and replayed without a call.
+        """Call a function of a vendor's library; a recording replays the result by name, without a call.
 
         Args:
-            name: Name of the question, unique within the plug-in's vendor; begin it with the library's name.
-            fn: Asks the library and returns plain JSON data.
+            name: Name of the query, unique for the vendor; it should begin with the library's name.
+            fn: Calls the library and returns plain JSON data.
 
         Returns:
-            What ``fn`` returned, now or when the machine was recorded.
+            The result of ``fn``, from now or from the recording.
 
         Raises:
             QueryError: When ``fn`` raised; ``kind`` is the name of the exception's class.
@@ -203,14 +203,14 @@ class ProbeContext:
         return self._facts.query(name, fn)
 
     def pci(self, vendor: int | None = None, classes: Sequence[int] = ()) -> list[PciFunction]:
-        """List PCI functions in the order of their addresses.
+        """Return PCI functions in the order of their addresses.
 
         Args:
             vendor: Vendor id; None for any.
-            classes: Base class and subclass (16 bits) of which one must match; empty for any.
+            classes: Accepted base classes with subclass (16 bits); empty for any.
 
         Raises:
-            OSError: When sysfs shows a function and does not let us read it.
+            OSError: When sysfs lists a function whose files cannot be read.
             ValueError: When the device id of a function is no number.
         """
         found = []
@@ -242,7 +242,7 @@ class ProbeContext:
         )
 
     def _pci_id(self, path: str) -> int:
-        """Read an id that every PCI function has: without it nobody can tell what the function is."""
+        """Read the device id of a PCI function; without it, the function cannot be identified."""
         number = self.read_int(path)
         if number is None:
             raise ValueError(f"{path} must hold a PCI id such as 0x1234 (got {self.read(path)!r})")
@@ -254,7 +254,7 @@ def _name(link: str | None) -> str | None:
 
 
 def ask(fn: Callable[[], Json]) -> Json:
-    """Call a query's function, turning whatever it raises into a :class:`~anyaccel.errors.QueryError`."""
+    """Call the function of a query; every exception becomes a :class:`~anyaccel.errors.QueryError`."""
     try:
         return fn()
     except Exception as error:

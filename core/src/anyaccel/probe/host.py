@@ -1,4 +1,4 @@
-"""Facts of the machine that we run on, or of another root directory such as ``/host`` in a container."""
+"""Facts of this host, or of another root directory such as ``/host`` in a container."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 READ_LIMIT = 1 << 20
 OUTPUT_LIMIT = 8 << 20
 GRACE_SECONDS = 0.5
-"""How long a killed command is waited for: one that is stuck in the kernel ignores even SIGKILL."""
+"""How long to wait for a killed command: a process that is stuck in the kernel ignores even SIGKILL."""
 
 
 def natural(path: str) -> tuple[tuple[int, int | str], ...]:
-    """Sort key that compares the numbers in a path as numbers."""
+    """Return a sort key that compares the numbers in a path as numbers."""
     return tuple((0, int(part)) if part.isdecimal() else (1, part) for part in re.split(r"(\d+)", path) if part)
 
 
 class HostFacts:
-    """Facts below a root directory. Commands and libraries are asked only where the root is this machine's own."""
+    """Facts below a root directory. Commands and libraries are called only for the root of this host."""
 
     def __init__(self, environ: Mapping[str, str], root: str = "/") -> None:
         self.environ = environ
@@ -57,7 +57,7 @@ class HostFacts:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
-            if error.errno == errno.EINVAL:  # something is there, and it is no link
+            if error.errno == errno.EINVAL:  # the path exists, and is no link
                 return None
             raise
 
@@ -92,7 +92,7 @@ class HostFacts:
         program = shutil.which(argv[0], path=self.environ.get("PATH", os.defpath))
         if program is None or self._prefix:
             return None
-        # Files rather than pipes: what the tool leaves running may keep them open, and we do not wait for it.
+        # Files in place of pipes: a background process of the tool would keep a pipe open, and block the reader.
         with open(os.memfd_create("stdout"), "w+b") as out, open(os.memfd_create("stderr"), "w+b") as err:
             process = subprocess.Popen(
                 [program, *argv[1:]],

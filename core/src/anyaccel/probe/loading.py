@@ -1,7 +1,7 @@
-"""Read the files of a recording, which may come from anybody: checked once, here, so that nothing else has to.
+"""Read and check the files of a recording, from any source, so that no other module has to check them.
 
-A file that is no regular file, is too large, is no JSON or does not have the form that is described in
-:mod:`anyaccel.probe.recording` is refused in one message, which names the place, the rule and the value.
+A file that is not regular, too large, no JSON, or not of the form in :mod:`anyaccel.probe.recording` is refused in one
+message, which names the place, the rule and the value.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     Rule = tuple[str, Callable[[Any], bool]]
-    """What a value must be, and what says whether it is that."""
+    """The rule of a value in words, and its check."""
 
 SCHEMA = "anyaccel.recording/1"
 FILE_NAME = "machine.json"
@@ -33,12 +33,12 @@ PARTS: dict[str, type] = {"environ": dict, "paths": dict, "commands": list, "que
 WAY_OUT = "correct the file, or record the machine again, into a new directory: anyaccel record DIR"
 
 LARGEST = 32 << 20
-"""Bytes of a file. The recordings that come with the plug-ins have 6 KB to 140 KB."""
+"""Most bytes of a file. Recordings of plug-ins have 6 KB to 140 KB."""
 DEEPEST = 32
-"""Values within values."""
+"""Most levels of nested values."""
 LONGEST_PATH = 4096
 MOST_PARTS = 64
-"""Directories in a path."""
+"""Most directories in a path."""
 INTEGERS = range(-(1 << 63), 1 << 64)
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -51,17 +51,17 @@ _KINDS = (
 )
 
 KEPT = 8
-"""Recordings that are kept in memory."""
+"""Recordings that are kept in memory. A parse takes 1 to 5 ms, and each call for a machine needs its recording."""
 
 
 def load(path: str) -> dict[str, Any]:
-    """Read the file of a recording; the last few are kept as long as they do not change, so do not change them either.
+    """Read a recording; the last eight are kept while their files do not change, so callers must not change them.
 
     Raises:
-        MachineError: When it cannot be read, or is no recording.
+        MachineError: When the file cannot be read, or is no recording.
     """
     state: tuple[int, ...] = ()
-    with contextlib.suppress(OSError):  # reading it says why
+    with contextlib.suppress(OSError):  # the read below reports the error
         status = os.stat(path)
         state = status.st_ino, status.st_size, status.st_mtime_ns
     return _load(path, state)
@@ -81,15 +81,15 @@ def _load(path: str, _: tuple[int, ...]) -> dict[str, Any]:
 
 
 def read_json(path: str, way_out: str) -> Any:
-    """Read a JSON file that may come from anybody, without ever waiting for it.
+    """Read a JSON file from any source, without ever blocking.
 
     Args:
-        path: Where it is; a link to a regular file will do.
-        way_out: What to do when it cannot be read, for the error.
+        path: Path of a regular file, or of a link to one.
+        way_out: The way out for the error message.
 
     Raises:
-        MachineError: When it is no regular file, has more than 32 MiB or nothing in it, or is not the JSON of finite
-            numbers, whole Unicode text and names that stand once, at most 32 levels deep.
+        MachineError: When the path is no regular file, the file is empty or larger than 32 MiB, or its content is not
+            JSON of finite numbers, whole Unicode text and unique names, at most 32 levels deep.
     """
     try:
         data = _read(path)
@@ -120,11 +120,11 @@ def read_json(path: str, way_out: str) -> Any:
 
 
 def _read(path: str) -> bytes:
-    """Read a regular file, and no more than there is room for.
+    """Read a regular file of limited size.
 
-    Files of the kernel (``/proc``, ``/sys``) pretend to be regular and may block; they have no size.
+    Files of the kernel (``/proc``, ``/sys``) claim to be regular, and may block; their size is 0, so they are refused.
     """
-    _check_regular(os.stat(path))  # some devices do something when they are merely opened
+    _check_regular(os.stat(path))  # before open(2), which has effects on some devices
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     with open(descriptor, "rb") as file:
         _check_regular(os.fstat(descriptor))
@@ -183,7 +183,7 @@ def _check_depth(value: Any) -> None:
 
 
 def _faults(recording: dict[str, Any]) -> Iterator[str]:
-    """What is wrong with the parts of a recording, each with its place."""
+    """Yield the faults of a recording's parts, each with its place."""
     parts = {name: recording.get(name, kind()) for name, kind in PARTS.items()}
     for name, kind in PARTS.items():
         if not isinstance(parts[name], kind):
@@ -286,7 +286,7 @@ _OF_A_QUERY: dict[str, Rule] = {
 
 
 def plain(path: str) -> str:
-    """An absolute path in the form in which recordings name it: one name for one place, as far as the text tells."""
+    """Return an absolute path in the normal form of recordings: one name for each place."""
     if "/." not in path and "//" not in path and not path.endswith("/"):
         return path
     return f"/{posixpath.normpath(path).lstrip('/')}"

@@ -1,4 +1,4 @@
-"""Where facts come from: this host, a recording of a machine, or a simulated one."""
+"""Names of machines: this host, a recording, or a simulated machine."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ MOST_SIMULATED = 65_536
 
 
 class Simulated(Value):
-    """Some devices of one product.
+    """Simulated devices of one product.
 
     Attributes:
-        product: Name or alias of the product; ``PRODUCT/PART`` for the parts of devices that are divided.
+        product: Name or alias of the product; ``PRODUCT/PART`` for divided devices.
         count: Number of devices.
     """
 
@@ -30,12 +30,12 @@ class Simulated(Value):
 
 
 class Machine(Value):
-    """A machine, as ``--machine`` names it.
+    """A machine by its name for ``--machine``.
 
     Attributes:
         text: ``host``, ``sim:PRODUCT[:COUNT],...`` or the directory of a recording.
         recording: Path of the recording's file, or None.
-        products: Simulated products, in order; empty when nothing is simulated.
+        products: Simulated products, in order; empty for a real machine.
     """
 
     text: str = HOST
@@ -44,11 +44,11 @@ class Machine(Value):
 
     @property
     def simulated(self) -> bool:
-        """Whether the machine's devices are made up."""
+        """Whether the machine is simulated."""
         return bool(self.products)
 
     def facts(self, environ: Mapping[str, str]) -> Facts:
-        """What shows the machine: its recording, with the environment that was recorded, or this host with ours.
+        """Return the facts of the machine: of the recording with its recorded environment, or of this host.
 
         Raises:
             MachineError: When the recording cannot be read.
@@ -64,15 +64,15 @@ class Machine(Value):
 
 
 def parse_machine(machine: str | Machine | None = None, environ: Mapping[str, str] | None = None) -> Machine:
-    """Understand the name of a machine.
+    """Parse the name of a machine.
 
     Args:
-        machine: ``host``, ``sim:H100:8,TPU-V4:4``, or a directory that ``anyaccel record`` wrote; when None, what the
-            variable ``ANYACCEL_MACHINE`` says, or the host. A machine is returned as it is.
-        environ: The environment; that of this process when None.
+        machine: ``host``, ``sim:H100:8,TPU-V4:4``, or a directory of ``anyaccel record``; when None, the value of
+            ``ANYACCEL_MACHINE``, or the host. A :class:`Machine` is returned unchanged.
+        environ: The environment; the environment of this process when None.
 
     Raises:
-        MachineError: When it names no machine, or a recording that is damaged.
+        MachineError: When no machine has this name, or the recording is damaged.
     """
     if isinstance(machine, Machine):
         return machine
@@ -90,7 +90,7 @@ def parse_machine(machine: str | Machine | None = None, environ: Mapping[str, st
             f"there is no machine {text!r}: it must be 'host', 'sim:PRODUCT:COUNT,...' or a directory with"
             f" a {FILE_NAME} as 'anyaccel record DIR' writes it"
         )
-    load(path)  # a damaged recording is the caller's mistake, not every vendor's
+    load(path)  # here, so that a damaged recording is an error of the caller, not of every vendor
     return Machine(text=os.path.abspath(text), recording=os.path.abspath(path))
 
 

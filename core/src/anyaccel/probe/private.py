@@ -1,4 +1,4 @@
-"""Find in a recording what tells whose machine it is: serial numbers, addresses, names."""
+"""Find private data in a recording: serial numbers, addresses, names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HOME = re.compile(r"((?<![\w.-])/(?:[\w.-]+/)?(?:home|Users)/)([^/\s:;,\"'<>()]+
 VERSION = re.compile(
     r"(?:version|driver|firmware|release|runtime|bios|build|\bver\b|\bfw|\bv)[^\n]{0,40}\Z", re.IGNORECASE
 )
-"""What stands before four numbers that are a version and no address."""
+"""Text before four numbers that are a version, not an address."""
 _VALUE = r"""(?:"([^"\n]*)"|'([^'\n]*)'|([^\s"'<>,;}\]]+))"""
 KEYED = (
     re.compile(rf"([A-Za-z][\w /.#()-]{{0,40}}?)[\"']?[^\S\n]*[:=][^\S\n]*{_VALUE}"),
@@ -35,17 +35,17 @@ LAST_WORDS = {"user", "host"}
 COMMON_WORDS = frozenset({"root", "localhost", "nobody", "unknown", "none", "null", "user", "host", "name", "admin"})
 IP4 = 4
 SHORTEST = 5
-"""Characters that a serial number must have, so that no count or index is taken for one."""
+"""Fewest characters of a serial number, so that no count or index is taken for one."""
 LONGEST = 128
 
 
 class PrivateNames(Value):
-    """What is known about the machine beside its recording.
+    """Known private names of a machine, beside its recording.
 
     Attributes:
-        hosts: Its names, with and without the domain.
-        users: Names of the people who use it.
-        addresses: Its network addresses; they count also where they look like versions.
+        hosts: Names of the machine, with and without the domain.
+        users: Names of its users.
+        addresses: Network addresses, which count also where they look like versions.
     """
 
     hosts: tuple[str, ...] = ()
@@ -54,7 +54,7 @@ class PrivateNames(Value):
 
 
 class Found:
-    """Everything that tells whose machine it is, by kind, in lower case."""
+    """Private data of a recording by kind, in lower case."""
 
     __slots__ = ("homes", "ipv4", "ipv6", "macs", "names", "numbers", "uuids")
 
@@ -69,11 +69,11 @@ class Found:
 
 
 def search(recording: Mapping[str, Any], addresses: tuple[str, ...] = ()) -> Found:
-    """Find what tells whose machine a recording is of.
+    """Find the private data of a recording.
 
     Args:
         recording: The content of a ``machine.json``.
-        addresses: Network addresses that are looked for literally.
+        addresses: Known network addresses.
     """
     found = Found()
     for key, text in texts_of(recording):
@@ -94,7 +94,7 @@ def search(recording: Mapping[str, Any], addresses: tuple[str, ...] = ()) -> Fou
 
 
 def _search_columns(found: Found, entry: Mapping[str, Any]) -> None:
-    """Look at tables with commas whose columns the command line, or the first line, names."""
+    """Search tables with commas, whose columns the command line or the first line names."""
     lines = [[cell.strip() for cell in line.split(",")] for line in str(entry.get("stdout", "")).splitlines()]
     tables = [(argument.rpartition("=")[2].split(","), lines) for argument in entry.get("argv", ())]
     tables += [(lines[0], lines[1:])] if lines else []
@@ -105,10 +105,10 @@ def _search_columns(found: Found, entry: Mapping[str, Any]) -> None:
 
 
 def _keep(found: Found, key: str, text: str) -> None:
-    """Remember a value when its key says that it is a number or a name of this machine."""
+    """Add a value whose key stands for a number or a name of this machine."""
     text = text.strip()
     if not text or len(text) > LONGEST or re.search(r"[\s\"'{}<>\[\]]", text) or text.startswith("/"):
-        return  # it is a sentence, a path, or part of a document whose keys are looked at one by one
+        return  # a sentence, a path, or a document whose keys are searched one by one
     if is_number(key):
         if len(text) >= SHORTEST and re.search(r"\d", text) and text.strip("0x:-") and not UUID.search(text):
             found.numbers.add(text.lower())
@@ -117,7 +117,7 @@ def _keep(found: Found, key: str, text: str) -> None:
 
 
 def is_number(key: str) -> bool:
-    """Whether a key is that of a serial number or the like."""
+    """Return whether a key stands for a serial number or a similar number."""
     words = _words(key)
     return not NUMBERS.isdisjoint(words) or not NUMBER_PAIRS.isdisjoint(_pairs(words))
 
@@ -143,26 +143,26 @@ def _is_version(key: str, text: str, start: int) -> bool:
 
 
 def _is_address(text: str) -> bool:
-    """Whether a text is an address of one machine: not of every machine, and no time of day."""
+    """Return whether a text is an address of a particular machine, not a loopback address or a time of day."""
     try:
         address = ipaddress.ip_address(text)
     except ValueError:
         return False
     everybodys = address.is_loopback or address.is_unspecified or text in {"169.254.169.254", "255.255.255.255"}
-    # Without a digit it may be a qualified name that happens to look so, such as dead::beef.
+    # Without a digit, the text may be a qualified name such as dead::beef.
     told = address.version == IP4 or "::" not in text or re.search(r"\d", text) is not None
     return told and not everybodys and not text.startswith("0.")
 
 
 def words_of(recording: Mapping[str, Any]) -> set[str]:
-    """Words in the names of facts, home directories apart: what the machine and its drivers are made of."""
+    """Return the words in names of facts, without home directories: the machine's hardware and drivers."""
     facts = [*recording["paths"], *recording["environ"], *recording["queries"]]
     facts += [argument for entry in recording["commands"] for argument in entry.get("argv", ())]
     return {word for fact in facts for word in re.findall(r"[a-z0-9]+", HOME.sub(r"\1", fact).lower())} | COMMON_WORDS
 
 
 def texts_of(recording: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Every text and number of a recording, each with the key or the name of the file under which it stands."""
+    """Yield every text and number of a recording, each with its key or file name."""
     yield from recording["environ"].items()
     for path, entry in recording["paths"].items():
         yield "", path

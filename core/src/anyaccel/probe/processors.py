@@ -1,4 +1,4 @@
-"""The processors of this host, as sysfs shows them.
+"""The processors of this host, from sysfs.
 
 See the kernel's Documentation/ABI/stable/sysfs-devices-node and Documentation/admin-guide/cputopology.rst.
 """
@@ -10,11 +10,11 @@ import re
 from functools import cache
 
 SYSTEM = "/sys/devices/system"
-"""Where sysfs shows ``cpu`` and ``node``."""
+"""The sysfs directory with ``cpu`` and ``node``."""
 
 
 def by_node(system: str = "") -> dict[int, tuple[int, ...]]:
-    """Numbers of the processors of each NUMA node; empty where the kernel shows none. Read once."""
+    """Return the processors of each NUMA node; empty where the kernel shows none. Read once."""
     return dict(_by_node(system or SYSTEM))
 
 
@@ -29,12 +29,12 @@ def _by_node(system: str) -> dict[int, tuple[int, ...]]:
 
 
 def siblings(processor: int, system: str = "") -> tuple[int, ...]:
-    """Processors that are threads of one core with this one, which is among them; none where it is offline."""
+    """Return the threads of a processor's core, itself included; none when the processor is offline."""
     return tuple(numbers(read(f"{system or SYSTEM}/cpu/cpu{processor}/topology/thread_siblings_list")))
 
 
 def read(path: str) -> str:
-    """The text of a file of sysfs, or nothing: processors that are offline have no topology."""
+    """Return the text of a sysfs file; empty without the file: an offline processor has no topology."""
     try:
         with open(path, encoding="ascii") as file:
             return file.read().strip()
@@ -43,7 +43,7 @@ def read(path: str) -> str:
 
 
 def numbers(text: str) -> list[int]:
-    """Read a list of the kernel's, such as ``0-3,8``."""
+    """Parse a list of the kernel such as ``0-3,8``."""
     found: list[int] = []
     for part in filter(None, text.split(",")):
         low, _, high = part.partition("-")

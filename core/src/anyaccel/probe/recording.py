@@ -1,4 +1,4 @@
-"""Record what detection asks of a machine, and answer the same questions from the record.
+"""Record the facts of a detection, and replay recordings.
 
 A recording is a directory with one file, ``machine.json``:
 
@@ -14,7 +14,7 @@ A recording is a directory with one file, ``machine.json``:
      "queries": {"library/question": {"value": ...}
                  "library/question": {"error": {"kind": "Class", "message": "...", "value": 9}}}}
 
-What is not in it does not exist on the recorded machine. :mod:`anyaccel.probe.loading` reads the file.
+A fact that is not in the file does not exist on the recorded machine. :mod:`anyaccel.probe.loading` reads the file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from __future__ import annotations
 import errno
 import fnmatch
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from anyaccel.errors import CommandTimeoutError, QueryError
@@ -41,8 +40,8 @@ class RecordedFacts:
     """Facts of a recorded machine.
 
     Args:
-        recording: What :func:`anyaccel.probe.loading.load` read.
-        environ: Another environment than the recorded one.
+        recording: A result of :func:`anyaccel.probe.loading.load`.
+        environ: An environment in place of the recorded environment.
     """
 
     def __init__(self, recording: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> None:
@@ -51,7 +50,7 @@ class RecordedFacts:
         self._commands = {tuple(entry["argv"]): entry for entry in recording.get("commands", [])}
         self._queries: dict[str, Entry] = dict(recording.get("queries", {}))
         self._inside: dict[str, set[str]] = {}
-        """By directory, the names in it."""
+        """Names by directory."""
         for path in self._paths:
             directory = path
             while directory:
@@ -67,8 +66,7 @@ class RecordedFacts:
         root, *parts = pattern.split("/")
         found = [root]
         for part in parts:
-            matches = _matcher(part)
-            found = [f"{above}/{name}" for above in found for name in self._inside.get(above, ()) if matches(name)]
+            found = [f"{above}/{name}" for above in found for name in fnmatch.filter(self._inside.get(above, ()), part)]
         return sorted(found, key=natural)
 
     def readlink(self, path: str) -> str | None:
@@ -126,7 +124,7 @@ class RecordedFacts:
         return entry
 
     def _resolve(self, path: str) -> str:
-        """Follow the links on a path, as the kernel would: sysfs shows most devices through links."""
+        """Follow the links on a path as the kernel does; sysfs shows most devices through links."""
         path = plain(path)
         if "link" not in self._paths.get(path, {"link": ""}):
             return path
@@ -140,26 +138,15 @@ class RecordedFacts:
 
 
 def _parents(path: str) -> Iterator[str]:
-    """The directories above a path, the topmost first."""
+    """Yield the directories above a path, the topmost first."""
     at = path.find("/", 1)
     while at > 0:
         yield path[:at]
         at = path.find("/", at + 1)
 
 
-def _matcher(pattern: str) -> Callable[[str], object]:
-    """What says whether a name matches one part of a shell pattern."""
-    if not any(special in pattern for special in "*?["):
-        return pattern.__eq__
-    before, _, after = pattern.partition("*")
-    if not any(special in before + after for special in "*?["):
-        least = len(before) + len(after)
-        return lambda name: len(name) >= least and name.startswith(before) and name.endswith(after)
-    return re.compile(fnmatch.translate(pattern)).match
-
-
 class Recorder:
-    """Facts that pass through, and are remembered on the way."""
+    """A source of facts that records each fact."""
 
     def __init__(self, facts: Facts) -> None:
         self._facts = facts
@@ -170,7 +157,7 @@ class Recorder:
         self.queries: dict[str, Entry] = {}
 
     def recording(self) -> dict[str, Any]:
-        """Everything that was asked so far, in the form of ``machine.json``."""
+        """Return the facts so far, in the form of ``machine.json``."""
         return {
             "schema": SCHEMA,
             "environ": dict(sorted(self.environ.asked.items())),
@@ -242,7 +229,7 @@ class Recorder:
         return value
 
     def _look(self, path: str) -> None:
-        """Remember that a path is there, and what it is, although nobody has read it."""
+        """Record the existence and the type of a path."""
         if path in self.paths or self.node(path) is not None:
             return
         target = self._facts.readlink(path)
@@ -255,7 +242,7 @@ class Recorder:
 
 
 class RecordingEnviron(Mapping[str, str]):
-    """An environment that remembers which variables somebody asked for."""
+    """An environment that records which variables are read."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
@@ -274,7 +261,7 @@ class RecordingEnviron(Mapping[str, str]):
 
 
 def merge(recordings: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Put what several plug-ins asked of one machine into one recording."""
+    """Merge the recordings of several plug-ins on one machine."""
     environ: dict[str, str] = {}
     paths: dict[str, Entry] = {}
     commands: list[Entry] = []

@@ -1,16 +1,16 @@
-"""Take out of a recording what tells whose machine it is: serial numbers, addresses, names. A pure function.
+"""Remove private data from a recording: serial numbers, addresses, names.
 
-The same original always becomes the same replacement, and different ones stay different and keep their order, so that
-a plug-in finds the same devices on the recording as before, under other ids. Replaced are:
+Equal originals get equal replacements, and different originals stay different and keep their order. So a plug-in finds
+the same devices on the recording, under other ids. Replaced are:
 
 * UUIDs, MAC, IPv4, IPv6 and e-mail addresses, wherever they stand;
-* values that are called serial number, UUID, unique id, machine id and the like - by the name of the file, the key in
-  a text or an answer, or the column that a command was asked for - and the same values wherever else they stand;
-* names of hosts and users that the caller gives, or that a key or a home directory tells.
+* values of a serial number, UUID, unique id, machine id and the like, by the name of the file, the key in a text or an
+  answer, or the column of a command, and the same values in all other places;
+* names of hosts and users that the caller gives, or that a key or a home directory shows.
 
-Left out are variables whose name says that they hold a secret, and lines of the kernel's log about other hardware.
-Kept are PCI addresses, versions and measured values. A name that is also a word of the machine, such as a user who is
-called like the driver, is only replaced in home directories.
+Left out are variables with the name of a secret, and lines of the kernel's log about other hardware. Kept are PCI
+addresses, versions and measured values. A name that is also a word of the machine, such as a user with the name of the
+driver, is replaced in home directories only.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ PCI = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}", re.IGNORECASE)
 SECRET_VARIABLE = re.compile(r"token|secret|passw|credential|api_?key|private|cookie|session|auth", re.IGNORECASE)
 LOGS = ("dmesg", "journalctl")
 LONG = 12
-"""Digits from which on a number is looked for in its other notation too: one file says it in decimal, one in hex."""
+"""Digits of a number that is replaced in decimal and hexadecimal notation, since files differ in notation."""
 SHORTEST_NAME = 3
 
 
 def sanitize(recording: Mapping[str, Any], names: PrivateNames | None = None) -> tuple[dict[str, Any], dict[str, str]]:
-    """Replace what tells whose machine was recorded.
+    """Replace the private data of a recording.
 
     Args:
         recording: The content of a ``machine.json``.
-        names: What is known about the machine beside it.
+        names: Known private names of the machine.
 
     Returns:
         The sanitized recording, and the replacements by original, in lower case.
@@ -54,19 +54,19 @@ def sanitize(recording: Mapping[str, Any], names: PrivateNames | None = None) ->
 
 
 def replace_in(data: Any, replacements: Mapping[str, str]) -> Any:
-    """Make the replacements in other data, such as an inventory that was found before."""
+    """Apply replacements to other data, such as an earlier inventory."""
     return _Swap(Found(), PrivateNames(), set(), replacements).data(data)
 
 
 def _present(names: PrivateNames, recording: Mapping[str, Any]) -> PrivateNames:
-    """Those of the names that occur at all."""
+    """Return the names that occur in a recording."""
     everything = "\n".join(text for _, text in texts_of(recording)).lower()
     hosts, users = ([name for name in listed if name.lower() in everything] for listed in (names.hosts, names.users))
     return PrivateNames(hosts=tuple(hosts), users=tuple(users), addresses=names.addresses)
 
 
 class _Swap:
-    """The replacements, and how they are made in texts and data."""
+    """Replacements, and their application to texts and data."""
 
     def __init__(
         self, found: Found, names: PrivateNames, words: set[str], replacements: Mapping[str, str] | None = None
@@ -87,7 +87,7 @@ class _Swap:
         return self._pattern.sub(lambda match: (match[1] or "") + self.replacements[match[2].lower()], text)
 
     def mask(self, text: str) -> str:
-        """Replace in a variable's value, where the beginning of an id may stand for the whole."""
+        """Replace in the value of a variable, where the beginning of an id may stand for the whole id."""
         return ",".join(self.text(_completed(item, self.replacements)) for item in text.split(","))
 
     def data(self, data: Any, key: str = "") -> Any:
@@ -103,7 +103,7 @@ class _Swap:
 
 
 def _completed(item: str, replacements: Mapping[str, str]) -> str:
-    """Replace the beginning of an id by that of its replacement, as far as it says which one is meant."""
+    """Replace the beginning of an id by the beginning of its replacement, as far as it is unambiguous."""
     head, dash, start = item.strip().partition("-")
     if (
         not dash
@@ -129,19 +129,19 @@ def _replacements(found: Found, names: PrivateNames, users: set[str], words: set
 
 
 def _numbered(kind: str, names: Iterable[str]) -> dict[str, str]:
-    """Names as ``user-1``, ``user-2``; those that already look so stay."""
+    """Return names as ``user-1``, ``user-2``; a name of that form stays."""
     return {name: f"{kind}-{n}" for n, name in _ranked(name for name in names if not re.fullmatch(r"[a-z]+-\d+", name))}
 
 
 def _numbers(found: set[str]) -> dict[str, str]:
-    """Numbers of the same length, the long ones in each notation that means the same value."""
+    """Return numbers of the same length; a long number is replaced in each notation."""
     made: dict[str, str] = {}
     values = {text: value for text in found if (value := _value(text, found)) is not None}
     n = 0
     for n, value in enumerate(sorted(set(values.values())), 1):
-        new = int("a" + f"{n:0{len(f'{value:x}') - 1}d}", 16)  # a letter, so that nobody takes it for decimal
+        new = int("a" + f"{n:0{len(f'{value:x}') - 1}d}", 16)  # the letter marks the number as hexadecimal
         notations = {f"{value:d}": f"{new:d}", f"{value:x}": f"{new:x}", f"{value:016x}": f"{new:016x}"}
-        # What is short without its zeros, such as the 7 of 000000000007, may be any count or version.
+        # A value that is short without zeros, such as the 7 of 000000000007, may be any count or version.
         made |= {text: replacement for text, replacement in notations.items() if len(text) >= LONG}
         for text in (text for text, same in values.items() if same == value and text not in made):
             digits = text.removeprefix("0x")
@@ -153,7 +153,7 @@ def _numbers(found: set[str]) -> dict[str, str]:
 
 
 def _value(text: str, found: set[str]) -> int | None:
-    """What a long number means. Without a letter among its digits, the notation that another text confirms counts."""
+    """Return the value of a long number. Without a letter among the digits, a notation in another text decides."""
     digits = text.removeprefix("0x")
     if len(digits) < LONG or re.fullmatch(r"[0-9a-f]+", digits) is None:
         return None
@@ -172,14 +172,14 @@ def _octets(address: str) -> tuple[int, ...]:
 
 
 def _mac(text: str, n: int) -> str:
-    """A locally administered address of the same length."""
+    """Return a locally administered address of the same length."""
     separator = text[2]
     octets = bytes([2]) + n.to_bytes(text.count(separator), "big")
     return separator.join(f"{octet:02x}" for octet in octets)
 
 
 def _without_logs(recording: Mapping[str, Any]) -> Iterator[Any]:
-    """The commands, and of the kernel's log only the lines about the devices and drivers that were looked at."""
+    """Yield the commands, with log lines about recorded devices and drivers only."""
     addresses = {match.lower() for path in recording["paths"] for match in PCI.findall(path)}
     drivers = {match for path in recording["paths"] for match in re.findall(r"/(?:module|drivers)/([\w-]+)", path)}
     drivers |= {

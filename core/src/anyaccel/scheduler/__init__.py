@@ -1,4 +1,4 @@
-"""Who gets which device: the grammar of requests, placement, the queue and the reasons."""
+"""Scheduling: the grammar of requests, placement, the queue and reasons."""
 
 from anyaccel._faces import face
 
@@ -12,7 +12,7 @@ __all__, __getattr__, __dir__ = face(
         "anyaccel.scheduler.fleet": ("Fleet",),
         "anyaccel.scheduler.grammar": ("parse_request",),
         "anyaccel.scheduler.names": ("goes_by",),
-        "anyaccel.scheduler.placement": ("Validate", "choose_slots"),
+        "anyaccel.scheduler.placement": ("Validate", "choose_slots", "with_units"),
         "anyaccel.model.verdict": ("Reason", "ReasonCode", "Verdict"),
         "anyaccel.scheduler.scheduler": ("Scheduler",),
         "anyaccel.scheduler.serving": ("rules", "serves"),

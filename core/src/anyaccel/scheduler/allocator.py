@@ -1,4 +1,4 @@
-"""Who gets which device, who waits, and why: what is the same for one machine and for several."""
+"""Allocation, waiting and reasons: the common part of the schedulers of one machine and of several."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ if TYPE_CHECKING:
     from anyaccel.scheduler.demand import Demand
 
 RequestLike = str | Sequence[str] | Request
-"""What a request can be given as: text, texts that form one request, or a value."""
+"""Accepted forms of a request: text, texts that form one request, or a value."""
 
-_LAST = 1 << 62
-_ALLOCATIONS = count(1)  # unique in the process, so that no scheduler takes back what another one gave
+_LAST = 1 << 62  # number of a request that does not wait: behind every ticket
+_ALLOCATIONS = count(1)  # unique in the process, so that release() detects allocations of another scheduler
 
 
 class Allocator:
-    """Gives the devices of machines to requests, exactly and in order. Every method may be called by any thread.
+    """Gives devices of machines to requests, exactly and in order. Methods are thread-safe.
 
     A request is served by the first machine, in their order, that can serve it now; a gang by the first ones.
 
     Args:
         machines: The machines by name.
-        validate: The vendors' rules, as of :class:`~anyaccel.scheduler.scheduler.Scheduler`, like all that follow.
+        validate: The vendors' rules, as for :class:`~anyaccel.scheduler.scheduler.Scheduler`, like all that follow.
         known: Names that are known beside those on the machines.
-        policy: The order of service, and which requests may pass; None for priority and arrival alone.
-        clock: Seconds of the clock that the policy goes by.
+        policy: The queue policy; None for priority and arrival alone.
+        clock: Returns the time in seconds for the policy.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Allocator:
         self._numbers = count(1)
         self._policy = policy or PLAIN
         self._plain = self._policy.plain
-        self._timed = policy is not None  # else no request says when it ends
+        self._timed = policy is not None  # else time limits are ignored
         self._clock = clock
         self._terms: dict[str, tuple[int | None, float | None, float | None]] = {}
         self._named: dict[str, None] = {}
@@ -85,32 +85,32 @@ class Allocator:
     ) -> Allocation:
         """Give devices to a request at once.
 
-        Nobody who waits for the same devices with at least this priority is overtaken. With ``else=cpu``, a request
-        that can *never* fit gets an allocation without devices; one that could fit later does not, since falling
-        back while devices are merely busy is rarely meant.
+        No waiting request for the same devices with at least this priority is passed. With ``else=cpu``, a request that
+        can *never* fit gets an allocation without devices; a request that could fit later raises an error, since a
+        fallback from busy devices is rarely meant.
 
         Args:
-            request: What is asked for.
-            hosts: On how many machines: each of a gang's gets all that is asked for, or none gets anything.
+            request: The request.
+            hosts: Number of machines: each of a gang's gets the whole request, or none gets anything.
             priority: The higher, the earlier.
-            note: Whose it is, in words, for those who find the devices taken.
-            time: Seconds for which it holds them at most, where the scheduler has a policy; None when it does not say.
-            user: Number of the user whom the policy counts it for.
+            note: Owner of the allocation, for other users' messages.
+            time: Time limit in seconds, if the scheduler has a policy; None for no limit.
+            user: Number of the user for limits and fair shares.
 
         Returns:
-            The allocation, to be given back to :meth:`release`. Where there are several machines it says the machine,
-            and that of a gang is a :class:`Gang`, which has one for each, its ``members``.
+            The allocation, to be passed to :meth:`release`. With several machines it names the machine; a gang is a
+            :class:`Gang`, with one ``members`` entry for each machine.
 
         Raises:
             RequestError: When the request does not follow the grammar.
-            UnknownNameError: When nothing goes by one of its names.
-            UsageError: When ``hosts`` is no number of machines.
-            NeverFitsError: When it can never be served; carries the verdict.
-            NotFreeError: When it cannot be served now; carries the verdict.
+            UnknownNameError: When no device has one of its names.
+            UsageError: When ``hosts`` is not a positive whole number.
+            NeverFitsError: When the request can never be served; carries the verdict.
+            NotFreeError: When the request cannot be served now; carries the verdict.
         """
         plan = self._resolve(request, hosts)
         with self._lock:
-            plan = self._current(plan)
+            plan = self._current(plan)  # a machine may have changed since
             waiting = self._waiting(plan, _LAST, priority, time, user)
             allocation = self._try(waiting, plan, note)
             if allocation is None:
@@ -118,6 +118,7 @@ class Allocator:
         if allocation is not None:
             return allocation
         error = NotFreeError if verdict.ever_fits else NeverFitsError
+        # With the machine's leases, a device may have become free since the attempt.
         message = f"{plan.request} was not free a moment ago." if verdict.fits_now else verdict.message
         raise error(message, verdict=verdict, hint=verdict.hint)
 
@@ -133,26 +134,26 @@ class Allocator:
         infeasible: Literal["raise", "pend"] = "raise",
         on_placed: Callable[[Ticket], None] | None = None,
     ) -> Ticket:
-        """Give devices to a request as soon as it is its turn.
+        """Give devices to a request as soon as the request is next.
 
-        Requests compete where some device could serve both; those that do are served in order, by priority. A gang
-        competes for each device that could serve one of its members.
+        Requests compete if some device could serve both; competing requests are served in order, by priority. A gang
+        competes for each device that could serve a member.
 
         Args:
-            request: What is asked for.
-            hosts: As of :meth:`allocate`, like the next.
+            request: The request.
+            hosts: As for :meth:`allocate`, like the next.
             priority: The higher, the earlier.
-            note: Whose it is, in words.
-            time: How long it holds them at most.
-            user: Whom the policy counts it for.
-            infeasible: What becomes of a request that can never fit: an error, or a ticket that stands in nobody's
-                way and counts as demand.
-            on_placed: Called once, with the ticket, when it has its allocation: before this method returns, or later
-                by the thread that made room. The scheduler is not locked then. An exception is logged.
+            note: Owner of the allocation, for other users' messages.
+            time: Time limit in seconds.
+            user: Number of the user for limits and fair shares.
+            infeasible: Treatment of a request that can never fit: an error, or a ticket that blocks no other request
+                and counts as demand.
+            on_placed: Called once, with the ticket, when it has its allocation: before this method returns, or later by
+                the thread that made room. The scheduler is not locked then. An exception is logged.
 
         Raises:
-            RequestError, UnknownNameError, UsageError: As of :meth:`allocate`.
-            NeverFitsError: When it can never be served and ``infeasible`` is ``raise``.
+            RequestError, UnknownNameError, UsageError: As for :meth:`allocate`.
+            NeverFitsError: When the request can never be served and ``infeasible`` is ``raise``.
         """
         plan = self._resolve(request, hosts)
         with self._lock:
@@ -196,46 +197,46 @@ class Allocator:
         time: float | None = None,
         user: int | None = None,
     ) -> Allocation:
-        """Wait on an asyncio loop until it is the request's turn. Any thread may make the room.
+        """Wait on an asyncio loop until the request is served. Any thread may make the room.
 
-        A task that is cancelled meanwhile leaves the queue, and holds nothing.
+        A cancelled task leaves the queue and holds nothing.
 
         Args:
-            request: What is asked for.
-            timeout: Seconds to wait at most, not at all for 0 or less; None for no end.
-            hosts: As of :meth:`allocate`, like the next.
+            request: The request.
+            timeout: Seconds to wait at most; no wait for 0 or less; None for no limit.
+            hosts: As for :meth:`allocate`, like the next.
             priority: The higher, the earlier.
-            note: Whose it is, in words.
-            time: How long it holds them at most.
-            user: Whom the policy counts it for.
+            note: Owner of the allocation, for other users' messages.
+            time: Time limit in seconds.
+            user: Number of the user for limits and fair shares.
 
         Returns:
-            The allocation, to be given back to :meth:`release`.
+            The allocation, to be passed to :meth:`release`.
 
         Raises:
-            RequestError, UnknownNameError, NeverFitsError: As of :meth:`submit`.
-            UsageError: Likewise; and when ``timeout`` is no time.
+            RequestError, UnknownNameError, NeverFitsError: As for :meth:`submit`.
+            UsageError: Likewise; and when ``timeout`` is not a number.
             NotFreeError: When the time is over; carries the verdict.
         """
-        given: object = timeout  # what callers without a type checker may pass
+        given: object = timeout  # callers without a type checker may pass any value
         if given is not None and not (isinstance(given, int | float) and given >= -inf):
             raise UsageError(f"timeout must be seconds, or None (got {timeout!r:.60})")
         ticket = self.submit(request, hosts=hosts, priority=priority, note=note, time=time, user=user)
         return await settled(ticket, self.release, timeout)
 
     def release(self, allocation: Allocation) -> None:
-        """Take back what an allocation holds, and serve those who waited for it.
+        """Release an allocation, and serve waiting requests.
 
         Raises:
-            ValueError: When it is not held: it was released before, another scheduler gave it, or it is a member of a
-                gang, which is released as a whole.
+            ValueError: When the allocation is not held: it was released before, another scheduler made it, or it is a
+                member of a gang, which is released as a whole.
         """
         with self._lock:
             held = self._held.pop(allocation.id, None)
             if held is None:
                 raise ValueError(
                     f"allocation {allocation.id} ({allocation.request}) is not held: it was released before, or "
-                    f"another scheduler gave it; a gang is released as a whole"
+                    f"another scheduler made it; a gang is released as a whole"
                 )
             self._terms.pop(allocation.id, None)
             for member in held.members:
@@ -244,7 +245,7 @@ class Allocator:
         notify(placed)
 
     def cancel(self, ticket: Ticket) -> bool:
-        """Stop waiting; see :meth:`Ticket.cancel`."""
+        """Cancel a waiting request; see :meth:`Ticket.cancel`."""
         with self._lock:
             waited = self._infeasible.pop(ticket.number, None) is not None
             placed: list[Ticket] = []
@@ -258,15 +259,15 @@ class Allocator:
         return waited
 
     def why(self, request: RequestLike | Ticket, *, hosts: int = 1, priority: int = 0) -> Verdict:
-        """Say whether a request would be served now or ever, why not, and what near to it would.
+        """Explain whether a request would be served now or ever, why not, and what the nearest request is.
 
         Args:
-            request: What would be asked for, or the ticket of who waits for it.
-            hosts: On how many machines; a ticket has its own number, like the next.
+            request: The request, or the ticket of a waiting request.
+            hosts: Number of machines; a ticket has its own number, like the next.
             priority: The higher, the earlier.
 
         Raises:
-            RequestError, UnknownNameError, UsageError: As of :meth:`allocate`.
+            RequestError, UnknownNameError, UsageError: As for :meth:`allocate`.
         """
         if isinstance(request, Ticket):
             with self._lock:
@@ -281,13 +282,13 @@ class Allocator:
             return self._judge(plan, self._waiting(plan, _LAST, priority, None, None))
 
     def pending(self) -> tuple[Ticket, ...]:
-        """Those who wait, first to be served first; after them those who can never be."""
+        """List waiting requests in the order of service, then requests that can never be served."""
         with self._lock:
-            turn = self._policy.turn(self._counted(), self._clock())
+            turn = self._policy.sort_key(self._counted(), self._clock())
             return (*sorted(self._queue, key=lambda ticket: turn(ticket.waiting)), *self._infeasible.values())
 
     def demand(self) -> tuple[Demand, ...]:
-        """What those who wait want, by the name that they asked for."""
+        """Sum the quantities of waiting requests by requested name."""
         from anyaccel.scheduler.demand import summarize
 
         with self._lock:
@@ -314,7 +315,7 @@ class Allocator:
         self._books[machine] = Books(inventory, self._validate, self._known, machine=machine, lock=self._lock)
 
     def _update(self, machine: str, inventory: Inventory | None) -> list[Ticket]:
-        """Go on with a machine that is new, has changed, or is gone; the caller notifies those who are placed."""
+        """Adopt a new, changed or removed machine; the caller notifies the returned tickets."""
         if machine in self._books:
             self._books[machine].update(inventory)
             self._drop(machine)
@@ -325,21 +326,22 @@ class Allocator:
         return placed + self._serve()
 
     def _drop(self, machine: str) -> None:
-        """Forget a machine that is gone, once nothing of it is held."""
+        """Remove the books of a machine that is gone, once nothing is held there."""
         books = self._books[machine]
         if not books.there and not books.held:
             del self._books[machine]
 
     def _arrange(self) -> None:
-        """Take the machines as they are now. Each knows the names of all: a request may name what another one has."""
-        for books in self._books.values():
+        """Rebuild the arrangement of machines. Each machine learns the names of the others, which requests may use."""
+        for books in self._books.values():  # a name stays known when its machine is gone
             self._named.update(dict.fromkeys(books.layout.names))
         for books in self._books.values():
             books.layout.names.learn(self._named)
         self._arrangement = Arrangement(books for books in self._books.values() if books.there)
 
     def _replan(self) -> list[Ticket]:
-        """Look anew where all who wait can be served; those who get the CPU alone are placed."""
+        """Plan each waiting request again; return the requests that now run on the CPU."""
+        # By arrival: within a kind the queue relies on this order.
         tickets = sorted((*self._queue, *self._infeasible.values()), key=lambda ticket: ticket.number)
         self._queue, self._infeasible = Queue(), {}
         placed = []
@@ -359,9 +361,9 @@ class Allocator:
         return placed
 
     def _give_back(self, member: Allocation) -> None:
-        """Take back what is held of one machine."""
+        """Release the part of an allocation on one machine."""
         books = self._books.get(member.machine)
-        if books is None or member.id not in books.held:  # it is the CPU's
+        if books is None or member.id not in books.held:  # the request runs on the CPU
             return
         books.release(member.id)
         site = self._arrangement.by_name.get(member.machine)
@@ -373,19 +375,19 @@ class Allocator:
     # Requests
 
     def _resolve(self, request: RequestLike, hosts: int) -> RequestPlan:
-        """Resolve a request, without the lock: others are served meanwhile, and it may have to be done again."""
+        """Plan a request without the lock, while other requests are served; :meth:`_current` may repeat the plan."""
         wanted = parse_request(request)
         if type(hosts) is not int or hosts < 1:
             raise UsageError(f"hosts must be a whole number, 1 or more (got {hosts!r:.60})")
         return self._arrangement.plan(wanted, hosts)
 
     def _current(self, plan: RequestPlan) -> RequestPlan:
-        """A plan, made again when a machine has changed."""
+        """Return the plan, made again if a machine has changed."""
         now = self._arrangement
         return plan if plan.arrangement is now else now.plan(plan.request, plan.hosts)
 
     def _waiting(self, plan: RequestPlan, number: int, priority: int, time: float | None, user: int | None) -> Waiting:
-        """A request as the policy sees it."""
+        """Return a request as the queue policy sees it."""
         return Waiting(
             key=number,
             number=number,
@@ -400,17 +402,18 @@ class Allocator:
         )
 
     def _try(self, waiting: Waiting, plan: RequestPlan, note: str) -> Allocation | None:
-        """Serve a newcomer unless that would overtake a request that it may not pass."""
+        """Serve a new request, if none is ahead or all may be passed."""
         if not plan.ever_fits:
             return self._hold(plan, {}, note) if plan.request.else_cpu else None
         held = self._counted()
+        # The common case, an empty queue, skips the policy.
         rivals = self._rivals(waiting, plan.mask, held, self._queue.firsts()) if self._queue else []
         return self._place(waiting, plan, note, rivals, held)
 
     def _place(
         self, waiting: Waiting, plan: RequestPlan, note: str, rivals: Sequence[Ticket], held: Sequence[Holding]
     ) -> Allocation | None:
-        """Place a request if it may pass its rivals: tickets that are served before it and want one of its devices."""
+        """Place a request if it may pass its rivals: earlier tickets for a common device."""
         if self._limited(waiting, held) or (rivals and waiting.seconds is None):
             return None
         now = self._clock()
@@ -428,11 +431,11 @@ class Allocator:
         return allocation
 
     def _rivals(self, waiting: Waiting, mask: int, held: Sequence[Holding], among: Iterable[Ticket]) -> list[Ticket]:
-        """Those of some tickets that are served before a request and want one of its devices, in the order of service.
+        """Return earlier tickets among ``among`` for a common device, in the order of service.
 
-        The first of each kind is enough to place a request: no later one can start before it.
+        To place a request, the first ticket of each kind is enough: no later ticket can start before the first.
         """
-        turn = self._policy.turn(held, self._clock())
+        turn = self._policy.sort_key(held, self._clock())
         own, found = turn(waiting), []
         for ticket in among:
             if ticket.plan.mask & mask:
@@ -442,21 +445,21 @@ class Allocator:
         return [ticket for _, ticket in sorted(found, key=lambda each: each[0])]
 
     def _limited(self, waiting: Waiting, held: Sequence[Holding]) -> bool:
-        """Whether a request waits until its user holds less: then it waits for no other one, and none for it."""
+        """Return whether a request waits for its own user to release devices."""
         return not self._plain and self._policy.limited(waiting, held)
 
     def _counted(self) -> list[Holding]:
-        """All that is held where the order of service depends on it; else nothing."""
+        """Return the active allocations if the order of service depends on them; else nothing."""
         return [] if self._plain else self._holdings()
 
     def _holdings(self) -> list[Holding]:
-        """All that is held, as the policy sees it."""
+        """Return the active allocations as the queue policy sees them."""
         found = []
         for allocation in self._held.values():
             user, until, passed = self._terms.get(allocation.id, (None, None, None))
             for member in allocation.members:
                 site = self._arrangement.by_name.get(member.machine)
-                if site is None:  # the machine is gone, or there is none: the CPU's
+                if site is None:  # the machine is gone, or the request runs on the CPU
                     continue
                 for each in member.shares:
                     device = site.offset + site.books.layout.positions[each.device.id]
@@ -464,7 +467,7 @@ class Allocator:
         return found
 
     def _hold(self, plan: RequestPlan, found: Mapping[int, Placed], note: str) -> Allocation:
-        """Take what was found; nothing where a request runs on the CPU."""
+        """Book the placed devices; none for a request that runs on the CPU."""
         given = []
         for number in sorted(found):
             key = self._new_id()
@@ -481,36 +484,36 @@ class Allocator:
         return allocation
 
     def _new_id(self) -> str:
-        """An identity that nobody who did not ask has, such as a scheduler of another process."""
+        """Return an identity that is unused in this scheduler, also by foreign holders."""
         return next(key for number in _ALLOCATIONS if (key := f"a{number}") not in self._held)
 
     # The queue
 
     def _wait_in_line(self, ticket: Ticket) -> None:
-        """Do what a ticket needs beside its place in the queue, which is nothing here; with the lock held."""
+        """Hook for a subclass whose tickets also wait elsewhere; called with the lock held."""
 
     def _leave(self, ticket: Ticket) -> bool:
-        """Take a ticket out of the queue; False when it does not wait there."""
+        """Remove a ticket from the queue; return False if the ticket is not there."""
         return self._queue.remove(ticket)
 
     def _serve(self) -> list[Ticket]:
-        """Place the tickets whose turn it is; the caller notifies them once the lock is open."""
+        """Place the tickets whose turn has come; the caller notifies them after releasing the lock."""
         served: list[Ticket] = []
         while self._queue and (ticket := self._serve_next()) is not None:
             served.append(ticket)
         return served
 
     def _serve_next(self) -> Ticket | None:
-        """Place the first ticket in the order of service that can be placed; None when none can."""
+        """Place the first ticket that can be placed, in the order of service; None when there is none."""
         held = self._counted()
-        turn = self._policy.turn(held, self._clock())
+        turn = self._policy.sort_key(held, self._clock())
         ahead: list[Ticket] = []
         blocked = 0
         for ticket in sorted(self._queue.firsts(), key=lambda each: turn(each.waiting)):
             if self._limited(ticket.waiting, held):
                 continue
             mask = ticket.plan.mask
-            if not mask & blocked or ticket.waiting.seconds is not None:
+            if not mask & blocked or ticket.waiting.seconds is not None:  # only a time limit allows to pass
                 rivals = [each for each in ahead if each.plan.mask & mask]
                 ticket.allocation = self._place(ticket.waiting, ticket.plan, ticket.note, rivals, held)
                 if ticket.allocation is not None:
@@ -521,19 +524,19 @@ class Allocator:
         return None
 
     def _place_in_line(self, ticket: Ticket) -> int:
-        """The place of a ticket; see :attr:`Ticket.place`."""
+        """Return the queue position of a ticket; see :attr:`Ticket.place`."""
         with self._lock:
             if ticket not in self._queue:
                 return 0
             return 1 + len(self._rivals(ticket.waiting, ticket.plan.mask, self._counted(), self._queue))
 
     def _ahead(self, plan: RequestPlan, waiting: Waiting) -> dict[str, str]:
-        """Tickets that come first and want the same devices, with what to call them."""
+        """Return earlier tickets for the same devices, by id, with a description."""
         ahead = self._rivals(waiting, plan.mask, self._counted(), self._queue)
         return {ticket.id: f"{ticket.id} ({ticket.note or ticket.request})" for ticket in ahead}
 
     def _judge(self, plan: RequestPlan, waiting: Waiting) -> Verdict:
-        """Say whether a request would be served now or ever, and why not."""
+        """Explain whether a request would be served now or ever, and the reasons against it."""
         from anyaccel.model.verdict import Reason, ReasonCode, Verdict
         from anyaccel.scheduler.explain import judge
 

@@ -1,4 +1,4 @@
-"""The books of one machine: what is held there, and by whom."""
+"""The books of one machine: active allocations and free devices."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from anyaccel.scheduler.choice import extent_within, grants, share
 from anyaccel.scheduler.placement import Layout, Occupancy, Spot, Validate, Wanted, place, want
 
 Placed = tuple[tuple[Spot, ...], ...]
-"""The devices that a request gets of one machine, term by term."""
+"""Devices of one machine for a request, term by term."""
 
-_REQUESTS = 4_096
+_REQUESTS = 4_096  # resolved requests per machine: a queue of that many different ones is resolved once
 
 
 class Resolved(NamedTuple):
-    """A request in the terms of one machine.
+    """A request with the devices of a machine that could serve it.
 
     Attributes:
-        wanted: Its terms.
-        mask: All devices that could serve it, and their parts, as a bit mask by their positions.
-        ever_fits: Whether it would be served if nothing were held.
+        wanted: The terms.
+        mask: Bit mask of the positions of devices that could serve the request, and of their parts.
+        ever_fits: Whether the machine serves the request if nothing is held.
     """
 
     wanted: tuple[Wanted, ...]
@@ -33,25 +33,24 @@ class Resolved(NamedTuple):
 
 
 class Books:
-    """What is held on one machine. Nobody waits here; an allocator has the books of each of its machines.
+    """Allocations on one machine. Requests wait in the allocator, which has books for each machine.
 
-    :meth:`free` and :meth:`holders` may be called by any thread. The other methods want the lock to be held, but for
-    :meth:`resolve`.
+    :meth:`free` and :meth:`holders` are thread-safe. The other methods need the lock, except for :meth:`resolve`.
 
     Args:
         inventory: The machine.
         validate: The vendors' rules.
-        known: Names that are known though nothing on this machine goes by them.
-        machine: Name of the machine, which its allocations say.
+        known: Further known names, of no device on this machine.
+        machine: Name of the machine, for its allocations.
         lock: The lock of the allocator.
 
     Attributes:
-        inventory: The machine, as it was last told.
-        machine: Its name.
-        there: Whether the machine is there: one that is gone has books as long as something is held.
-        held: The allocations by id, first come first.
-        layout: What is fixed about the machine, and about devices that are gone and held.
-        occupancy: What is free.
+        inventory: The machine, as of the last update.
+        machine: Name of the machine.
+        there: Whether the machine exists: books of a removed machine stay as long as something is held.
+        held: Allocations by id, in order of arrival.
+        layout: The fixed facts about the machine, and about held devices that are gone.
+        occupancy: The free parts of devices.
         validate: The vendors' rules.
     """
 
@@ -67,12 +66,12 @@ class Books:
         self._lock = lock
         self._resolved = lru_cache(_REQUESTS)(partial(self._resolve, self.layout))
         self.occupancy = Occupancy(self.layout)
-        self._short = False
+        self._short = False  # whether a device has less than its allocations hold
         self._spots: dict[str, tuple[Spot, ...]] = {}
         self._notes: dict[str, str] = {}
 
     def free(self, device_id: str) -> int:
-        """Free units of a device in 1/10000; 0 for one that is hidden or unhealthy.
+        """Return the free units of a device in 1/10000; 0 for a hidden or unhealthy device.
 
         Raises:
             KeyError: When no device has this id.
@@ -81,7 +80,7 @@ class Books:
             return self.occupancy.units[self.layout.positions[device_id]]
 
     def holders(self, device_id: str) -> tuple[Allocation, ...]:
-        """The allocations that hold a device, first to come first.
+        """Return the allocations of a device, in order of arrival.
 
         Raises:
             KeyError: When no device has this id.
@@ -95,21 +94,21 @@ class Books:
                 yield self.held[key]
 
     def resolve(self, request: Request) -> Resolved:
-        """What a request means here, and whether it can ever be served. Depends on nothing that is held.
+        """Resolve a request, independent of allocations.
 
         Raises:
-            UnknownNameError: When nothing goes by one of its names.
+            UnknownNameError: When no device has one of its names.
         """
         return self._resolved(request)
 
     def _resolve(self, layout: Layout, request: Request) -> Resolved:
         wanted = tuple(want(layout, term) for term in request.terms)
         mask = layout.with_parts(union(each.mask for each in wanted))
-        ever = place(layout, Occupancy(layout), wanted, self.validate) is not None
+        ever = place(layout, Occupancy(layout), wanted, self.validate) is not None  # on the idle machine
         return Resolved(wanted, mask, ever)
 
     def update(self, inventory: Inventory | None) -> None:
-        """Go on with the machine as it is now; None when it is gone. What is held counts until it is released.
+        """Adopt the present state of the machine; None for a removed machine. Allocations stay until their release.
 
         Raises:
             ValueError: When two devices have one id; then nothing has changed.
@@ -123,13 +122,14 @@ class Books:
             if each.device.id not in there
         }
         layout = Layout(replace(now, devices=(*now.devices, *lost.values())))
-        layout.names.keep(self.layout.names)
+        layout.names.keep(self.layout.names)  # else a request for a lost device would become a typing error
         self.inventory, self.there = now, inventory is not None
+        # A new cache, bound to the new layout: another thread may still resolve against the old one.
         self.layout, self._resolved = layout, lru_cache(_REQUESTS)(partial(self._resolve, layout))
         self.recount()
 
     def recount(self) -> None:
-        """Count all that is held on the machine as it is now, first come first."""
+        """Count the allocations on the present machine again, in order of arrival."""
         self.occupancy, self._short = Occupancy(self.layout), False
         for key, allocation in self.held.items():
             spots = []
@@ -143,16 +143,16 @@ class Books:
             self._spots[key] = tuple(spots)
 
     def find(self, wanted: Sequence[Wanted]) -> Placed | None:
-        """Devices for all terms of a request, of what is free; nothing is taken."""
+        """Find free devices for each term of a request, without taking them."""
         return place(self.layout, self.occupancy, wanted, self.validate)
 
     def hold(self, key: str, request: Request, wanted: Sequence[Wanted], placed: Placed, note: str) -> Allocation:
-        """Give to a request what was found for it."""
+        """Book the placed devices for a request."""
         made = grants(self.layout, wanted, placed)
         return self.enter(Allocation(id=key, request=request, grants=made, machine=self.machine), note)
 
     def occupy(self, held: Mapping[str, Extent], holder: str, note: str) -> Allocation:
-        """Count parts of devices, by id, as held by somebody who did not ask; no more than is free is counted.
+        """Count parts of devices, by id, as held by a foreign holder, as far as they are free.
 
         Raises:
             KeyError: When no device has one of the ids.
@@ -169,7 +169,7 @@ class Books:
         return Grant(term=Term(names=(device.type,), units=extent.units), shares=(part,))
 
     def enter(self, allocation: Allocation, note: str) -> Allocation:
-        """Write an allocation into the books."""
+        """Enter an allocation in the books."""
         spots = tuple(self.occupancy.spot_of(each) for each in allocation.shares)
         self.occupancy.take(spots)
         self._spots[allocation.id] = spots
@@ -179,15 +179,15 @@ class Books:
         return allocation
 
     def release(self, key: str) -> None:
-        """Take back what an allocation holds."""
+        """Release an allocation."""
         del self.held[key]
         self._notes.pop(key, None)
         self.occupancy.give(self._spots.pop(key))
-        if self._short:  # others hold more than a device that shrank still has: it is theirs before it is free
+        if self._short:  # a device shrank below its allocations: the released part belongs to the other holders
             self.recount()
 
     def describe_holders(self, position: int) -> dict[str, str]:
-        """Who holds a device, a part of it, or one that it is a part of: ids, with what to call them."""
+        """Describe the holders of a device, of its parts and of its whole, by id."""
         parts = self.layout.parts.get(position, 0)
         found: dict[str, str] = {}
         for other in (position, *self.layout.kin.get(position, ())):
@@ -199,7 +199,7 @@ class Books:
 
 
 def _lost(device: Device) -> Device:
-    """A device that is no longer there, though somebody holds it: given to nobody, near nothing."""
+    """Return a removed device that is still held: unhealthy, and near no other device."""
     return replace(
         device,
         links={},

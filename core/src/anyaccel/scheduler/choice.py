@@ -1,4 +1,4 @@
-"""The devices that one request would get, given what others hold, for somebody who keeps the books elsewhere."""
+"""Choice of devices for one request, for callers that keep the books elsewhere, such as in the ledger."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from anyaccel.scheduler.placement import Layout, Occupancy, Spot, Validate, Want
 
 
 class Choice:
-    """Chooses devices for one request, again and again as others come and go.
+    """Chooses devices for one request, repeatedly as leases come and go.
 
     Args:
         inventory: The machine.
         request: The request.
         validate: The vendors' rules.
-        known: Names that are known though nothing on this machine goes by them.
+        known: Further known names, of no device on this machine.
 
     Raises:
-        UnknownNameError: When nothing goes by one of the names.
+        UnknownNameError: When no device has one of the names.
     """
 
     def __init__(
@@ -46,28 +46,28 @@ class Choice:
 
     @cached_property
     def ever_fits(self) -> bool:
-        """Whether the machine serves the request when nobody holds anything."""
+        """Whether the machine serves the request if nothing is held."""
         return self.choose({}) is not None
 
     @cached_property
     def candidates(self) -> tuple[Device, ...]:
-        """Every device that could serve a term of the request."""
+        """The devices that could serve a term of the request."""
         mask = union(each.mask for each in self._wanted)
         return tuple(self._layout.devices[position] for position in bits(mask))
 
     @cached_property
     def needs(self) -> tuple[Need, ...]:
-        """How much each term needs, of which devices by their ids."""
+        """The needs of each term, with devices by id."""
         return needs(self._wanted, lambda position: self._layout.devices[position].id)
 
     def choose(self, taken: Mapping[str, Extent]) -> tuple[Grant, ...] | None:
-        """Choose devices among what is left.
+        """Choose free devices.
 
         Args:
-            taken: What others hold, by device id. Devices of other machines do not matter.
+            taken: Taken extents by device id. Unknown devices are ignored.
 
         Returns:
-            One grant per term; None when what is left does not do.
+            One grant per term; None if the free devices do not suffice.
         """
         free = Occupancy(self._layout)
         for device_id, extent in taken.items():
@@ -79,7 +79,7 @@ class Choice:
 
 
 def grants(layout: Layout, wanted: Sequence[Wanted], placed: Sequence[Sequence[Spot]]) -> tuple[Grant, ...]:
-    """Write down what the terms of a request got."""
+    """Return the grants for placed terms of a request."""
     return tuple(
         Grant(
             term=each.term,
@@ -90,12 +90,12 @@ def grants(layout: Layout, wanted: Sequence[Wanted], placed: Sequence[Sequence[S
 
 
 def extent_of(given: Share) -> Extent:
-    """How much of a device a share is, and where."""
+    """Return the extent of a share."""
     return Extent(given.units, slot_mask(given.slots) if given.slots else ANY_SLOTS)
 
 
 def extent_within(given: Share, device: Device) -> Extent:
-    """How much a share is, and where, of its device as it is now: its slots may be others than they were."""
+    """Return the extent of a share on its present device, whose slots may have changed."""
     was, now = given.device.slots, device.slots
     if now == 1 or not given.slots:
         return Extent(given.units, ANY_SLOTS)
@@ -104,7 +104,7 @@ def extent_within(given: Share, device: Device) -> Extent:
 
 
 def share(device: Device, units: int, slots: tuple[int, ...] = ()) -> Share:
-    """Write down a part of a device, with the memory that belongs to it."""
+    """Return a share of a device, with its part of the memory."""
     if units == UNITS_PER_DEVICE:
         return Share(device=device, units=units, memory_bytes=device.memory_bytes)
     memory = None if device.memory_bytes is None else device.memory_bytes * units // UNITS_PER_DEVICE

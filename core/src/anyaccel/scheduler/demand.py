@@ -1,4 +1,4 @@
-"""What those who wait want, added up for whoever can bring more machines."""
+"""Demand: the quantities of waiting requests, for programs that add machines."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 
 class Demand(Value):
-    """What those who wait want of one kind of device.
+    """Demand of waiting requests for one kind of device.
 
     Attributes:
-        name: The resource, vendor or accelerator type that was asked for, or several that will do, joined by ``|``.
-        resource: Resource under which these devices are counted; empty when no device that is here goes by the
-            name, or devices of several resources do.
-        units: Quantity in 1/10000 of a device, over all requests and all members of gangs.
-        largest: Quantity that a single term asks for, the largest of them.
+        name: The requested resource, vendor or accelerator type, or alternatives joined by ``|``.
+        resource: Resource of these devices; empty for a name without devices here, or with devices of several
+            resources.
+        units: Quantity in 1/10000 of a device, over requests and members of gangs.
+        largest: The largest quantity of a single term.
         requests: Number of requests.
-        infeasible: Whether they can never be served.
+        infeasible: Whether these requests can never be served.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Demand(Value):
 
 
 def summarize(layouts: Sequence[Layout], plans: Iterable[RequestPlan], *, infeasible: bool) -> tuple[Demand, ...]:
-    """Add up requests by the names that they ask for, in the order in which these first occur."""
+    """Sum requests by requested name, in order of the first occurrence."""
     asking: dict[str, list[tuple[int, int, Term]]] = {}
     for number, plan in enumerate(plans):
         for term in plan.request.terms:
@@ -53,8 +53,8 @@ def summarize(layouts: Sequence[Layout], plans: Iterable[RequestPlan], *, infeas
         Demand(
             name=name,
             resource=_resource(layouts, found[0][2]),
-            units=sum(hosts * term.units for _, hosts, term in found),
-            largest=max(term.units for _, _, term in found),
+            units=sum(hosts * _units(layouts, term) for _, hosts, term in found),
+            largest=max(_units(layouts, term) for _, _, term in found),
             requests=len({number for number, _, _ in found}),
             infeasible=infeasible,
         )
@@ -62,7 +62,15 @@ def summarize(layouts: Sequence[Layout], plans: Iterable[RequestPlan], *, infeas
     )
 
 
+def _units(layouts: Sequence[Layout], term: Term) -> int:
+    """Return the quantity of a term in units; of a share by memory the most that a device would need for it."""
+    if not term.memory_bytes:
+        return term.units
+    devices = (layout.devices[at] for layout in layouts for at in bits(layout.serving(term)))
+    return max(map(term.units_on, devices), default=UNITS_PER_DEVICE)
+
+
 def _resource(layouts: Sequence[Layout], term: Term) -> str:
-    """The one resource of the devices that a term names; empty where there is none, or several."""
+    """Return the common resource of the devices of a term; empty for none or several."""
     found = {layout.devices[at].resource for layout in layouts for at in bits(layout.named(term))}
     return found.pop() if len(found) == 1 else ""

@@ -1,4 +1,4 @@
-"""Finding out why a request does not fit, and which one near to it would."""
+"""Reasons why a request does not fit, and the nearest request that does."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from anyaccel.scheduler.serving import rules
 from anyaccel.text import listed
 
 _TOLD = 4
-"""Machines whose reasons are told one by one."""
+"""Number of machines whose reasons are listed."""
 
 
 def judge(plan: RequestPlan, machines: Sequence[Books], ahead: Mapping[str, str]) -> Verdict:
-    """Say why a request is not served now, or never; of several machines, the first ones are told one by one.
+    """Explain why a request is not served now, or never; of several machines, the first ones are listed.
 
     Args:
-        plan: The request. What could be served now if nobody waited was looked for before.
-        machines: The machines, by their numbers.
-        ahead: Tickets that came first and want the same devices, with what to call them.
+        plan: The request, which could not be placed.
+        machines: The machines, by number.
+        ahead: Earlier tickets for the same devices, with a description.
     """
     able = [machines[number] for number in bits(plan.machines)]
     refusing = able if ahead else [machines[number] for number in bits(plan.machines & ~plan.open)]
@@ -54,7 +54,7 @@ def judge(plan: RequestPlan, machines: Sequence[Books], ahead: Mapping[str, str]
     ways_out = [way for verdict in verdicts for way in verdict.ways_out]
     if able and not plan.ever_fits:
         ways_out.append(f"ask for {len(able)} host{'s' if len(able) > 1 else ''}")
-    alone = verdicts if plan.hosts == 1 else []  # what is near on one machine is not what is near on several
+    alone = verdicts if plan.hosts == 1 else []  # the nearest request of one machine may not fit several
     return Verdict(
         request=plan.request,
         fits_now=False,
@@ -67,7 +67,7 @@ def judge(plan: RequestPlan, machines: Sequence[Books], ahead: Mapping[str, str]
 
 
 def _judge(books: Books, request: Request) -> Verdict:
-    """Say whether a machine would serve a request if nobody waited, why not, and what near to it would."""
+    """Explain whether one machine would serve a request without rivals, and the nearest request that fits."""
     layout = books.layout
     empty = Occupancy(layout)
     wanted = [want(layout, term) for term in request.terms]
@@ -77,6 +77,7 @@ def _judge(books: Books, request: Request) -> Verdict:
     if ever:
         reasons = list(_reasons_now(books, wanted))
     else:
+        # If only the vendors' variables are in the way, each term fits, and no other reason would say why.
         reasons = list(_rivals(books, request)) or list(_reasons_ever(books, wanted, empty))
     return Verdict(
         request=request,
@@ -90,7 +91,7 @@ def _judge(books: Books, request: Request) -> Verdict:
 
 
 def _remedies(layout: Layout, reasons: Iterable[Reason]) -> tuple[str, ...]:
-    """What would make unhealthy devices that are in the way usable, one line for each remedy."""
+    """Return a remedy for each kind of unhealthy device in the way."""
     broken: dict[str, list[str]] = {}
     for reason in reasons:
         for name in reason.devices if reason.code is ReasonCode.UNHEALTHY else ():
@@ -105,7 +106,7 @@ def _remedies(layout: Layout, reasons: Iterable[Reason]) -> tuple[str, ...]:
 
 
 def _rivals(books: Books, request: Request) -> Iterator[Reason]:
-    """Which vendors no worker gets devices of together, where that alone is in the way."""
+    """Yield vendors that cannot serve one worker together, if nothing else is in the way."""
     layout = books.layout
     if not layout.rivals:
         return
@@ -113,7 +114,7 @@ def _rivals(books: Books, request: Request) -> Iterator[Reason]:
     placed = place(twin, Occupancy(twin), [want(twin, term) for term in request.terms], books.validate)
     devices = [layout.devices[spot.position] for spots in placed or () for spot in spots]
     for one, other in combinations(dict.fromkeys(device.vendor for device in devices), 2):
-        variable = layout.inventory.apart(one).get(other)
+        variable = layout.inventory.excluded_vendors(one).get(other)
         if variable:
             yield Reason(
                 code=ReasonCode.VARIABLE,
@@ -124,7 +125,7 @@ def _rivals(books: Books, request: Request) -> Iterator[Reason]:
 
 
 def _reasons_ever(books: Books, wanted: Sequence[Wanted], empty: Occupancy) -> Iterator[Reason]:
-    """Why a request could not be served even if nothing were held."""
+    """Yield reasons why a request does not fit an idle machine."""
     alone = [each for each in wanted if place(books.layout, empty, [each], books.validate) is None]
     for each in alone:
         yield from (
@@ -136,7 +137,7 @@ def _reasons_ever(books: Books, wanted: Sequence[Wanted], empty: Occupancy) -> I
 
 
 def _shortage(books: Books, term: Term) -> Iterator[Reason]:
-    """Why there are not enough devices for a term: how many there are, and what disqualifies which."""
+    """Yield reasons why there are too few devices for a term: the count, and the rules that exclude devices."""
     layout = books.layout
     named = layout.named(term)
     label = _label(layout, term)
@@ -145,10 +146,10 @@ def _shortage(books: Books, term: Term) -> Iterator[Reason]:
     if not named:
         yield from _failed_vendors(layout, term)
     left = [layout.devices[position] for position in bits(named)]
-    for rule in rules(term, layout.inventory):
+    for rule in rules(term, layout.inventory):  # each device counts for the first rule that excludes it
         failing = [device for device in left if not rule.passes(device)]
         left = [device for device in left if rule.passes(device)]
-        message = rule.said(failing) if failing or rule.counts else ""
+        message = rule.explain_failure(failing) if failing or rule.counts else ""
         if message and rule.code is ReasonCode.NOT_FRACTIONAL:
             message += _with_rule(books, term, failing[0])
         if message:
@@ -157,13 +158,13 @@ def _shortage(books: Books, term: Term) -> Iterator[Reason]:
 
 
 def _with_rule(books: Books, term: Term, device: Device) -> str:
-    """What the vendor's rule says about a device, in parentheses; empty when it says nothing."""
+    """Return the vendor's rule for a device in parentheses; empty if it has none."""
     said = vetoed(books.layout, term, [books.layout.positions[device.id]], books.validate)
     return f" ({said})" if said else ""
 
 
 def _form(books: Books, wanted: Wanted, whole: int) -> Iterator[Reason]:
-    """Why enough devices are not the right ones: of several types, not linked, or refused by the vendor."""
+    """Yield reasons why enough devices do not suit: several types, not linked, or refused by the vendor."""
     layout, term = books.layout, wanted.term
     groups = [group & whole for groups in wanted.choices for group in groups]
     alike = [group for group in groups if group.bit_count() >= term.count]
@@ -194,7 +195,7 @@ def _vetoes(books: Books, term: Term, groups: Iterable[int]) -> Iterator[Reason]
 
 
 def _failed_vendors(layout: Layout, term: Term) -> Iterator[Reason]:
-    """Failed is not absent: name the vendors whose devices may be the ones asked for."""
+    """Yield failed vendors whose devices may have been meant: failed is not absent."""
     names = {name.lower() for name in term.names}
     reports = layout.inventory.vendors
     meant = [report for report in reports if names & {report.vendor.lower(), report.resource.lower()}]
@@ -205,7 +206,7 @@ def _failed_vendors(layout: Layout, term: Term) -> Iterator[Reason]:
 
 
 def _waiting_behind(plan: RequestPlan, machines: Sequence[Books], ahead: Mapping[str, str]) -> Reason:
-    """Who came first; the devices are told where all of them are of one machine, since ids are unique on one only."""
+    """Return the reason with the earlier requests. Devices are listed for one machine only: ids are unique there."""
     devices = _ids(machines[0].layout, _devices(plan.wanted[0])) if len(machines) == 1 else ()
     return Reason(
         code=ReasonCode.WAITING_BEHIND,
@@ -216,7 +217,7 @@ def _waiting_behind(plan: RequestPlan, machines: Sequence[Books], ahead: Mapping
 
 
 def _reasons_now(books: Books, wanted: Sequence[Wanted]) -> Iterator[Reason]:
-    """Why a request that fits the machine is not served now."""
+    """Yield reasons why a request that fits the machine is not served now."""
     layout, free = books.layout, books.occupancy
     alone = [each for each in wanted if place(layout, free, [each], books.validate) is None]
     for each in alone:
@@ -228,7 +229,7 @@ def _reasons_now(books: Books, wanted: Sequence[Wanted]) -> Iterator[Reason]:
 
 
 def _taken(books: Books, wanted: Sequence[Wanted]) -> Reason:
-    """Who holds the devices that terms want."""
+    """Return the reason that names the holders of wanted devices."""
     layout, free = books.layout, books.occupancy
     mask = _devices(wanted)
     term = wanted[0].term if len(wanted) == 1 else None
@@ -237,8 +238,7 @@ def _taken(books: Books, wanted: Sequence[Wanted]) -> Reason:
     label = _label(layout, term) if term else "devices"
     total = mask.bit_count()
     if term and term.fraction:
-        most = format_units(max((free.units[position] for position in bits(mask)), default=0))
-        start = f"no {label} has {format_units(term.units)} free, the most is {most}"
+        start = f"no {label} has {term.quantity} free, the most is {_most_free(layout, free, mask, term)}"
     else:
         partly = sum(free.units[position] > 0 for position in held)
         start = f"{(mask & free.whole).bit_count()} of {total} {label} free"
@@ -246,6 +246,14 @@ def _taken(books: Books, wanted: Sequence[Wanted]) -> Reason:
     by = f"; held by {listed(list(names.values()))}" if names else ""
     ids = tuple(layout.devices[position].id for position in held)
     return Reason(code=ReasonCode.TAKEN, message=start + by, term=term, devices=ids, holders=tuple(names))
+
+
+def _most_free(layout: Layout, free: Occupancy, mask: int, term: Term) -> str:
+    """Return the largest free part of a device in the unit of a term's quantity."""
+    if not term.memory_bytes:
+        return format_units(max((free.units[at] for at in bits(mask)), default=0))
+    sizes = (free.units[at] * (layout.devices[at].memory_bytes or 0) // UNITS_PER_DEVICE for at in bits(mask))
+    return f"{max(sizes, default=0) / (1 << 30):.1f}GiB"
 
 
 def _devices(wanted: Iterable[Wanted]) -> int:
@@ -261,7 +269,7 @@ def _label(layout: Layout, term: Term) -> str:
 
 
 def _inventory(layout: Layout, mask: int, label: str = "") -> str:
-    """Count devices: ``2 GPU (2 X1)``, or ``2 X1`` where that says it all."""
+    """Count devices: ``2 GPU (2 X1)``, or ``2 X1`` if the label is the type."""
     types = Counter(layout.devices[position].type for position in bits(mask))
     kinds = ", ".join(f"{count} {type_}" for type_, count in types.items())
     if not label or list(types) == [label]:

@@ -1,8 +1,8 @@
-"""The filters of requests: what a term asks of each of its devices beside the name.
+"""Filters of requests: conditions of a term on each device beside the name.
 
-A filter is one entry of :data:`FILTERS`. The entry says how it is written, when a device passes, what to say when none
-does, what to ask for instead, and what a cluster is told of a device. The grammar, placement, reasons, the nearest
-request, exports, engines and the command line's help go by the table, so nothing else changes when one is added.
+A filter is one entry of :data:`FILTERS`. The entry has the syntax, the condition, the message if no device passes, the
+nearest alternatives, and the fact that a cluster is told about a device. The grammar, placement, reasons, the nearest
+request, exports, engines and the command line's help read the table, so a new filter changes nothing else.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from anyaccel.model import UNITS_PER_DEVICE, Device, Inventory, Term, format_units, replace
+from anyaccel.model import UNITS_PER_DEVICE, Device, Inventory, Term, format_memory, format_units, replace
 from anyaccel.model.extent import format_row, read_row, rows_of
 from anyaccel.model.labels import MOST_LABELS, read_label, write_label, write_labels
 from anyaccel.scheduler.names import goes_by
@@ -19,18 +19,18 @@ from anyaccel.text import listed, shown, size
 
 T = TypeVar("T")
 
-_MOST_DIGITS = 6
+_MOST_DIGITS = 6  # of a NUMA node: longer numbers would only cost time to convert
 _ID = re.compile(r"[!-+\--~]{1,128}")  # no comma, which ends it
 _NUMBERS = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9}){0,7}")
 _VERSIONS = re.compile(rf"({_NUMBERS.pattern})(?:(\+)|-({_NUMBERS.pattern}))?")
 
 
 class AskedFilter(NamedTuple, Generic[T]):
-    """A filter of a term, asked of the devices of one machine.
+    """A filter of a term, applied to the devices of one machine.
 
     Attributes:
         filter: The filter.
-        wanted: Its value, as ``read`` of the filter understands it.
+        wanted: The value, as parsed by ``read`` of the filter.
         term: The term.
         inventory: The machine.
     """
@@ -42,14 +42,14 @@ class AskedFilter(NamedTuple, Generic[T]):
 
 
 class Filter(Generic[T]):
-    """One filter, over what ``read`` makes of its text.
+    """One filter, over values parsed by ``read``.
 
     Attributes:
-        name: How it begins. A word is an option of a term, ``name=value``; a sign stands behind the term's names.
-        form: How it is written, in help and in messages.
-        summary: What it asks, as the rest of a sentence that begins with "each device", and an example.
-        typed: Whether the type of a device settles it on most machines, so that asking a cluster for types will do.
-        portable: Whether it means the same on every machine. A cluster cannot be asked for one that does not.
+        name: Name of the filter. A word is an option of a term, ``name=value``; a sign stands behind the term's names.
+        form: Syntax, in help and in messages.
+        summary: The condition, as the rest of a sentence that begins with "each device", and an example.
+        typed: Whether the type of a device decides on most machines, so that a request of types to a cluster suffices.
+        portable: Whether the filter means the same on every machine. Other filters cannot be passed to a cluster.
     """
 
     name: str
@@ -60,33 +60,33 @@ class Filter(Generic[T]):
 
     @property
     def unknown(self) -> str:
-        """What is said of a device without a fact."""
+        """Description of a device without a fact."""
         return f"unknown {self.name}"
 
     def read(self, text: str) -> T:
-        """Understand a value.
+        """Parse a value.
 
         Raises:
-            ValueError: When it means nothing; the message is a clause that names the filter.
+            ValueError: When the value is invalid; the message is a clause that names the filter.
         """
         raise NotImplementedError
 
     def write(self, wanted: T) -> str:
-        """The value in its usual form, which :meth:`read` understands."""
+        """Format the value in its usual form for :meth:`read`."""
         return str(wanted)
 
     def predicate(self, asked: AskedFilter[T]) -> Callable[[Device], bool]:
-        """What says whether a device of the machine passes. A device of which the fact is unknown does not."""
+        """Return the condition on a device of the machine. A device with an unknown fact does not pass."""
         raise NotImplementedError
 
     def fact(self, device: Device, inventory: Inventory) -> str:
-        """What a device of a machine has, in the form in which it is asked for; empty when that is unknown."""
+        """Return the fact about a device, in the form of a request's value; empty when unknown."""
         raise NotImplementedError
 
-    def said(self, asked: AskedFilter[T], devices: Sequence[Device]) -> str:
-        """Why devices do not pass: a clause without capital and period, or empty where the request says it all.
+    def explain_failure(self, asked: AskedFilter[T], devices: Sequence[Device]) -> str:
+        """Explain why devices do not pass: a clause without capital and period, or empty if the request says enough.
 
-        There is at least one, but for a filter that names devices: then there may be too few that pass.
+        There is at least one device, except for a filter that names devices: then too few may pass.
         """
         having: dict[str, list[str]] = {}
         for device in devices:
@@ -95,17 +95,17 @@ class Filter(Generic[T]):
         told = listed([f"{listed(ids)} ({fact})" for fact, ids in having.items()])
         return f"not {self.name}={self.write(asked.wanted)}: {told}"
 
-    def near(self, asked: AskedFilter[T], devices: Sequence[Device]) -> Iterator[Term]:  # noqa: ARG002
-        """Terms that ask for something else, which some of the devices have, nearest first."""
+    def find_near(self, asked: AskedFilter[T], devices: Sequence[Device]) -> Iterator[Term]:  # noqa: ARG002
+        """Yield terms with other values of existing devices, nearest first."""
         return iter(())
 
     def count(self, wanted: T) -> int | None:  # noqa: ARG002
-        """How many devices it names one by one, which a term without a quantity asks for; None when it names none."""
+        """Return the number of named devices, as the default quantity of a term; None for a value without names."""
         return None
 
 
 class _Memory(Filter[int]):
-    """Memory in bytes that the device, or the share of it, has at least."""
+    """Minimum memory in bytes of the device, or of the share."""
 
     name = "mem"
     form = "mem=SIZE"
@@ -113,7 +113,7 @@ class _Memory(Filter[int]):
     typed = True
 
     def read(self, text: str) -> int:
-        """Parse an amount of memory; a part of a byte counts as one."""
+        """Parse an amount of memory, rounded up to a whole byte."""
         try:
             return size(text)
         except ValueError as error:
@@ -123,22 +123,23 @@ class _Memory(Filter[int]):
         return format_memory(wanted)
 
     def predicate(self, asked: AskedFilter[int]) -> Callable[[Device], bool]:
+        # Both sides times 10000: whole numbers compare exactly.
         units, least = min(asked.term.units, UNITS_PER_DEVICE), asked.wanted * UNITS_PER_DEVICE
         return lambda device: device.rounded(units) * (device.memory_bytes or 0) >= least
 
     def fact(self, device: Device, inventory: Inventory) -> str:  # noqa: ARG002
         return format_memory(device.memory_bytes) if device.memory_bytes else ""
 
-    def said(self, asked: AskedFilter[int], devices: Sequence[Device]) -> str:
+    def explain_failure(self, asked: AskedFilter[int], devices: Sequence[Device]) -> str:
         largest, term = max(device.memory_bytes or 0 for device in devices), asked.term
         if not largest:
-            return f"the memory is unknown of {listed([device.id for device in devices])}"
+            return explain_unknown_memory(devices)
         share = largest * term.units // UNITS_PER_DEVICE
         part = f", {format_units(term.units)} of it {format_memory(share)}" if term.fraction else ""
         return f"the largest memory is {format_memory(largest)}{part}, less than mem={format_memory(asked.wanted)}"
 
-    def near(self, asked: AskedFilter[int], devices: Sequence[Device]) -> Iterator[Term]:
-        """The smallest shares that have so much, then less memory."""
+    def find_near(self, asked: AskedFilter[int], devices: Sequence[Device]) -> Iterator[Term]:
+        """Yield the smallest shares with enough memory, then less memory."""
         term = asked.term
         sizes = sorted({device.memory_bytes or 0 for device in devices} - {0}, reverse=True)
         for most in sizes:
@@ -151,22 +152,18 @@ class _Memory(Filter[int]):
                 yield with_filter(term, self.name, format_memory(share))
 
 
-def format_memory(memory_bytes: int) -> str:
-    """Write an amount of memory exactly, in the largest binary unit that divides it: ``40GiB``, ``1000B``."""
-    for power, unit in enumerate(("TiB", "GiB", "MiB", "KiB")):
-        size = 1024 ** (4 - power)
-        if memory_bytes and memory_bytes % size == 0:
-            return f"{memory_bytes // size}{unit}"
-    return f"{memory_bytes}B"
+def explain_unknown_memory(devices: Sequence[Device]) -> str:
+    """Explain why devices without known memory do not pass."""
+    return f"the memory is unknown of {listed([device.id for device in devices])}"
 
 
 class _Versions(NamedTuple):
     """A range of versions.
 
     Attributes:
-        text: As it is written.
-        low: The least, as numbers.
-        high: The greatest, as numbers, with all that begin with these; None when there is none.
+        text: Text of the range.
+        low: Lowest version, as numbers.
+        high: Highest version, as numbers, including its releases; None for no upper end.
     """
 
     text: str
@@ -175,7 +172,7 @@ class _Versions(NamedTuple):
 
 
 class _Driver(Filter[_Versions]):
-    """Version of the vendor's driver, by number; an exact one, or the end of a range, is that with all its releases."""
+    """Version of the vendor's driver, compared by number; an exact version, or a range's end, includes its releases."""
 
     name = "driver"
     form = "driver=VERSION"
@@ -187,7 +184,7 @@ class _Driver(Filter[_Versions]):
             raise ValueError(f"'driver' must be a version such as 550, 550.54+ or 535-550 (got {shown(text)})")
         low = _version(match[1])
         high = None if match[2] else _version(match[3] or match[1])
-        if high is not None and low[: len(high)] > high:  # the end of a range is that with all its releases
+        if high is not None and low[: len(high)] > high:  # the end of a range includes its releases
             raise ValueError(f"'driver' must be a range from less to more (got {shown(text)})")
         return _Versions(text, low, high)
 
@@ -208,7 +205,7 @@ class _Driver(Filter[_Versions]):
 
     @staticmethod
     def _above(version: tuple[int, ...], other: tuple[int, ...]) -> bool:
-        """Whether a version is greater than another, where what is missing at the end counts as 0."""
+        """Return whether a version is greater than another, with missing numbers as 0."""
         length = max(len(version), len(other))
         return version + (0,) * (length - len(version)) > other + (0,) * (length - len(other))
 
@@ -216,8 +213,8 @@ class _Driver(Filter[_Versions]):
         report = inventory.report(device.vendor)
         return report.driver_version if report is not None and _version(report.driver_version) else ""
 
-    def near(self, asked: AskedFilter[_Versions], devices: Sequence[Device]) -> Iterator[Term]:
-        """The newest driver that is there."""
+    def find_near(self, asked: AskedFilter[_Versions], devices: Sequence[Device]) -> Iterator[Term]:
+        """Yield the installed driver versions, newest first."""
         texts = {self.fact(device, asked.inventory) for device in devices} - {""}
         versions = {_version(text) for text in texts}
         for version in sorted(versions, reverse=True):
@@ -225,13 +222,13 @@ class _Driver(Filter[_Versions]):
 
 
 def _version(text: str) -> tuple[int, ...]:
-    """The numbers at the beginning of a version, of 550.90.07 these are 550, 90 and 7; none where there are none."""
+    """Return the leading numbers of a version, such as 550, 90 and 7 of 550.90.07; empty for none."""
     match = _NUMBERS.match(text)
     return tuple(map(int, match[0].split("."))) if match else ()
 
 
 class _NumaNode(Filter[int]):
-    """NUMA node of the host that is nearest."""
+    """Nearest NUMA node of the host."""
 
     name = "numa"
     form = "numa=NODE"
@@ -248,20 +245,20 @@ class _NumaNode(Filter[int]):
     def fact(self, device: Device, inventory: Inventory) -> str:  # noqa: ARG002
         return "" if device.numa_node is None else str(device.numa_node)
 
-    def near(self, asked: AskedFilter[int], devices: Sequence[Device]) -> Iterator[Term]:
-        """The other nodes that have devices."""
+    def find_near(self, asked: AskedFilter[int], devices: Sequence[Device]) -> Iterator[Term]:
+        """Yield other nodes with devices, nearest number first."""
         nodes = {device.numa_node for device in devices if device.numa_node is not None}
         for node in sorted(nodes, key=lambda node: (abs(node - asked.wanted), node)):
             yield with_filter(asked.term, self.name, str(node))
 
 
 class _Wanted(NamedTuple):
-    """What is asked of one label.
+    """The condition on a label.
 
     Attributes:
-        key: Its key.
-        value: The value that it must have; empty for any, and for none.
-        without: Whether a device passes that does not have it.
+        key: Key of the label.
+        value: Required value; empty for any value, and for none.
+        without: Whether devices without the label pass instead.
     """
 
     key: str
@@ -272,13 +269,13 @@ class _Wanted(NamedTuple):
         return "-" * self.without + write_label(self.key, self.value)
 
     def passes(self, labels: Mapping[str, str]) -> bool:
-        """Whether a device with these labels passes."""
+        """Return whether a device with these labels passes."""
         has = self.key in labels and self.value in ("", labels[self.key])
         return has != self.without
 
 
 class _Labels(Filter[tuple[_Wanted, ...]]):
-    """Labels that the administrator or a program gave the device."""
+    """Labels of the device, given by the administrator or a program."""
 
     name = "label"
     form = "label=LABEL"
@@ -314,8 +311,8 @@ class _Labels(Filter[tuple[_Wanted, ...]]):
     def fact(self, device: Device, inventory: Inventory) -> str:  # noqa: ARG002
         return "+".join(write_labels(device.labels))
 
-    def near(self, asked: AskedFilter[tuple[_Wanted, ...]], devices: Sequence[Device]) -> Iterator[Term]:
-        """As many of the labels as some device has, then none of them."""
+    def find_near(self, asked: AskedFilter[tuple[_Wanted, ...]], devices: Sequence[Device]) -> Iterator[Term]:
+        """Yield subsets of the labels that some device has, largest first, then no labels."""
         passed = {tuple(each for each in asked.wanted if each.passes(device.labels)) for device in devices}
         for some in sorted(passed, key=lambda some: (-len(some), tuple(map(asked.wanted.index, some)))):
             if some:
@@ -325,7 +322,7 @@ class _Labels(Filter[tuple[_Wanted, ...]]):
 
 
 class _Id(Filter[str]):
-    """Stable id of one device, or a beginning that no other device of the term's names has, as masks take it."""
+    """Stable id of one device, or a prefix that is unique among the term's devices, as in masks."""
 
     name = "id"
     form = "id=ID"
@@ -343,7 +340,7 @@ class _Id(Filter[str]):
 
     @staticmethod
     def _meant(asked: AskedFilter[str]) -> list[str]:
-        """The ids that may be meant."""
+        """Return the ids that may be meant."""
         ids = [device.id for device in asked.inventory.devices if goes_by(device, asked.term.names)]
         begun = [each for each in ids if each.startswith(asked.wanted)]
         return [asked.wanted] if asked.wanted in begun else begun
@@ -351,7 +348,7 @@ class _Id(Filter[str]):
     def fact(self, device: Device, inventory: Inventory) -> str:  # noqa: ARG002
         return device.id
 
-    def said(self, asked: AskedFilter[str], devices: Sequence[Device]) -> str:
+    def explain_failure(self, asked: AskedFilter[str], devices: Sequence[Device]) -> str:
         meant = self._meant(asked)
         if len(meant) > 1:
             return f"id={asked.wanted} is the beginning of several ids: {listed(meant)}"
@@ -367,7 +364,7 @@ class _Id(Filter[str]):
 
 
 class _Index(Filter[tuple[int, int]]):
-    """The very devices: the first and the last index of a row, as the table numbers the devices of each vendor."""
+    """Devices by index: the first and last index of a range, as numbered in the table per vendor."""
 
     name = "/"
     form = "NAME/INDEX"
@@ -396,7 +393,7 @@ class _Index(Filter[tuple[int, int]]):
     def fact(self, device: Device, inventory: Inventory) -> str:  # noqa: ARG002
         return str(device.index)
 
-    def said(self, asked: AskedFilter[tuple[int, int]], devices: Sequence[Device]) -> str:  # noqa: ARG002
+    def explain_failure(self, asked: AskedFilter[tuple[int, int]], devices: Sequence[Device]) -> str:  # noqa: ARG002
         first, last = asked.wanted
         name = asked.term.names[0]
         there = {device.index for device in asked.inventory.devices if goes_by(device, (name,))}
@@ -406,8 +403,8 @@ class _Index(Filter[tuple[int, int]]):
             return f"{name}/{self.write(asked.wanted)} is {count} of them" if count < asked.term.count else ""
         return f"there is no {self._named(name, missing)}, there is {self._named(name, rows_of(there))}"
 
-    def near(self, asked: AskedFilter[tuple[int, int]], devices: Sequence[Device]) -> Iterator[Term]:
-        """Those of the row that are there, then other single devices."""
+    def find_near(self, asked: AskedFilter[tuple[int, int]], devices: Sequence[Device]) -> Iterator[Term]:
+        """Yield existing parts of the range, then other single devices."""
         first, last = asked.wanted
         term, there = asked.term, {device.index for device in devices}
         inside = rows_of(each for each in there if first <= each <= last)
@@ -422,21 +419,21 @@ class _Index(Filter[tuple[int, int]]):
 
 _ENTRIES: tuple[Filter[Any], ...] = (_Index(), _Memory(), _Driver(), _NumaNode(), _Labels(), _Id())
 FILTERS: dict[str, Filter[Any]] = {entry.name: entry for entry in _ENTRIES}
-"""Every filter by its name, in the order in which they are written."""
+"""Every filter by name, in the order of a formatted request."""
 
 
 _NOWHERE = Inventory(machine="", devices=())
 
 
 def asked(term: Term, inventory: Inventory = _NOWHERE) -> tuple[AskedFilter[Any], ...]:
-    """The filters of a term.
+    """Return the filters of a term.
 
     Args:
         term: The term.
-        inventory: The machine of whose devices they are asked.
+        inventory: The machine of the devices.
 
     Raises:
-        ValueError: When there is no such filter, or its value means nothing.
+        ValueError: When a filter is unknown, or its value invalid.
     """
     return tuple(_asked(name, value, term, inventory) for name, value in term.filters)
 
@@ -449,28 +446,28 @@ def _asked(name: str, value: str, term: Term, inventory: Inventory) -> AskedFilt
 
 
 def asked_memory(term: Term) -> int:
-    """Memory in bytes that a term asks for; 0 when any will do."""
+    """Return the memory in bytes that a term asks for; 0 without such a filter."""
     return next((each.wanted for each in asked(term) if isinstance(each.filter, _Memory)), 0)
 
 
 def counted(term: Term) -> int | None:
-    """How many devices a term names one by one; None when it leaves the choice."""
+    """Return the number of devices that a term names; None if it names none."""
     counts = (each.filter.count(each.wanted) for each in asked(term))
     return next((count for count in counts if count is not None), None)
 
 
 def with_filter(term: Term, name: str, value: str) -> Term:
-    """A term with another value of one of its filters."""
+    """Return a term with another value of a filter."""
     return replace(term, filters=tuple((each, value if each == name else had) for each, had in term.filters))
 
 
 def facts(device: Device, inventory: Inventory, *, typed: bool = True) -> Mapping[str, str]:
-    """What is known of a device, by name of the portable filters, for programs that choose devices in our place.
+    """Return the facts about a device, by name of the portable filters, for programs that choose devices instead of us.
 
     Args:
         device: The device.
-        inventory: The machine that it is on.
-        typed: Whether what its type says is of interest, too.
+        inventory: The machine of the device.
+        typed: Whether to include facts that follow from the type.
     """
     found = {
         name: each.fact(device, inventory)
@@ -481,6 +478,6 @@ def facts(device: Device, inventory: Inventory, *, typed: bool = True) -> Mappin
 
 
 def shared_facts(devices: Sequence[Device], inventory: Inventory) -> Mapping[str, str]:
-    """What is known of some devices, at least one, and the same for all of them; see :func:`facts`."""
+    """Return the common facts of devices; see :func:`facts`."""
     first, *others = (facts(device, inventory).items() for device in devices)
     return dict(set(first).intersection(*others))

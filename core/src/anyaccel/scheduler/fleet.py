@@ -11,17 +11,17 @@ from anyaccel.scheduler.ticket import notify
 
 
 class Fleet(Allocator):
-    """Gives the devices of several machines to requests, exactly and in order. Any thread may call any method.
+    """Gives the devices of several machines to requests, exactly and in order. Methods are thread-safe.
 
     A request is served by the first machine, in their order, that can serve it now; so machines fill up one after the
-    other. A gang, for which ``hosts`` is more than 1, is served by the first machines that can, by all at once.
+    other. A gang, for which ``hosts`` is more than 1, is served by the first machines that can, by each at once.
 
     Args:
         machines: The machines by name.
-        validate: The vendors' rules, as of :class:`Scheduler`, like the next.
+        validate: The vendors' rules, as for :class:`Scheduler`, like the next.
         known: Names that are known beside those on the machines.
-        policy: The order of service, and which requests may pass; None for priority and arrival alone.
-        clock: Seconds of the clock that the policy goes by.
+        policy: The queue policy; None for priority and arrival alone.
+        clock: Returns the time in seconds for the policy.
 
     Examples:
         >>> nodes = {"node-a": anyaccel.detect("sim:H100:2"), "node-b": anyaccel.detect("sim:H100:2")}
@@ -32,18 +32,18 @@ class Fleet(Allocator):
 
     @property
     def machines(self) -> Mapping[str, Inventory]:
-        """The machines by name, as they were last told."""
+        """The machines by name, as of the last updates."""
         return {name: site.books.inventory for name, site in self._arrangement.by_name.items()}
 
     def update(self, machine: str, inventory: Inventory | None) -> None:
-        """Go on with a machine that is new, has changed, or is gone.
+        """Adopt a new, changed or removed machine.
 
-        Nothing that is held is lost, also of a machine that is gone, until it is released. Who waits keeps the place;
-        see :meth:`Scheduler.update`.
+        Allocations stay until their release, also on a removed machine. Waiting requests keep their positions; see
+        :meth:`Scheduler.update`.
 
         Args:
-            machine: Its name.
-            inventory: What it has now; None when it is gone.
+            machine: Name of the machine.
+            inventory: The present devices; None for a removed machine.
 
         Raises:
             ValueError: When two of its devices have one id; then nothing has changed.
@@ -53,7 +53,7 @@ class Fleet(Allocator):
         notify(placed)
 
     def occupy(self, machine: str, held: Mapping[str, Extent], *, holder: str, note: str = "") -> Allocation:
-        """Count parts of one machine's devices as held by somebody who did not ask; see :meth:`Scheduler.occupy`.
+        """Count parts of a machine's devices as held by a foreign holder; see :meth:`Scheduler.occupy`.
 
         Raises:
             KeyError: When no machine has this name, or no device of it one of the ids.
@@ -62,7 +62,7 @@ class Fleet(Allocator):
         return self._occupy(machine, held, holder, note)
 
     def on(self, machine: str) -> Books:
-        """The books of one machine, to look at: ``inventory``, what is ``free`` there and the ``holders`` of a device.
+        """Return the books of a machine, for reading: ``inventory``, ``free`` units and ``holders`` of a device.
 
         Raises:
             KeyError: When no machine has this name.

@@ -4,7 +4,7 @@
 
     request  = term { whitespace term }               all terms are served, or none
     term     = name { "|" name } [ ":" quantity ] { "," option }
-    quantity = whole devices "2", or a share of one "0.5" with up to four decimals
+    quantity = whole devices "2", or a share of one: "0.5" with up to four decimals, or by its memory "20GiB"
     option   = "linked" | "mixed" | "else=cpu" | filter "=" value
 
 The filters are those of :data:`~anyaccel.scheduler.filters.FILTERS`; one whose name is a sign stands behind a name.
@@ -19,31 +19,33 @@ from functools import lru_cache
 from anyaccel.errors import RequestError
 from anyaccel.model import UNITS_PER_DEVICE, Request, Term, format_units, replace
 from anyaccel.scheduler.filters import FILTERS, asked, counted
-from anyaccel.text import shown
+from anyaccel.text import shown, size
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
+# Bounds against requests that would keep the parser or placement busy; no sensible request comes near them.
 MAX_CHARACTERS = 4_000
 MAX_TERMS = 64
 MAX_DEVICES = 1_000_000
 
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]*")
 _DECIMAL = re.compile(r"([0-9]+)(?:\.([0-9]+))?")
+_MEMORY = re.compile(r"[0-9.]+[A-Za-z]+")
 _DECIMALS = 4
 _FLAGS = ("linked", "mixed")
 
 
 def parse_request(request: str | Sequence[str] | Request) -> Request:
-    """Turn what somebody asks for into a request.
+    """Parse a request.
 
     Args:
-        request: Text such as ``GPU:2,linked``, several such texts that form one atomic request, or a request, which
-            is checked and returned as it is.
+        request: Text such as ``GPU:2,linked``, several such texts that form one atomic request, or a request, which is
+            checked and returned unchanged.
 
     Raises:
-        RequestError: When it does not follow the grammar; the message names the way out.
+        RequestError: When the request does not follow the grammar; the message names the way out.
 
     Examples:
         >>> request = anyaccel.parse_request("GPU:2,linked TPU:4")
@@ -54,7 +56,7 @@ def parse_request(request: str | Sequence[str] | Request) -> Request:
         return _parse_text(request)
     if isinstance(request, Request):
         return _checked(request)
-    texts: object = request  # what callers without a type checker may pass
+    texts: object = request  # callers without a type checker may pass any value
     if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
         raise RequestError(
             f"a request must be text such as 'GPU:2', a list of such texts or a Request "
@@ -77,7 +79,7 @@ def _parse_text(text: str) -> Request:
 
 
 def _parse_term(text: str) -> tuple[Term, bool]:
-    """Parse one term; the second value says whether it carries ``else=cpu``, which holds for the whole request."""
+    """Parse one term; the second value tells whether it has ``else=cpu``, which applies to the whole request."""
     head, *options = text.split(",")
     names, colon, quantity = head.partition(":")
     named, given = _parse_signs(names)
@@ -89,12 +91,16 @@ def _parse_term(text: str) -> tuple[Term, bool]:
         mixed="mixed" in given,
     )
     count = _check_filters(text, term)
-    units = _parse_quantity(text, names, quantity) if colon else (count or 1) * UNITS_PER_DEVICE
-    return replace(_written(term), units=units), "else" in given
+    if colon and _MEMORY.fullmatch(quantity):
+        term = _with_memory(text, term, quantity)
+    else:
+        units = _parse_quantity(text, names, quantity) if colon else (count or 1) * UNITS_PER_DEVICE
+        term = replace(term, units=units)
+    return _written(term), "else" in given
 
 
 def _parse_signs(names: str) -> tuple[str, dict[str, str]]:
-    """Take the filters whose names are signs from the names that they stand behind."""
+    """Split names from the filters whose names are signs."""
     given: dict[str, str] = {}
     for sign in FILTERS:
         if not sign.isalpha():
@@ -104,7 +110,7 @@ def _parse_signs(names: str) -> tuple[str, dict[str, str]]:
 
 
 def _check_filters(text: str, term: Term) -> int | None:
-    """Refuse filters that make no sense; the number of devices that they name one by one, if they do."""
+    """Refuse invalid filters; return the number of named devices, or None."""
     try:
         count = counted(term)
     except ValueError as error:
@@ -119,7 +125,7 @@ def _check_filters(text: str, term: Term) -> int | None:
 
 
 def _written(term: Term) -> Term:
-    """The term with the values of its filters in their usual form, so that equal requests are equal."""
+    """Return the term with filter values in their usual form, so that equal requests are equal."""
     return replace(term, filters=tuple((each.filter.name, each.filter.write(each.wanted)) for each in asked(term)))
 
 
@@ -129,8 +135,28 @@ def _parse_names(text: str, names: str) -> tuple[str, ...]:
         if not NAME.fullmatch(name):
             way_out = f"; ask for GPU:{names}, for example" if _DECIMAL.fullmatch(names) else ""
             _refuse(text, f"a name must be a letter, then letters, digits and . _ - (got {shown(name)}){way_out}")
-    distinct = {name.lower(): name for name in reversed(found)}
+    distinct = {name.lower(): name for name in reversed(found)}  # the first spelling wins
     return tuple(reversed(distinct.values()))
+
+
+def _with_memory(text: str, term: Term, quantity: str) -> Term:
+    """Return the term with a share by memory as its quantity."""
+    try:
+        found = replace(term, units=0, memory_bytes=size(quantity))
+    except ValueError as error:
+        _refuse(text, f"a share by memory {error}")
+    if fault := _memory_fault(found):
+        _refuse(text, fault)
+    return found
+
+
+def _memory_fault(term: Term) -> str:
+    """Describe an invalid share by memory; empty for a valid one."""
+    if term.units or term.memory_bytes < 0:
+        return "a share by memory must be more than 0 bytes, with 0 units"
+    if any(name == "mem" for name, _ in term.filters):
+        return f"a share by memory must stand without 'mem': {term.quantity} is what the share has"
+    return ""
 
 
 def _parse_quantity(text: str, names: str, quantity: str) -> int:
@@ -141,7 +167,7 @@ def _parse_quantity(text: str, names: str, quantity: str) -> int:
     if len(rest) > _DECIMALS:
         way_out = f"; ask for {names}:{whole}.{rest[:_DECIMALS]}" if len(whole) == 1 else ""
         _refuse(text, f"a share must have at most {_DECIMALS} decimals (got {shown(quantity)}){way_out}")
-    if len(whole) > len(str(MAX_DEVICES)):
+    if len(whole) > len(str(MAX_DEVICES)):  # before int(), which is quadratic in the number of digits
         _refuse(text, f"a quantity must be at most {MAX_DEVICES} devices (got {shown(quantity)})")
     units = int(whole) * UNITS_PER_DEVICE + int(rest.ljust(_DECIMALS, "0"))
     fault = _units_fault(names, units)
@@ -151,7 +177,7 @@ def _parse_quantity(text: str, names: str, quantity: str) -> int:
 
 
 def _units_fault(names: str, units: int) -> str:
-    """Say what is wrong with a quantity; empty when nothing is."""
+    """Describe an invalid quantity; empty for a valid one."""
     if units <= 0:
         return "a quantity must be more than 0; leave the term out to ask for none"
     if units > MAX_DEVICES * UNITS_PER_DEVICE:
@@ -183,12 +209,12 @@ def _parse_options(text: str, options: Sequence[str]) -> dict[str, str]:
 
 
 def forms() -> list[str]:
-    """How each option is written."""
+    """Return the syntax of each option."""
     return [*(each.form for name, each in FILTERS.items() if name.isalpha()), *_FLAGS, "else=cpu"]
 
 
 def _checked(request: Request) -> Request:
-    """Refuse a request made by hand that the grammar could not have made."""
+    """Refuse a hand-made request that the grammar could not have made."""
     if not 0 < len(request.terms) <= MAX_TERMS:
         raise RequestError(f"a request must have 1 to {MAX_TERMS} terms (got {len(request.terms)})")
     for term in request.terms:
@@ -196,7 +222,7 @@ def _checked(request: Request) -> Request:
             raise RequestError(
                 f"a term's names must each be a letter, then letters, digits and . _ - (got {shown(term.names)})"
             )
-        fault = _units_fault("|".join(term.names), term.units)
+        fault = _memory_fault(term) if term.memory_bytes else _units_fault("|".join(term.names), term.units)
         if fault:
             _refuse(str(term), fault)
         _check_filters(str(term), term)

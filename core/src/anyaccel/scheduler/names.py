@@ -1,4 +1,4 @@
-"""Which devices a name means: a resource, a vendor or an accelerator-type tag, compared without case."""
+"""Names of devices: a resource, a vendor or an accelerator-type tag, compared without case."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from anyaccel.model import Device, Inventory
 
 
 def goes_by(device: Device, names: Iterable[str]) -> bool:
-    """Whether a device goes by one of some names."""
+    """Return whether a device has one of the names."""
     own = {name.lower() for name in device.names}
     return any(name.lower() in own for name in names)
 
 
 class LazyNames:
-    """Names that are known though no machine has them: looked for once, when one of the machines wants to know."""
+    """Known names without devices here, computed at the first use and then kept."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self._names = names
@@ -28,12 +28,12 @@ class LazyNames:
 
 
 class DeviceNames:
-    """The names of one machine and of the products that somebody here could have.
+    """Names of devices on a machine, and of known products.
 
     Args:
         inventory: The machine.
-        known: Further names that installed plug-ins know; a request for one of them is no typing error, it just
-            never fits here. They may be costly to find: they are looked at once a name is not on the machine.
+        known: Further names from installed plug-ins; a request for one of them is not a typing error, but never fits
+            here. They may be costly to compute, and are read only if a name is not on the machine.
     """
 
     def __init__(self, inventory: Inventory, known: Iterable[str] = ()) -> None:
@@ -48,10 +48,10 @@ class DeviceNames:
             self.learn((report.resource, report.vendor))
 
     def devices(self, name: str) -> int:
-        """The positions of the devices that go by a name, as a bit mask; 0 when none on this machine does.
+        """Return the positions of the devices with a name, as a bit mask; 0 for none.
 
         Raises:
-            UnknownNameError: When no device and no installed plug-in knows the name.
+            UnknownNameError: When no device and no installed plug-in has the name.
         """
         key = name.lower()
         if key not in self._spelled:
@@ -62,21 +62,21 @@ class DeviceNames:
         return self._devices.get(key, 0)
 
     def __iter__(self) -> Iterator[str]:
-        """The names that are known, as far as they were looked at."""
+        """Yield the known names, as far as they were computed."""
         return iter(self._spelled.values())
 
     def learn(self, names: Iterable[str]) -> None:
-        """Know some more names, of devices that are elsewhere."""
+        """Add names of devices on other machines."""
         for name in filter(None, names):
             self._spelled.setdefault(name.lower(), name)
 
     def keep(self, other: DeviceNames) -> None:
-        """Know what another one knew or could find out: a name stays one when its last device is lost."""
+        """Add the names of an earlier state of the machine: a name stays known when its last device is lost."""
         self.learn(other)
         self._known = other._known
 
     def spelled(self, name: str) -> str:
-        """The name as its owner spells it."""
+        """Return the name in its original spelling."""
         return self._spelled.get(name.lower(), name)
 
     def _unknown(self, name: str) -> str:

@@ -1,4 +1,4 @@
-"""Placement: which devices a request gets, as a pure function of a machine and of what is taken there.
+"""Placement: the devices of a request, as a pure function of a machine and its free devices.
 
 A share goes to the fullest device that still has room, before a fresh one is broken; of a device with slots it gets as
 many whole ones as it needs, where that leaves the others together. Whole devices go to the best-connected set. Several
@@ -10,11 +10,23 @@ it. The search is bounded by ``PLACEMENTS``, some tens of milliseconds at worst;
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from typing import NamedTuple
 
-from anyaccel.model import UNITS_PER_DEVICE, Device, Extent, Inventory, Share, Term, Value, parts_of, slot_mask
+from anyaccel.model import (
+    UNITS_PER_DEVICE,
+    Device,
+    Extent,
+    Inventory,
+    Share,
+    Term,
+    Value,
+    field,
+    parts_of,
+    replace,
+    slot_mask,
+)
 from anyaccel.model.extent import bits, union
 from anyaccel.policy import Need
 from anyaccel.scheduler.filters import counted
@@ -24,18 +36,18 @@ from anyaccel.scheduler.topology import Topology, first
 from anyaccel.text import shown
 
 PLACEMENTS = 2_000
-"""Tentative placements of terms after which a request counts as impossible to place."""
+"""Number of tentative placements after which a request counts as impossible to place."""
 
 Validate = Callable[[Term, Sequence[Device]], str | None]
-"""A vendor's rule: why the hardware cannot serve a term with exactly these devices of one vendor, or None."""
+"""A vendor's rule: the reason why the hardware cannot serve a term with exactly these devices, or None."""
 
 
 class Layout:
-    """What is fixed about a machine: its devices by position, their names and their connections.
+    """The fixed facts about a machine: devices by position, names and connections.
 
     Args:
         inventory: The machine.
-        known: Names that are known though nothing on this machine goes by them.
+        known: Further known names, of no device on this machine.
 
     Raises:
         ValueError: When two devices have one id.
@@ -73,29 +85,29 @@ class Layout:
                 self.kin.setdefault(part, []).append(whole)
 
     def mask(self, holds: Callable[[Device], bool]) -> int:
-        """The positions of the devices for which something holds, as a bit mask."""
+        """Return the positions of the devices that satisfy a condition, as a bit mask."""
         return sum(1 << position for position, device in enumerate(self.devices) if holds(device))
 
     def with_parts(self, mask: int) -> int:
-        """Devices and all that are parts of them: two such masks overlap when one of the devices excludes another."""
+        """Add the parts of devices to a mask. Two such masks overlap if their devices exclude each other."""
         for whole, parts in self.parts.items():
             if mask >> whole & 1:
                 mask |= parts
         return mask
 
     def _rivals(self, vendor: str) -> int:
-        """The devices of which a worker that has some of this vendor's gets none."""
-        others = self.inventory.apart(vendor) if len(self.vendors) > 1 else ()
+        """Return the devices that a worker with devices of this vendor cannot have."""
+        others = self.inventory.excluded_vendors(vendor) if len(self.vendors) > 1 else ()
         return union(self.vendors.get(other, 0) for other in others)
 
     def without_rivals(self) -> Layout:
-        """The same machine, were there no variable that two vendors obey."""
-        twin = copy(self)
+        """Return the same machine without conflicts of variables between vendors."""
+        twin = copy(self)  # shallow: the rest of a layout never changes
         twin.rivals = {}
         return twin
 
     def compatible(self, mask: int) -> tuple[int, ...]:
-        """Split devices into sets of which one worker may have any."""
+        """Split devices into sets without conflicts of variables between vendors."""
         for vendor, rivals in self.rivals.items():
             own = self.vendors[vendor]
             if mask & own and mask & rivals:
@@ -103,24 +115,24 @@ class Layout:
         return (mask,)
 
     def barred_by(self, spots: Iterable[Spot]) -> int:
-        """The devices that are out of the question for who has some already."""
+        """Return the devices that conflict with already chosen devices."""
         if not self.rivals:
             return 0
         return union(self.rivals.get(self.devices[spot.position].vendor, 0) for spot in spots)
 
     def apart(self, mask: int) -> tuple[int, ...]:
-        """Devices of which none is a part of another one: those that are no parts, and those that have none."""
+        """Split devices into sets without a whole beside its parts: the parts, and the wholes."""
         wholes = slot_mask(whole for whole, parts in self.parts.items() if mask >> whole & 1 and mask & parts)
         if not wholes:
             return (mask,)
         return mask & ~union(self.parts[whole] for whole in bits(wholes)), mask & ~wholes
 
     def named(self, term: Term) -> int:
-        """The devices that a term's names mean, whatever state they are in."""
+        """Return the devices with a term's names, in any state."""
         return union(self.names.devices(name) for name in term.names)
 
     def serving(self, term: Term) -> int:
-        """The devices that serve a term when nothing is held."""
+        """Return the devices that serve a term if nothing is held."""
         asked = tuple(rules(term, self.inventory))
         named = ((position, self.devices[position]) for position in bits(self.named(term)))
         return slot_mask(position for position, device in named if all(rule.passes(device) for rule in asked))
@@ -131,8 +143,8 @@ class Spot(NamedTuple):
 
     Attributes:
         position: The device.
-        units: How much of it, in 1/10000.
-        slots: Which of its slots, as a bit mask: all of them for a whole device, 0 where it has none.
+        units: Units of the device, in 1/10000.
+        slots: Slots of the device, as a bit mask: every slot for a whole device, 0 for a device without slots.
     """
 
     position: int
@@ -141,26 +153,26 @@ class Spot(NamedTuple):
 
 
 class Occupancy:
-    """How much of each device is free, in 1/10000, by position.
+    """The free parts of each device, in 1/10000, by position.
 
     Attributes:
         units: Free units by position.
-        whole: The devices of which nothing is taken, as a bit mask.
-        slots: Free slots, as a bit mask, by position of those devices that have slots.
+        whole: The devices without a taken part, as a bit mask.
+        slots: Free slots as a bit mask, by position of devices with slots.
     """
 
     def __init__(self, layout: Layout) -> None:
-        """A machine on which nothing is taken. Devices that cannot be used have nothing free."""
+        """Make the occupancy of an idle machine. Unusable devices have no free units."""
         self._layout = layout
         self.units, self.slots = layout.units.copy(), layout.slots.copy()
         self.whole = layout.ours & layout.usable
-        # Of devices that are parts of others, or have parts: what is free were it not for these, and how often these
-        # are held. As long as one is, nothing of the device is free.
+        # For devices that are parts, or have parts: the free units without regard to the related devices, and the
+        # number of held related devices. As long as one of them is held, the device has no free units.
         self._own = {position: self.units[position] for position in layout.kin}
         self._barred = dict.fromkeys(layout.kin, 0)
 
     def copy(self) -> Occupancy:
-        """An occupancy that changes on its own."""
+        """Return an independent copy."""
         twin = object.__new__(Occupancy)
         twin._layout, twin.whole = self._layout, self.whole
         twin.units, twin.slots = self.units.copy(), self.slots.copy()
@@ -168,7 +180,7 @@ class Occupancy:
         return twin
 
     def spot(self, position: int, units: int) -> Spot:
-        """Where a device that has room takes a share, or all of it."""
+        """Return the place of a share on a device with enough room."""
         free = self.slots.get(position)
         if free is None:
             return Spot(position, units)
@@ -177,15 +189,15 @@ class Occupancy:
         return Spot(position, units, choose_slots(free, units * device.slots // UNITS_PER_DEVICE, device.slots))
 
     def spot_of(self, share: Share) -> Spot:
-        """Where a share of one of the devices is."""
+        """Return the place of an existing share."""
         position = self._layout.positions[share.device.id]
         slots = self._layout.slots.get(position, 0) if share.whole else slot_mask(share.slots)
         return Spot(position, share.units, slots)
 
     def spot_within(self, position: int, extent: Extent) -> Spot:
-        """What is free of a device and taken by somebody who did not ask us."""
+        """Return the free part of a foreign extent on a device."""
         free = self.slots.get(position)
-        if free is None:  # a position that this device has not: somebody else sees it differently
+        if free is None:  # the extent may name slots that this device lacks: its holder sees another partitioning
             units = extent.units if extent.slots < 0 else UNITS_PER_DEVICE
             return Spot(position, min(units, self._own.get(position, self.units[position])))
         device = self._layout.devices[position]
@@ -198,7 +210,7 @@ class Occupancy:
             self._change(spot, -1)
 
     def give(self, spots: Iterable[Spot]) -> None:
-        """Give parts of devices back."""
+        """Free parts of devices."""
         for spot in spots:
             self._change(spot, 1)
 
@@ -223,10 +235,10 @@ class Occupancy:
 
 
 def choose_slots(free: int, count: int, total: int) -> int:
-    """Choose slots for a share so that those that are left lie together: as memory is given out in buddies.
+    """Choose slots for a share so that the free slots stay together, like a buddy allocator.
 
-    Shares lie in aligned blocks, whose size divides the number of slots, in the block that is broken already where
-    there is one; else in a row; else anywhere.
+    Shares lie in aligned blocks, whose size divides the number of slots, preferably in a block that is in use already;
+    else in a row; else anywhere.
 
     Args:
         free: The free slots, as a bit mask; at least ``count`` of them.
@@ -254,66 +266,81 @@ def _is_free(free: int, start: int, size: int) -> bool:
 
 
 class Wanted(Value):
-    """A term in the terms of one machine.
+    """A term with the devices of a machine that could serve the term.
 
     Attributes:
         term: The term.
-        units: Units of each device that are asked for: a share, or the whole device.
-        choices: In order of preference, groups of devices as bit masks. Each group alone may serve the term; those
-            of one choice are equally good.
-        mask: All devices of the choices.
+        units: Requested units of each device: a share, or the whole device.
+        choices: In order of preference, groups of devices as bit masks. Each group alone may serve the term; groups of
+            one choice are equally good.
+        mask: The devices of every choice.
+        sizes: Units by position for a share by memory, of which ``units`` is the smallest; empty for other terms.
     """
 
     term: Term
     units: int
     choices: tuple[tuple[int, ...], ...]
     mask: int
+    sizes: Mapping[int, int] = field(default_factory=dict)
+
+    def units_at(self, position: int) -> int:
+        """Return the units of the device at a position that the term needs."""
+        return self.sizes.get(position, self.units)
 
 
 def want(layout: Layout, term: Term) -> Wanted:
-    """Find the devices that could serve a term.
+    """Resolve a term against a machine.
 
     Raises:
-        UnknownNameError: When nothing goes by one of the names.
+        UnknownNameError: When no device has one of the names.
     """
     together = layout.serving(term)
     choices = [_groups(layout, term, layout.names.devices(name) & together) for name in term.names]
-    if term.count > 1 and (term.mixed or counted(term)):
+    if term.count > 1 and (term.mixed or counted(term)):  # named devices may be of several types
         choices.append(layout.compatible(together))
-    return Wanted(term=term, units=min(term.units, UNITS_PER_DEVICE), choices=tuple(choices), mask=together)
+    sizes = {at: term.units_on(layout.devices[at]) for at in bits(together)} if term.memory_bytes else {}
+    units = min(sizes.values(), default=1) if term.memory_bytes else min(term.units, UNITS_PER_DEVICE)
+    return Wanted(term=term, units=units, choices=tuple(choices), mask=together, sizes=sizes)
 
 
 def needs(wanted: Iterable[Wanted], name: Callable[[int], Hashable]) -> tuple[Need, ...]:
-    """What terms need, as the policy sees it.
+    """Return the needs of terms for the queue policy.
 
     Args:
         wanted: The terms.
-        name: What the policy calls the device at a position.
+        name: Returns the policy's name of the device at a position.
     """
     return tuple(
-        Need(count=each.term.count, units=each.units, among=frozenset(map(name, bits(each.mask)))) for each in wanted
+        Need(
+            count=each.term.count,
+            units=max(each.sizes.values(), default=each.units),
+            among=frozenset(map(name, bits(each.mask))),
+            sizes={name(position): units for position, units in each.sizes.items()},
+        )
+        for each in wanted
     )
 
 
 def place(
     layout: Layout, free: Occupancy, wanted: Sequence[Wanted], validate: Validate | None = None
 ) -> tuple[tuple[Spot, ...], ...] | None:
-    """Find devices for all terms of a request, or for none.
+    """Place every term of a request, or none.
 
     Args:
         layout: The machine.
-        free: What is free; left as it is.
+        free: The free devices; not changed.
         wanted: The terms.
         validate: The vendors' rules.
 
     Returns:
-        Parts of devices, term by term, each in the order in which devices are handed out; None when there are none.
+        Parts of devices, term by term, each in the order of the grant; None if the free devices do not suffice.
     """
     if len(wanted) == 1:
         return next(((spots,) for spots in _candidates(layout, free, wanted[0], validate)), None)
     if not _enough(free, wanted):
         return None
-    free = free.copy()
+    free = free.copy()  # the search takes and gives back devices
+    # Backtracking: the terms with the least choice first, so that wrong turns end early.
     order = sorted(range(len(wanted)), key=lambda index: _choice(wanted[index]))
     placed: list[tuple[Spot, ...]] = [()] * len(wanted)
     left = PLACEMENTS
@@ -338,7 +365,7 @@ def place(
 
 
 def vetoed(layout: Layout, term: Term, positions: Sequence[int], validate: Validate | None) -> str:
-    """Ask each vendor concerned about a set; the answer is its reason, or empty when all agree."""
+    """Ask the vendors of a set of devices; return the first refusal, or empty."""
     if validate is None:
         return ""
     by_vendor: dict[str, list[Device]] = {}
@@ -347,16 +374,24 @@ def vetoed(layout: Layout, term: Term, positions: Sequence[int], validate: Valid
         by_vendor.setdefault(device.vendor, []).append(device)
     for vendor, devices in by_vendor.items():
         try:
-            reason = validate(term, devices)
-        except Exception as error:  # noqa: BLE001 -- a faulty rule refuses; it must not strand whoever releases
+            reason = validate(with_units(term, devices[0]), devices)
+        except Exception as error:  # noqa: BLE001 -- a faulty rule refuses, and must not break another request's release
             reason = f"the rule of vendor {vendor!r} failed: {type(error).__name__}: {error}"
         if reason:
             return reason
     return ""
 
 
+def with_units(term: Term, device: Device) -> Term:
+    """Return a term that asks a device for the same in units: vendors and clusters know no shares by memory."""
+    if not term.memory_bytes:
+        return term
+    filters = (*term.filters, ("mem", term.quantity))
+    return replace(term, units=term.units_on(device), memory_bytes=0, filters=filters)
+
+
 def _groups(layout: Layout, term: Term, mask: int) -> tuple[int, ...]:
-    """Split devices by vendor and type where a term takes several and all must be alike."""
+    """Split devices by vendor and type if a term needs several devices that are alike."""
     if term.count == 1:
         return (mask,) if mask else ()
     groups: dict[tuple[str, str], int] = {}
@@ -368,12 +403,12 @@ def _groups(layout: Layout, term: Term, mask: int) -> tuple[int, ...]:
 
 
 def _choice(wanted: Wanted) -> tuple[int, int]:
-    """Who goes first: terms with the least choice, then large ones, as they are the hardest to fit in."""
-    return wanted.mask.bit_count(), -wanted.term.units
+    """Return the sort key of terms: least choice first, then the largest, which is hardest to fit in."""
+    return wanted.mask.bit_count(), -(wanted.term.units or wanted.units)
 
 
 def _enough(free: Occupancy, wanted: Sequence[Wanted]) -> bool:
-    """Whether no set of devices is asked for more than it has: spares most searches that would fail."""
+    """Return False if a set of devices has less room than its terms need: saves most searches that would fail."""
     for mask in {each.mask for each in wanted}:
         inside = [each for each in wanted if not each.mask & ~mask]
         whole = sum(each.term.count for each in inside if not each.term.fraction)
@@ -388,12 +423,12 @@ def _enough(free: Occupancy, wanted: Sequence[Wanted]) -> bool:
 def _candidates(
     layout: Layout, free: Occupancy, wanted: Wanted, validate: Validate | None, barred: int = 0
 ) -> Iterator[tuple[Spot, ...]]:
-    """Sets of devices that could serve a term now and that no vendor vetoes, best first; none of those barred."""
+    """Yield sets of free devices for a term without a veto, best first, without the barred devices."""
     for choice in wanted.choices:
         groups = [group & ~barred for group in choice] if barred else choice
         for positions in _sets(layout, free, wanted, groups):
             if not vetoed(layout, wanted.term, positions, validate):
-                yield tuple(free.spot(position, wanted.units) for position in positions)
+                yield tuple(free.spot(position, wanted.units_at(position)) for position in positions)
 
 
 def _sets(layout: Layout, free: Occupancy, wanted: Wanted, groups: Sequence[int]) -> Iterator[tuple[int, ...]]:
@@ -407,7 +442,7 @@ def _sets(layout: Layout, free: Occupancy, wanted: Wanted, groups: Sequence[int]
         return
     for group in groups:
         if term.fraction:
-            broken = (at for at in bits(group & ~free.whole) if free.units[at] >= wanted.units)
+            broken = (at for at in bits(group & ~free.whole) if free.units[at] >= wanted.units_at(at))
             yield from ((position,) for position in sorted(broken, key=free.units.__getitem__))
         yield from ((position,) for position in topology.singles(free.whole & group))
 

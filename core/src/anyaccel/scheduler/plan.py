@@ -1,4 +1,4 @@
-"""A request in the terms of the machines that could serve it, found out once."""
+"""Plans: requests resolved against each machine, computed once."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from anyaccel.scheduler.placement import Wanted, needs
 
 
 class Site(NamedTuple):
-    """Where a machine stands among all.
+    """Position of a machine among all machines.
 
     Attributes:
-        number: Its number.
+        number: Number of the machine.
         offset: Position of its first device among all devices.
-        books: Its books.
+        books: Books of the machine.
     """
 
     number: int
@@ -30,12 +30,12 @@ class Site(NamedTuple):
 
 
 class Arrangement:
-    """The machines that are there, in order, until one of them changes; and all that was found out about requests.
+    """The present machines in order, and the plans of requests.
 
-    It also counts on which machines something was given back: a plan asks only those again that have changed since.
+    An arrangement also counts releases per machine, so that a plan asks only changed machines again.
 
     Args:
-        machines: Their books.
+        machines: Books of the machines.
     """
 
     def __init__(self, machines: Iterable[Books]) -> None:
@@ -46,15 +46,17 @@ class Arrangement:
             offset += len(books.layout.devices)
         self.sites: Sequence[Site] = sites
         self.by_name = {site.books.machine: site for site in sites}
-        self._plan = lru_cache(maxsize=4_096)(self._make)
-        self._given_back: OrderedDict[int, int] = OrderedDict()  # by machine, the count at the last time
+        self._plan = lru_cache(maxsize=4_096)(
+            self._make
+        )  # as many different requests may wait, and each release asks all
+        self._given_back: OrderedDict[int, int] = OrderedDict()  # count at the last release, by machine
         self._count = 0
 
     def plan(self, request: Request, hosts: int) -> RequestPlan:
-        """Resolve a request against all machines. Needs no lock: it depends on nothing that is held.
+        """Resolve a request against every machine. Needs no lock, since allocations do not matter.
 
         Raises:
-            UnknownNameError: When nothing goes by one of its names.
+            UnknownNameError: When no device has one of its names.
         """
         return self._plan(request, hosts)
 
@@ -62,30 +64,30 @@ class Arrangement:
         return RequestPlan(request, hosts, self)
 
     def note(self, machine: int) -> None:
-        """Count that something was given back on a machine."""
+        """Count a release on a machine."""
         self._count += 1
         self._given_back[machine] = self._count
-        self._given_back.move_to_end(machine)
+        self._given_back.move_to_end(machine)  # latest last, so that since() can stop early
 
     def since(self, count: int) -> tuple[int, Iterable[int]]:
-        """Return the count now, and the machines on which something was given back after another one."""
+        """Return the present count, and the machines with a release after the given count."""
         new = takewhile(lambda each: each[1] > count, reversed(self._given_back.items()))
         return self._count, (machine for machine, _ in new)
 
 
 class RequestPlan:
-    """A request in the terms of all machines.
+    """A request resolved against every machine.
 
     Attributes:
         request: The request.
-        hosts: On how many machines it is to be served.
+        hosts: Number of machines to be served on.
         arrangement: The machines.
-        wanted: Its terms, by the number of each machine that can ever serve it.
+        wanted: The terms, by number of each machine that can ever serve them.
         machines: These machines, as a bit mask.
-        open: Those of them that have not refused it since something was given back there, likewise.
-        mask: All devices that could serve it, and their parts, by their positions among those of all machines:
-            requests whose masks overlap are rivals.
-        ever_fits: Whether it would be served if nothing were held.
+        open: The machines that have not refused the request since their last release, as a bit mask.
+        mask: The devices that could serve the request, and their parts, by position among the devices of every machine:
+            requests with overlapping masks are rivals.
+        ever_fits: Whether the request is served if nothing is held.
     """
 
     def __init__(self, request: Request, hosts: int, arrangement: Arrangement) -> None:
@@ -93,7 +95,7 @@ class RequestPlan:
         self.hosts = hosts
         self.arrangement = arrangement
         self.wanted: dict[int, tuple[Wanted, ...]] = {}
-        masks = [0, 0]  # of the machines that can never serve it, and of those that can
+        masks = [0, 0]  # for machines that can never serve the request, and for machines that can
         for site in arrangement.sites:
             found = site.books.resolve(request)
             masks[found.ever_fits] |= found.mask << site.offset
@@ -106,26 +108,26 @@ class RequestPlan:
 
     @cached_property
     def needs(self) -> tuple[tuple[Need, ...], ...]:
-        """What it needs of each machine, as the policy sees it."""
+        """The needs on each machine, for the queue policy."""
         offsets = {number: self.arrangement.sites[number].offset for number in self.wanted}
         return tuple(needs(each, offsets[number].__add__) for number, each in self.wanted.items())
 
     @cached_property
     def wants(self) -> frozenset[int]:
-        """The devices of the mask, likewise."""
+        """The devices of the mask, for the queue policy."""
         return frozenset(bits(self.mask))
 
     def find(self) -> dict[int, Placed] | None:
-        """The devices that it would get now, by the number of the machine; nothing is taken.
+        """Find free devices for the request, by machine number, without taking them.
 
-        A machine that refused is asked again only once it got something back.
+        A machine that refused is asked again only after a release there.
         """
         self._seen, changed = self.arrangement.since(self._seen)
         for number in changed:
             self.open |= self.machines & 1 << number
         found: dict[int, Placed] = {}
         for number in bits(self.open):
-            if self.open.bit_count() < self.hosts:
+            if self.open.bit_count() < self.hosts:  # too few machines are left for the gang
                 break
             placed = self.arrangement.sites[number].books.find(self.wanted[number])
             if placed is None:

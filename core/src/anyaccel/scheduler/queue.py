@@ -1,4 +1,4 @@
-"""Tickets that wait, grouped so that a decision looks at the first of each kind alone."""
+"""Waiting tickets, grouped so that a decision inspects only the first of each kind."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from anyaccel.scheduler.ticket import Ticket
 
 
 class Queue:
-    """Tickets by kind, each kind in the order of arrival.
+    """Tickets by kind, each kind in order of arrival.
 
-    Tickets of one kind ask for the same, for one user, with one priority and one time limit. So every policy serves
-    them in the order of arrival, and where the first cannot be placed, no later one can.
+    Tickets of one kind have the same request, user, priority and time limit. So every policy serves them in order of
+    arrival, and if the first cannot be placed, no later ticket can.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class Queue:
         self._kinds.setdefault(_kind(ticket), OrderedDict())[ticket.number] = ticket
 
     def remove(self, ticket: Ticket) -> bool:
-        """Remove a ticket; False when it is not there."""
+        """Remove a ticket; return False if it is not there."""
         tickets = self._kinds.get(kind := _kind(ticket), OrderedDict())
         found = tickets.pop(ticket.number, None) is not None
         if found and not tickets:

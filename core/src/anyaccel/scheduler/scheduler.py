@@ -1,4 +1,4 @@
-"""The scheduler of one machine, in one process."""
+"""The scheduler of one machine."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ from anyaccel.scheduler.ticket import notify
 
 
 class Scheduler(Allocator):
-    """Gives the devices of one machine to requests, exactly and in order. Every method may be called by any thread.
+    """Gives the devices of one machine to requests, exactly and in order. Methods are thread-safe.
 
     Args:
         inventory: The machine.
-        validate: The vendors' rules: called with a term and the devices of one vendor, returns a reason against them
-            or None. Must be a pure function; it is called while the scheduler is locked.
+        validate: The vendors' rules: called with a term and devices of one vendor, returns a refusal or None. Must be a
+            pure function; called while the scheduler is locked.
         known: Names that installed plug-ins know beside those on this machine: a request for one of them never fits,
             while any other name is an error.
-        policy: The order of service, and which requests may pass others, as in the machine's ledger; None for priority
-            and arrival alone.
-        clock: Seconds of the clock that the policy goes by.
+        policy: The queue policy, as in the machine's ledger; None for priority and arrival alone.
+        clock: Returns the time in seconds for the policy.
     """
 
     def __init__(
@@ -40,19 +39,19 @@ class Scheduler(Allocator):
 
     @property
     def inventory(self) -> Inventory:
-        """The machine, as it was last told."""
+        """The machine, as of the last update."""
         return self._own.inventory
 
     def update(self, inventory: Inventory) -> None:
-        """Go on with a machine of which devices were lost, added, repaired or divided anew.
+        """Adopt a machine with lost, added, repaired or repartitioned devices.
 
-        Nothing that is held is lost: what somebody holds of a device that is no longer there, or that can no longer be
-        given out, counts until it is released, also should the device come back meanwhile. Who waits keeps the place,
-        and whoever can be served now is. Who waits for what can never fit any more stands in nobody's way until it can
-        again; with ``else=cpu`` it gets an allocation without devices. Names that were known stay known.
+        Allocations stay: a held part of a lost or indivisible device counts until its release, also if the device
+        returns meanwhile. Waiting requests keep their positions, and are served if they now can be. A request that can
+        never fit any more blocks no other request until it can fit again; with ``else=cpu`` it gets an allocation
+        without devices. Known names stay known.
 
         Args:
-            inventory: The machine as it is now.
+            inventory: The present machine.
 
         Raises:
             ValueError: When two of its devices have one id; then nothing has changed.
@@ -62,15 +61,15 @@ class Scheduler(Allocator):
         notify(placed)
 
     def occupy(self, held: Mapping[str, Extent], *, holder: str, note: str = "") -> Allocation:
-        """Count parts of devices as held by somebody who did not ask this scheduler.
+        """Count parts of devices as held by a foreign holder.
 
         Args:
-            held: What is held, by device id; no more than is free is counted.
-            holder: Identity of the allocation, as others know it.
-            note: Who that is, in words.
+            held: Held extents by device id, counted as far as they are free.
+            holder: Identity of the allocation, as known elsewhere.
+            note: Description of the holder.
 
         Returns:
-            An allocation, to be given back to :meth:`release` when it is over.
+            An allocation, to be passed to :meth:`release`.
 
         Raises:
             KeyError: When no device has one of the ids.
@@ -79,7 +78,7 @@ class Scheduler(Allocator):
         return self._occupy("", held, holder, note)
 
     def free(self, device_id: str) -> int:
-        """Free units of a device in 1/10000; 0 for one that is hidden or unhealthy.
+        """Return the free units of a device in 1/10000; 0 for a hidden or unhealthy device.
 
         Raises:
             KeyError: When no device has this id.
@@ -87,7 +86,7 @@ class Scheduler(Allocator):
         return self._own.free(device_id)
 
     def holders(self, device_id: str) -> tuple[Allocation, ...]:
-        """The allocations that hold a device, first to come first.
+        """Return the allocations of a device, in order of arrival.
 
         Raises:
             KeyError: When no device has this id.

@@ -1,52 +1,54 @@
-"""Whether a device serves a term: the one place that decides it, for placement, reasons and engines alike."""
+"""The test whether a device serves a term, for placement, reasons and engines alike."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from anyaccel.model import UNITS_PER_DEVICE, Device, Health, Inventory, Term
+from anyaccel.model import UNITS_PER_DEVICE, Device, Health, Inventory, Term, format_memory
 from anyaccel.model.verdict import ReasonCode
-from anyaccel.scheduler.filters import AskedFilter, asked
+from anyaccel.scheduler.filters import AskedFilter, asked, explain_unknown_memory
 from anyaccel.scheduler.names import goes_by
 from anyaccel.text import listed
 
 
 class DeviceRule(NamedTuple):
-    """One thing that a term asks of each of its devices.
+    """A condition of a term on each of its devices.
 
     Attributes:
-        code: What stands in the way where a device does not pass.
-        passes: Whether a device passes.
-        said: Why some devices do not: a clause without capital and period, or empty.
-        filter: Name of the filter; empty where the rule is none.
-        counts: Whether it names devices one by one, of which some may not be there.
+        code: Reason code if a device does not pass.
+        passes: Returns whether a device passes.
+        explain_failure: Explains why devices do not pass: a clause without capital and period, or empty.
+        filter: Name of the filter; empty for a rule that is not a filter.
+        counts: Whether the rule names devices, of which some may not exist.
     """
 
     code: ReasonCode
     passes: Callable[[Device], bool]
-    said: Callable[[Sequence[Device]], str]
+    explain_failure: Callable[[Sequence[Device]], str]
     filter: str = ""
     counts: bool = False
 
 
 def serves(device: Device, term: Term, inventory: Inventory) -> bool:
-    """Whether a device serves a term when nobody holds it.
+    """Return whether a device serves a term if nothing is held.
 
     Args:
         device: The device.
-        term: The term; its filters are known.
-        inventory: The machine that the device is on.
+        term: The term, with known filters.
+        inventory: The machine of the device.
     """
     return goes_by(device, term.names) and all(rule.passes(device) for rule in rules(term, inventory))
 
 
 def rules(term: Term, inventory: Inventory) -> Iterator[DeviceRule]:
-    """What a term asks of each device of a machine beside the name, what the term itself says first."""
+    """Yield the conditions of a term on each device beside the name, filters first."""
     for each in asked(term, inventory):
         yield _of_filter(each)
     yield _VISIBLE
     yield _HEALTHY
+    if term.memory_bytes:
+        yield _large_enough(term)
     yield _DIVISIBLE if term.fraction else _WHOLE
 
 
@@ -55,10 +57,22 @@ def _of_filter(asked: AskedFilter[Any]) -> DeviceRule:
     return DeviceRule(
         code=ReasonCode.FILTER,
         passes=entry.predicate(asked),
-        said=lambda devices: entry.said(asked, devices),
+        explain_failure=lambda devices: entry.explain_failure(asked, devices),
         filter=entry.name,
         counts=entry.count(asked.wanted) is not None,
     )
+
+
+def _large_enough(term: Term) -> DeviceRule:
+    """Return the condition of a share by memory."""
+
+    def explain(devices: Sequence[Device]) -> str:
+        largest = max(device.memory_bytes or 0 for device in devices)
+        if not largest:
+            return explain_unknown_memory(devices)
+        return f"the largest memory is {format_memory(largest)}, less than {term.quantity}"
+
+    return DeviceRule(ReasonCode.FILTER, lambda device: term.units_on(device) <= UNITS_PER_DEVICE, explain, "mem")
 
 
 def _ids(devices: Sequence[Device]) -> str:

@@ -1,4 +1,4 @@
-"""A request's place in the queue."""
+"""A waiting request of a scheduler."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
 
 
 class Ticket:
-    """A request's place in the queue, until it is placed or cancelled.
+    """A request's position in the queue, until it is placed or cancelled.
 
-    On an asyncio loop, ``await ticket`` waits for the allocation, as often as one likes; a ticket that is cancelled
-    raises :class:`asyncio.CancelledError` there, as a task does. Who stops to wait so does not cancel the ticket.
+    On an asyncio loop, ``await ticket`` waits for the allocation, any number of times; a cancelled ticket raises
+    :class:`asyncio.CancelledError` there, as a task does. Ending such a wait does not cancel the ticket.
 
     Attributes:
-        plan: The request in the terms of the machines.
-        waiting: The request as the policy sees it.
+        plan: The request, resolved against the machines.
+        waiting: The request as the queue policy sees it.
         number: Position in the order of arrival.
         priority: The higher, the earlier.
-        note: Whose it is, in words.
+        note: Owner, in words.
         on_placed: Called once when there is an allocation, or None.
-        allocation: What the request got, or None as long as it waits.
-        cancelled: Whether it was withdrawn.
-        error: Why it will have no allocation, where waiting for it failed: then ``await`` raises this; else None.
+        allocation: The allocation, or None while the request waits.
+        cancelled: Whether the ticket was cancelled.
+        error: The error that ended the wait, which ``await`` raises; else None.
     """
 
     def __init__(
@@ -74,8 +74,8 @@ class Ticket:
         """Stop waiting.
 
         Returns:
-            True when the ticket waited; False when it has its allocation, which then is to be released, or when it
-            was cancelled before.
+            True if the ticket waited; False if it has its allocation, which then is to be released, or was cancelled
+            before.
         """
         return self._cancel(self)
 
@@ -86,8 +86,8 @@ class Ticket:
         """Wait for the allocation, as ``await`` does.
 
         Args:
-            release: Takes it back where it comes when the loop of this wait is closed, so that the one who waits will
-                never have it; None where it is somebody else's.
+            release: Called with an allocation that comes when the loop of this wait is closed, so that the waiting task
+                will never receive it; None if the allocation belongs to another caller.
         """
         import asyncio
 
@@ -95,7 +95,7 @@ class Ticket:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._awaiting[future] = release
             try:
-                if not self._settled():  # else nobody may be left who wakes it
+                if not self._settled():  # after registration, so that no wake-up is lost
                     await future
             finally:
                 del self._awaiting[future]
@@ -109,22 +109,22 @@ class Ticket:
         return self.allocation is not None or self.cancelled or self.error is not None
 
     def wake(self) -> None:
-        """Wake the tasks that await the ticket, since it was placed or cancelled. Any thread may call it."""
+        """Wake tasks that await the ticket. Thread-safe."""
         for future in tuple(self._awaiting):
             try:
                 future.get_loop().call_soon_threadsafe(_finish, future)
-            except RuntimeError:  # the loop is closed; who has left before may have the allocation
+            except RuntimeError:  # the loop is closed: the waiting task can never receive the allocation
                 release = self._awaiting.get(future)
                 if self.allocation is not None and release is not None:
                     release(self.allocation)
 
     @property
     def place(self) -> int:
-        """Place among those who want the same devices: 1 for the next to be served; 0 where it does not wait."""
+        """Queue position among requests for the same devices: 1 for the next to be served; 0 if not waiting."""
         return self._place(self)
 
     def why(self) -> Verdict:
-        """Say what the ticket waits for."""
+        """Explain the reasons for the wait."""
         return self._why(self)
 
     def __repr__(self) -> str:
@@ -141,7 +141,7 @@ class Ticket:
 
 
 def notify(tickets: Iterable[Ticket]) -> None:
-    """Tell those who were placed, or failed. Call it without a lock: what they do is up to them."""
+    """Run the callbacks of placed and failed tickets. Call without a lock, since callbacks may do anything."""
     for ticket in tickets:
         ticket.wake()
         on_placed = ticket.on_placed
@@ -152,17 +152,17 @@ def notify(tickets: Iterable[Ticket]) -> None:
             continue
         try:
             on_placed(ticket)
-        except Exception:  # noqa: BLE001 -- the thread that made room is not to blame, and the others are to be told
+        except Exception:  # noqa: BLE001 -- the thread that made room is not to blame, and other callbacks must run
             _log().exception("on_placed of %r failed", ticket)
 
 
 async def settled(ticket: Ticket, release: Callable[[Allocation], None], seconds: float | None) -> Allocation:
-    """Wait on an asyncio loop for a ticket that is cancelled when the task is, or when the time is over.
+    """Wait on an asyncio loop for a ticket, which is cancelled with the task, or at the time limit.
 
     Args:
         ticket: The ticket.
-        release: Takes back what it got when nobody wants it any more.
-        seconds: How long to wait at most; None for no end.
+        release: Called with an allocation that the task can no longer receive.
+        seconds: Time limit; None for no limit.
 
     Raises:
         NotFreeError: When the time is over; carries the verdict.
@@ -172,17 +172,18 @@ async def settled(ticket: Ticket, release: Callable[[Allocation], None], seconds
     try:
         try:
             async with asyncio.timeout(seconds):
-                return await ticket._wait(release)  # noqa: SLF001 -- for who waits here alone
+                return await ticket._wait(release)  # noqa: SLF001 -- the only wait for this ticket, so it may release
         except TimeoutError:
             verdict = ticket.why()
-            if not ticket.cancel() and ticket.allocation is not None:
+            if not ticket.cancel() and ticket.allocation is not None:  # placed at the last moment
                 return ticket.allocation
             raise NotFreeError(
                 f"not free within {max(0, seconds or 0):g} s: {verdict.message}", verdict=verdict, hint=verdict.hint
             ) from None
-    except GeneratorExit:  # its loop is closed; the collector runs wherever it likes, also where the lock is held
+    except GeneratorExit:  # the loop is closed; garbage collection may run with the lock held, so do nothing
         raise
     except BaseException:
+        # The allocation may have come while the cancellation was on its way: the caller will never see it.
         if not ticket.cancel() and ticket.allocation is not None:
             release(ticket.allocation)
         raise

@@ -1,4 +1,4 @@
-"""How well the devices of a machine are connected, and which sets of them are connected best.
+"""Connections between devices of a machine, and the search for well-connected sets.
 
 Positions of devices are bits of an int, so that "the free ones among those that are linked to this one" is one
 operation however many devices there are. Devices that are connected to everything alike form a *cell*; searching by
@@ -14,20 +14,20 @@ from anyaccel.model import Device, slot_mask
 from anyaccel.model.extent import bits
 
 EXACT_UP_TO = 16
-"""Candidates among which the best-connected set is found exactly; among more it is found greedily."""
+"""Number of candidates up to which the search for the best-connected set is exact; above it is greedy."""
 SEARCH_STEPS = 20_000
-"""Steps after which an exact search settles for the best set so far: a few tens of milliseconds."""
+"""Steps after which an exact search returns the best set so far: a few tens of milliseconds."""
 SETS = 512
-"""Sets that are offered to a vendor's rule before the answer is no."""
+"""Number of sets that are offered to a vendor's rule before the answer is no."""
 
-_SEEDS = 4
+_SEEDS = 4  # starting devices of the greedy search, which costs as much for each
 _LINK_LEVELS = 8
-_LINK = 1 << 60
-_PCI_GAP = 16
+_LINK = 1 << 60  # weight of a link: above any number of NUMA or PCI neighbors
+_PCI_GAP = 16  # bus numbers between devices behind different switches, at least
 
 
 def first(mask: int, count: int) -> int:
-    """The lowest ``count`` positions of a mask, as a mask."""
+    """Return the lowest ``count`` positions of a mask, as a mask."""
     return slot_mask(islice(bits(mask), count))
 
 
@@ -35,10 +35,10 @@ class Topology:
     """Connections between devices by position: links first, then NUMA nodes, then PCI neighbors.
 
     Args:
-        devices: The devices, in the order in which they are handed out.
+        devices: The devices, in the order of a grant.
 
     Attributes:
-        linked: For each position, the mask of positions that are linked to it directly.
+        linked: For each position, the mask of directly linked positions.
     """
 
     def __init__(self, devices: Sequence[Device]) -> None:
@@ -66,19 +66,19 @@ class Topology:
         self._cell_of = [cells[signature] for signature in signatures]
 
     def affinity(self, position: int, mask: int) -> int:
-        """How well one device is connected to those of a mask; only comparisons of the number mean anything."""
+        """Return the strength of a device's connections to a mask, for comparisons only."""
         total = 0
         for weight, near in self._layers:
             total += weight * (near[position] & mask).bit_count()
         return total
 
     def value(self, chosen: int, free: int) -> tuple[int, int]:
-        """How good it is to take ``chosen`` out of ``free``: well connected first, then leaving the rest so."""
+        """Return the value of taking ``chosen`` out of ``free``: inner connections first, then remaining ones."""
         inside = sum(self.affinity(position, chosen) for position in bits(chosen)) // 2
         return inside, -sum(self.affinity(position, free) for position in bits(chosen))
 
     def all_linked(self, chosen: int) -> bool:
-        """Whether every two devices of a mask are linked directly."""
+        """Return whether every two devices of a mask are linked directly."""
         return all((self.linked[position] | 1 << position) & chosen == chosen for position in bits(chosen))
 
     def best_set(self, free: int, count: int, *, linked: bool = False) -> int:
@@ -101,7 +101,7 @@ class Topology:
         return self._greedy(free, count, linked=linked) or (self._exact(free, count, linked=True) if linked else 0)
 
     def sets(self, free: int, count: int, *, linked: bool = False) -> Iterator[int]:
-        """Sets of ``count`` devices, best first: the best one, neighbors in order, then others, up to ``SETS``."""
+        """Yield sets of ``count`` devices, best first: the best, neighbors in order, then others, up to ``SETS``."""
         best = self.best_set(free, count, linked=linked)
         if not best:
             return
@@ -117,14 +117,14 @@ class Topology:
                 yield chosen
 
     def singles(self, free: int) -> Iterator[int]:
-        """Positions of single devices: first the one that is missed least, then the others in order."""
+        """Yield positions of single devices: the least missed first, then the others in order."""
         if free:
             best = self._loosest(free)
             yield best.bit_length() - 1
             yield from bits(free & ~best)
 
     def _loosest(self, free: int) -> int:
-        """The device whose loss breaks the fewest connections between free devices."""
+        """Return the device whose loss breaks the fewest connections between free devices."""
         if not self._layers:
             return free & -free
         return 1 << min(self._lows(free), key=lambda low: (self.affinity(low, free), low))
@@ -143,6 +143,7 @@ class Topology:
                     best, best_value = chosen, value
                 return
             pairs = missing * (count - missing) + missing * (missing - 1) // 2
+            # Upper bound of what this branch can reach: each missing pair connected in the closest way.
             hope = value + pairs * self._closest * scale - missing * lightest
             while allowed.bit_count() >= missing and steps > 0 and (hope > best_value or not best):
                 steps -= 1
@@ -151,7 +152,7 @@ class Topology:
                 rest = allowed ^ low
                 gain = self.affinity(position, chosen) * scale - loss[position]
                 extend(chosen | low, rest & self.linked[position] if linked else rest, value + gain, missing - 1)
-                allowed &= ~self._cell_of[position]
+                allowed &= ~self._cell_of[position]  # other devices of the cell would give the same value
 
         extend(0, free, 0, count)
         return best
@@ -163,14 +164,14 @@ class Topology:
         return max(sorted(grown), key=lambda chosen: self.value(chosen, free), default=0)
 
     def _lows(self, mask: int) -> Iterator[int]:
-        """Yield the lowest device of each cell that a mask has devices of."""
+        """Yield the lowest device of each cell in a mask."""
         while mask:
             low = (mask & -mask).bit_length() - 1
             yield low
             mask &= ~self._cell_of[low]
 
     def _room(self, low: int, free: int, count: int) -> tuple[bool, int, int]:
-        """Rank a device by the room around it: first the smallest neighborhood that suffices, of the closest kind."""
+        """Return the sort key of a device: the smallest sufficient neighborhood of the closest kind comes first."""
         kinds = len(self._neighborhoods)
         rank = next((rank for rank, near in enumerate(self._neighborhoods) if near[low]), kinds)
         around = self._cell_of[low] | (self._neighborhoods[rank][low] if rank < kinds else 0)
@@ -178,7 +179,7 @@ class Topology:
         return size < count, rank, size if size >= count else -size
 
     def _grow(self, seed: int, free: int, count: int, *, linked: bool) -> int:
-        """Add the nearest cell until there are enough devices; 0 when there never are."""
+        """Add the nearest cell until there are enough devices; 0 if there never are."""
         chosen, allowed, position = 0, free, seed
         while True:
             cell = self._cell_of[position] & allowed
@@ -197,7 +198,7 @@ class Topology:
             )
 
     def _nearest(self, chosen: int, allowed: int) -> int:
-        """Those of some devices that are connected to the chosen ones in the best way that any of them is."""
+        """Return the subset of devices with the best kind of connection to the chosen ones."""
         for _, near in self._layers:
             around = 0
             for position in bits(chosen):
@@ -208,10 +209,10 @@ class Topology:
 
 
 def _link_levels(devices: Sequence[Device]) -> list[list[int]]:
-    """Who is linked to whom at least so well, by position, for each strength of link on the machine.
+    """Return the linked positions of each position, for each strength of link and above.
 
-    A link that one side reports counts for both. Only the order of strengths counts, so each level weighs the same;
-    on a machine with very many strengths some are merged.
+    A link that one side reports counts for both. Only the order of strengths counts, so each level weighs the same; if
+    a machine has very many strengths, some are merged.
     """
     positions = {device.id: position for position, device in enumerate(devices)}
     strengths = sorted({strength for device in devices for strength in device.links.values() if strength > 0})
@@ -228,7 +229,7 @@ def _link_levels(devices: Sequence[Device]) -> list[list[int]]:
 
 
 def _same(groups: Sequence[Hashable]) -> list[int]:
-    """For each position, the mask of the other positions of its group; None is no group."""
+    """Return for each position the mask of other positions in its group; None is no group."""
     masks: dict[Hashable, int] = {}
     for position, group in enumerate(groups):
         if group is not None:
@@ -237,7 +238,7 @@ def _same(groups: Sequence[Hashable]) -> list[int]:
 
 
 def _pci_groups(devices: Sequence[Device]) -> list[int | None]:
-    """Number the groups of devices whose PCI buses lie close together, as they do behind one switch."""
+    """Number the groups of devices with close PCI buses, as behind one switch."""
     buses = [_bus(device.pci_bus_id) for device in devices]
     groups: dict[int | None, int] = {}
     group, last = 0, -_PCI_GAP
@@ -249,7 +250,7 @@ def _pci_groups(devices: Sequence[Device]) -> list[int | None]:
 
 
 def _bus(address: str | None) -> int | None:
-    """The bus of a PCI address as one number, so that buses of two domains are far apart; None when unknown."""
+    """Return the bus of a PCI address as one number, with domains far apart; None when unknown."""
     try:
         domain, bus, _ = (address or "").split(":")
         return int(domain, 16) << 16 | int(bus, 16)

@@ -1,4 +1,4 @@
-"""Plug-ins: which are installed, which may have hardware here, and one process per vendor that runs its hooks."""
+"""Plug-ins: find the installed plug-ins, rule out absent vendors, and run hooks in one process per vendor."""
 
 from __future__ import annotations
 
@@ -46,27 +46,27 @@ else:
 DEADLINE_SECONDS = 10.0
 """Time for a hook that touches the machine."""
 TASKS = "anyaccel.vendors.tasks"
-"""The module that runs in a vendor's process; named, since nobody else must import it."""
+"""Name of the module that runs in a vendor's process. No other process should import it."""
 PRELOAD = (TASKS, "anyaccel.kit")
-"""What is imported once for the processes of all vendors: that module, and what most plug-ins import."""
+"""Modules that are imported once for the processes of all vendors: the tasks, and the kit of most plug-ins."""
 
 
 def begin() -> None:
-    """Start what forks vendors' processes, which takes as long as what the caller may do before it asks them."""
+    """Start the fork server of vendors' processes in the background, before a caller needs it."""
     try:
         find_server(*PRELOAD)
-    except OSError:  # a caller that asks a vendor hears why
+    except OSError:  # the caller gets the reason with its first call
         return
 
 
 def begin_for(machine: str | None, environ: Mapping[str, str]) -> None:
-    """Do so where another machine than this host is named, whose vendors are asked without a look at this one."""
+    """Call :func:`begin` if another machine than this host is named: its vendors are asked in any case."""
     if (machine or environ.get(MACHINE_VARIABLE) or HOST) != HOST:
         begin()
 
 
 def close() -> None:
-    """End the processes of all vendors, where there are any. The next call starts them again."""
+    """End the processes of all vendors, if there are any. The next call starts the processes again."""
     if process := sys.modules.get("anyaccel.vendors.process"):
         process.close()
     client.close_all(client.ForkServer)
@@ -76,16 +76,16 @@ _wanted: list[str] = []
 
 
 def import_meanwhile(module: str) -> None:
-    """Have a module imported while the first vendors that are called answer: one that the caller needs after that.
+    """Register a module that is imported while the first vendors answer, since the caller needs it afterwards.
 
-    It is imported when the calls are sent, so not at all where no vendor is called. What a command needs of leases and
-    launching takes as long to import as a vendor to answer.
+    The import begins when the calls are sent, so not at all where no vendor is called. The modules for leases and
+    launching take as long to import as a vendor takes to answer.
     """
     _wanted.append(module)
 
 
 def import_wanted() -> None:
-    """Import what the function above was told."""
+    """Import the modules that :func:`import_meanwhile` registered."""
     for module in tuple(_wanted):
         __import__(module)
     _wanted.clear()

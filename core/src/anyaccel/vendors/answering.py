@@ -1,6 +1,6 @@
-"""What runs in a guarded process: functions that may hang, crash or exit, called one after the other.
+"""The guarded process: it calls functions that may hang, crash or exit, one after the other.
 
-A vendor's code may signal its parent. So each process has one of its own.
+A vendor's code may signal its parent. So each guarded process has a parent of its own.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 def serve(descriptors: list[int], _: object) -> None:
-    """Answer calls until the caller has gone, or has not called for long; a target of the fork server.
+    """Answer calls until the caller has gone, or makes no call for a minute; a target of the fork server.
 
     Args:
-        descriptors: The socket of the calls, and the pipe for what is printed.
+        descriptors: The socket of the calls, and the pipe for printed text.
     """
     calls, output = descriptors
     os.set_blocking(output, True)
@@ -35,7 +35,7 @@ def serve(descriptors: list[int], _: object) -> None:
     os.closerange(3, calls)
     os.closerange(calls + 1, os.sysconf("SC_OPEN_MAX"))
     set_name("accel-vendor")
-    faulthandler.enable(2)  # also where the caller has it abort, since it does not answer
+    faulthandler.enable(2)  # the caller sends SIGABRT to a process that hangs, for the traceback
     _answer_calls(_socket.socket(fileno=calls))
 
 
@@ -44,7 +44,7 @@ def _answer_calls(calls: _socket.socket) -> None:
     while True:
         call = json.loads(_receive(calls))
         me = os.getpid()
-        if call["begun"]:  # it took a while to get here, and the time that it may take begins now
+        if call["begun"]:  # the start of the process took a while; the time limit of the call begins now
             calls.sendall(HEADER.pack(BEGUN, me))
         answer = _answer(call)
         if os.getpid() != me:  # a hook forked and returned twice
@@ -70,7 +70,7 @@ def _answer(call: dict[str, Any]) -> bytes:
 
 
 def _receive(calls: _socket.socket) -> bytearray:
-    """Receive a call; ends this process when the caller has gone, or nothing comes for long."""
+    """Receive a call; exit when the caller has gone, or sends nothing for a minute."""
     data = bytearray()
     while len(data) < HEADER.size or len(data) < HEADER.size + HEADER.unpack_from(data)[1]:
         try:

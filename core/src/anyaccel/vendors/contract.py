@@ -1,7 +1,7 @@
-"""The hooks in one table, and what each may return: all faults of an answer are named at once.
+"""The table of hooks, and the checks of their answers. A check names all faults of an answer at once.
 
-A hook is a function in :mod:`anyaccel.hookspecs`, which says what it is told, and an entry of ``HOOKS``. The facade in
-the vendor's process, its task there, the question from our process and the conformance suite follow from these two.
+A hook is a function in :mod:`anyaccel.hookspecs`, which names the arguments, and a row of ``HOOKS``. The facade of the
+plug-in, its task in the vendor's process, the call from our process and the conformance suite follow from these two.
 """
 
 from __future__ import annotations
@@ -31,20 +31,9 @@ from anyaccel.model.wire import faults
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Protocol
+    from typing import Any
 
-    from anyaccel.vendors.discovery import Source
-
-    class AskedPlugin(Protocol):
-        """A plug-in that was asked."""
-
-        source: Source
-
-        @property
-        def info(self) -> PluginInfo:  # pyright: ignore[reportReturnType]
-            """What it says about itself."""
-
-    Told = Mapping[str, Any]
+    Arguments = Mapping[str, Any]
 
 VENDOR = re.compile(r"[a-z][a-z0-9_]{0,31}")
 RESOURCE = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
@@ -63,11 +52,11 @@ SLOTS = tuple(count for count in range(1, MOST_SLOTS + 1) if UNITS_PER_DEVICE % 
 MOST_VALUE = 64 << 10
 """Bytes that the value of a variable may have; the kernel takes twice as many."""
 NOT_A_VENDORS = re.compile(r"PATH|HOME|USER|SHELL|IFS|LD_.*|PYTHON.*|ANYACCEL_.*")
-"""Variables that no plug-in may own: who sets them decides what code runs."""
+"""Variables that no plug-in may own, since they decide what code runs."""
 
 
 def info_faults(value: Any, vendor: str) -> Iterator[str]:
-    """Faults of what ``anyaccel_info`` returned."""
+    """Yield the faults of an answer of ``anyaccel_info``."""
     if value.vendor != vendor:
         yield (
             f"PluginInfo.vendor must equal the name of the entry point (got {value.vendor!r}, the entry point is"
@@ -104,7 +93,7 @@ def _variable_faults(info: PluginInfo) -> Iterator[str]:
 
 
 def detected_faults(value: Any, vendor: str) -> Iterator[str]:
-    """Faults of what ``anyaccel_detect`` returned, None apart."""
+    """Yield the faults of an answer of ``anyaccel_detect`` other than None."""
     if isinstance(value, (list, tuple)):
         yield (
             f"it must return Detected or None (got a {type(value).__name__}); write"
@@ -139,7 +128,7 @@ def detected_faults(value: Any, vendor: str) -> Iterator[str]:
 
 
 def _division_faults(devices: Sequence[Device]) -> Iterator[str]:
-    """Faults of what devices say about their parts, and whose parts they are."""
+    """Yield the faults of slots and parents."""
     yield from _mismatches(DEVICE_ID, "Device.parent", (d.parent for d in devices if d.parent is not None))
     parts = parts_of(devices)
     for device in devices:
@@ -151,7 +140,7 @@ def _division_faults(devices: Sequence[Device]) -> Iterator[str]:
 
 
 def fractional_faults(value: Any, device: Device) -> Iterator[str]:
-    """Faults of what ``anyaccel_fractional`` returned for a device."""
+    """Yield the faults of an answer of ``anyaccel_fractional`` for a device."""
     if device.slots > 1 and value is not Fractional.PARTITIONED:
         yield f"a device with slots is shared by these: it must return Fractional.PARTITIONED (got {value!r})"
         return
@@ -163,12 +152,12 @@ def fractional_faults(value: Any, device: Device) -> Iterator[str]:
 
 
 def tags_faults(value: Any, *_: object) -> Iterator[str]:
-    """Faults of what ``anyaccel_tags`` returned."""
+    """Yield the faults of an answer of ``anyaccel_tags``."""
     yield from _mismatches(TAG, "a tag", value)
 
 
 def env_faults(value: Any, owned: Sequence[str]) -> Iterator[str]:
-    """Faults of what ``anyaccel_env`` returned."""
+    """Yield the faults of an answer of ``anyaccel_env``."""
     for name in sorted({*value.set, *value.unset} - set(owned)):
         yield f"it may only touch variables that PluginInfo.env_vars lists (got {name!r}); add it there"
     for name in sorted(value.unset & set(value.set)):
@@ -177,7 +166,7 @@ def env_faults(value: Any, owned: Sequence[str]) -> Iterator[str]:
 
 
 def visible_faults(value: Any, devices: Sequence[Device]) -> Iterator[str]:
-    """Faults of what ``anyaccel_visible`` returned, None apart."""
+    """Yield the faults of an answer of ``anyaccel_visible`` other than None."""
     parts = [item for item in value if isinstance(item, VisiblePart)]
     shape = [fault for part in parts for fault in faults(part, VisiblePart, "VisiblePart")]
     yield from shape
@@ -196,13 +185,13 @@ def visible_faults(value: Any, devices: Sequence[Device]) -> Iterator[str]:
 
 
 def reason_faults(value: Any, *_: object) -> Iterator[str]:
-    """Faults of what ``anyaccel_validate`` returned, None apart."""
+    """Yield the faults of an answer of ``anyaccel_validate`` other than None."""
     if not isinstance(value, str) or not value.strip():
         yield f"it must return a sentence with the rule, or None (got {value!r} that is a {type(value).__name__})"
 
 
 def stats_faults(value: Any, *_: object) -> Iterator[str]:
-    """Faults of what ``anyaccel_stats`` returned."""
+    """Yield the faults of an answer of ``anyaccel_stats``."""
     counted = ("clock_hz", "memory_clock_hz", "ecc_errors_corrected", "ecc_errors_uncorrected")
     for device_id, seen in value.items():
         for name in counted:
@@ -211,7 +200,7 @@ def stats_faults(value: Any, *_: object) -> Iterator[str]:
 
 
 def container_faults(value: Any, *_: object) -> Iterator[str]:
-    """Faults of what ``anyaccel_container`` returned."""
+    """Yield the faults of an answer of ``anyaccel_container``."""
     yield from _mismatches(VARIABLE, "a variable of ContainerEdits.env", value.env)
     yield from _value_faults(value.env)
     for group in value.groups:
@@ -223,7 +212,7 @@ def container_faults(value: Any, *_: object) -> Iterator[str]:
 
 
 def product_faults(value: Any, *_: object) -> Iterator[str]:
-    """Faults of what ``anyaccel_products`` returned."""
+    """Yield the faults of an answer of ``anyaccel_products``."""
     names = {product.name for product in value}
     allowed = ", ".join(map(str, SLOTS))
     for product in value:
@@ -248,7 +237,7 @@ def _mismatches(pattern: re.Pattern[str], what: str, values: Iterable[Any]) -> I
 
 
 def _value_faults(values: Mapping[str, str]) -> Iterator[str]:
-    """What the kernel would not take as the value of a variable."""
+    """Yield the values of variables that the kernel would refuse."""
     for name, content in values.items():
         if "\0" in content:
             yield f"the value of {name!r} must not hold a NUL character"
@@ -268,30 +257,36 @@ def _repeated(what: str, values: list[Any]) -> Iterator[str]:
 
 
 class Hook(NamedTuple):
-    """A hook of the contract.
+    """A row of the table of hooks.
 
     Attributes:
-        name: Its name, without ``anyaccel_``.
-        answer: The type of an answer as it comes from the vendor's process.
-        check: Names what is wrong with an answer, given what the hook was told and the plug-in.
-        shape: What messages call an answer whose type is checked before the rest.
-        listed: What an answer lists, where it is a list or a tuple.
-        required: Whether a plug-in must have it.
-        default: The answer for a plug-in that lacks it, given what the hook is told.
-        seconds: Time for an answer; None where the hook touches the machine, and the caller gives it.
+        name: Name of the hook, without ``anyaccel_``.
+        answer: Type of an answer.
+        check: Yields the faults of an answer, given the arguments of the call, the key of the ``vendor`` and the
+            plug-in's ``info``.
+        shape: Name of the answer in messages about its type; empty where the check compares the type.
+        listed: Name of the items where the answer is a list or tuple.
+        required: Whether every plug-in must have the hook.
+        default: Makes the answer for a plug-in without the hook, given the arguments of the call.
+        seconds: Deadline; None where the hook touches the machine: then the caller sets the deadline.
     """
 
     name: str
     answer: Any
-    check: Callable[[Any, Told, AskedPlugin], Iterable[str]] = lambda *_: ()
+    check: Callable[[Any, Arguments], Iterable[str]] = lambda *_: ()
     shape: str = ""
     listed: str = ""
     required: bool = False
-    default: Callable[[Told], Any] = lambda _: None
+    default: Callable[[Arguments], Any] = lambda _: None
     seconds: float | None = 5.0
 
-    def faults(self, value: Any, told: Told, asked: AskedPlugin) -> Iterator[str]:
-        """Name what is wrong with an answer; None is one where the type has it."""
+    def fits(self, value: Any) -> bool:
+        """Return whether an answer has a type that JSON can carry. The rules are not compared."""
+        carried = tuple(value) if self.listed and isinstance(value, list) else value
+        return not any(faults(carried, self.answer, self.name))
+
+    def faults(self, value: Any, arguments: Arguments) -> Iterator[str]:
+        """Yield the faults of the type of an answer, or else the faults of the rules."""
         if value is None and isinstance(self.answer, UnionType):
             return
         if self.listed and not isinstance(value, (list, tuple)):
@@ -301,41 +296,42 @@ class Hook(NamedTuple):
             return
         whole = tuple(value) if self.listed and isinstance(value, list) else value
         wrong = list(faults(whole, self.answer, self.shape)) if self.shape else []
-        yield from wrong or self.check(value, told, asked)
+        yield from wrong or self.check(value, arguments)
 
 
-def _device_nodes(told: Told) -> ContainerEdits:
-    return ContainerEdits(nodes=tuple(dict.fromkeys(node for device in told["devices"] for node in device.nodes)))
+def _device_nodes(arguments: Arguments) -> ContainerEdits:
+    nodes = (node for device in arguments["devices"] for node in device.nodes)
+    return ContainerEdits(nodes=tuple(dict.fromkeys(nodes)))
 
 
 _TABLE = (
     Hook(
         "info",
         PluginInfo,
-        lambda value, _, asked: info_faults(value, asked.source.vendor),
+        lambda value, arguments: info_faults(value, arguments["vendor"]),
         shape="PluginInfo",
         required=True,
     ),
     Hook(
         "detect",
         Detected | None,
-        lambda value, _, asked: detected_faults(value, asked.source.vendor),
+        lambda value, arguments: detected_faults(value, arguments["vendor"]),
         required=True,
         seconds=None,
     ),
-    Hook("fractional", Fractional, lambda value, told, _: fractional_faults(value, told["device"]), required=True),
+    Hook("fractional", Fractional, lambda value, given: fractional_faults(value, given["device"]), required=True),
     Hook("tags", tuple[str, ...], tags_faults, listed="tags", required=True),
     Hook(
         "env",
         EnvEdits,
-        lambda value, _, asked: env_faults(value, asked.info.env_vars),
+        lambda value, arguments: env_faults(value, arguments["info"].env_vars),
         shape="EnvEdits",
         required=True,
     ),
     Hook(
         "visible",
         tuple[str | VisiblePart, ...] | None,
-        lambda value, told, _: visible_faults(value, told["devices"]),
+        lambda value, arguments: visible_faults(value, arguments["devices"]),
         listed="device ids",
     ),
     Hook("validate", str | None, reason_faults),

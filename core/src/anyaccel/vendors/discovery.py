@@ -1,4 +1,4 @@
-"""Find the plug-ins that are installed, without importing any of them."""
+"""Find the installed plug-ins without an import of any plug-in."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GROUP = "anyaccel"
 ALLOW_VARIABLE = "ANYACCEL_PLUGINS"
 DENY_VARIABLE = "ANYACCEL_DISABLE"
 NONE = "none"
-"""What ``ANYACCEL_PLUGINS`` says for no plug-in at all."""
+"""Value of ``ANYACCEL_PLUGINS`` for no plug-in at all."""
 
 
 class Source(Value):
@@ -24,7 +24,7 @@ class Source(Value):
     Attributes:
         vendor: Key of the vendor: the entry point's name.
         target: What to import: ``package.module`` or ``package.module:attribute``.
-        distribution: Name of the distribution; empty when it was named by hand.
+        distribution: Name of the distribution; empty for a plug-in that ``ANYACCEL_PLUGINS`` names by its module.
         version: Version of the distribution.
     """
 
@@ -35,7 +35,7 @@ class Source(Value):
 
 
 def installed(environ: Mapping[str, str] | None = None) -> tuple[list[Source], list[Problem]]:
-    """List the plug-ins to use, by vendor, and the problems that keep others out.
+    """List the usable plug-ins by vendor, and the problems that exclude other plug-ins.
 
     ``ANYACCEL_PLUGINS`` is a comma list of the only plug-ins to use: ``acme`` is the installed one of that vendor,
     ``acme=package.module`` is that module, whatever is installed for the vendor. Where all items are of the second
@@ -43,8 +43,7 @@ def installed(environ: Mapping[str, str] | None = None) -> tuple[list[Source], l
     leave out, also of those.
 
     Raises:
-        UsageError: When ``ANYACCEL_PLUGINS`` names a vendor that has no plug-in, or no vendor or no module where one
-            must be.
+        UsageError: When ``ANYACCEL_PLUGINS`` names a vendor without a plug-in, or an item lacks its vendor or module.
     """
     environ = os.environ if environ is None else environ
     items = _items(environ.get(ALLOW_VARIABLE, ""))
@@ -64,7 +63,7 @@ def installed(environ: Mapping[str, str] | None = None) -> tuple[list[Source], l
         known = {source.vendor for source in (*named, *(found or scan()))}
         for vendor in unknown:
             if vendor not in known:
-                _tell_unknown(vendor, tuple(sorted(known)))
+                _warn_unknown(vendor, tuple(sorted(known)))
     return _unique(source for source in chosen if source.vendor not in denied)
 
 
@@ -76,8 +75,8 @@ def scan() -> Iterable[Source]:
     ]
 
 
-def problem_of(source: Source, kind: ProblemKind, reason: str, hook: str = "", details: str = "") -> Problem:
-    """Describe a fault of the plug-in that comes from a source."""
+def make_problem(source: Source, kind: ProblemKind, reason: str, hook: str = "", details: str = "") -> Problem:
+    """Describe a fault of a plug-in."""
     return Problem(
         vendor=source.vendor,
         kind=kind,
@@ -106,8 +105,8 @@ def _not_installed(variable: str, vendor: str, known: Collection[str], way_out: 
 
 
 @cache
-def _tell_unknown(vendor: str, known: tuple[str, ...]) -> None:
-    """Warn once of a vendor that is to be left out and has no plug-in: perhaps another one is meant, which is not."""
+def _warn_unknown(vendor: str, known: tuple[str, ...]) -> None:
+    """Warn once that ``ANYACCEL_DISABLE`` names a vendor without a plug-in, perhaps by a typing error."""
     import logging
 
     told = _not_installed(DENY_VARIABLE, vendor, known, "take it out")
@@ -115,7 +114,7 @@ def _tell_unknown(vendor: str, known: tuple[str, ...]) -> None:
 
 
 def _named(item: str) -> Source:
-    """The plug-in that an item ``vendor=module`` of ``ANYACCEL_PLUGINS`` names."""
+    """Parse an item ``vendor=module`` of ``ANYACCEL_PLUGINS``."""
     vendor, _, target = (part.strip() for part in item.partition("="))
     if not vendor or not target:
         raise UsageError(

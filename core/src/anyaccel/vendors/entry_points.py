@@ -1,7 +1,7 @@
-"""Read the entry points of what is installed, as :mod:`importlib.metadata` does, in a fiftieth of the time.
+"""Read the entry points of installed distributions as :mod:`importlib.metadata` does, in a fiftieth of the time.
 
-It is the time to import that module, not to read the files. What is not a plain directory of distributions, such as an
-archive on the module path, is left to it.
+The import of that module takes the time, not the files. If the module path has an entry that is no plain directory,
+such as an archive, that module is used.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 FILE = "entry_points.txt"
 METADATA = ("METADATA", "PKG-INFO")
-"""Where a distribution says its name and version, the first that is there."""
+"""Files with name and version of a distribution; the first that exists counts."""
 
 Found = tuple[str, str, str, str]
 """Name and target of an entry point, name and version of its distribution."""
 
 
 def entry_points(group: str) -> list[Found]:
-    """List the entry points of a group, the first of the distributions that have one name.
+    """List the entry points of a group. Of several distributions with the same name, the first counts.
 
-    A file that cannot be read counts as none, and so does one that is broken and does not name the group: what is
-    wrong with other distributions is none of our business. An entry without ``=`` has no target.
+    An unreadable file counts as no file, and so does a broken file that does not name the group, since faults of other
+    distributions do not concern us. An entry without ``=`` has no target.
     """
     try:
         return [found for directory in _distributions() for found in _read(directory, group)]
@@ -35,14 +35,14 @@ def entry_points(group: str) -> list[Found]:
 
 
 class _OtherFinderError(Exception):
-    """Raised when the module path has something that only :mod:`importlib.metadata` understands."""
+    """Raised when only :mod:`importlib.metadata` can read the module path."""
 
 
 def _distributions() -> Iterator[str]:
-    """The directories of metadata on the module path, one for each distribution, that which counts.
+    """Yield the metadata directory of each distribution on the module path.
 
     Raises:
-        _OtherFinderError: When there may be others.
+        _OtherFinderError: When there may be distributions elsewhere.
     """
     finders = [finder for finder in sys.meta_path if hasattr(finder, "find_distributions")]
     if finders != [importlib.machinery.PathFinder]:
@@ -78,7 +78,7 @@ def _normalized(name: str) -> str:
 
 
 def _read(directory: str, group: str) -> Iterator[Found]:
-    """The entry points of a distribution that are of a group."""
+    """Yield the entry points of a group in a distribution."""
     text = _text(os.path.join(directory, FILE))
     if group not in text:
         return

@@ -1,7 +1,7 @@
-"""The calling side of guarded calls: functions that may hang, crash or exit, run where that costs nothing.
+"""The calling side of guarded calls: functions that may hang, crash or exit run in another process.
 
-The caller never forks: it may have threads, or a device open. A fork server does, one process for each
-:class:`GuardedProcess`, and kills what that leaves behind.
+The caller never forks, since it may have threads or an open device. A fork server forks one process for each
+:class:`GuardedProcess`, and kills whatever that process leaves behind.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ if TYPE_CHECKING:
 
 TARGET = "anyaccel.vendors.answering:serve"
 START_SECONDS = 20.0
-"""Time that processes may take to start beside their calls, on a machine under load."""
+"""Time for the start of a process, beside its call, on a machine under load."""
 ANSWER_LIMIT = 8 << 20
-"""Bytes that an answer may have."""
+"""Most bytes of an answer."""
 END_SECONDS = 1.0
-"""How long a process may live on that has closed its socket."""
+"""How long a process may live after it has closed its socket."""
 HEAR_SECONDS = 10.0
-"""How long the fork server may take to tell of an end, on a machine under load."""
+"""How long the fork server may take to report the end of a process, on a machine under load."""
 TRACE_SECONDS = 0.5
-"""How long a process may take to print where it is, and to end."""
+"""How long a process may take to print its traceback, and to end."""
 BUSY_SECONDS = 5.0
-"""Likewise, where it only waits for a processor."""
+"""The same for a process that only waits for a processor."""
 ABORTED = "Fatal Python error: Aborted\n\n"
-"""What stands before that."""
+"""First lines of that output, which are no part of the traceback."""
 NO_ANSWER = "its process sent what is no answer"
 
 
 class Outcome(Value):
-    """What came out of one guarded call.
+    """The outcome of a guarded call.
 
     Attributes:
-        value: What the function returned, as JSON data; None when it failed.
-        fault: ``raised``, ``timeout``, ``died`` or ``contract``; empty when it returned.
-        reason: Why it failed.
-        details: Traceback, and the end of what its process had printed.
+        value: Return value of the function as JSON data; None when the call failed.
+        fault: ``raised``, ``timeout``, ``died`` or ``contract``; empty when the function returned.
+        reason: Why the call failed.
+        details: Traceback, and the end of the printed text.
     """
 
     value: Any = None
@@ -64,18 +64,18 @@ class Outcome(Value):
 
 
 class _Running:
-    """One process, from when it is asked for until its end.
+    """A process, from its request to its end.
 
     Attributes:
-        calls: The socket on which it answers calls.
-        output: The pipe with what it prints; -1 once nothing more can come.
-        fresh: Whether it has not begun to answer.
-        pid: Its process id; 0 until it has begun to answer.
-        used: When it was called or heard last, on the monotonic clock.
-        gone: How it ended; None until that is known.
+        calls: The socket for calls and answers.
+        output: The pipe with printed text; -1 once the pipe is closed.
+        fresh: Whether the process has not begun its first call.
+        pid: Process id; 0 while fresh.
+        used: Time of the last message, on the monotonic clock.
+        gone: The end of the process; None until known.
 
     Raises:
-        OSError: When the server has ended, or no descriptor is left.
+        OSError: When the fork server has ended, or no descriptor is left.
     """
 
     def __init__(self, server: ForkServer) -> None:
@@ -89,7 +89,7 @@ class _Running:
         with contextlib.closing(theirs), contextlib.ExitStack() as undo:
             undo.callback(self.calls.close)
             self.output, output = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-            undo.callback(self.forget)
+            undo.callback(self.release)
             try:
                 self._number = server.draw()
                 server.spawn(self._number, self, TARGET, (theirs.fileno(), output), alone=True)
@@ -98,11 +98,11 @@ class _Running:
             undo.pop_all()
 
     def ended(self, gone: Gone) -> None:
-        """Take notice of its end."""
+        """Store the end of the process."""
         self.gone = gone
 
     def on_stuck(self, reason: str) -> None:
-        """Take notice that it does not end."""
+        """Store that the process ignores SIGKILL."""
         self.gone = Gone(reason=reason)
 
     def send(self, data: bytes, seconds: float) -> None:
@@ -113,7 +113,7 @@ class _Running:
         """
         self.used = time.monotonic()
         data = HEADER.pack(CALL, len(data)) + data
-        try:  # nearly always there is room for all of it, and nothing to wait for
+        try:  # the socket nearly always has room for the whole call
             sent = self.calls.send(data, _socket.MSG_DONTWAIT)
         except BlockingIOError:
             sent = 0
@@ -122,7 +122,7 @@ class _Running:
             self.calls.sendall(data[sent:])
 
     def receive(self) -> bytes:
-        """Receive some bytes of its answer, at least one; nothing when it has gone."""
+        """Receive at least one byte of the answer; empty when the process has gone."""
         self.used = time.monotonic()
         try:
             return self.calls.recv(CHUNK)
@@ -130,7 +130,7 @@ class _Running:
             return b""
 
     def drain(self) -> None:
-        """Take what it has printed out of the pipe, a part of it where it prints without end."""
+        """Read printed text from the pipe, at most 1 MiB at once."""
         with contextlib.suppress(BlockingIOError):
             for _ in range(16 if self.output >= 0 else 0):
                 chunk = os.read(self.output, 1 << 16)
@@ -141,16 +141,16 @@ class _Running:
                 del self._printed[:-PRINTED_LIMIT]
 
     def printed(self) -> str:
-        """Return the end of what it has printed."""
+        """Return the end of the printed text."""
         self.drain()
         return self._printed.decode(errors="replace")
 
     def end(self, *, kill: bool, trace: bool) -> tuple[Gone, str]:
-        """End it; return how it ended, and the end of what it has printed.
+        """End the process; return how it ended, and the end of the printed text.
 
         Args:
-            kill: Whether it may live; otherwise it has closed its socket.
-            trace: Whether it prints where it is before it is killed.
+            kill: Whether to kill the process at once; False for a process that has closed its socket.
+            trace: Whether to print the Python traceback of the process first.
         """
         self.calls.close()
         if trace:
@@ -158,29 +158,29 @@ class _Running:
         self._server.stop(self._number, 0.0 if kill else END_SECONDS)
         self._wait(HEAR_SECONDS)
         printed = self.printed()
-        self.forget()
+        self.release()
         return self.gone or Gone(), printed
 
-    def forget(self) -> None:
-        """Take no further notice of it."""
+    def release(self) -> None:
+        """Close the descriptors of the process."""
         self.calls.close()
         if self.output >= 0:
             self._close_output()
 
     def _close_output(self) -> None:
-        output, self.output = self.output, -1  # first: a fork in between would close it a second time
+        output, self.output = self.output, -1  # first: a fork in between would close the pipe a second time
         os.close(output)
 
     def _abort(self) -> None:
         from anyaccel.linux.process import state
 
-        self._server.stop(self._number, BUSY_SECONDS, by=6)  # SIGABRT, by which Python says where it is
+        self._server.stop(self._number, BUSY_SECONDS, by=6)  # at SIGABRT, faulthandler prints the traceback
         self._wait(TRACE_SECONDS)
         if self.gone is None and state(self.pid) == "R":
             self._wait(BUSY_SECONDS)
 
     def _wait(self, seconds: float) -> None:
-        """Wait until its end is known, the server has gone, or the time is over."""
+        """Wait until the end is known, the fork server has gone, or the time is up."""
         deadline = time.monotonic() + seconds
         with self._server.hearing:
             while self.gone is None and (left := deadline - time.monotonic()) > 0:
@@ -198,13 +198,13 @@ class _Running:
 
 
 class GuardedProcess:
-    """A process for guarded calls, which keeps its state from one call to the next.
+    """A process for guarded calls that keeps its state between calls.
 
-    The first call starts it, and so does the next one after its end. One call runs at a time: a caller enters the
-    process before, and other threads wait.
+    A call starts the process if none runs. One call runs at a time: a caller enters the process first, and other
+    threads wait.
 
     Args:
-        preload: Names of modules that its fork server imports.
+        preload: Names of modules that the fork server imports.
     """
 
     def __init__(self, *preload: str) -> None:
@@ -222,19 +222,18 @@ class GuardedProcess:
 
     @property
     def running(self) -> _Running:
-        """The process, which was started."""
+        """The running process."""
         assert self._running is not None  # noqa: S101
         return self._running
 
     def prepare(self, call: Any) -> tuple[str, Any] | Outcome:
-        """Get ready for a call: start the process unless it lives, and has not been idle so long that it may end.
+        """Start the process if needed, and return the function and payload of a call.
 
         Args:
-            call: What :func:`call_all` was told for this process.
+            call: The value for this process in the argument of :func:`call_all`.
 
         Returns:
-            The function as ``module:name`` and the JSON data that it is called with, or what came of the call where it
-            cannot be made.
+            The function as ``module:name`` and its payload as JSON data; or an outcome where the call cannot be made.
         """
         if self._running is None or time.monotonic() - self._running.used > IDLE_SECONDS - 10:
             self.close()
@@ -245,40 +244,40 @@ class GuardedProcess:
         function, payload = call
         return function, payload
 
-    def heard(self, call: Any, outcome: Outcome) -> bool:  # noqa: ARG002 - for those that keep what they hear
-        """Take notice of what came of a call; return whether it is to be made once more."""
+    def note_outcome(self, call: Any, outcome: Outcome) -> bool:  # noqa: ARG002 - for subclasses
+        """Handle the outcome of a call; return whether to repeat the call."""
         return False
 
     def end(self, *, kill: bool, trace: bool = False) -> tuple[Gone, str]:
-        """End it, as :meth:`_Running.end`."""
+        """End the process; see :meth:`_Running.end`."""
         running, self._running = self._running, None
         return running.end(kill=kill, trace=trace) if running else (Gone(), "")
 
     def printed(self) -> str:
-        """Return the end of what it has printed since it was started."""
+        """Return the end of the text that the process has printed."""
         with self._lock:
             return self._running.printed() if self._running else ""
 
     def close(self) -> None:
-        """End it."""
+        """End the process."""
         with self._lock:
             self.end(kill=True)
 
-    def forget(self) -> None:
-        """Take no further notice of it: its server has ended, or belongs to the process that this one is a fork of."""
+    def release(self) -> None:
+        """Close the descriptors: the fork server has ended, or this process is a fork of its owner."""
         running, self._running = self._running, None
         if running is not None:
-            running.forget()
+            running.release()
 
-    def unlock(self) -> None:
-        """Make the lock anew in a fork, since another thread of the parent may have held it."""
+    def renew_lock(self) -> None:
+        """Replace the lock in a forked child, since another thread of the parent may have held it."""
         self._lock = RLock()
 
     def _start(self) -> None:
         server = find_server(*self._preload)
         try:
             self._running = _Running(server)
-        except (BrokenPipeError, ConnectionResetError):  # the server was idle for long, or was killed
+        except (BrokenPipeError, ConnectionResetError):  # the fork server ended after a minute, or was killed
             server.close()
             self._running = _Running(find_server(*self._preload))
 
@@ -293,12 +292,12 @@ def call_all(
     """Call functions in several processes at once.
 
     Args:
-        calls: By process, the function as ``module:name`` and the JSON data that it is called with, or what else
-            :meth:`GuardedProcess.prepare` of the process makes these of.
-        seconds: Time that each may take, from when it begins.
-        limit: Bytes that an answer may have.
-        enough: Told what has come of the calls so far; returns seconds after which the others are given up, or None
-            when all of the time is theirs.
+        calls: By process, the function as ``module:name`` and its payload as JSON data, or another value that
+            :meth:`GuardedProcess.prepare` of the process turns into these.
+        seconds: Time limit of each call, from its begin.
+        limit: Most bytes of an answer.
+        enough: Gets the outcomes so far; returns seconds after which the remaining calls are given up, or None for the
+            whole time limit.
 
     Returns:
         One outcome per process.
@@ -311,21 +310,21 @@ def call_all(
         try:
             exchange.run(enough)
         except BaseException:
-            for process in calls:  # an answer that comes yet must not be taken for that of the next call
+            for process in calls:  # a late answer must not be taken for the answer of the next call
                 if process not in exchange.outcomes:
                     process.close()
             raise
         return exchange.outcomes
 
 
-class _Call:
-    """A call under way.
+class _PendingCall:
+    """A call in progress.
 
     Attributes:
         process: The process.
-        data: What it has answered so far.
-        seconds: Time that it may take from when it begins.
-        until: When its time is up, on the monotonic clock.
+        data: The answer so far.
+        seconds: Time limit from the begin of the call.
+        until: Deadline on the monotonic clock.
     """
 
     def __init__(self, process: Any, seconds: float, until: float) -> None:
@@ -336,13 +335,13 @@ class _Call:
 
 
 class _Exchange:
-    """Calls to several processes: those under way by the descriptors on which they are answered, and the outcomes.
+    """Calls to several processes, with the outcomes so far.
 
     Args:
-        calls: As of :func:`call_all`, like the next two.
-        seconds: Likewise.
-        limit: Likewise.
-        done: Called with each process that is called no more; others need not wait for those that are slow.
+        calls: See :func:`call_all`.
+        seconds: See :func:`call_all`.
+        limit: See :func:`call_all`.
+        done: Called with each process after its last call, so that other threads need not wait for slow processes.
     """
 
     def __init__(self, calls: Mapping[P, Any], seconds: float, limit: int, done: Callable[[P], object]) -> None:
@@ -353,10 +352,10 @@ class _Exchange:
         self._done: Callable[[Any], object] = done
         self._began = time.monotonic()
         self._patience = float("inf")
-        self._waiting: dict[int, _Call] = {}
+        self._waiting: dict[int, _PendingCall] = {}
 
     def run(self, enough: Callable[[Mapping[Any, Outcome]], float | None] | None) -> None:
-        """Make the calls, and wait until all have been answered or given up."""
+        """Make the calls, and wait until each is answered or given up."""
         self._begin(self._calls)
         import_wanted()
         while self._waiting:
@@ -365,7 +364,7 @@ class _Exchange:
             self._step()
 
     def _begin(self, processes: Iterable[GuardedProcess]) -> None:
-        """Start the processes, and send each its call."""
+        """Start the processes, and send each process its call."""
         prepared = {process: process.prepare(self._calls[process]) for process in processes}
         for process, made in prepared.items():
             if isinstance(made, Outcome):
@@ -376,18 +375,18 @@ class _Exchange:
     def _send(self, process: GuardedProcess, function: str, payload: Any) -> None:
         running, now = process.running, time.monotonic()
         seconds = self._began + self._seconds - now
-        call = _Call(process, seconds, now + (START_SECONDS if running.fresh else seconds))
+        call = _PendingCall(process, seconds, now + (START_SECONDS if running.fresh else seconds))
         data = json.dumps({"function": function, "payload": payload, "begun": running.fresh}).encode()
         try:
             running.send(data, max(0.1, call.until - now))
         except OSError:
-            self._hear(process, _died(process))
+            self._take_outcome(process, _died(process))
         else:
             self._waiting[running.calls.fileno()] = call
 
-    def _hear(self, process: GuardedProcess, outcome: Outcome) -> None:
-        """Take what came of a call: that is all, unless it is made once more in the time that is left."""
-        again = process.heard(self._calls[process], outcome)
+    def _take_outcome(self, process: GuardedProcess, outcome: Outcome) -> None:
+        """Store the outcome of a call, or repeat the call if time is left."""
+        again = process.note_outcome(self._calls[process], outcome)
         if again and time.monotonic() < self._began + self._seconds:
             self._begin([process])
         else:
@@ -398,7 +397,7 @@ class _Exchange:
         self._done(process)
 
     def _step(self) -> None:
-        """Wait for something to come, or for the time of a call to be up, and take it."""
+        """Wait for a message or a deadline, and handle it."""
         poll = select.poll()
         outputs = {call.process.running.output: call.process.running for call in self._waiting.values()}
         outputs.pop(-1, None)
@@ -412,15 +411,15 @@ class _Exchange:
             call = self._waiting[descriptor]
             if (outcome := self._receive(call)) is not None:
                 del self._waiting[descriptor]
-                self._hear(call.process, outcome)
+                self._take_outcome(call.process, outcome)
         now = time.monotonic()
         for descriptor, call in tuple(self._waiting.items()):
             if min(call.until, self._patience) <= now:
                 del self._waiting[descriptor]
-                self._hear(call.process, self._too_late(call.process))
+                self._take_outcome(call.process, self._too_late(call.process))
 
-    def _receive(self, call: _Call) -> Outcome | None:
-        """Take some bytes; the outcome once all are there."""
+    def _receive(self, call: _PendingCall) -> Outcome | None:
+        """Receive a part of an answer; return the outcome once the answer is complete."""
         process, data = call.process, call.data
         chunk = process.running.receive()
         if not chunk:
@@ -447,7 +446,7 @@ class _Exchange:
         _, printed = process.end(kill=True, trace=True)
         seconds = min(self._seconds, time.monotonic() - self._began)
         printed = printed.replace(ABORTED, "")
-        where = _line(printed)
+        where = _find_place(printed)
         reason = f"it did not answer within {seconds:.3g} s" + (f" (it was at {where})" if where else "")
         return Outcome(fault="timeout", reason=reason, details=printed)
 
@@ -472,7 +471,7 @@ def _died(process: GuardedProcess) -> Outcome:
     gone, printed = process.end(kill=False)
     from anyaccel.linux.process import describe_end
 
-    where = _line(printed)
+    where = _find_place(printed)
     if gone.forked:
         reason = f"its process {describe_end(gone.status)} before it answered"
     else:
@@ -480,8 +479,8 @@ def _died(process: GuardedProcess) -> Outcome:
     return Outcome(fault="died", reason=reason + (f" (it was at {where})" if where else ""), details=printed)
 
 
-def _line(printed: str) -> str:
-    """Where a process was, by the traceback that it printed last; empty when it printed none."""
+def _find_place(printed: str) -> str:
+    """Return the place in the last traceback that a process printed; empty without a traceback."""
     import re
 
     for thread in reversed(printed.split("most recent call first")):
@@ -494,21 +493,21 @@ _processes: WeakSet[GuardedProcess] = WeakSet()
 
 
 def close_processes() -> None:
-    """End all guarded processes of this process, and what forks them. The next call starts them again."""
+    """End all guarded processes of this process, and their fork server. The next call starts new ones."""
     for process in list(_processes):
         with process:
-            process.forget()
+            process.release()
     close_all(ForkServer)
 
 
 @tidy_at_exit  # without the lock, which a thread that is left behind may hold
 def _close_sockets() -> None:
     for process in list(_processes):
-        process.forget()
+        process.release()
 
 
 @tidy_in_child
-def _forget_all() -> None:
+def _release_all() -> None:
     for process in list(_processes):
-        process.unlock()
-        process.forget()
+        process.renew_lock()
+        process.release()

@@ -1,7 +1,7 @@
-"""One vendor's plug-in behind typed methods: the only module that calls hooks.
+"""One vendor's plug-in behind methods, one per hook. No other module calls hooks.
 
-Each vendor has a plug-in manager of its own, so that one hook call reaches one vendor, and a plug-in that fails to
-register leaves nothing behind.
+Each vendor has a plug-in manager of its own: a hook call reaches a single vendor, and a plug-in that fails to register
+leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -13,39 +13,30 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pluggy
 
 from anyaccel import hookspecs
 from anyaccel.errors import PluginError
 from anyaccel.model import (
-    ContainerEdits,
-    Detected,
     Device,
-    EnvContext,
-    EnvEdits,
-    Finding,
-    Fractional,
     PluginInfo,
     Problem,
     ProblemKind,
-    Product,
-    Stats,
     Term,
     VisiblePart,
     replace,
 )
-from anyaccel.probe.context import ProbeContext
 from anyaccel.vendors import contract
-from anyaccel.vendors.discovery import Source, problem_of
+from anyaccel.vendors.discovery import Source, make_problem
 
 PREFIX = "anyaccel_"
 REQUIRED = tuple(PREFIX + hook.name for hook in contract.HOOKS.values() if hook.required)
 
 
 class _Manager(pluggy.PluginManager):
-    """Looks for hooks among what has a hook's name: to look at every attribute took longer than to import a plug-in."""
+    """Skips attributes without the prefix of hooks: to inspect each took longer than to import a plug-in."""
 
     def parse_hookimpl_opts(self, plugin: object, name: str) -> pluggy.HookimplOpts | None:
         return super().parse_hookimpl_opts(plugin, name) if name.startswith(PREFIX) else None
@@ -55,98 +46,92 @@ class _Manager(pluggy.PluginManager):
 
 
 class VendorPlugin:
-    """A plug-in that has been imported, registered and asked who it is.
+    """A plug-in that has been imported, registered and asked for its identity.
 
-    It has a method for each hook, which compares the answer with the contract, and raises
-    :class:`~anyaccel.errors.PluginError` when the hook raised or answered something else.
+    A method of each hook compares the answer with the contract, and raises :class:`~anyaccel.errors.PluginError` when
+    the hook raises or breaks the contract.
 
     Attributes:
-        source: Where it comes from.
-        info: What it says about itself.
+        source: Origin of the plug-in.
+        info: Identity of the plug-in.
     """
 
-    if TYPE_CHECKING:
-        detect: Callable[[ProbeContext], Detected | None]
-        fractional: Callable[[Device], Fractional]
-        env: Callable[[Sequence[Device], EnvContext], EnvEdits]
-        stats: Callable[[Sequence[Device], ProbeContext], Mapping[str, Stats]]
-        container: Callable[[Sequence[Device]], ContainerEdits]
-        diagnose: Callable[[ProbeContext], Sequence[Finding]]
-        products: Callable[[], Sequence[Product]]
-
-    def __init__(self, source: Source, plugin: object | None = None) -> None:
+    def __init__(self, source: Source, plugin: object | None = None, *, rules: bool = True) -> None:
         """Import and register the plug-in.
 
         Args:
-            source: Where it comes from.
-            plugin: The plug-in itself when it is at hand; imported when None.
+            source: Origin of the plug-in.
+            plugin: The plug-in; imported when None.
+            rules: Whether to compare answers with all rules of the contract. A vendor's process compares types alone,
+                which JSON would not show; the calling process compares the rules.
 
         Raises:
-            PluginError: When it cannot be imported or does not keep the contract.
+            PluginError: When the import fails, or the plug-in breaks the contract.
         """
         self.source = source
+        self._rules = rules
         self._manager = _Manager("anyaccel")
         self._manager.add_hookspecs(hookspecs)
         self._register(self._import() if plugin is None else plugin)
         self.info: PluginInfo = self.ask("info")
 
     def implements(self, hook: str) -> bool:
-        """Whether the plug-in has a hook of this name."""
+        """Return whether the plug-in has a hook, given with ``anyaccel_``."""
         return bool(getattr(self._manager.hook, hook).get_hookimpls())
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        """A method for each hook of the contract, which takes what the hook is told."""
+        """Return the method of a hook."""
         if name not in contract.HOOKS:
             raise AttributeError(f"there is no hook {PREFIX}{name}")
         return partial(self.ask, name)
 
     def ask(self, name: str, *arguments: Any) -> Any:
-        """Call a hook, and compare its answer with the contract.
+        """Call a hook, and compare the answer with the contract.
 
         Args:
-            name: Its name, without ``anyaccel_``.
-            arguments: What it is told, in the order of its specification.
+            name: Name of the hook, without ``anyaccel_``.
+            arguments: Arguments in the order of the specification.
 
         Raises:
-            PluginError: When the hook raised, or answered what the contract does not allow.
+            PluginError: When the hook raises or breaks the contract.
         """
-        told = dict(zip(self.arguments(name), arguments, strict=True))
-        return self.check(name, self.call(name, told), told)
-
-    def call(self, name: str, told: Mapping[str, Any]) -> Any:
-        """Call a hook; what it answers is not compared with anything. Without such a hook, the default."""
-        hook = PREFIX + name
-        if not self.implements(hook):
-            return contract.HOOKS[name].default(told)
-        try:
-            return getattr(self._manager.hook, hook)(**told)
-        except (Exception, SystemExit) as error:
-            raise PluginError(self._raised(error, hook)) from error
-
-    def check(self, name: str, value: Any, told: Mapping[str, Any]) -> Any:
-        """Compare the answer of a hook with the contract, and return it."""
-        found = list(contract.HOOKS[name].faults(value, told, self))
-        if found:
-            raise PluginError(self.problem(ProblemKind.CONTRACT, _sentence(found), PREFIX + name))
+        given = dict(zip(self.arguments(name), arguments, strict=True))
+        hook = contract.HOOKS[name]
+        value = self._call(hook, given)
+        if self._rules or not hook.fits(value):
+            found = list(hook.faults(value, self._facts(name) | given))
+            if found:
+                raise PluginError(self.problem(ProblemKind.CONTRACT, _sentence(found), PREFIX + name))
         return value
+
+    def _facts(self, name: str) -> dict[str, Any]:
+        """Return the facts that checks need beside the arguments of a hook."""
+        return {"vendor": self.source.vendor, "info": None if name == "info" else self.info}
+
+    def _call(self, hook: contract.Hook, given: Mapping[str, Any]) -> Any:
+        """Call a hook; without the hook, return the default of the contract."""
+        name = PREFIX + hook.name
+        if not self.implements(name):
+            return hook.default(given)
+        try:
+            return getattr(self._manager.hook, name)(**given)
+        except (Exception, SystemExit) as error:
+            raise PluginError(self._raised(error, name)) from error
 
     @staticmethod
     def arguments(name: str) -> tuple[str, ...]:
-        """Names of what a hook is told, in the order of its specification."""
+        """Return the names of a hook's arguments, in the order of the specification."""
         code = getattr(hookspecs, PREFIX + name).__code__
         return tuple(code.co_varnames[: code.co_argcount])
 
     def tags(self, device: Device) -> tuple[str, ...]:
-        """Accelerator-type tags, most canonical first, none twice."""
+        """Return the accelerator-type tags of a device, most canonical first, without repetition."""
         return tuple(dict.fromkeys(self.ask("tags", device)))
 
     def visible(
         self, environ: Mapping[str, str], devices: Sequence[Device]
-    ) -> tuple[dict[str, tuple[int, ...]] | None, list[str]]:
-        """What an environment leaves visible, or None for all, and the warnings that the plug-in gave on the way.
-
-        Returns:
-            By id of each visible device, in the runtime's order, its visible slots; empty where all of it is visible.
+    ) -> tuple[Sequence[str | VisiblePart] | None, list[str]]:
+        """Return the answer of ``anyaccel_visible``, and the warnings of the call.
 
         Raises:
             PluginError: When the plug-in refuses the environment's value, or is at fault itself.
@@ -154,23 +139,19 @@ class VendorPlugin:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             found = self.ask("visible", environ, devices)
-        notes = [str(warning.message) for warning in caught]
-        if found is None:
-            return None, notes
-        parts = (item if isinstance(item, VisiblePart) else VisiblePart(id=item, slots=()) for item in found)
-        return {part.id: part.slots for part in parts}, notes
+        return found, [str(warning.message) for warning in caught]
 
     def validate(self, request: Term, devices: Sequence[Device]) -> str | None:
-        """Why the hardware cannot serve a term with exactly these devices; None when it can."""
+        """Return the reason why the hardware cannot serve a term with exactly these devices; None when it can."""
         reason: str | None = self.info.refusal(request, devices) or self.ask("validate", request, devices)
         return reason
 
     def problem(self, kind: ProblemKind, reason: str, hook: str = "", details: str = "") -> Problem:
-        """Describe a fault of this plug-in."""
-        return problem_of(self.source, kind, reason, hook, details)
+        """Describe a fault of the plug-in."""
+        return make_problem(self.source, kind, reason, hook, details)
 
     def _raised(self, error: BaseException, hook: str) -> Problem:
-        """Describe what a hook raised: in its own words where it has a ``fault``, that is a reason and a remedy."""
+        """Describe an exception of a hook; an exception with a ``fault`` (reason, remedy) speaks for itself."""
         match getattr(error, "fault", None):
             case (str(reason), str(remedy)):
                 problem = self.problem(ProblemKind.RAISED, reason, hook)
@@ -179,12 +160,12 @@ class VendorPlugin:
                 return self.problem(ProblemKind.RAISED, f"it raised {self._words(error, hook)}", hook)
 
     def _words(self, error: BaseException, hook: str = "") -> str:
-        """An error, and the line of the plug-in's own package on which it was raised."""
+        """Return an exception as text, with the line in the plug-in's own package that raised."""
         from traceback import walk_tb
 
         words = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         package = self.source.target.partition(":")[0].partition(".")[0]
-        if isinstance(error, ValueError) and hook == "anyaccel_visible":  # it is about a variable of the user's
+        if isinstance(error, ValueError) and hook == "anyaccel_visible":  # the fault is in a variable of the user
             return words
         own = [
             f"{words} ({os.path.basename(frame.f_code.co_filename)}, line {line})"
@@ -221,7 +202,7 @@ def _sentence(found: Sequence[str]) -> str:
 
 
 def _registration_faults(plugin: object) -> Iterator[str]:
-    """What is wrong with a plug-in's functions, before any of them is called."""
+    """Yield the faults of a plug-in's functions before the first call."""
     if isinstance(plugin, type):
         yield f"{plugin.__name__} is a class; the entry point must name an instance of it: plugin = {plugin.__name__}()"
         return

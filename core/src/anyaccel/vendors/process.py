@@ -1,8 +1,8 @@
-"""One vendor's plug-in in a process of its own: the only way to its hooks.
+"""A vendor's plug-in in a process of its own; no other process runs the hooks.
 
-The process is started by the first call, keeps the devices that it detected, and is asked by their ids. It ends with
-this process, or when nobody has called it for a minute. A process that dies is started again once; when it dies again,
-the vendor has failed until it is asked to detect once more.
+The first call starts the process. Later calls name devices by id. The process ends with this process, or after a minute
+without a call. A process that dies is restarted once. If it dies again, the vendor counts as failed until the next
+detection.
 """
 
 from __future__ import annotations
@@ -31,13 +31,12 @@ from anyaccel.model import (
 from anyaccel.model.wire import build, decode, encode
 from anyaccel.probe.machine import Machine
 from anyaccel.vendors import DEADLINE_SECONDS, PRELOAD, TASKS, contract
-from anyaccel.vendors.discovery import Source, installed, problem_of
+from anyaccel.vendors.discovery import Source, installed, make_problem
 from anyaccel.vendors.guarded import ANSWER_LIMIT, NO_ANSWER, GuardedProcess, Outcome, call_all, close_processes
 
 SIMULATION_LIMIT = 256 << 20
-"""Bytes of an answer of which the core makes up most itself."""
+"""Most bytes of an answer about a simulated machine."""
 MOST_DEATHS = 2
-_MOST_EDITS = 64
 
 Answers = dict[str, tuple[Source, Outcome]]
 
@@ -49,17 +48,17 @@ if TYPE_CHECKING:
 
 
 class VendorProcess(GuardedProcess):
-    """A plug-in in its process.
+    """A plug-in in its own process.
 
-    Every hook may be asked by any thread, and raises :class:`~anyaccel.errors.PluginError` when it fails, does not
-    answer in time, or answers what the contract does not allow.
+    Any thread may call a hook. A hook raises :class:`~anyaccel.errors.PluginError` when the call fails, takes too long
+    or breaks the contract.
 
     Args:
-        source: Where the plug-in comes from.
+        source: Origin of the plug-in.
 
     Attributes:
-        source: Likewise.
-        deaths: By task, what came of the calls since the last one that was answered.
+        source: Origin of the plug-in.
+        deaths: By task, the failed outcomes since the last answer.
     """
 
     def __init__(self, source: Source) -> None:
@@ -68,45 +67,35 @@ class VendorProcess(GuardedProcess):
         self.deaths: dict[str, list[Outcome]] = {}
         path: list[object] = [*sys.path]
         self._path = [entry for entry in path if isinstance(entry, str)]
-        self._detected: Outcome | None = None
         self._known: dict[str, Device] = {}
         self._said: dict[str, Any] = {}
         self._info: tuple[Any, PluginInfo] | None = None
-        self._edits: dict[object, tuple[object, EnvEdits]] = {}
         self._reasons: dict[tuple[Term, tuple[str, ...]], tuple[tuple[Device, ...], str | None]] = {}
 
     @property
     def info(self) -> PluginInfo:
-        """What the plug-in says about itself."""
+        """The identity of the plug-in."""
         said = self._hello()["info"]
         if self._info is None or self._info[0] != said:
-            self._info = said, self.checked("info", said)
+            self._info = said, check_answer(self.source, "info", said)
         return self._info[1]
 
     def implements(self, hook: str) -> bool:
-        """Whether the plug-in has a hook of this name."""
+        """Return whether the plug-in has a hook, given with ``anyaccel_``."""
         return hook in self._hello()["hooks"]
 
     def env(self, devices: Sequence[Device], ctx: EnvContext, *, seconds: float | None = None) -> EnvEdits:
-        """Edits that make a worker see exactly these devices. Answers are kept."""
-        key = tuple(device.id for device in devices), ctx.mask
-        asked = tuple(devices), ctx.devices, ctx.shares, dict(ctx.environ)
-        kept = self._edits.get(key)
-        if kept is not None and kept[0] == asked:
-            return kept[1]
+        """Return the edits that make a worker see exactly the given devices."""
         shares = [_encode_share(share) for share in ctx.shares.values()]
-        payload = {"shares": shares, "environ": asked[3], "mask": ctx.mask}
-        with self:
-            edits: EnvEdits = self.ask("env", devices, seconds=seconds, everything=ctx.devices, **payload)
-        if len(self._edits) >= _MOST_EDITS:
-            self._edits.clear()
-        self._edits[key] = asked, edits
+        payload = {"shares": shares, "environ": dict(ctx.environ), "mask": ctx.mask}
+        edits: EnvEdits = self.ask("env", devices, seconds=seconds, everything=ctx.devices, **payload)
         return edits
 
     def validate(self, term: Term, devices: Sequence[Device]) -> str | None:
-        """Why the hardware cannot serve a term with exactly these devices; None when it can. Answers are kept.
+        """Return the reason why the hardware cannot serve a term with exactly these devices; None when it can.
 
-        What the vendor said of its numbers is looked at first, so that placement asks for sets of these numbers only.
+        ``PluginInfo.counts`` is checked first, and answers are kept until the next detection, since placement asks
+        about the same sets again and again.
         """
         refused = self.info.refusal(term, devices)
         if refused or not self.implements("anyaccel_validate"):
@@ -118,7 +107,7 @@ class VendorProcess(GuardedProcess):
         return kept[1]
 
     def container(self, devices: Sequence[Device]) -> ContainerEdits:
-        """What a container needs so that exactly these devices work inside."""
+        """Return the edits by which exactly these devices work in a container."""
         edits: ContainerEdits = self.ask("container", devices)
         return edits
 
@@ -131,52 +120,25 @@ class VendorProcess(GuardedProcess):
         everything: Sequence[Device] = (),
         **told: Any,
     ) -> Any:
-        """Ask a hook; its answer is compared with the contract.
+        """Ask a hook, and compare the answer with the contract.
 
         Args:
             name: Name of the hook, without ``anyaccel_``.
-            devices: The devices that it is about.
-            seconds: Time that it may take; that of the contract when None.
-            everything: All devices of the vendor, where it needs them.
-            told: What else it is told, as JSON data.
+            devices: The devices of the call.
+            seconds: Deadline; the deadline of the contract when None.
+            everything: All devices of the vendor, for ``anyaccel_env``.
+            told: Further arguments, as JSON data.
         """
         seconds = seconds or contract.HOOKS[name].seconds or DEADLINE_SECONDS
         outcome = call_all({self: (name, told, devices, everything)}, seconds)[self]
-        return self.answer(name, outcome, devices)
-
-    def answer(self, name: str, outcome: Outcome, devices: Sequence[Device] = ()) -> Any:
-        """Return the answer of a hook in what came of a call.
-
-        Args:
-            name: Name of the hook, without ``anyaccel_``.
-            outcome: What came of the call.
-            devices: The devices that it was asked about.
-        """
-        if (problem := problem_in(self.source, outcome, f"anyaccel_{name}")) is not None:
-            raise PluginError(problem)
-        return self.checked(name, outcome.value.get("value"), devices)
-
-    def checked(self, name: str, data: Any, devices: Sequence[Device] = ()) -> Any:
-        """Build the answer of a hook from data, and compare it with the contract.
-
-        Args:
-            name: Name of the hook, without ``anyaccel_``.
-            data: The answer as its process sent it.
-            devices: The devices that it was asked about.
-        """
-        hook = contract.HOOKS[name]
-        value = build(hook.answer, data)
-        told = {"devices": devices, "device": next(iter(devices), None)}
-        if found := list(hook.faults(value, told, self)):
-            raise PluginError(_breach(self.source, "; ".join(found), f"anyaccel_{name}"))
-        return value
+        return read_answer(self.source, name, outcome, devices)
 
     def prepare(self, call: Any) -> tuple[str, Any] | Outcome:
-        """Get ready for a call, unless the process has died too often: add to its payload what that does not know yet.
+        """Return the function and payload of a call, with the devices that the process does not know yet.
 
         Args:
-            call: Name of the function of :mod:`anyaccel.vendors.tasks`, its payload, the devices that it is about, and
-                others that it needs to know of.
+            call: Name of the function of :mod:`anyaccel.vendors.tasks`, its payload, its devices, and all devices of
+                the vendor. A call of a process that has died too often is not made.
         """
         task, payload, devices, everything = call
         deaths = self.deaths.get(task, [])
@@ -189,7 +151,6 @@ class VendorProcess(GuardedProcess):
             return made
         if self.running.fresh:
             self._known.clear()
-            self._detected = None
             full["load"] = {"source": encode(self.source), "path": self._path}
         new = {each.raw_id: each for each in (*devices, *everything) if self._known.get(each.raw_id) is not each}
         unknown = {name: device for name, device in new.items() if self._known.get(name) != device}
@@ -198,27 +159,19 @@ class VendorProcess(GuardedProcess):
         self._known |= new
         return made
 
-    def heard(self, call: Any, outcome: Outcome) -> bool:
-        """Keep what came of a call; return whether it is to be made once more, in a new process."""
+    def note_outcome(self, call: Any, outcome: Outcome) -> bool:
+        """Store the outcome of a call; return whether to repeat the call in a new process."""
         task, *_ = call
         if isinstance(outcome.value, dict) and outcome.value.keys() >= {"info", "hooks"}:
             self._said = {name: outcome.value[name] for name in ("info", "hooks")}
         if task == "detect":
             self._reasons.clear()
-            self._edits.clear()
             self._known.clear()
-            self._detected = outcome
         if outcome.fault not in {"died", "timeout"}:
             self.deaths.pop(task, None)
             return False
         self.deaths.setdefault(task, []).append(outcome)
         return outcome.fault == "died" and len(self.deaths[task]) < MOST_DEATHS
-
-    def learn(self, outcome: Outcome, devices: Iterable[Device]) -> None:
-        """Take notice of the devices that the process has just detected."""
-        with self:
-            if self._detected is outcome:
-                self._known = {device.raw_id: device for device in devices} | self._known
 
     def _hello(self) -> dict[str, Any]:
         if not self._said:
@@ -226,53 +179,82 @@ class VendorProcess(GuardedProcess):
             if problem := problem_in(self.source, outcome, "anyaccel_hello"):
                 raise PluginError(problem)
         if not self._said:
-            raise PluginError(_breach(self.source, NO_ANSWER, "anyaccel_info"))
+            raise PluginError(describe_breach(self.source, NO_ANSWER, "anyaccel_info"))
         return self._said
 
 
-def _breach(source: Source, reason: str, hook: str) -> Problem:
-    """Describe an answer that the contract does not allow."""
-    return problem_of(source, ProblemKind.CONTRACT, f"{reason}.", hook)
+def check_answer(
+    source: Source, name: str, data: Any, info: PluginInfo | None = None, devices: Sequence[Device] = ()
+) -> Any:
+    """Build the answer of a hook from JSON data, and compare the answer with the contract.
+
+    Args:
+        source: The plug-in.
+        name: Name of the hook, without ``anyaccel_``.
+        data: The answer that the vendor's process sent; it may be anything.
+        info: The answer of ``anyaccel_info``, for all other hooks.
+        devices: The devices of the call.
+
+    Raises:
+        PluginError: When the contract does not allow the answer.
+    """
+    hook = contract.HOOKS[name]
+    value = build(hook.answer, data)
+    given = {"vendor": source.vendor, "info": info, "devices": devices, "device": next(iter(devices), None)}
+    if found := list(hook.faults(value, given)):
+        raise PluginError(describe_breach(source, "; ".join(found), f"anyaccel_{name}"))
+    return value
+
+
+def describe_breach(source: Source, reason: str, hook: str) -> Problem:
+    """Describe a breach of the contract."""
+    return make_problem(source, ProblemKind.CONTRACT, f"{reason}.", hook)
 
 
 def problem_in(source: Source, outcome: Outcome, hook: str) -> Problem | None:
-    """The problem that an outcome tells of: the plug-in's own, or that its process did not live to answer."""
+    """Return the problem in an outcome: a fault of the plug-in, or the end of its process; None without a problem."""
     if outcome.fault:
-        return problem_of(source, ProblemKind(outcome.fault), f"{outcome.reason}.", hook, outcome.details)
+        return make_problem(source, ProblemKind(outcome.fault), f"{outcome.reason}.", hook, outcome.details)
     if not isinstance(outcome.value, dict):
-        return _breach(source, NO_ANSWER, hook)
+        return describe_breach(source, NO_ANSWER, hook)
     if "problem" in outcome.value:
         try:
             return decode(Problem, outcome.value["problem"])
         except ValueError as error:
-            return _breach(source, str(error), hook)
+            return describe_breach(source, str(error), hook)
     return None
+
+
+def read_answer(
+    source: Source, name: str, outcome: Outcome, devices: Sequence[Device] = (), info: PluginInfo | None = None
+) -> Any:
+    """Return the answer of a hook from the outcome of a call; see :func:`check_answer`.
+
+    Raises:
+        PluginError: When the call failed, or the contract does not allow the answer.
+    """
+    if (problem := problem_in(source, outcome, f"anyaccel_{name}")) is not None:
+        raise PluginError(problem)
+    return check_answer(source, name, outcome.value.get("value"), info or find_process(source).info, devices)
 
 
 def answer_in(
     name: str, source: Source, outcome: Outcome, devices: Sequence[Device] = ()
 ) -> tuple[Any, Problem | None]:
-    """The answer of a hook in an outcome, or the problem that it tells of.
-
-    Args:
-        name: Name of the hook, without ``anyaccel_``.
-        source: The plug-in.
-        outcome: What came of the call.
-        devices: The devices that it was asked about.
-    """
+    """Return the answer of a hook and None, or None and the problem; see :func:`read_answer`."""
     try:
-        return process_of(source).answer(name, outcome, devices), None
+        return read_answer(source, name, outcome, devices), None
     except PluginError as error:
         return None, error.problem
 
 
 def qualified(device: Device) -> Device:
-    """The device with ids that begin with its vendor."""
+    """Return a device with ids that begin with the vendor."""
     return _renamed(device, lambda name: f"{device.vendor}/{name}")
 
 
 def unqualified(device: Device) -> Device:
-    """The device with ids as its vendor knows them."""
+    """Return a device with the ids that the vendor uses."""
     if device.raw_id == device.id:
         return device
     return _renamed(device, lambda name: name.removeprefix(f"{device.vendor}/"))
@@ -284,7 +266,7 @@ def _renamed(device: Device, name: Callable[[str], str]) -> Device:
 
 
 def _encode_share(share: Share) -> Any:
-    """A share of a device that is named by its id alone, since the process knows it."""
+    """Encode a share without the fields of the device, which the vendor's process knows by id."""
     return encode(replace(share, device=Device(id=share.device.raw_id, index=0, model="")))
 
 
@@ -293,8 +275,8 @@ _asked: dict[tuple[str, tuple[str, ...]], VendorProcess] = {}
 _lock = renew_in_child(allocate_lock())
 
 
-def process_of(source: Source) -> VendorProcess:
-    """The process of a plug-in, not started before the first call."""
+def find_process(source: Source) -> VendorProcess:
+    """Return the process of a plug-in, which the first call starts."""
     key = source, tuple(sys.path)
     with _lock:
         if key not in _vendors:
@@ -303,10 +285,10 @@ def process_of(source: Source) -> VendorProcess:
 
 
 def vendor_process(name: str) -> VendorProcess:
-    """The plug-in of one vendor: that which was asked for its devices last, whatever environment named it.
+    """Return the process that detected the devices of a vendor last, or would do so.
 
     Raises:
-        PluginError: When it is not installed.
+        PluginError: When no such plug-in is installed.
     """
     key = name, tuple(sys.path)
     if key not in _asked:
@@ -314,9 +296,9 @@ def vendor_process(name: str) -> VendorProcess:
         source = next((each for each in sources if each.vendor == name), None)
         if source is None:
             nothing = Source(vendor=name, target="")
-            missing = problem_of(nothing, ProblemKind.LOAD, "no plug-in of that name is installed.")
+            missing = make_problem(nothing, ProblemKind.LOAD, "no plug-in of that name is installed.")
             raise PluginError(next((each for each in problems if each.vendor == name), missing))
-        _asked[key] = process_of(source)
+        _asked[key] = find_process(source)
     return _asked[key]
 
 
@@ -332,31 +314,31 @@ def ask(
     enough: Enough | None = None,
     more: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> tuple[Answers, list[Problem]]:
-    """Run one function of :mod:`anyaccel.vendors.tasks` for every installed plug-in.
+    """Run a function of :mod:`anyaccel.vendors.tasks` for every installed plug-in.
 
     Args:
         task: Name of the function.
-        machine: The machine that it is about.
+        machine: The machine.
         timeout: Seconds that each vendor may take.
-        environ: The environment that detection sees; that of this process when None.
+        environ: The environment for detection; the environment of this process when None.
         vendors: Vendors to ask; all when None.
-        sources: The plug-ins of which these are chosen; those that are installed when None.
-        devices: Devices that it is about, by vendor.
-        enough: As of :func:`~anyaccel.vendors.guarded.call_all`.
-        more: What else the function is told, by vendor.
+        sources: The plug-ins to choose from; the installed plug-ins when None.
+        devices: The devices of the call, by vendor.
+        enough: See :func:`~anyaccel.vendors.guarded.call_all`.
+        more: Further arguments of the function, by vendor.
 
     Returns:
         Outcomes by vendor, and the problems that kept a plug-in from being asked.
 
     Raises:
-        UsageError: When ``ANYACCEL_PLUGINS`` names a vendor that has no plug-in.
+        UsageError: When ``ANYACCEL_PLUGINS`` names a vendor without a plug-in.
     """
     environ = dict(os.environ if environ is None else environ)
     problems: list[Problem] = []
     if sources is None:
         sources, problems = installed(environ)
     wanted = None if vendors is None else set(vendors)
-    chosen = [process_of(source) for source in sources if wanted is None or source.vendor in wanted]
+    chosen = [find_process(source) for source in sources if wanted is None or source.vendor in wanted]
     shared = {"machine": encode(machine), "environ": environ, "adopt": True, "seconds": timeout}
     calls = {}
     for each in chosen:
@@ -372,11 +354,11 @@ def ask(
 
 
 class KnownVendor(Value):
-    """What a plug-in knows without a machine.
+    """The facts that a plug-in knows without a machine.
 
     Attributes:
-        info: What it says about itself.
-        products: Its products.
+        info: Identity of the plug-in.
+        products: Products of the vendor.
     """
 
     info: PluginInfo
@@ -384,14 +366,14 @@ class KnownVendor(Value):
 
 
 def known() -> tuple[list[KnownVendor], list[Problem]]:
-    """Ask the installed plug-ins what they know without a machine; also the problems of those that cannot say."""
+    """Return identity and products of the installed plug-ins, and the problems of plug-ins that fail."""
     answers, problems = ask("products", Machine())
     found = []
     for source, outcome in answers.values():
         products, problem = answer_in("products", source, outcome)
         try:
             if problem is None:
-                found.append(KnownVendor(info=process_of(source).info, products=products))
+                found.append(KnownVendor(info=find_process(source).info, products=products))
                 continue
         except PluginError as error:
             problem = error.problem
@@ -400,10 +382,10 @@ def known() -> tuple[list[KnownVendor], list[Problem]]:
 
 
 def close(*, interpreter: bool = True) -> None:
-    """End the processes of all vendors. The next call starts them again.
+    """End the processes of all vendors. The next call starts the processes again.
 
     Args:
-        interpreter: Whether what forks them ends as well, which knows no plug-in and takes longest to start.
+        interpreter: Whether to end the fork server as well, which takes longest to start.
     """
     with _lock:
         ended = list(_vendors.values())

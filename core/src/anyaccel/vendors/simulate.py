@@ -1,4 +1,4 @@
-"""Make up the devices of a machine from the products that a plug-in knows."""
+"""Make up devices of a machine from the products of a plug-in."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ OBJECTS = bytes.fromhex("6ba7b8129dad11d180b400c04fd430c8")
 """``uuid.NAMESPACE_OID``."""
 
 
-def matching(name: str, products: Iterable[Product]) -> list[Product]:
-    """The products that go by a name, compared without case; those whose own name it is come before aliases."""
+def match_products(name: str, products: Iterable[Product]) -> list[Product]:
+    """Return the products with a name, without regard to case; products by their own name come before aliases."""
     wanted = name.casefold()
     found = [product for product in products if product.name.casefold() == wanted]
     return found or [product for product in products if wanted in map(str.casefold, product.aliases)]
 
 
 class Cards(NamedTuple):
-    """Some devices of one product, each of them whole or divided.
+    """Several devices of one product, each whole or divided.
 
     Attributes:
         product: The product.
         number: Number of devices.
-        part: Product that each is divided into; None for whole ones.
+        part: Product into which each device is divided; None for whole devices.
     """
 
     product: Product
@@ -35,28 +35,28 @@ class Cards(NamedTuple):
 
     @property
     def devices(self) -> int:
-        """Number of devices that are listed."""
+        """Number of listed devices, or of parts."""
         return self.number * (self.product.parts[self.part.name] if self.part else 1)
 
 
-def find(name: str, count: int, products: Iterable[Product]) -> Cards | None:
-    """What a simulated machine means by ``PRODUCT``, or by ``PRODUCT/PART`` for devices that are divided."""
+def find_cards(name: str, count: int, products: Iterable[Product]) -> Cards | None:
+    """Parse ``PRODUCT``, or ``PRODUCT/PART`` for divided devices; None when no product has the name."""
     known = tuple(products)
     whole, divided, wanted = name.partition("/")
-    for product in matching(whole, known):
+    for product in match_products(whole, known):
         if not divided:
             return Cards(product, count)
         for part in product.parts:
             if part.casefold() == wanted.casefold():
-                return Cards(product, count, matching(part, known)[0])
+                return Cards(product, count, match_products(part, known)[0])
     return None
 
 
 def simulate(vendor: str, wanted: Sequence[tuple[Product, int] | Cards]) -> Detected:
-    """Make up devices, the same ones each time.
+    """Make up devices, in the same way each time.
 
-    Devices of one product are linked to each other in groups as large as the largest machine of that product. A device
-    that is divided is not listed itself; its parts name it as their parent.
+    Devices of one product are linked in groups as large as the largest machine of the product. A divided device is not
+    listed; its parts name it as their parent.
 
     Args:
         vendor: Key of the vendor.
@@ -71,7 +71,7 @@ def simulate(vendor: str, wanted: Sequence[tuple[Product, int] | Cards]) -> Dete
 
 
 def _cards(vendor: str, cards: Cards, *, first: int, total: int) -> Iterator[Device]:
-    """Make up devices of one product; the parts of one device are at its PCI address, and none is linked."""
+    """Make up devices of one product. Parts have the PCI address of their device, and no links."""
     product, made = cards.product, cards.part or cards.product
     linked = max(product.counts, default=1) if product.link and not cards.part else 1
     parts = product.parts[made.name] if cards.part else 1
@@ -100,9 +100,9 @@ def _device_id(vendor: str, product: Product, index: int) -> str:
 
 
 def _made_up(name: str) -> str:
-    """Return what ``uuid.uuid5`` makes of a name.
+    """Return the UUID that ``uuid.uuid5`` would make of a name.
 
-    That module takes 8 ms of processor time to import, with OpenSSL, and all the rest of a simulation as long again.
+    The import of :mod:`uuid` takes 8 ms, with OpenSSL: as long as all the rest of a simulation.
     """
     try:
         sha1 = __import__("_sha1").sha1
@@ -117,7 +117,7 @@ def _made_up(name: str) -> str:
 
 
 def _pci_address(vendor: str, index: int) -> str:
-    """An address that no other vendor's simulated device has: the domain stands for the vendor."""
+    """Return an address of which the domain stands for the vendor, so that no two vendors use the same."""
     domain = zlib.crc32(vendor.encode()) & 0xFFFF
     slot, bus = divmod(index, 256)
     function, slot = divmod(slot, 32)

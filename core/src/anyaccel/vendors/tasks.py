@@ -1,9 +1,9 @@
-"""What runs in a vendor's process: its plug-in, the devices that it found, and one function per question.
+"""The tasks of a vendor's process: load the plug-in, detect devices, call hooks.
 
-Every function takes and returns JSON data. A payload may hold ``load``, with where the plug-in comes from, in the first
-call of a process; ``introduce``, devices that later calls name by id; ``devices``, ids of those that the call is about;
-``machine``, ``environ`` and ``seconds`` where the machine is touched. An answer holds ``value``, or ``problem`` with
-what was known by then.
+Every function takes and returns JSON data. A payload may hold ``load``, the origin of the plug-in, in the first call of
+a process; ``introduce``, devices that later calls name by id; ``devices``, the ids of the devices of the call;
+``machine``, ``environ`` and ``seconds`` for a hook that touches the machine. An answer holds ``value``, or ``problem``
+with the facts up to then. The caller compares answers with the contract.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from anyaccel.model import (
     Term,
     replace,
 )
-from anyaccel.model.wire import decode, encode, faults, prepare
+from anyaccel.model.wire import decode, encode, prepare
 from anyaccel.probe.context import ProbeContext
 from anyaccel.probe.machine import Machine
 from anyaccel.probe.recording import Recorder
@@ -39,20 +39,20 @@ from anyaccel.vendors.plugin import VendorPlugin
 
 Payload = Mapping[str, Any]
 
-# What every task needs is made ready once, in the process that all of them are forked from.
+# This runs in the fork server, so that the processes of all vendors inherit the builders and checks of these classes.
 for kind in (Source, Machine, PluginInfo, Detected, Device):
     prepare(kind)
 
 
 class Loaded:
-    """The plug-in of this process, and the devices that it is asked about by their ids."""
+    """The plug-in of this process, with the devices that calls name by id."""
 
     def __init__(self, source: Source) -> None:
-        self.plugin = VendorPlugin(source)
+        self.plugin = VendorPlugin(source, rules=False)
         self.devices: dict[str, Device] = {}
 
     def named(self, ids: list[str]) -> list[Device]:
-        """Devices by their ids."""
+        """Return devices by their ids."""
         return [self.devices[each] for each in ids]
 
 
@@ -66,33 +66,28 @@ def hello(payload: Payload) -> dict[str, Any]:
 
 
 def detect(payload: Payload) -> dict[str, Any]:
-    """Find its devices: ``{"info", "hooks", "detected", "hidden", "products", "seconds"}``."""
+    """Find the devices: ``{"info", "hooks", "detected", "visible", "hidden", "products", "seconds"}``."""
     return _guard(payload, lambda loaded: _detect(loaded, payload))
 
 
 def __getattr__(name: str) -> Callable[[Payload], dict[str, Any]]:
-    """A task for each hook of the contract: ``{"value"}``, which the caller compares with the contract."""
+    """Return the task of a hook of the contract: ``{"value"}``, which the caller compares with the contract."""
     if name not in contract.HOOKS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return lambda payload: _guard(payload, lambda loaded: _ask(loaded, name, payload))
 
 
-def nodes(payload: Payload) -> dict[str, Any]:
-    """Find the devices and what is opened to use them: ``{"devices": [{"name", "nodes"}]}``."""
-    return _guard(payload, lambda loaded: _nodes(loaded.plugin, payload))
-
-
 def record(payload: Payload) -> dict[str, Any]:
-    """Write down what the hooks ask of the machine: ``{"info", "recording", "detected", "failed"}``."""
+    """Record which facts the hooks read: ``{"info", "recording"}``, and the answer of :func:`detect`."""
     return _guard(payload, lambda loaded: _record(loaded.plugin, payload))
 
 
 def _guard(payload: Payload, answer: Callable[[Loaded], dict[str, Any]]) -> dict[str, Any]:
-    """Answer, or report the plug-in's fault as ``{"problem": ...}``, with what was known by then."""
+    """Return an answer, or the plug-in's fault as ``{"problem": ...}`` with the facts up to then."""
     known: dict[str, Any] = {}
     try:
         loaded = _load(payload)
-        if "load" in payload or "machine" in payload:  # a pure hook is asked by somebody who has heard it
+        if "load" in payload or "machine" in payload:  # a caller of a pure hook has got both before
             known["info"] = encode(loaded.plugin.info)
             known["hooks"] = [name for name in HOOKS if loaded.plugin.implements(name)]
         for data in payload.get("introduce", ()):
@@ -112,12 +107,7 @@ def _ask(loaded: Loaded, name: str, payload: Payload) -> dict[str, Any]:
         "ctx": lambda: _env_context(loaded, payload) if "shares" in payload else _context(payload),
     }
     plugin = loaded.plugin
-    arguments = {each: told[each]() for each in plugin.arguments(name)}
-    value = plugin.call(name, arguments)
-    carried = tuple(value) if isinstance(value, list) else value
-    if any(faults(carried, contract.HOOKS[name].answer, name)):  # JSON would not show what it is
-        plugin.check(name, value, arguments)
-    return {"value": encode(value)}
+    return {"value": encode(plugin.ask(name, *(told[each]() for each in plugin.arguments(name))))}
 
 
 def _env_context(loaded: Loaded, payload: Payload) -> EnvContext:
@@ -139,9 +129,9 @@ def _problem(error: PluginError) -> dict[str, Any]:
 
 
 def _load(payload: Payload) -> Loaded:
-    """The plug-in, imported by the first call that is for it."""
+    """Return the plug-in; the first call imports it."""
     if payload.get("adopt") and dict(os.environ) != payload["environ"]:
-        os.environ.clear()  # what libraries read is what the caller has now
+        os.environ.clear()  # libraries read the variables of the caller
         os.environ.update(payload["environ"])
     if "load" in payload:
         sys.path[:] = payload["load"]["path"]
@@ -163,14 +153,14 @@ def _detect(loaded: Loaded, payload: Payload) -> dict[str, Any]:
     plugin = loaded.plugin
     machine = decode(Machine, payload["machine"])
     answer: dict[str, Any] = {}
-    if payload.get("names"):  # its data does not say them
-        with contextlib.suppress(PluginError):  # which plug-ins and check tell
+    if payload.get("names"):  # presence.json does not list the products
+        with contextlib.suppress(PluginError):  # 'anyaccel plugins' and 'anyaccel check' report the fault
             answer["products"] = _names(plugin.products())
     if machine.simulated or payload.get("simulate"):
-        from anyaccel.vendors.simulate import find, simulate
+        from anyaccel.vendors.simulate import find_cards, simulate
 
         products = plugin.products()
-        wanted = [cards for item in machine.products if (cards := find(item.product, item.count, products))]
+        wanted = [cards for item in machine.products if (cards := find_cards(item.product, item.count, products))]
         detected = simulate(plugin.info.vendor, wanted) if wanted else None
         answer["products"] = _names(products)
         environ = payload["environ"]
@@ -181,76 +171,44 @@ def _detect(loaded: Loaded, payload: Payload) -> dict[str, Any]:
             detected = plugin.detect(ProbeContext(facts, start + payload["seconds"]))
         except PluginError as error:
             answer |= _problem(error)
-            with contextlib.suppress(PluginError):  # its devices are not hidden then, which the launcher tells
+            with contextlib.suppress(PluginError):  # then the launcher warns that the devices are not hidden
                 answer["hidden"] = encode(_hidden(plugin, (), payload["environ"]))
             return answer
     if detected is not None:
         try:
-            detected = _complete(plugin, detected, environ)
+            detected, answer["visible"] = _describe(plugin, detected, environ)
             answer["hidden"] = encode(_hidden(plugin, detected.devices, payload["environ"]))
         except PluginError as error:
             return answer | {"detected": encode(detected)} | _problem(error)
-        loaded.devices = {device.id: device for device in detected.devices}
+        loaded.devices = {}  # those of an earlier detection; the caller introduces what it asks about
     return {**answer, "detected": encode(detected), "seconds": time.monotonic() - start}
 
 
 def _hidden(plugin: VendorPlugin, devices: tuple[Device, ...], environ: Mapping[str, str]) -> EnvEdits:
-    """The edits by which a worker sees none of the devices."""
+    """Return the edits by which a worker sees none of the vendor's devices."""
     return plugin.env((), EnvContext(devices=devices, environ=environ))
 
 
-def _complete(plugin: VendorPlugin, detected: Detected, environ: Mapping[str, str]) -> Detected:
-    """Fill in what the plug-in's pure hooks say about the devices it found."""
-    info = plugin.info
-    devices = [
-        replace(
-            device,
-            vendor=info.vendor,
-            resource=info.resource,
-            kind=info.kind,
-            tags=plugin.tags(device),
-            fractional=plugin.fractional(device),
-            visible=True,
-            own_slots=(),
-        )
+def _describe(plugin: VendorPlugin, detected: Detected, environ: Mapping[str, str]) -> tuple[Detected, dict[str, Any]]:
+    """Ask the pure hooks about the devices of a detection.
+
+    Returns:
+        The devices with their vendor, tags and sharing, and the answer of ``anyaccel_visible``, or the problem with it.
+    """
+    devices = tuple(
+        replace(plugin.info.describe(device), tags=plugin.tags(device), fractional=plugin.fractional(device))
         for device in sorted(detected.devices, key=lambda device: device.index)
-    ]
-    ids, notes = _visible(plugin, environ, devices)
-    place = {device_id: position for position, device_id in enumerate(ids)}
-    ordered = sorted(devices, key=lambda device: place.get(device.id, len(place) + device.index))
-    shown = (device.narrowed(ids[device.id]) if ids.get(device.id) else device for device in ordered)
-    completed = tuple(replace(device, visible=device.id in place, order=order) for order, device in enumerate(shown))
-    return replace(detected, devices=completed, notes=(*detected.notes, *notes))
-
-
-def _visible(
-    plugin: VendorPlugin, environ: Mapping[str, str], devices: list[Device]
-) -> tuple[dict[str, tuple[int, ...]], list[str]]:
-    """What the environment leaves to us, in order. When its value makes no sense, nothing: only ever narrow."""
+    )
+    detected = replace(detected, devices=devices)
     try:
-        ids, notes = plugin.visible(environ, devices)
+        visible, notes = plugin.visible(environ, devices)
     except PluginError as error:
-        return {}, [f"The environment hides every device of {plugin.info.vendor}: {error.problem.reason}"]
-    return {device.id: () for device in devices} if ids is None else ids, notes
-
-
-def _nodes(plugin: VendorPlugin, payload: Payload) -> dict[str, Any]:
-    detected = plugin.detect(_context(payload))
-    devices = detected.devices if detected is not None else ()
-    found: list[dict[str, Any]] = []
-    answer: dict[str, Any] = {"devices": found}
-    for device in devices:
-        nodes = dict.fromkeys(device.nodes)
-        try:
-            nodes |= dict.fromkeys(plugin.container([device]).nodes)  # what all devices share is named for each
-        except PluginError as error:
-            answer["problem"] = encode(error.problem)
-        found.append({"name": f"{plugin.info.vendor}/{device.index} ({device.id})", "nodes": list(nodes)})
-    return answer
+        return detected, _problem(error)
+    return replace(detected, notes=(*detected.notes, *notes)), {"value": encode(visible)}
 
 
 def _record(plugin: VendorPlugin, payload: Payload) -> dict[str, Any]:
-    """Call the hooks that touch the machine, each with its part of the time. Their faults show again in the replay."""
+    """Call the hooks that touch the machine. A fault of a hook shows again in the replay."""
     facts = decode(Machine, payload["machine"]).facts(payload["environ"])
     recorder = Recorder(facts)
     recorder.environ.asked.update(_own_variables(plugin, facts.environ))
@@ -258,19 +216,20 @@ def _record(plugin: VendorPlugin, payload: Payload) -> dict[str, Any]:
     def ctx() -> ProbeContext:
         return ProbeContext(recorder, time.monotonic() + payload["seconds"] / len(contract.RECORDED))
 
-    detected, failed = None, ""
+    detected = None
+    answer: dict[str, Any] = {}
     try:
         detected = plugin.detect(ctx())
         if detected is not None:
-            detected = _complete(plugin, detected, recorder.environ)
+            detected, answer["visible"] = _describe(plugin, detected, recorder.environ)
     except PluginError as error:
-        failed = f"{error.problem.hook}: {error.problem.reason}"
+        answer = _problem(error)
     if detected is not None:
         with contextlib.suppress(PluginError):
             plugin.stats(detected.devices, ctx())
     with contextlib.suppress(PluginError):
         plugin.diagnose(ctx())
-    return {"recording": recorder.recording(), "detected": encode(detected), "failed": failed}
+    return {**answer, "recording": recorder.recording(), "detected": encode(detected)}
 
 
 def _context(payload: Payload) -> ProbeContext:
@@ -279,7 +238,7 @@ def _context(payload: Payload) -> ProbeContext:
 
 
 def _own_variables(plugin: VendorPlugin, environ: Mapping[str, str]) -> dict[str, str]:
-    """The vendor's variables of an environment: ours narrow a recorded machine as they would a real one."""
+    """Return the vendor's variables of an environment, which narrow a recorded machine as well."""
     return {name: environ[name] for name in plugin.info.env_vars if name in environ}
 
 

@@ -1,4 +1,4 @@
-"""Jobs for ``anyaccel cancel``: the jobs that this user can cancel, and how that is done."""
+"""Jobs for ``anyaccel cancel``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from anyaccel_jobs import jobs
 
 
 def list_own() -> tuple[list[str], list[str], set[int]]:
-    """Return the jobs that wait, those that run or left something running, and the supervisors of all active jobs."""
+    """Return the waiting jobs, those that run or left processes behind, and the supervisors of all active jobs."""
     mine = [job for job in jobs.jobs() if job.here and (job.live or (job.state == "lost" and job.lease))]
     waiting = [job.id for job in mine if job.state == "waiting"]
     running = [job.id for job in mine if job.state != "waiting"]
@@ -14,14 +14,14 @@ def list_own() -> tuple[list[str], list[str], set[int]]:
 
 
 def cancel(what: str, grace: float | None) -> str | None:
-    """Cancel the job of a number, or that which holds a lease.
+    """Cancel a job by its number or its lease.
 
     Args:
-        what: The number of a job, or the identity of a lease.
-        grace: Seconds between SIGTERM and SIGKILL; None for those that the job was given.
+        what: Number of a job, or identity of a lease.
+        grace: Seconds between SIGTERM and SIGKILL; None for those of the job.
 
     Returns:
-        The message for the user; None when there is no such job.
+        The message for the user; None if no job has the lease.
 
     Raises:
         JobNotFoundError: When no job has this number.

@@ -1,9 +1,9 @@
-"""Jobs: commands that go on without the terminal and the shell that started them, as their records tell of them.
+"""Jobs: commands that run without the terminal and the shell that started them, and their records.
 
-There is no daemon: each job has a process of its own, its supervisor (:mod:`anyaccel_jobs.supervisor`), which
-writes down what happens, in a directory of the user's own: ``$XDG_STATE_HOME/anyaccel/jobs``, or
-``~/.local/state/anyaccel/jobs``. A job whose supervisor has ended without a last word, by SIGKILL or a reboot, is lost;
-its devices are free once nothing that it started runs any more, as with every lease.
+There is no daemon: each job has a supervisor process (:mod:`anyaccel_jobs.supervisor`), which writes a record to a
+directory of the user: ``$XDG_STATE_HOME/anyaccel/jobs``, or ``~/.local/state/anyaccel/jobs``. A job whose supervisor
+ended without recording an end, because of SIGKILL or a reboot, is lost; as with every lease, its devices are free once
+none of its processes runs.
 """
 
 from __future__ import annotations
@@ -31,37 +31,37 @@ _RECORD, _LOG = "job.json", "log"
 _LIMIT = 1 << 20
 _TO_END = 10.0
 _LOOK_SECONDS = 60.0
-"""Longest wait for the end of a process: by then its number may be another process's."""
+"""Longest wait for the end of a process: later its number may belong to another process."""
 _NOT_WRITTEN = {"id": "", "here": True, "path": ""}
-"""Attributes that follow from where a record lies and who reads it."""
+"""Attributes that are not written: they follow from the record's place and its reader."""
 
 
 class Job(Value):
-    """One job, as its supervisor wrote it down.
+    """Record of a job, as its supervisor wrote it.
 
     Attributes:
-        id: Its number, which no other job of the user has.
+        id: Number of the job, unique for its user.
         state: ``waiting`` for its devices, ``running``, ``done`` (exit status 0), ``failed`` (another), ``timeout``
             (its time limit has ended it), ``cancelled``, or ``lost``: its supervisor has ended without a word.
-        request: What it asked for.
-        note: What it is for.
+        request: The request for devices.
+        note: Purpose of the job.
         command: The command and its arguments.
-        directory: Where it runs.
-        devices: Names of the devices that it got, such as ``acme/3``.
-        lease: Identity of its lease; empty before it has one, and where it takes none.
+        directory: Its working directory.
+        devices: Names of its devices, such as ``acme/3``.
+        lease: Identity of its lease; empty before it has one, and for a job without devices.
         created: When it was submitted, in seconds since 1970; like the next two.
         started: When it got its devices; None before.
-        ended: When it ended; None before, and where nobody knows.
-        status: Its exit status, 128 and the number of the signal that ended it; None before, and where nobody knows.
-        time_limit: Seconds for which it may run; None for no limit, and before it has its devices.
-        grace: Seconds between asking it to end and killing it.
-        pid: Its supervisor.
+        ended: When it ended; None before, and for a lost job.
+        status: Its exit status, 128 and the number of the signal that ended it; None before, and for a lost job.
+        time_limit: Its time limit in seconds; None for no limit, and before it has its devices.
+        grace: Seconds between SIGTERM and SIGKILL.
+        pid: Process id of its supervisor.
         start: Start time of the supervisor, in ticks since the boot.
-        boot: Tag of the boot in which it was submitted.
-        host: Name of the machine on which it was.
+        boot: Tag of the boot during which it was submitted.
+        host: Name of its machine.
         namespace: Number of the namespace of process ids.
-        here: Whether it belongs to this machine and namespace; its state is what was written last where it does not.
-        path: Directory of its record and of its log.
+        here: Whether it belongs to this machine and namespace; if not, its state is the last one that was written.
+        path: Directory of its record and log.
     """
 
     id: str
@@ -88,33 +88,33 @@ class Job(Value):
 
     @property
     def log(self) -> str:
-        """Path of what it has printed."""
+        """Path of its output."""
         return f"{self.path}/{_LOG}"
 
     @property
     def live(self) -> bool:
-        """Whether it waits or runs."""
+        """Return whether the job waits or runs."""
         return self.state in LIVE
 
     @property
     def took(self) -> float | None:
-        """Seconds that it has run; None where nobody knows."""
+        """Seconds for which the job has run; None for a job that did not start, or is lost."""
         if self.started is None or (self.ended is None and not self.live):
             return None
         return max(0.0, (self.ended or time.time()) - self.started)
 
 
 def directory() -> str:
-    """Where the jobs of this user lie; it need not exist, and ``XDG_STATE_HOME`` may name another place."""
+    """Return the directory of this user's jobs, which need not exist."""
     own = {**os.environ, "HOME": os.environ.get("HOME") or _home()}
     return f"{user_directory('XDG_STATE_HOME', '.local/state', own)}/jobs"
 
 
 def jobs() -> tuple[Job, ...]:
-    """The jobs of this user, oldest first; what is damaged or belongs to somebody else is left out.
+    """Return the jobs of this user, oldest first, without records that are damaged or belong to another user.
 
     Raises:
-        JobStateError: When the directory belongs to another user, or others may write to it.
+        JobStateError: When the directory belongs to another user, or other users may write to it.
     """
     path = directory()
     if not trusted(path):
@@ -126,7 +126,7 @@ def jobs() -> tuple[Job, ...]:
 def active_jobs() -> tuple[Job, ...]:
     """Return the jobs of this user that wait or run on this machine.
 
-    There are none where the directory of jobs cannot be trusted: 'anyaccel jobs' says so.
+    A directory that cannot be trusted counts as empty: 'anyaccel jobs' reports it.
     """
     try:
         return tuple(job for job in jobs() if job.live and job.here)
@@ -140,10 +140,10 @@ def list_ids(**_: object) -> list[str]:
 
 
 def find(job_id: str) -> Job:
-    """The job of this number.
+    """Return the job with a number.
 
     Raises:
-        JobNotFoundError: When there is none.
+        JobNotFoundError: When there is no such job.
         JobStateError: When the directory cannot be trusted.
     """
     path = directory()
@@ -154,19 +154,19 @@ def find(job_id: str) -> Job:
 
 
 def is_id(text: str) -> bool:
-    """Whether a text can be the number of a job; identities of leases and tickets are longer."""
+    """Return whether a text can be the number of a job; identities of leases and tickets are longer."""
     return text.isascii() and text.isdigit() and len(text) < 10  # noqa: PLR2004
 
 
 def wait(job: Job, *, timeout: float | None = None) -> Job:
-    """Wait until a job has ended, and the process that supervises it: the devices go with that.
+    """Wait until a job and its supervisor have ended: the devices are freed with the supervisor.
 
     Args:
         job: The job.
-        timeout: Seconds to wait; None for as long as it takes.
+        timeout: Longest wait in seconds; None for no limit.
 
     Returns:
-        The job as it is then; it still lives when the time is over.
+        The job's new record; it is still live after the timeout.
 
     Raises:
         UsageError: When it belongs to another machine.
@@ -181,21 +181,21 @@ def wait(job: Job, *, timeout: float | None = None) -> Job:
 
 
 def cancel(job: Job, *, grace: float | None = None) -> Job:
-    """End a job, and all that it has started.
+    """End a job and all of its processes, or the wait of a job that has no devices yet.
 
-    Its processes are asked to end (SIGTERM) and killed after a while. A job that waits leaves the line. What a lost job
-    has left running with its devices is ended, too.
+    Processes get SIGTERM, and SIGKILL after the grace. Processes that a lost job left running with its devices are
+    ended, too.
 
     Args:
         job: The job.
-        grace: Seconds between asking and killing; None for those that the job was given.
+        grace: Seconds between SIGTERM and SIGKILL; None for those of the job.
 
     Returns:
-        The job as it is then.
+        The job's new record.
 
     Raises:
         UsageError: When it belongs to another machine.
-        AnyaccelError: When it does not end, or a lost one has left something running that does not.
+        AnyaccelError: When its processes do not end.
     """
     _must_be_here(job)
     job = _again(job)
@@ -215,15 +215,15 @@ def cancel(job: Job, *, grace: float | None = None) -> Job:
             )
     if job.state == "lost" and job.lease and job.boot == boot():
         with contextlib.suppress(LeaseNotFoundError):
-            Ledger.open().release_of(job.lease, grace=grace, force=True)
+            Ledger.open().end_lease(job.lease, grace=grace, force=True)
     return job
 
 
 def create(job: Job) -> Job:
-    """Give a job its number and its directory, and write it down.
+    """Give a job its number and directory, and write its record.
 
     Raises:
-        JobStateError: When there is no directory for jobs that can be trusted.
+        JobStateError: When no trusted directory for jobs can be made.
     """
     path = directory()
     _make(path)
@@ -246,7 +246,7 @@ def write(job: Job) -> None:
 
 
 def remove(job: Job) -> None:
-    """Remove the record and the log of a job, and its directory."""
+    """Remove the record, the log and the directory of a job."""
     with contextlib.suppress(OSError):
         os.unlink(f"{job.path}/{_RECORD}")
         os.unlink(job.log)
@@ -254,7 +254,7 @@ def remove(job: Job) -> None:
 
 
 def _read(path: str) -> Job | None:
-    """Read a job of our own, which is lost where its supervisor has ended without a last word; None as of a record."""
+    """Read a record as :func:`_read_record` does. A live job without a supervisor is lost."""
     job = _read_record(path)
     if job is None or not (job.here and job.live) or _supervised(job):
         return job
@@ -263,7 +263,7 @@ def _read(path: str) -> Job | None:
 
 
 def _read_record(path: str) -> Job | None:
-    """Read a record of our own; None where there is none, or it is damaged or another user's."""
+    """Read a record; None if it does not exist, is damaged or belongs to another user."""
     try:
         descriptor = os.open(f"{path}/{_RECORD}", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -290,7 +290,7 @@ def _again(job: Job) -> Job:
 
 
 def _supervised(job: Job) -> bool:
-    """Whether a job's supervisor lives: the very process that wrote the record."""
+    """Return whether the process that wrote the record still runs."""
     return job.boot == boot() and not process.gone(job.pid, job.start) and process.user(job.pid) == os.getuid()
 
 
@@ -309,10 +309,10 @@ def _must_be_here(job: Job) -> None:
 
 
 def trusted(path: str) -> bool:
-    """Whether there is a directory of jobs.
+    """Return whether the directory of jobs exists.
 
     Raises:
-        JobStateError: When it is not ours alone.
+        JobStateError: When other users own it or may write to it.
     """
     try:
         found = os.stat(path)
@@ -320,7 +320,7 @@ def trusted(path: str) -> bool:
         return False
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
         raise JobStateError(
-            f"{path} is not used for jobs: it must be a directory of this user's own that nobody else may write to",
+            f"{path} is not used for jobs: it must be a directory of this user's own that other users cannot write to",
             hint="set XDG_STATE_HOME, or HOME, to a place of your own (sudo keeps them from the user before: sudo -H)",
         )
     return True
@@ -330,7 +330,7 @@ def _make(path: str) -> None:
     """Make the directory of jobs.
 
     Raises:
-        JobStateError: When it cannot be made, or is not ours alone.
+        JobStateError: When it cannot be made, or other users may write to it.
     """
     try:
         os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)

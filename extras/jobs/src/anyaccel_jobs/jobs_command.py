@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import anyaccel
-from anyaccel.cli import output
+from anyaccel.cli import Column, output, print_table
 from anyaccel.errors import AnyaccelError
 from anyaccel.model import format_slots
 from anyaccel.text import elapsed
@@ -19,6 +19,16 @@ from anyaccel_jobs.jobs import Job, jobs
 from anyaccel_jobs.supervisor import Supervisor
 
 _RECENT_SECONDS = 86400.0
+_COLUMNS = (
+    Column(heading="JOB", turn=0),
+    Column(heading="STATE", turn=1),
+    Column(heading="REQUEST", turn=4, least=8),
+    Column(heading="DEVICES", turn=5, least=8),
+    Column(heading="STARTED", turn=6),
+    Column(heading="TOOK", turn=7),
+    Column(heading="EXIT", turn=3),
+    Column(heading="COMMAND", turn=2, least=16),
+)
 
 
 EXAMPLES = (
@@ -39,8 +49,7 @@ def main(args: argparse.Namespace) -> int:
     if args.json:
         output.print_json("jobs/1", {"jobs": [describe(job) for job in found]})
     elif found:
-        columns = ("JOB", "STATE", "REQUEST", "DEVICES", "STARTED", "TOOK", "EXIT", "COMMAND")
-        output.print_table(columns, map(_row, found), cut=len(columns) - 1)
+        print_table(_COLUMNS, [_row(job) for job in found])
     else:
         output.print_line(
             "No jobs." if args.all else "No jobs of the last day; 'anyaccel jobs --all' lists older ones."
@@ -49,7 +58,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def describe(job: Job) -> dict[str, Any]:
-    """A job for programs."""
+    """Return a job as JSON."""
     times = {
         name: None if moment is None else output.moment(moment)
         for name, moment in (("created", job.created), ("started", job.started), ("ended", job.ended))
@@ -71,11 +80,11 @@ def describe(job: Job) -> dict[str, Any]:
 
 
 def detach(args: argparse.Namespace, command: Sequence[str], body: Callable[[Supervisor], int]) -> int:
-    """Run something as a job, and print its number.
+    """Start a job, and print its number.
 
     Args:
-        args: The arguments, of which its request and its note are shown.
-        command: The command that is shown.
+        args: The arguments; their request and note are recorded.
+        command: The command to record.
         body: Called in the job's process, with its supervisor; returns its exit status.
     """
 
@@ -113,7 +122,7 @@ def _row(job: Job) -> tuple[str, ...]:
 
 
 def written_devices(names: tuple[str, ...]) -> str:
-    """Devices as people ask for them: ``acme/0-3,6``; names of another form as they are, and ``-`` for none."""
+    """Format devices as a request names them: ``acme/0-3,6``; ``-`` for none."""
     by_vendor: dict[str, list[int]] = {}
     for name in names:
         vendor, _, index = name.rpartition("/")
@@ -124,5 +133,5 @@ def written_devices(names: tuple[str, ...]) -> str:
 
 
 def written_job(job: Job) -> str:
-    """What a job is for, and its command as people would type it."""
+    """Format the note and the command of a job."""
     return f"[{job.note}] " * bool(job.note) + (shlex.join(job.command) or "-")

@@ -1,4 +1,4 @@
-"""Print what a job has printed, as it printed it: anyaccel logs 3, or logs -f 3 until it ends."""
+"""Print the output of a job: anyaccel logs 3, or logs -f 3 until it ends."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EXAMPLES = (
 
 
 COMPLETERS = {"job": list_ids}
-"""What a shell offers for an argument."""
+"""Completers of arguments."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

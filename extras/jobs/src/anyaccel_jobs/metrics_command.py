@@ -1,4 +1,4 @@
-"""Print what a monitoring system collects, in OpenMetrics, or serve it: anyaccel metrics --serve 127.0.0.1:9464."""
+"""Print or serve measurements in OpenMetrics, for a monitoring system: anyaccel metrics --serve 127.0.0.1:9464."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
 CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 FRESH_SECONDS = 2.0
-"""How long one look is given to all who ask."""
+"""Age up to which one sample answers further requests."""
 _STATES = {Health.HEALTHY: "ok", Health.UNHEALTHY: "failed", Health.UNKNOWN: "unknown"}
 Labels = dict[str, str]
 
 
 class Family(Value):
-    """One metric.
+    """A metric family of OpenMetrics.
 
     Attributes:
-        name: Its name, without what the kind adds.
+        name: Its name, without the suffix of its kind.
         kind: ``gauge``, ``counter`` or ``info``.
-        help: What it says.
-        samples: Its values.
+        help: Its description.
+        samples: Values by label.
         unit: Its unit, which ends the name; empty for none.
     """
 
@@ -68,12 +68,12 @@ def main(args: argparse.Namespace) -> int:
 
 
 def page(args: argparse.Namespace) -> str:
-    """What the machine is like now, as a document."""
-    return render(families(samples.look(anyaccel.detect(**machine_options(args)), timeout=args.probe_timeout)))
+    """Return a document with the current state of the machine."""
+    return render(families(samples.take_sample(anyaccel.detect(**machine_options(args)), timeout=args.probe_timeout)))
 
 
 def families(sample: samples.Sample) -> Iterator[Family]:
-    """All metrics of a machine at one moment. What nobody can tell has no sample: what is held is left out, not 0."""
+    """Yield the metrics of a sample. An unknown value has no sample: unknown leases are left out, not 0."""
     inventory = sample.inventory
     devices = [(device, _labels(device), sample.stats(device)) for device in inventory.devices]
 
@@ -124,7 +124,7 @@ def families(sample: samples.Sample) -> Iterator[Family]:
 
 
 def _gauge(name: str, unit: str, text: str, samples: Iterable[tuple[Labels, float | None]]) -> Family:
-    """A gauge of what is known."""
+    """Return a gauge of the known values."""
     known = tuple((labels, value) for labels, value in samples if value is not None)
     return Family(name=name, kind="gauge", unit=unit, help=text, samples=known)
 
@@ -166,11 +166,11 @@ _GAUGES: tuple[tuple[str, str, str, Callable[[Device, Stats], float | None]], ..
     ("hw_power_watts", "watts", "Power drawn.", lambda _, seen: seen.power_watts),
     ("hw_temperature_celsius", "celsius", "Temperature.", lambda _, seen: seen.temperature_celsius),
 )
-"""What is told of each device: the name, the unit, what it says, and its value."""
+"""Gauges of each device: name, unit, description, value."""
 
 
 def render(families: Iterable[Family]) -> str:
-    """Write metrics as OpenMetrics 1.0 text, which Prometheus and its node exporter's text-file collector read."""
+    """Format metrics as OpenMetrics 1.0, for Prometheus and the text-file collector of its node exporter."""
     lines: list[str] = []
     for family in families:
         lines.append(f"# TYPE {family.name} {family.kind}")

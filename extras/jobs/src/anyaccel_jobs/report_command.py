@@ -1,4 +1,4 @@
-"""Say who used what, from the journal: anyaccel report --since 7d --by user."""
+"""Show who used which devices, from the journal: anyaccel report --since 7d --by user."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from anyaccel.cli import duration, output
+from anyaccel.cli import Column, duration, output, print_table
 from anyaccel.errors import AnyaccelError
 from anyaccel.ledger import journal
 from anyaccel.model import UNITS_PER_DEVICE, Value, replace
@@ -21,28 +21,38 @@ _NOT_TOLD = (
     "how busy shares are is not told, since vendors tell it of whole devices; '--by device' counts all who held one"
 )
 _HOUR = 3600.0
+_COLUMNS = (
+    Column(heading="LEASES", turn=2),
+    Column(heading="HOURS", turn=1),
+    Column(heading="WAITED", turn=5),
+    Column(heading="LONGEST", turn=6),
+    Column(heading="BUSY", turn=3),
+    Column(heading="IDLE HOURS", turn=4),
+    Column(heading="PEAK MEM", turn=7),
+    Column(heading="TIMEOUTS", turn=8),
+)
 _NUMBERS = (
     *("leases", "device_seconds", "waited_mean_seconds", "waited_longest_seconds", "utilization", "idle_leases"),
     *("idle_device_seconds", "memory_peak_bytes", "timeouts"),
 )
-"""What is told of each row, for programs: fields of :class:`ReportRow`."""
+"""Attributes of :class:`ReportRow` that programs get."""
 
 
 class ReportRow(Value):
-    """What the uses of one group come to.
+    """The sum of the uses of one group.
 
     Attributes:
         name: The group.
-        leases: How many leases.
-        device_seconds: Seconds for which devices were held, times the devices.
-        waited_mean_seconds: Seconds that a request waited.
-        waited_longest_seconds: Seconds that one waited, of those that are not added up.
-        utilization: Share of the time held that the devices were busy; None where nobody told.
-        idle_leases: How many leases held a device idle: it stood idle for most of the time; None where nobody told.
-        idle_device_seconds: Of the device seconds, those of devices that were held idle; None where nobody told.
-        memory_peak_bytes: The most memory that was seen in use on one device; None likewise.
-        timeouts: How many leases were ended by their time limit.
-        shares: Whether there were shares of devices that do not count in the utilization and the memory.
+        leases: Number of leases.
+        device_seconds: Seconds held, times the devices.
+        waited_mean_seconds: Mean wait of a request.
+        waited_longest_seconds: Longest wait of a request; a mean for leases that the journal adds up.
+        utilization: Share of the held time for which the devices were busy; None when not measured.
+        idle_leases: Leases with a device that was idle for most of the time; None when not measured.
+        idle_device_seconds: Device seconds of devices that were held idle; None when not measured.
+        memory_peak_bytes: Highest memory use of one device; None when not measured.
+        timeouts: Leases that their time limit ended.
+        shares: Whether shares of devices are left out of the utilization and the memory.
     """
 
     name: str
@@ -88,8 +98,8 @@ def main(args: argparse.Namespace) -> int:
     elif args.csv:
         _print_csv(rows, args.by)
     elif rows:
-        output.print_table(
-            (args.by.upper(), "LEASES", "HOURS", "WAITED", "LONGEST", "BUSY", "IDLE HOURS", "PEAK MEM", "TIMEOUTS"),
+        print_table(
+            (Column(heading=args.by.upper(), turn=0, least=8), *_COLUMNS),
             [
                 (
                     row.name,
@@ -104,7 +114,6 @@ def main(args: argparse.Namespace) -> int:
                 )
                 for row in rows
             ],
-            cut=0,
         )
         if any(row.shares for row in rows):
             output.say_folded(_NOT_TOLD)
@@ -114,7 +123,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def clipped(entry: journal.JournalEntry, since: float, until: float) -> journal.JournalEntry | None:
-    """The part of a use that lies in a period; None when there is none. How devices fared is that of the whole."""
+    """Return the part of a use within a period, or None. Measurements stay those of the whole use."""
     began, ended = max(entry.began, since), min(entry.ended, until)
     if ended < began:
         return None
@@ -124,7 +133,7 @@ def clipped(entry: journal.JournalEntry, since: float, until: float) -> journal.
 
 
 def summarize(entries: Iterable[journal.JournalEntry], by: str) -> list[ReportRow]:
-    """Add up uses by what they have in common, those with the most device hours first."""
+    """Sum uses by group, those with the most device hours first."""
     groups: dict[str, list[tuple[journal.JournalEntry, Sequence[journal.Used]]]] = {}
     for entry in entries:
         for name, devices in _parts(entry, by):
@@ -134,7 +143,7 @@ def summarize(entries: Iterable[journal.JournalEntry], by: str) -> list[ReportRo
 
 
 def _parts(entry: journal.JournalEntry, by: str) -> list[tuple[str, Sequence[journal.Used]]]:
-    """The groups that a use belongs to, with the devices that count there."""
+    """Return the groups of a use, each with its devices."""
     if by == "user":
         return [(entry.user, entry.devices)]
     if by == "job":
@@ -147,17 +156,17 @@ def _parts(entry: journal.JournalEntry, by: str) -> list[tuple[str, Sequence[jou
 
 
 def _row(name: str, uses: Sequence[tuple[journal.JournalEntry, Sequence[journal.Used]]], *, apart: bool) -> ReportRow:
-    """Add up.
+    """Sum the uses of a group.
 
     Args:
         name: The group.
-        uses: Uses with the devices that count.
-        apart: Whether one user's use is to be told apart from others' of the same device.
+        uses: Uses, each with the devices that count.
+        apart: Whether users of one device are in different groups.
     """
     held = [(used, entry.held * used.units / UNITS_PER_DEVICE) for entry, devices in uses for used in devices]
     leases = sum(entry.leases for entry, _ in uses)
     told = [(used, seconds) for used, seconds in held if used.utilization is not None]
-    # Of a share nobody knows who of its holders keeps the device busy; where nobody does, it is idle for each.
+    # Vendors measure whole devices: which holder of a share keeps it busy is unknown. An idle device is idle for all.
     own = [(used, seconds) for used, seconds in held if used.units == UNITS_PER_DEVICE or not apart]
     busy = [(used.utilization, seconds) for used, seconds in own if used.utilization is not None]
     total = sum(seconds for _, seconds in busy)

@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int | None:
-    """Run the command as a job, and print its number; return None where ``--detach`` is not given.
+    """Run the command as a job, and print its number; return None without ``--detach``.
 
     Raises:
         UsageError: When there is no command.
@@ -31,7 +31,7 @@ def main(args: argparse.Namespace) -> int | None:
     if not args.detach:
         return None
     from anyaccel.errors import UsageError
-    from anyaccel.launcher import check_program, not_started
+    from anyaccel.launcher import check_program, make_start_error
 
     from anyaccel_jobs.jobs_command import detach
 
@@ -40,25 +40,25 @@ def main(args: argparse.Namespace) -> int | None:
     try:
         check_program(args.command[0])
     except OSError as error:
-        raise not_started(args.command[0], error) from error
+        raise make_start_error(args.command[0], error) from error
     return detach(args, args.command, lambda supervisor: _supervise(args, supervisor))
 
 
 def _supervise(args: argparse.Namespace, supervisor: Supervisor) -> int:
-    """Wait for the devices, run the command, and write down what happens."""
+    """Wait for the devices, run the command, and record its states."""
     from anyaccel.cli import acquire_devices, become_command, time_limit
     from anyaccel.vendors import close
 
-    with acquire_devices(args, waits=lambda: supervisor.begin("waiting", grace=args.grace), stays=True) as hold:
+    with acquire_devices(args, waits=lambda: supervisor.record("waiting", grace=args.grace), stays=True) as hold:
         limit = time_limit(args, hold)
-        supervisor.begin(
+        supervisor.record(
             "running", devices=tuple(device.name for device in hold.devices), lease=hold.id, grace=args.grace,
             time_limit=None if limit is None else limit.seconds,
         )  # fmt: skip
         close()
         mark = hold.lease.mark if hold.lease else ()
         status, state = supervisor.supervise(lambda: become_command(args, hold), mark, limit)
-        supervisor.end(status, state=state)
-        hold.note_end(status, timed_out=state == "timeout")
-        hold.unlimit()
+        supervisor.finish(status, state=state)
+        hold.finish_entry(status, timed_out=state == "timeout")
+        hold.remove_group()
         os._exit(status)  # the devices go with this process, or with the last one that the command has left behind

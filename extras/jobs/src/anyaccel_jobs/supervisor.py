@@ -1,7 +1,6 @@
 """The supervisor: the process of a job, which outlives the terminal and the shell that started it.
 
-It waits for the devices, starts the command, waits for its end and writes down what happened; see
-:mod:`anyaccel_jobs.jobs` for who reads that.
+It waits for the devices, starts the command, waits for its end and writes the record of :mod:`anyaccel_jobs.jobs`.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from anyaccel.launcher import JOB_NAME, fork_child, start_detached, time_limit
 from anyaccel.ledger import boot
 from anyaccel.linux import (
     Teardown,
-    find_all,
+    combine_finds,
+    describe_left,
     find_carriers,
     find_tree,
     list_descriptors,
     pid_namespace,
     process,
-    tell_left,
 )
 from anyaccel.linux import mark as marks
 from anyaccel.model import replace
@@ -37,33 +36,33 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from anyaccel.linux import Confirm, Tell
+    from anyaccel.linux import Confirm, Visit
 
 _ASKED = frozenset({signal.SIGTERM, signal.SIGINT})
-"""Signals by which a supervisor is asked to end the command."""
+"""Signals that cancel the job."""
 _LOOK_SECONDS = 1.0
 
 
 class Supervisor:
-    """What a supervisor knows of its job, and writes down. Made by :func:`detach`, in that process.
+    """The supervisor's side of a job. Made by :func:`detach`, in the supervisor's process.
 
     Args:
-        job: What is known of the job.
-        report: Descriptor on which whoever submits it waits for its number.
+        job: What is known of the job before it starts.
+        report: Descriptor that tells the submitting process the job's number.
     """
 
     def __init__(self, job: Job, report: int) -> None:
         self.job = job
         self._report = report
 
-    def begin(self, state: str, **known: Any) -> None:
-        """Write the job down and tell its number to whoever submits it; from then on nothing of the caller is in use.
+    def record(self, state: str, **known: Any) -> None:
+        """Write the record of the job.
 
-        Called a second time, it writes down what has changed.
+        The first call also detaches from the submitting process, and tells it the number.
 
         Args:
             state: ``waiting`` or ``running``.
-            known: Attributes of the job that are known by now.
+            known: Attributes of the job that have changed.
         """
         if state == "running":
             known["started"] = time.time()
@@ -74,16 +73,16 @@ class Supervisor:
             self.job = jobs.create(self.job)
             self._detach()
 
-    def end(self, status: int, *, state: str = "") -> None:
-        """Write down how the job has ended; does nothing for one that never began.
+    def finish(self, status: int, *, state: str = "") -> None:
+        """Record the end of the job, unless it has no record yet.
 
         Args:
             status: Its exit status.
-            state: ``cancelled`` or ``timeout``, if it was ended; empty where it ended by itself.
+            state: ``cancelled`` or ``timeout``; empty for the state that follows from the exit status.
         """
         if self.job.id:
             if state == "timeout":
-                time_limit.say_at_end(time_limit.message(self.job.time_limit or 0.0), self.job.log)
+                time_limit.append_line(time_limit.describe_timeout(self.job.time_limit or 0.0), self.job.log)
             state = state or ("failed" if status else "done")
             self.job = replace(self.job, state=state, status=status, ended=time.time())
             jobs.write(self.job)
@@ -91,29 +90,29 @@ class Supervisor:
     def supervise(
         self, become: Callable[[], int], mark: marks.Mark, limit: time_limit.TimeLimit | None = None
     ) -> tuple[int, str]:
-        """Run a function that becomes the command in a child, and wait for its end.
+        """Run a command in a child, and wait for its end.
 
-        SIGTERM and SIGINT mean that the job is cancelled: the command's process group is asked to end, and what is left
-        when it has; the second one kills all that it has started. Orphans of the command become children of this
-        process, which tells them from other users' processes that have copied the mark; it waits for these no longer
-        than for its own.
+        SIGTERM and SIGINT cancel the job: the command's process group gets SIGTERM, and so do its other processes once
+        the command has ended; a second signal kills all of them. Orphans of the command become children of this
+        process. That tells them from processes of other users that have copied the mark, and this process waits for its
+        own only.
 
         Args:
             become: Called in the child, the leader of a process group; it replaces the child, or returns its status.
-            mark: The mark of the job's lease; empty where there is none.
-            limit: When the command is asked to end, and killed after its grace; None for never.
+            mark: The mark of the job's lease; empty without one.
+            limit: The time limit, after which the command gets SIGTERM, and SIGKILL after its grace; None for no limit.
 
         Returns:
-            The exit status, and the state of :meth:`end`.
+            The exit status, and the state for :meth:`finish`.
         """
         with contextlib.suppress(OSError):
             process.adopt_orphans()
         child = _start(become)
         status: int | None = None
         asked, state = False, ""
-        everything = find_all(find_carriers([mark]), find_tree(dict([process.me()])))
+        everything = combine_finds(find_carriers([mark]), find_tree(dict([process.me()])))
 
-        def find(tell: Tell) -> bool:
+        def find(tell: Visit) -> bool:
             def tell_its_own(pid: int, confirm: Confirm) -> None:
                 # What has left its process group is the command's to end.
                 if status is not None or rest.killing or process.group_of(pid) == child:
@@ -122,7 +121,7 @@ class Supervisor:
             return everything(tell_its_own)
 
         rest = Teardown(find, grace=math.inf)  # until the command has ended, its time is over, or a second signal comes
-        tell = partial(time_limit.say_at_end, path=self.job.log)
+        tell = partial(time_limit.append_line, path=self.job.log)
         countdown = time_limit.Countdown(limit, mark, tell)
         while True:
             if status is None and os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
@@ -145,13 +144,13 @@ class Supervisor:
                 asked, state = True, state or "cancelled"
 
     def _tell(self, rest: Teardown) -> None:
-        """Name in the log of the job what was not ended with it."""
-        told = "".join(f"anyaccel: {line}\n" for line in tell_left(rest, f"job {self.job.id}"))
+        """Name in the job's log the processes that were not ended."""
+        told = "".join(f"anyaccel: {line}\n" for line in describe_left(rest, f"job {self.job.id}"))
         with contextlib.suppress(OSError):
             os.write(2, told.encode(errors="replace"))
 
     def _detach(self) -> None:
-        """Let go of all that was the caller's, and tell it the number of the job."""
+        """Let go of the caller's streams, and tell it the number of the job."""
         log = os.open(self.job.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         for descriptor, target in ((null, 0), (log, 1), (log, 2)):
@@ -161,14 +160,14 @@ class Supervisor:
         process.live_on()
         try:
             os.write(self._report, self.job.id.encode())
-        except BrokenPipeError:  # whoever submitted it was killed: nobody knows of it
+        except BrokenPipeError:  # the submitting process was killed: no user has seen the number
             jobs.remove(self.job)
             os._exit(1)
         os.close(self._report)
 
 
 class Cancelled(BaseException):
-    """Raised in a supervisor when its job is cancelled before the command was started."""
+    """Raised in a supervisor when its job is cancelled before its command starts."""
 
 
 def detach(
@@ -179,20 +178,20 @@ def detach(
     command: Sequence[str],
     note: str = "",
 ) -> tuple[Job | None, int]:
-    """Have a process of its own do something as a job.
+    """Run a function in a process of its own, as a job.
 
-    The process has the standard streams until it calls :meth:`Supervisor.begin`: what goes wrong before is the caller's
-    to see. It dies with this process until then.
+    The process keeps the standard streams until its first :meth:`Supervisor.record`, so that the caller's user sees
+    earlier errors. Until then it dies with the caller.
 
     Args:
-        body: Called there, with the supervisor; returns an exit status.
-        tell: Called there with what goes wrong, and whether the job had begun by then.
-        request: What it asks for, for people to read.
-        command: What it runs, for people to read.
-        note: What it is for.
+        body: Called in the process, with the supervisor; returns an exit status.
+        tell: Called in the process with an error, and whether the job has a number by then.
+        request: The request, for people.
+        command: The command, for people.
+        note: The job's purpose.
 
     Returns:
-        The job and 0; None and the exit status where it ended before it began.
+        The job and 0; None and the exit status if it ended before its first record.
     """
     jobs.trusted(jobs.directory())
 
@@ -212,7 +211,7 @@ def detach(
 def _run(
     body: Callable[[Supervisor], int], tell: Callable[[AnyaccelError, bool], object], supervisor: Supervisor
 ) -> int:
-    """What the process does that supervises a job."""
+    """Body of the supervisor's process."""
     for number in (signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)  # what a shell has a job in its background ignore
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -222,14 +221,14 @@ def _run(
     try:
         return body(supervisor)
     except Cancelled:
-        supervisor.end(143, state="cancelled")
+        supervisor.finish(143, state="cancelled")
         return 143
     except AnyaccelError as error:
         tell(error, bool(supervisor.job.id))
-        supervisor.end(error.exit_code, state="cancelled" if isinstance(error, LeaseCancelledError) else "")
+        supervisor.finish(error.exit_code, state="cancelled" if isinstance(error, LeaseCancelledError) else "")
         return error.exit_code
     except BaseException:
-        supervisor.end(1)
+        supervisor.finish(1)
         raise
 
 
@@ -238,7 +237,7 @@ def _cancel(*_: object) -> None:
 
 
 def _close_inherited() -> None:
-    """Close what the caller has open beside the standard streams: whoever reads it to the end must not wait for us."""
+    """Close inherited descriptors: a reader of a pipe would wait for this process."""
     for descriptor in list_descriptors():
         with contextlib.suppress(OSError):  # that of the listing itself
             if descriptor > 2 and os.get_inheritable(descriptor):  # noqa: PLR2004
@@ -246,7 +245,7 @@ def _close_inherited() -> None:
 
 
 def _start(become: Callable[[], int]) -> int:
-    """Run a function in a child that leads a process group; signals wait in this process until they are asked for."""
+    """Start a child that leads a process group. Signals of this process are blocked until it waits for them."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {*_ASKED, signal.SIGCHLD})
 
     def run() -> int:

@@ -1,14 +1,16 @@
-"""Sweeps: many commands, in order, as many at once as there are devices, in one process that starts and logs them.
+"""Sweeps: many commands, as many at once as there are devices, started and logged by one process.
 
-A device is kept from one command to the next, so that a short command costs little more than its start, and goes back
-when somebody else waits for it or when a command has left something running with it. One place in line is taken at a
-time. The job log is that of GNU parallel: tab-separated values, one line for each command that has ended.
+A device is kept from one command to the next, so that a short command costs little more than its start. It is released
+when another request waits for it, or when a command left a process running with it. The sweep has one place in the
+queue at a time. The job log has the format of GNU parallel: tab-separated values, a line for each command that has
+ended.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import difflib
 import itertools
 import math
 import os
@@ -19,19 +21,20 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 
 from anyaccel.errors import AnyaccelError, LeaseCancelledError, NotFreeError, UsageError
 from anyaccel.launcher import (
-    Hold,
+    DeviceLease,
     end_in_time,
-    not_started,
+    make_start_error,
     take_async,
     time_limit,
 )
 from anyaccel.ledger import Ledger
-from anyaccel.linux import GRACE_SECONDS, Teardown, find_all, find_carriers, find_tree, process, tell_left
+from anyaccel.linux import GRACE_SECONDS, Teardown, combine_finds, describe_left, find_carriers, find_tree, process
 from anyaccel.linux import mark as marks
-from anyaccel.model import Inventory, Request, Value
+from anyaccel.model import Inventory, Request, Value, replace
 from anyaccel.text import shown
 
 TYPE_CHECKING = False
@@ -45,21 +48,25 @@ COLUMNS = ("Seq", "Host", "Starttime", "JobRuntime", "Send", "Receive", "Exitval
 
 _LONGEST_RANGE = 1_000_000
 _TICK = 1.0
-_VARIABLE = re.compile(r"\{(#|[A-Za-z_][A-Za-z0-9_]*|)\}")
+_VARIABLE = re.compile(r"\{\{(?P<plain>#|[A-Za-z_]\w*|)\}\}|\{(?P<name>#|[A-Za-z_]\w*|)\}", re.ASCII)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_NUMBER = r"-?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
+_SPACED = re.compile(rf"({_NUMBER})\.\.({_NUMBER}):([0-9]{{1,7}})(:log)?")
+_PLAIN = re.compile(r"[\w.+-]+", re.ASCII)
+_LONGEST_NAME = 200
 _RANGE = re.compile(r"(-?[0-9]+)\.\.(-?[0-9]+)")
 _QUOTED = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|\\.""")
 _OPERATOR = re.compile("[|&;<>]")
 
 
 def parse_each(text: str) -> tuple[str, tuple[str, ...]]:
-    """Understand ``lr=0.1,0.01`` or ``seed=1..5``: a name, and the values that it takes.
+    """Parse ``lr=0.1,0.01``, ``seed=1..5`` or ``lr=1e-4..1e-1:4:log`` into a name and its values.
 
-    Values are separated by commas; ``1..5`` is each whole number from the first to the last, ``01..10`` with zeros in
-    front.
+    Values are separated by commas. ``1..5`` stands for the whole numbers from the first to the last, ``01..10`` with
+    leading zeros. ``0..1:5`` stands for 5 numbers at equal distances, and with ``:log`` at equal ratios.
 
     Raises:
-        UsageError: When it is neither.
+        UsageError: When the text has no name, an empty value or a wrong range.
     """
     name, equals, listed = text.partition("=")
     if not equals or not _NAME.fullmatch(name):
@@ -68,17 +75,23 @@ def parse_each(text: str) -> tuple[str, tuple[str, ...]]:
     for value in listed.split(","):
         if not value:
             raise UsageError(f"a value of --each is empty (got {shown(text)})")
-        values += _range(value)
+        values += _spread(value)
     if len(values) > _LONGEST_RANGE:
         raise UsageError(f"--each takes at most {_LONGEST_RANGE:,} values (got {len(values):,} of {name!r})")
     return name, tuple(values)
 
 
-def _range(text: str) -> Iterable[str]:
+def _spread(text: str) -> Iterable[str]:
+    """Return the numbers of a range, or the text itself."""
+    if match := _SPACED.fullmatch(text):
+        return _spaced(text, float(match[1]), float(match[2]), int(match[3]), log=match[4] is not None)
     match = _RANGE.fullmatch(text)
     if match is None:
-        if re.fullmatch(r"-?[0-9.]*[0-9]\.\.-?[0-9.]+", text):
-            raise UsageError(f"a range is of whole numbers, such as 1..5 (got {text!r}); write other values out")
+        if re.fullmatch(rf"{_NUMBER}\.\.{_NUMBER}", text):
+            raise UsageError(
+                f"a range of other than whole numbers needs a count (got {text!r})",
+                hint=f"such as {text}:5 or {text}:5:log",
+            )
         return (text,)
     first, last = int(match[1]), int(match[2])
     if abs(last - first) >= _LONGEST_RANGE:
@@ -89,22 +102,33 @@ def _range(text: str) -> Iterable[str]:
     return (f"{number:0{width}d}" for number in range(first, last + step, step))
 
 
-class Commands:
-    """The commands of a sweep: each combination of the values put into a template, the last name fastest.
+def _spaced(text: str, first: float, last: float, count: int, *, log: bool) -> list[str]:
+    """Return numbers at equal distances or ratios, in 12 digits: the others are errors of rounding."""
+    if not 2 <= count <= _LONGEST_RANGE:  # noqa: PLR2004 - the first and the last
+        raise UsageError(f"a range has a count from 2 to {_LONGEST_RANGE:,} (got {text!r})")
+    if log and (first <= 0 or last <= 0):
+        raise UsageError(f"a range at equal ratios is of numbers above 0 (got {text!r})")
+    places = [number / (count - 1) for number in range(count)]
+    values = (first * (last / first) ** place if log else first + (last - first) * place for place in places)
+    return [f"{value:.12g}" for value in values]
 
-    ``{name}`` stands for a value, ``{}`` for a line of the input and ``{#}`` for the number of the command, from 1. All
-    stand for a part of one argument: nothing is read by a shell. Other braces stay as they are.
+
+class Commands:
+    """The commands of a sweep: every combination of values put into a template, the last name fastest.
+
+    ``{name}`` stands for a value, ``{}`` for a line of the input and ``{#}`` for the number of the command, from 1.
+    Each is replaced within one argument; no shell reads the result.
 
     Args:
-        template: The command; empty where each line of the input is one.
+        template: The command; empty if each line of the input is a command.
         each: Values by name.
-        lines: The lines of the input; None where there is none.
+        lines: The lines of the input; None for no input.
 
     Attributes:
-        notes: What people should know about them.
+        notes: Remarks for the user.
 
     Raises:
-        UsageError: When they make no sense.
+        UsageError: When the parts do not fit together, or the template has an unknown name.
     """
 
     def __init__(
@@ -121,8 +145,8 @@ class Commands:
             if lines is not None:
                 self._axes[""] = [line for line in lines if line]
             self._axes |= each
+            self._check(template, each)
             self._template = [self._parts(argument) for argument in template]
-            self._say(template, each)
         else:
             if each:
                 raise UsageError("--each puts values into a command, which must follow '--'")
@@ -133,7 +157,7 @@ class Commands:
         return math.prod(map(len, self._axes.values()))
 
     def __iter__(self) -> Iterator[tuple[int, tuple[str, ...]]]:
-        """The number of each, from 1, and its arguments; made one by one."""
+        """Yield the number and the arguments of each command."""
         for number, values in enumerate(itertools.product(*self._axes.values()), 1):
             if not self._template:
                 yield number, values[0]  # type: ignore[misc] # the line, split
@@ -144,28 +168,60 @@ class Commands:
             yield number, tuple(made)
 
     def _parts(self, argument: str) -> list[tuple[bool, str]]:
-        """An argument as texts and, with True, names of values."""
+        """Split an argument into texts and, with True, names of values."""
         parts, at = [], 0
         for match in _VARIABLE.finditer(argument):
-            if match[1] == "#" or match[1] in self._axes:
-                parts += [(False, argument[at : match.start()]), (True, match[1])]
-                at = match.end()
+            name = match["name"]
+            if name == "" and "" not in self._axes:  # without input, {} is text, as in find -exec
+                continue
+            parts += [
+                (False, argument[at : match.start()]),
+                (False, f"{{{match['plain']}}}") if name is None else (True, name),
+            ]
+            at = match.end()
         return [*parts, (False, argument[at:])]
 
-    def _say(self, template: Sequence[str], each: Mapping[str, tuple[str, ...]]) -> None:
-        used = {match[1] for argument in template for match in _VARIABLE.finditer(argument)}
-        unknown = sorted(used - self._axes.keys() - {"#"} - ({""} if "" in self._axes else set()))
-        notes = [f"'{{{name}}}' names no value of --each, and stays as it is" for name in unknown if name]
-        notes += [
+    def _check(self, template: Sequence[str], each: Mapping[str, tuple[str, ...]]) -> None:
+        """Refuse unknown names, and note values that no argument uses."""
+        used = {match["name"] for argument in template for match in _VARIABLE.finditer(argument)} - {None}
+        for name in sorted(used - self._axes.keys() - {"#", ""}):
+            close = difflib.get_close_matches(name, each, n=1, cutoff=0.5) or [
+                key for key in each if key == name.lower()
+            ]
+            raise UsageError(
+                f"{{{name}}} is not one of --each" + (f": did you mean {{{close[0]}}}?" if close else ""),
+                hint=f"for the text {{{name}}} itself write {{{{{name}}}}}",
+            )
+        notes = [
             f"no argument has '{{{name}}}': each value of {name} runs the same" for name in each if name not in used
         ]
         if "" in self._axes and "" not in used:
             notes.append("no argument has '{}': each line of the input runs the same")
         self.notes = tuple(notes)
 
+    def log_name(self, number: int) -> str:
+        """Return the name of a command's log: its values, if they can stand in a file name, else its number."""
+        if not self._named:
+            return f"{number}.log"
+        place, words = number - 1, list[str]()
+        for name, values in reversed(self._axes.items()):
+            place, at = divmod(place, len(values))
+            words.insert(0, f"{name}={values[at]}")
+        return f"{','.join(words)}.log"
+
+    @cached_property
+    def _named(self) -> bool:
+        """Whether values name the logs: short, different, and without a slash."""
+        return (
+            "" not in self._axes
+            and all(len(set(values)) == len(values) for values in self._axes.values())
+            and all(_PLAIN.fullmatch(str(value)) for values in self._axes.values() for value in values)
+            and 0 < sum(len(name) + 2 + max(map(len, values)) for name, values in self._axes.items()) <= _LONGEST_NAME
+        )
+
 
 def _split(lines: Sequence[str]) -> list[tuple[str, ...]]:
-    """The arguments of each line, which a shell's quotes keep together; nothing else that a shell does."""
+    """Split each line into arguments as a shell does, without any other expansion."""
     found = []
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.lstrip().startswith("#"):
@@ -184,22 +240,23 @@ def _split(lines: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 def written(command: Sequence[str]) -> str:
-    """A command as one line without tabs: as people would type it."""
+    """Format a command as one shell line without tabs."""
     return shlex.join(command).replace("\t", "\\t").replace("\n", "\\n").replace("\r", "\\r")
 
 
 class JobLog:
-    """The job log of a sweep: one line for each command that has ended.
+    """The job log of a sweep: a line for each command that has ended.
 
     Args:
         path: Its file.
-        resume: Whether an earlier one is gone on with; those of its commands that ended well are not run again.
+        resume: Whether to continue an existing file; its successful commands are not run again.
 
     Attributes:
-        done: Numbers of the commands that ended well before, with the commands as written.
+        path: Its file.
+        done: Successful commands by number, as they are written in the file.
 
     Raises:
-        UsageError: When there is one that is not gone on with, or it is none.
+        UsageError: When the file exists and is not to be continued, or is no job log.
         AnyaccelError: When it cannot be written.
     """
 
@@ -234,10 +291,10 @@ class JobLog:
                         self.done[int(fields[0])] = fields[8]
 
     def was_done(self, number: int, command: Sequence[str]) -> bool:
-        """Whether a command has ended well before.
+        """Return whether a command has succeeded before.
 
         Raises:
-            UsageError: When the job log has another command by this number.
+            UsageError: When the job log has another command with this number.
         """
         before = self.done.get(number)
         if before is not None and before != written(command):
@@ -249,32 +306,33 @@ class JobLog:
         return before is not None
 
     def add(self, run: Ended) -> None:
-        """Add a command that has ended."""
+        """Append a line for a command that has ended."""
         fields = (run.number, run.host, f"{run.started:.3f}", f"{run.seconds:10.3f}", 0, run.output_bytes, run.status,
                   run.signal, written(run.command))  # fmt: skip
         line = "\t".join(map(str, fields)) + "\n"
         os.write(self._fd, line.encode(errors="surrogateescape"))
 
     def close(self) -> None:
-        """Close it."""
+        """Close the file."""
         os.close(self._fd)
 
 
 class Ended(Value):
-    """A command that has ended.
+    """The end of a command.
 
     Attributes:
-        number: Its number.
+        number: Number of the command.
         command: Its arguments.
-        status: Exit status; 0 where a signal ended it, 124 where it ended with 0 once its time was over.
+        status: Exit status; 0 for a command that a signal ended, 124 for one that returned 0 after its time limit.
         signal: The signal that ended it, or 0.
-        started: When it began, in seconds since 1970.
-        seconds: How long it ran.
+        started: Its start, in seconds since 1970.
+        seconds: Its duration.
         output_bytes: Size of its log.
-        host: Where it ran; ``:`` for this machine, as GNU parallel has it.
-        attempts: How often it was run.
-        log: Path of what it has printed.
-        timed_out: Whether its time limit has ended it.
+        host: Its machine; ``:`` for this one, as in GNU parallel.
+        attempts: Number of attempts.
+        log: Path of its output.
+        timed_out: Whether its time limit ended it.
+        interrupted: Whether it was ended because the sweep was stopped.
     """
 
     number: int
@@ -288,37 +346,39 @@ class Ended(Value):
     attempts: int = 1
     log: str = ""
     timed_out: bool = False
+    interrupted: bool = False
 
     @property
     def good(self) -> bool:
-        """Whether it ended with 0."""
+        """Return whether the command succeeded."""
         return not self.status and not self.signal
 
     @property
     def how(self) -> str:
-        """How it ended, for people."""
+        """Describe a failure for people."""
         if self.timed_out:
             return "was ended by its time limit"
         return f"was ended by signal {self.signal}" if self.signal else f"failed with exit status {self.status}"
 
 
 class Tally:
-    """How a sweep goes.
+    """Progress of a sweep.
 
     Attributes:
-        total: How many commands it has.
-        skipped: How many had ended well before.
-        done: How many have ended well.
-        failed: How many have not.
-        running: How many run now.
-        failures: The first of those that failed.
+        total: Number of commands.
+        skipped: Commands that succeeded in an earlier run.
+        done: Commands that succeeded.
+        failed: Commands that failed.
+        interrupted: Commands that were ended because the sweep was stopped.
+        running: Commands that run now.
+        failures: The first failures.
     """
 
     MOST_FAILURES = 100
 
     def __init__(self, total: int) -> None:
         self.total = total
-        self.skipped = self.done = self.failed = self.running = 0
+        self.skipped = self.done = self.failed = self.interrupted = self.running = 0
         self.failures: list[Ended] = []
         self.began = time.monotonic()
 
@@ -326,6 +386,8 @@ class Tally:
         """Count a command that has ended."""
         if run.good:
             self.done += 1
+        elif run.interrupted:
+            self.interrupted += 1
         else:
             self.failed += 1
             if len(self.failures) < self.MOST_FAILURES:
@@ -333,35 +395,37 @@ class Tally:
 
     @property
     def seconds(self) -> float:
-        """How long it has taken."""
+        """Seconds since the start of the sweep."""
         return time.monotonic() - self.began
 
     @property
     def left_seconds(self) -> float | None:
-        """How long the rest may take, as things went so far; None while nothing has ended."""
+        """Estimate the seconds until the end of the sweep; None before the first command has ended."""
         ended = self.done + self.failed
         return self.seconds / ended * (self.total - self.skipped - ended) if ended else None
 
 
 class SweepSetting(Value):
-    """What a sweep keeps to.
+    """Settings of a sweep.
 
     Attributes:
-        request: What each command needs.
+        request: Request of each command.
         inventory: The machine.
-        out: Folder of the logs.
-        jobs: How many run at once, at most.
-        retries: How often a command that fails is run again.
-        stop_on_error: Whether no further command is started once one has failed.
-        grace: Seconds between asking commands to end and killing them, when the sweep is stopped or their time is over.
-        time: Seconds that each command may run; None for no limit.
-        early: The signal that it gets before its time is over; None for none.
-        options: Options of :func:`anyaccel.acquire_async`: how devices are waited for, and commands are started.
+        out: Directory of the logs.
+        log_name: Returns the name of a command's log, by the command's number.
+        jobs: Commands that run at the same time, at most.
+        retries: How often a command that failed is run again.
+        stop_on_error: Whether to start no command after a failure.
+        grace: Seconds between SIGTERM and SIGKILL, when the sweep is stopped or a command reaches its time limit.
+        time: Time limit of each command, in seconds; None for no limit.
+        early: Signal before the time limit; None for none.
+        options: Options of :func:`anyaccel.acquire_async`: how to wait for devices, and how to start commands.
     """
 
     request: Request
     inventory: Inventory
     out: str
+    log_name: Callable[[int], str]
     jobs: int
     retries: int = 0
     stop_on_error: bool = False
@@ -375,11 +439,11 @@ class Sweep:
     """Runs the commands of a sweep on this machine.
 
     Args:
-        setting: What it keeps to.
-        commands: Numbers and arguments; those that are left to run.
-        tally: How it goes; what has ended is added by ``on_end``.
-        on_change: Called when something has changed, and every second.
-        on_end: Called with each command that has ended.
+        setting: Its settings.
+        commands: Numbers and arguments of the commands to run.
+        tally: Progress; ``on_end`` counts the ends.
+        on_change: Called after a change, and every second.
+        on_end: Called with the end of each command.
         on_wait: As of :func:`anyaccel.acquire`.
     """
 
@@ -401,9 +465,9 @@ class Sweep:
         self._on_wait = on_wait
         self._left = tally.total - tally.skipped
         self._running: dict[int, int] = {}
-        self._holds: dict[Hold, bool] = {}  # and whether a command was run with it
+        self._holds: dict[DeviceLease, bool] = {}  # and whether a command was run with it
         self._slots = 0
-        self._taking: asyncio.Task[Hold] | None = None
+        self._taking: asyncio.Task[DeviceLease] | None = None
         self._stopped = 0
         self._asked = 0
         self._error: AnyaccelError | None = None
@@ -414,13 +478,13 @@ class Sweep:
         self._ledger = Ledger.open()
 
     def run(self) -> int:
-        """Run them all.
+        """Run the commands.
 
         Returns:
-            0 when all ended well, 1 when some did not, 128 and the number of the signal that stopped it.
+            0 if all succeeded, 1 if some failed, 128 and the number of the signal that stopped the sweep.
 
         Raises:
-            AnyaccelError: When devices cannot be got.
+            AnyaccelError: When devices cannot be acquired.
         """
         with contextlib.suppress(OSError):
             process.adopt_orphans()  # what a command leaves behind becomes our child, and is seen
@@ -459,8 +523,8 @@ class Sweep:
                 self._give_back(hold)
 
     async def _slot(self) -> None:
-        """Run one command after the other."""
-        hold: Hold | None = None
+        """Run commands one after the other, with the same devices if possible."""
+        hold: DeviceLease | None = None
         while True:
             if hold is None:
                 async with self._turn:
@@ -490,8 +554,8 @@ class Sweep:
         failed = self._setting.stop_on_error and self._tally.failed
         return bool(self._left) and not self._asked and self._error is None and not failed
 
-    async def _take(self) -> Hold | None:
-        """Get devices, when it is our turn; None when that is no longer needed, or others of us go on without."""
+    async def _take(self) -> DeviceLease | None:
+        """Acquire devices; None if they are no longer needed, or other slots can go on without."""
         setting = self._setting
         options: AcquireOptions = {**setting.options, "inventory": setting.inventory, "on_wait": self._on_wait}
         if setting.time is not None:  # the lease says until when it is held at most
@@ -513,22 +577,23 @@ class Sweep:
         self._holds[hold] = False
         return hold
 
-    async def _run(self, number: int, command: tuple[str, ...], hold: Hold) -> None:
-        """Run one command, again where it fails and that is wanted."""
+    async def _run(self, number: int, command: tuple[str, ...], hold: DeviceLease) -> None:
+        """Run one command, and again if it fails and attempts are left."""
         if not self._holds[hold]:
             self._holds[hold] = True
-            hold.noted(command[0])  # one line of the journal for all commands of a lease
+            hold.begin_entry(command[0])  # one line of the journal for all commands of a lease
         self._tally.running += 1
         for attempt in range(1, self._setting.retries + 2):
             run = await self._attempt(number, command, hold, attempt)
             if run.good or self._asked or not self._intact(hold):
                 break
         self._tally.running -= 1
-        self._on_end(run)
+        # A command that fails after Ctrl-C has most likely got the signal, too.
+        self._on_end(replace(run, interrupted=bool(self._asked) and not run.good))
         self._on_change()
 
-    async def _attempt(self, number: int, command: tuple[str, ...], hold: Hold, attempt: int) -> Ended:
-        path = f"{self._setting.out}/{number}.log"
+    async def _attempt(self, number: int, command: tuple[str, ...], hold: DeviceLease, attempt: int) -> Ended:
+        path = f"{self._setting.out}/{self._setting.log_name(number)}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | (os.O_TRUNC if attempt == 1 else 0)
         try:
             log = os.open(path, flags, 0o666)
@@ -540,7 +605,7 @@ class Sweep:
         try:
             running = hold.popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
         except OSError as error:
-            fault = not_started(command[0], error)
+            fault = make_start_error(command[0], error)
             os.write(log, f"anyaccel: {fault}\n".encode(errors="replace"))
             status = fault.exit_code
         else:
@@ -554,7 +619,7 @@ class Sweep:
             if limited is not None and (timed_out := await self._end_of_time(limited, hold)):
                 hold.timed_out = True
                 status = status or (0 if number_of_signal else time_limit.STATUS)
-                time_limit.say_at_end(limited.limit.message, path)
+                time_limit.append_line(limited.limit.message, path)
         size = os.fstat(log).st_size
         os.close(log)
         return Ended(
@@ -562,27 +627,27 @@ class Sweep:
             seconds=time.monotonic() - clock, output_bytes=size, log=path, timed_out=timed_out,
         )  # fmt: skip
 
-    def _limit(self, pid: int, hold: Hold, log: str) -> _Limited | None:
-        """Have a command ended once its time is over, with all that has the devices; None where it has no limit.
+    def _limit(self, pid: int, hold: DeviceLease, log: str) -> _Limited | None:
+        """Start the time limit of a command, for all processes with its devices; None without a limit.
 
         Args:
             pid: The command, the leader of a process group.
             hold: Its devices.
-            log: Path of what it prints, where its early signal is told.
+            log: Path of its output, which names the early signal.
         """
         setting = self._setting
         if setting.time is None:
             return None
         limit = time_limit.TimeLimit.begin(setting.time, setting.grace, setting.early)
         mark = hold.lease.mark if hold.lease else ()
-        everything = find_all(find_carriers([mark]), find_tree({pid: self._running[pid]}))
+        everything = combine_finds(find_carriers([mark]), find_tree({pid: self._running[pid]}))
         return _Limited(limit, Teardown(everything, grace=limit.grace), mark, log)
 
-    async def _end_of_time(self, limited: _Limited, hold: Hold) -> bool:
-        """Wait for what ends with a command that has ended, and forget its limit where nothing is left to end.
+    async def _end_of_time(self, limited: _Limited, hold: DeviceLease) -> bool:
+        """Wait for processes that end with a command, and drop its time limit if none are left.
 
         Returns:
-            Whether the command was ended by its limit.
+            Whether the time limit ended the command.
         """
         timed_out = limited.over
         limited.countdown.early_at = None
@@ -595,15 +660,15 @@ class Sweep:
         return timed_out
 
     async def _end_those_over(self) -> None:
-        """Wait for what is being ended, since its time is over; the rest is left to monitors."""
+        """Wait for processes that are past their time limit; monitors end the others."""
         for lease, limited in tuple(self._limits.items()):
             if limited.over:
                 await limited.task
                 del self._limits[lease]
             limited.task.cancel()
 
-    def _intact(self, hold: Hold) -> bool:
-        """Whether nothing that a command has left behind runs with the devices."""
+    def _intact(self, hold: DeviceLease) -> bool:
+        """Return whether no process of a command still runs with the devices."""
         if hold.lease is None:
             return True
         orphans = self._orphans([hold.lease.mark])
@@ -611,23 +676,24 @@ class Sweep:
             self._left_over.append(hold.lease.mark)
         return not orphans and hold.lease.intact
 
-    def _keeps(self, hold: Hold) -> bool:
-        """Whether the next command gets the same devices: nobody else waits for them, nothing is left behind.
+    def _keeps(self, hold: DeviceLease) -> bool:
+        """Return whether the next command gets the same devices.
 
-        Where commands have a time, each has a lease of its own, which says until when.
+        Another request may wait for them, or a process may still use them. With a time limit each command has a lease
+        of its own, which carries its deadline.
         """
         if hold.lease is None:
             return True
         if self._setting.time is not None:
             return False
-        return self._intact(hold) and not self._ledger.wanted(frozenset(hold.lease.devices))
+        return self._intact(hold) and not self._ledger.find_wanted(frozenset(hold.lease.devices))
 
-    def _give_back(self, hold: Hold) -> None:
+    def _give_back(self, hold: DeviceLease) -> None:
         del self._holds[hold]
         hold.release()
 
     def _orphans(self, wanted: Sequence[marks.Mark]) -> list[int]:
-        """Living processes with some marks that have become our children; those that have ended are reaped."""
+        """Return the living children of this process that carry one of the marks, and reap the dead ones."""
         found = []
         for pid in process.children(os.getpid()):
             if pid in self._running:
@@ -641,13 +707,13 @@ class Sweep:
         return found
 
     def _stop(self, number: signal.Signals) -> None:
-        """End the sweep: ask at first, kill the second time."""
+        """End the sweep: SIGTERM at first, SIGKILL the second time."""
         self._stopped = self._stopped or number
         self._asked += 1
         if self._taking is not None:
             self._taking.cancel()
         if self._rest is None:
-            everything = find_all(find_carriers(self._marks()), find_tree(self._running))
+            everything = combine_finds(find_carriers(self._marks()), find_tree(self._running))
             self._rest = Teardown(everything, grace=self._setting.grace)
             self._ending = asyncio.create_task(_finish(self._rest, "the sweep"))
         else:
@@ -671,21 +737,21 @@ class _Limited:
 
     Args:
         limit: The limit.
-        rest: The end of the command, and of all that it has left with its devices, once its time is over.
-        mark: Mark of its lease, whose carriers get the limit's early signal.
-        log: Path of what it prints, where that is told.
+        rest: Ends the command and its processes, once its time is over.
+        mark: Mark of its lease, whose carriers get the early signal.
+        log: Path of its output.
 
     Attributes:
         limit: The limit.
         over: Whether its time is over.
-        countdown: Sends the early signal, also to what the command has left, unless that is called off.
-        task: Ends all once its time is over.
+        countdown: Sends the early signal, also to processes that the command left behind.
+        task: Ends the processes once the time is over.
     """
 
     def __init__(self, limit: time_limit.TimeLimit, rest: Teardown, mark: marks.Mark, log: str) -> None:
         self.limit = limit
         self.over = False
-        self.countdown = time_limit.Countdown(limit, mark, lambda text: time_limit.say_at_end(text, log))
+        self.countdown = time_limit.Countdown(limit, mark, lambda text: time_limit.append_line(text, log))
         self.task = asyncio.create_task(self._end(rest))
 
     async def _end(self, rest: Teardown) -> None:
@@ -696,10 +762,10 @@ class _Limited:
 
 
 async def _finish(rest: Teardown, of: str) -> None:
-    """End what a teardown is for, and name what it leaves."""
+    """Complete a teardown, and name the processes that it could not end."""
     while (pause := rest.step()) is not None:  # noqa: ASYNC110 - nothing else tells of it
         await asyncio.sleep(pause)
-    for line in tell_left(rest, of):
+    for line in describe_left(rest, of):
         _log().warning("%s", line)
 
 
@@ -725,10 +791,10 @@ def _log() -> logging.Logger:
 
 
 def call(number: int, command: tuple[str, ...], attempt: int) -> tuple[Ended, bytes]:
-    """Run one command of a sweep in a worker of a pool, wherever that is.
+    """Run one command of a sweep in a worker of a pool, on any node.
 
     Returns:
-        How it ended, without its log, and what it has printed.
+        Its end, without a log, and its output.
     """
     began, clock = time.time(), time.monotonic()
     try:
@@ -737,7 +803,7 @@ def call(number: int, command: tuple[str, ...], attempt: int) -> tuple[Ended, by
         )
         code, printed = done.returncode, done.stdout
     except OSError as error:
-        fault = not_started(command[0], error)
+        fault = make_start_error(command[0], error)
         code, printed = fault.exit_code, f"anyaccel: {fault}\n".encode(errors="replace")
     ended = Ended(
         number=number, command=command, status=max(0, code), signal=max(0, -code), started=began, attempts=attempt,

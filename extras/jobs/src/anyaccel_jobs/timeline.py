@@ -1,4 +1,4 @@
-"""A picture of who held what when, as SVG."""
+"""A chart of leases over time, as SVG."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from anyaccel.text import printable
 
 WIDTH, LEFT, ROW, TOP = 960, 140, 26, 40
 _COLORS = ("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#a463f2", "#97bbf5", "#9c6b4e", "#9498a0")
-"""Colours that differ for most people who do not see all of them."""
+"""Colours that most people with colour blindness can tell apart."""
 _MARKS = 6
 _BUSY, _IDLE = 0.85, 0.3
-"""How strong the colour is: devices that were held idle are pale."""
+"""Opacity of busy and of idle leases."""
 
 
 def picture(entries: Sequence[journal.JournalEntry], since: float, until: float) -> str:
-    """Draw a row for each device and a bar for each use, in a colour for each user.
+    """Draw a row for each device and a bar for each lease, in a colour for each user.
 
     Args:
-        entries: The uses.
-        since: Where the picture begins, in seconds since 1970.
-        until: Where it ends.
+        entries: Entries of the journal.
+        since: Left end of the chart, in seconds since 1970.
+        until: Right end.
     """
     devices = sorted({used.device for entry in entries for used in entry.devices}, key=_natural)
     users = sorted({entry.user for entry in entries})
@@ -83,6 +83,6 @@ def _moment(seconds: float) -> str:
 
 
 def _natural(name: str) -> tuple[str, int, str]:
-    """Order a name that ends in 10 behind one that ends in 9."""
+    """Return a sort key by which ``acme/9`` precedes ``acme/10``."""
     head = name.rstrip("0123456789")
     return head, int(name[len(head) :] or 0), name

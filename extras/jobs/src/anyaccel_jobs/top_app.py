@@ -1,6 +1,6 @@
-"""The application behind ``anyaccel top``: what it shows, and what its keys do.
+"""The application behind ``anyaccel top``.
 
-Texts of others become plain text with styles here, never markup.
+Texts of other users become plain text with styles, never markup.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import anyaccel
-from anyaccel.cli import DeviceRow, cancel_by_id, laid_out, megahertz, output, since, used_of
+from anyaccel.cli import Column, DeviceRow, cancel_by_id, lay_out, megahertz, memory_use, output, since, table_lines
 from anyaccel.cli import sample as samples
 from anyaccel.errors import AnyaccelError
 from anyaccel.ledger import Ledger, TicketRecord
@@ -33,23 +33,38 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     Line = Sequence[output.Span]
     Groups = Sequence[tuple[str, Sequence[Line]]]
-    """Lines that belong together, by the key of each group."""
+    """Groups of lines, each with its key."""
 
 _STYLES = {"": "", "bold": "bold", "dim": "dim", "bad": "red", "good": "green", "warn": "yellow", "accent": "cyan"}
 _HISTORY = 240
-_LOAD = ((6, 4), (14, 10), (26, 25), (29, 45))
-"""Steps of the column of the load: of the line of its history, and the number."""
+_LOAD = 45
+"""Width of the column of the load: the line of its history, and the number."""
 _LEVELS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
 _SIGNS = "_.-~=+*#"
-_WAITING = ("WAITING", "USER", "REQUEST", "FOR", "MAY START", "WHY")
-_JOBS = ("JOB", "STATE", "REQUEST", "FOR", "DEVICES", "COMMAND")
+_WAITING = (
+    Column(heading="WAITING", turn=0),
+    Column(heading="USER", turn=1, least=8),
+    Column(heading="REQUEST", turn=2, least=8),
+    Column(heading="FOR", turn=4),
+    Column(heading="STARTS BY", turn=5),
+    Column(heading="REASON", turn=3, least=16),
+    Column(heading="NOTE", turn=6, least=8),
+)
+_JOBS = (
+    Column(heading="JOB", turn=0),
+    Column(heading="STATE", turn=1),
+    Column(heading="REQUEST", turn=3, least=8),
+    Column(heading="FOR", turn=4),
+    Column(heading="DEVICES", turn=5, least=8),
+    Column(heading="COMMAND", turn=2, least=12),
+)
 _OF_TICKET = ("id", "user", "pid", "priority", "request", "note", "command")
 SORTS = ("device", "load", "memory", "free")
 
 
 def sparkline(history: Sequence[float | None], width: int) -> str:
-    """Draw the last of some parts of a whole, one column each; what is unknown is blank."""
-    levels = _LEVELS if output.writes(_LEVELS) else _SIGNS
+    """Draw the latest ratios of a history, one column each; an unknown ratio is blank."""
+    levels = _LEVELS if output.can_encode(_LEVELS) else _SIGNS
     found = list(history)[-width:]
     drawn = (
         " " if ratio is None else levels[min(int(min(max(ratio, 0.0), 1.0) * len(levels)), len(levels) - 1)]
@@ -59,7 +74,7 @@ def sparkline(history: Sequence[float | None], width: int) -> str:
 
 
 class Lines(OptionList):
-    """Lines of text, of which some belong together and are chosen together."""
+    """A list whose options are groups of lines."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("k", "cursor_up", show=False),
@@ -85,16 +100,16 @@ class Lines(OptionList):
 
     @property
     def chosen(self) -> str:
-        """Key of the group at the cursor; empty when there is none."""
+        """Key of the highlighted group; empty for none."""
         return "" if self.highlighted is None else self._groups[self.highlighted][0]
 
     @property
     def text(self) -> str:
-        """What it shows, without styles."""
+        """The text without styles."""
         return "\n".join(_text(lines).plain for _, lines in self._groups)
 
     def show(self, groups: Groups) -> None:
-        """Show these lines; the cursor stays where it was."""
+        """Show groups of lines; the cursor stays at the same key."""
         keys = [key for key, _ in groups]
         if keys == [key for key, _ in self._groups]:
             for number, (_, lines) in enumerate(groups):
@@ -109,7 +124,7 @@ class Lines(OptionList):
 
 
 class Words(Static):
-    """A line of text, or several, in which nothing is chosen."""
+    """Static lines of text."""
 
     DEFAULT_CSS = "Words { min-height: 1; }"
 
@@ -117,12 +132,12 @@ class Words(Static):
         super().__init__(_text(lines), id=id)
 
     def tell(self, *lines: Line) -> None:
-        """Show these lines."""
+        """Show lines of text."""
         self.update(_text(lines))
 
 
 def _text(lines: Sequence[Line]) -> Text:
-    """Lines as Textual takes them; none of what they say is markup."""
+    """Return lines as Textual renders them, without interpreting markup."""
     made = Text(no_wrap=True)
     for number, line in enumerate(lines):
         made.append("\n" * (number > 0))
@@ -132,7 +147,7 @@ def _text(lines: Sequence[Line]) -> Text:
 
 
 class Details(ModalScreen[None]):
-    """All that is known of one device, or what was asked for."""
+    """A screen with the details of a device, a request or a job."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,enter", "dismiss_it", "back")]
     CSS = "Details Vertical { background: $surface; } Details VerticalScroll { height: 1fr; }"
@@ -142,19 +157,19 @@ class Details(ModalScreen[None]):
         self._told = lines
 
     def compose(self) -> ComposeResult:
-        """Lay it out."""
+        """Return the widgets."""
         with Vertical():
             with VerticalScroll():
                 yield Words(*self._told)
             yield Footer()
 
     def action_dismiss_it(self) -> None:
-        """Go back."""
+        """Close the screen."""
         self.dismiss(None)
 
 
 class Confirm(ModalScreen[str]):
-    """Asks which of some things to end, and whether really to."""
+    """A question whether to end one of several leases, requests or jobs."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("y", "yes", "yes"),
@@ -168,23 +183,23 @@ class Confirm(ModalScreen[str]):
         self._among = among
 
     def compose(self) -> ComposeResult:
-        """Lay it out."""
+        """Return the widgets."""
         with Vertical():
             yield Words([(self._question, "bold")])
             yield Lines([(key, [[(f"  {text}", "")]]) for key, text in self._among], id="among")
             yield Footer()
 
     def action_yes(self) -> None:
-        """End what is at the cursor."""
+        """Close the screen with the highlighted key."""
         self.dismiss(self.query_one("#among", Lines).chosen)
 
     def action_no(self) -> None:
-        """End nothing."""
+        """Close the screen without a key."""
         self.dismiss("")
 
 
 class Ask(ModalScreen[str]):
-    """Asks for a line of text."""
+    """A question for a line of text."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "leave", "back")]
     CSS = "Ask { align: center middle; } Ask Vertical { height: auto; width: 76; background: $surface; }"
@@ -195,26 +210,27 @@ class Ask(ModalScreen[str]):
         self._text = printable(text)
 
     def compose(self) -> ComposeResult:
-        """Lay it out."""
+        """Return the widgets."""
         with Vertical():
             yield Words([(self._question, "bold")])
             yield Input(self._text)
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Answer."""
+        """Close the screen with the text."""
         self.dismiss(event.value)
 
     def action_leave(self) -> None:
-        """Change nothing."""
+        """Close the screen with the text before."""
         self.dismiss(self._text)
 
 
 class Top(App[None]):
-    """Shows a machine until somebody has seen enough.
+    """The live view of a machine.
 
     Args:
-        look: Looks at the machine; called in a thread.
-        interval: Seconds between two looks.
+        look: Returns a sample; called in a thread.
+        look_for_jobs: Returns the active jobs; called in that thread.
+        interval: Seconds between two samples.
     """
 
     TITLE = "anyaccel top"
@@ -257,7 +273,7 @@ class Top(App[None]):
         self._busy = False
 
     def compose(self) -> ComposeResult:
-        """Lay it out."""
+        """Return the widgets."""
         yield Words([("looking ...", "dim")], id="summary")
         yield Words(id="heading")
         yield Lines(id="devices")
@@ -269,18 +285,18 @@ class Top(App[None]):
         yield Footer()
 
     def on_mount(self) -> None:
-        """Begin to look."""
+        """Start sampling."""
         self._at_terminal = os.isatty(0)
         self.set_interval(self._interval, self._begin)
         self._begin()
 
     def on_resize(self) -> None:
-        """Lay it out anew."""
+        """Redraw for the new size."""
         self.call_after_refresh(self._draw)
 
     def _begin(self) -> None:
-        """Look once more, unless the last look still lasts."""
-        if self._at_terminal and not os.isatty(0):  # the terminal has gone, and nobody told us: reading it would spin
+        """Start a sample in a thread, unless the last one is still under way."""
+        if self._at_terminal and not os.isatty(0):  # without SIGHUP, reading a terminal that is gone would spin
             self.exit()
             return
         if not self._busy:
@@ -288,7 +304,7 @@ class Top(App[None]):
             self.run_worker(self._take, thread=True, group="look")
 
     def _take(self) -> None:
-        """Look, and ask why requests wait."""
+        """Take a sample, in a thread."""
         try:
             sample, jobs = self._look(), self._look_for_jobs()
             self._from_thread(self._took, sample, jobs, _waiting(sample))
@@ -298,7 +314,7 @@ class Top(App[None]):
             self._busy = False
 
     def _from_thread(self, call: Callable[..., object], *arguments: object) -> None:
-        """Call something in the application's own thread; nothing happens once it has ended."""
+        """Call a function in the application's thread, unless the application has ended."""
         try:
             self.call_from_thread(call, *arguments)
         except RuntimeError:
@@ -314,12 +330,12 @@ class Top(App[None]):
         self._draw()
 
     def _tell(self, text: str) -> None:
-        """Say something in the line above the keys."""
+        """Show a message in the line above the keys."""
         self._told = text
         self._draw()
 
     def _shown(self, sample: samples.Sample) -> list[Device]:
-        """The devices, filtered and sorted."""
+        """Return the devices, filtered and sorted."""
         wanted = self._filter.lower()
         found = [
             device
@@ -337,10 +353,10 @@ class Top(App[None]):
     def _people(self, device: Device) -> str:
         if self._sample is None:
             return ""
-        return " ".join(f"{record.user} {record.note} {record.command}" for record in self._sample.of(device))
+        return " ".join(f"{record.user} {record.note} {record.command}" for record in self._sample.records(device))
 
     def _draw(self) -> None:
-        """Show what is known."""
+        """Redraw all widgets."""
         if not self.is_running:
             return
         sample = self._sample
@@ -352,7 +368,7 @@ class Top(App[None]):
         room = max(20, self.size.width - 1)
         devices = self._shown(sample)
         shown = replace(sample, inventory=replace(sample.inventory, devices=tuple(devices)))
-        heading, rows, _ = laid_out(shown, room, draw=self._drawn, drawn=_LOAD)
+        heading, rows, _ = lay_out(shown, room, draw=self._drawn, load=_LOAD)
         base.query_one("#heading", Words).tell(heading)
         base.query_one("#devices", Lines).show(
             [(device.id, lines) for device, lines in zip(devices, rows, strict=True)]
@@ -367,14 +383,15 @@ class Top(App[None]):
                 (more + where, "dim"),
             ]
         )
-        head, waiters = _table(_WAITING, [row for _, row in self._waiting], room, "nobody waits")
+        waiting = [row for _, row in self._waiting]
+        head, *waiters = table_lines(_WAITING, waiting, room) if waiting else ["no request waits"]
         base.query_one("#line", Words).tell([(head, "bold")])
         base.query_one("#waiters", Lines).show(
             [(ticket, [[(line, "")]]) for (ticket, _), line in zip(self._waiting, waiters, strict=True)]
         )
 
         jobs = [_job_row(job) for job in self._jobs]
-        head, lines = _table(_JOBS, jobs, room, "")
+        head, *lines = table_lines(_JOBS, jobs, room) if jobs else [""]
         base.query_one("#joblist", Words).tell([(head, "bold")])
         base.query_one("#joblist", Words).display = base.query_one("#jobs", Lines).display = bool(jobs)
         base.query_one("#jobs", Lines).show(
@@ -385,7 +402,7 @@ class Top(App[None]):
         return sparkline(self._history.get(row.device.id, ()), width)
 
     def _chosen(self) -> Device | TicketRecord | Job | None:
-        """The device, the waiter or the job at the cursor of the list in use."""
+        """Return the device, the request or the job at the cursor of the focused list."""
         if self._sample is None:
             return None
         focused = self.focused
@@ -396,17 +413,17 @@ class Top(App[None]):
         return among.get(key)
 
     def on_option_list_option_selected(self) -> None:
-        """Look into what was chosen, unless that is among what a question is about."""
+        """Show details, unless a question is open."""
         if len(self.screen_stack) == 1:
             self.action_details()
 
     def action_sort(self) -> None:
-        """Sort by something else."""
+        """Sort by the next key."""
         self._sort = SORTS[(SORTS.index(self._sort) + 1) % len(SORTS)]
         self._draw()
 
     def action_filter(self) -> None:
-        """Ask which devices to show."""
+        """Ask for a filter of the devices."""
 
         def use(text: str | None) -> None:
             self._filter = text or ""
@@ -415,7 +432,7 @@ class Top(App[None]):
         self.push_screen(Ask("Show devices with this in their name, type, id or holders:", self._filter), use)
 
     def action_details(self) -> None:
-        """Look into the device or the waiter at the cursor."""
+        """Show the details of the device, request or job at the cursor."""
         chosen = self._chosen()
         if chosen is None or self._sample is None:
             return
@@ -431,7 +448,7 @@ class Top(App[None]):
         self.push_screen(Details(lines))
 
     def action_why(self) -> None:
-        """Ask whether a request fits, and why not."""
+        """Ask for a request, and show whether it fits."""
         chosen = self._chosen()
         known = "" if chosen is None else chosen.name if isinstance(chosen, Device) else chosen.request
         self.push_screen(Ask("Does this request fit, and why not?", known), self._say_why)
@@ -454,7 +471,7 @@ class Top(App[None]):
         self.run_worker(ask, thread=True, group="why")
 
     def action_end(self) -> None:
-        """Release a lease of one's own on the device at the cursor, or cancel one's own wait or job."""
+        """Release a lease of this user on the device at the cursor, or cancel the user's request or job."""
         chosen, sample = self._chosen(), self._sample
         if chosen is None or sample is None:
             return
@@ -478,7 +495,7 @@ class Top(App[None]):
         self.push_screen(Confirm(question, mine), self._end)
 
     def _end(self, key: str | None) -> None:
-        """End something in a thread, and say what came of it."""
+        """Cancel by identity in a thread, and show the result."""
         if not key:
             return
 
@@ -494,7 +511,7 @@ class Top(App[None]):
 
 
 def device_details(device: Device, sample: samples.Sample, room: int) -> list[Line]:
-    """All that is known of a device: facts, health, who uses it, what it is linked to."""
+    """Return the lines about a device: facts, health, holders, processes, links."""
     seen = sample.stats(device)
     is_now, reason, remedy = samples.health(device, seen)
     names = {each.id: each.name for each in sample.inventory.devices}
@@ -502,7 +519,7 @@ def device_details(device: Device, sample: samples.Sample, room: int) -> list[Li
         ("device", f"{device.name}  {device.type}  {device.model}"),
         ("id", device.id),
         ("health", " ".join(filter(None, (is_now.value, reason, f"-> {remedy}" if remedy else "")))),
-        ("memory", f"{used_of(seen.memory_used_bytes, device.memory_bytes)} GiB"),
+        ("memory", f"{memory_use(seen.memory_used_bytes, device.memory_bytes)} GiB"),
         ("load", output.percent(seen.utilization)),
         ("clocks", f"{megahertz(seen.clock_hz)}, of the memory {megahertz(seen.memory_clock_hz)}"),
         ("ecc", f"{_known(seen.ecc_errors_corrected)} corrected, {_known(seen.ecc_errors_uncorrected)} not"),
@@ -528,7 +545,7 @@ def device_details(device: Device, sample: samples.Sample, room: int) -> list[Li
 
 
 def _facts(facts: Sequence[tuple[str, str]], room: int) -> list[Line]:
-    """Names and what they have, in so many columns; what is longer goes on in further lines."""
+    """Return a line for each name and its value, folded to a width."""
     width = max((cells(printable(name)) for name, _ in facts), default=0)
     found: list[Line] = []
     for name, text in facts:
@@ -547,7 +564,7 @@ def _known(value: object) -> str:
 
 
 def _waiting(sample: samples.Sample) -> list[tuple[str, list[str]]]:
-    """Return what is shown of the requests that wait, by ticket."""
+    """Return the cells of each waiting request, by ticket."""
     return [
         (
             ticket.id,
@@ -557,10 +574,11 @@ def _waiting(sample: samples.Sample) -> list[tuple[str, list[str]]]:
                 ticket.request or "-",
                 since(sample.at - ticket.waited),
                 output.clock(ticket.starts),
-                reason + (f"  [{ticket.note}]" if ticket.note else ""),
+                samples.reason(ticket),
+                ticket.note or "-",
             ],
         )
-        for place, (ticket, reason) in enumerate(zip(sample.tickets, samples.reasons(sample), strict=True), start=1)
+        for place, ticket in enumerate(sample.tickets, start=1)
     ]
 
 
@@ -571,17 +589,3 @@ def _job_key(job: Job) -> str:
 def _job_row(job: Job) -> tuple[str, ...]:
     ran = "-" if job.started is None else since(job.started)
     return (job.id, job.state, job.request or "-", ran, written_devices(job.devices), written_job(job))
-
-
-def _table(headings: Sequence[str], rows: Sequence[Sequence[str]], room: int, empty: str) -> tuple[str, list[str]]:
-    """The heading and the lines of those who wait, or of jobs; the words for none where there are none."""
-    if not rows:
-        return empty, []
-    plain = [tuple(map(printable, row)) for row in rows]
-    widths = [max(map(cells, column)) for column in zip(headings, *plain, strict=True)]
-    widths[1:3] = [min(width, 20) for width in widths[1:3]]
-    lines = []
-    for row in (headings, *plain):
-        short = (padded(output.shortened(text, width), width) for text, width in zip(row, widths, strict=True))
-        lines.append(output.shortened(" ".join(short).rstrip(), room))
-    return lines[0], lines[1:]

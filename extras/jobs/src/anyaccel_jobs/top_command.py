@@ -1,4 +1,4 @@
-"""Watch the devices of this machine, who holds them and who waits, until 'q' is pressed."""
+"""Watch the devices of this machine, their holders and waiting requests, until 'q' is pressed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from anyaccel.model import Inventory
 
 _DETECT_EVERY = 15
-"""Looks between two at which devices there are."""
+"""Samples between two detections of devices."""
 
 
 EXAMPLES = (
@@ -41,7 +41,7 @@ def main(args: argparse.Namespace) -> int:
         import textual  # noqa: F401
     except ImportError as error:
         raise AnyaccelError("'anyaccel top' needs Textual", hint="pip install 'anyaccel[top]'") from error
-    if not output.steered():
+    if not output.can_move_cursor():
         term = os.environ.get("TERM", "")
         raise UsageError(
             f"'anyaccel top' needs a terminal whose cursor can be moved (TERM is {term!r})",
@@ -56,12 +56,12 @@ def main(args: argparse.Namespace) -> int:
 
 
 class Looks:
-    """Looks at a machine again and again; now and then also at which devices there are.
+    """Samples a machine repeatedly, and detects its devices now and then.
 
     Args:
-        inventory: What was found at first.
-        options: As of :func:`anyaccel.detect`, to find them again.
-        stats: Whether vendors are asked how their devices fare.
+        inventory: The devices found at first.
+        options: Arguments of :func:`anyaccel.detect`.
+        stats: Whether vendors measure their devices.
     """
 
     def __init__(self, inventory: Inventory, options: dict[str, Any], *, stats: bool = True) -> None:
@@ -71,9 +71,9 @@ class Looks:
         self._looks = 0
 
     def __call__(self) -> samples.Sample:
-        """Look now."""
+        """Return a sample."""
         self._looks += 1
         if self._looks % _DETECT_EVERY == 0:
             self._inventory = anyaccel.detect(**self._options)
         timeout = self._options.get("timeout") or 10.0
-        return samples.look(self._inventory, stats=self._stats, timeout=timeout)
+        return samples.take_sample(self._inventory, stats=self._stats, timeout=timeout)

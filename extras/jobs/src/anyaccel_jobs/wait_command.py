@@ -1,6 +1,6 @@
-"""Wait until jobs have ended; the exit status is that of the first that failed, in the order given.
+"""Wait until jobs have ended; the exit status is that of the first failed job, in the order given.
 
-It is 124 for a job that its time limit has ended, whatever its command made of that.
+For a job that its time limit ended it is 124, whatever its command returned.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ EXAMPLES = (
 
 
 COMPLETERS = {"job": list_ids}
-"""What a shell offers for an argument."""
+"""Completers of arguments."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,12 +42,12 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _how(job: Job) -> str:
-    """Say what its exit status does not tell of a job; empty for nothing."""
+    """Describe an end that the exit status does not show; empty for others."""
     if job.state == "timeout":
-        return f"reached its time limit of {time_limit.written(job.time_limit or 0)}"
+        return f"reached its time limit of {time_limit.format_limit(job.time_limit or 0)}"
     return {"cancelled": "was cancelled", "lost": "is lost"}.get(job.state, "")
 
 
 def _status(job: Job) -> int:
-    """The exit status for a job that has not ended well: one that is lost has none of its own."""
+    """Return the exit status for a job that failed; a lost job has none of its own."""
     return time_limit.STATUS if job.state == "timeout" else job.status or 1

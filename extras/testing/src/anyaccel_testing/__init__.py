@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from anyaccel_testing.plugin_tests import AcceleratorPluginTests
     from anyaccel_testing.suite import run_checks
     from anyaccel_testing.table import CHECKS
+    from anyaccel_testing.testbed import TestbedError, enter_testbed, run_in_testbed
 
 __all__ = [
     "CHECKS",
@@ -23,10 +24,13 @@ __all__ = [
     "NotApplicable",
     "Result",
     "State",
+    "TestbedError",
     "context",
     "describe",
+    "enter_testbed",
     "load_recording",
     "run_checks",
+    "run_in_testbed",
 ]
 
 _HOMES = {
@@ -35,6 +39,7 @@ _HOMES = {
     "plugin_tests": ("AcceleratorPluginTests",),
     "suite": ("run_checks",),
     "table": ("CHECKS",),
+    "testbed": ("TestbedError", "enter_testbed", "run_in_testbed"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from anyaccel import detect
 from anyaccel.errors import AnyaccelError
-from anyaccel.launcher import Hold, acquire, refuse_if_loaded
+from anyaccel.launcher import DeviceLease, acquire, refuse_if_loaded
 from anyaccel.model import Device, Inventory, Request, Term
 from anyaccel.scheduler import parse_request
 
 
-def hold_devices(wanted: str | None) -> Hold:
+def hold_devices(wanted: str | None) -> DeviceLease:
     """Acquire the devices of a test worker, without waiting.
 
     Args:

@@ -1,7 +1,8 @@
 """Fixtures for tests of programs on accelerators. pytest loads this module wherever anyaccel-testing is installed.
 
 ``accel`` leases devices for each test worker and masks all other devices in its process. ``accel_machine`` replaces the
-machine by a simulated or recorded one for a test. The rest of anyaccel is imported when a test requests a fixture.
+machine by a simulated or recorded one for a test. ``accel_testbed`` runs a command on a recorded machine. The rest of
+anyaccel is imported when a test requests a fixture.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    import subprocess
+    from pathlib import Path
+
     from anyaccel.model import Allocation, Inventory
 
 GIVEN = ("ANYACCEL_ALLOCATION", "ANYACCEL_DEVICES", "ANYACCEL_LEASE", "ANYACCEL_MEMORY_LIMIT")
@@ -84,3 +88,20 @@ def accel_machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], Inventory]
         return detect()
 
     return use
+
+
+@pytest.fixture(scope="session")
+def accel_testbed() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run a command on the machine of a recording: ``accel_testbed("recordings/pair", "acme-smi", "-L")``.
+
+    Keyword arguments go to :func:`subprocess.run`. Without root and user namespaces, the test is skipped.
+    """
+    from anyaccel_testing.testbed import TestbedError, run_in_testbed
+
+    def run(recording: str | Path, *argv: str, **options: Any) -> subprocess.CompletedProcess[str]:
+        try:
+            return run_in_testbed(recording, argv, **options)
+        except TestbedError as error:
+            pytest.skip(f"{error}; {error.hint}")
+
+    return run

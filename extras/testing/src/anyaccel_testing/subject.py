@@ -10,9 +10,10 @@ from functools import cached_property
 from typing import Any
 
 from anyaccel.errors import PluginError
-from anyaccel.model import Detected, Device, Problem, decode, encode
+from anyaccel.inventory import interpret
+from anyaccel.model import Detected, Device, Problem, VendorReport, VendorState, encode
 from anyaccel.probe import FILE_NAME, SCHEMA, Facts, HostFacts, Machine, ProbeContext, RecordedFacts, Simulated, load
-from anyaccel.vendors import Source, VendorPlugin, tasks
+from anyaccel.vendors import Outcome, Source, VendorPlugin, tasks
 
 from anyaccel_testing.check import NotApplicable
 
@@ -89,6 +90,12 @@ def payload(source: Source, environ: Mapping[str, str]) -> dict[str, Any]:
     return {"load": {"source": encode(source), "path": sys.path}, "environ": dict(environ), "seconds": SECONDS}
 
 
+def interpret_here(source: Source, machine: Machine, environ: Mapping[str, str]) -> tuple[VendorReport, list[Device]]:
+    """Detect a machine in this process, with all checks and steps of the core; return the report and the devices."""
+    answer = tasks.detect({**payload(source, environ), "machine": encode(machine)})
+    return interpret(source, Outcome(value=answer))
+
+
 class TimelessContext(ProbeContext):
     """A context with a constant time left, so that a busy machine does not change answers."""
 
@@ -156,16 +163,15 @@ class TestedMachine:
         return lambda: getattr(plugin, hook)(*(makers[each]() for each in plugin.arguments(hook)))
 
     @cached_property
-    def _answer(self) -> dict[str, Any]:
+    def interpreted(self) -> tuple[VendorReport, list[Device]]:
+        """The vendor's report and the devices, after all checks and steps of the core."""
         # A recording brings its own environment; a mask of the author's shell must not hide its devices.
-        environ = os.environ if self.subject.live else {}
-        return tasks.detect({**payload(self.subject.source, environ), "machine": encode(self.machine)})
+        return interpret_here(self.subject.source, self.machine, os.environ if self.subject.live else {})
 
     @property
     def problem(self) -> Problem | None:
         """The problem of a hook between detection and the inventory; None if there is none."""
-        data = self._answer.get("problem")
-        problem = decode(Problem, data) if data else None
+        problem = self.interpreted[0].problem
         return None if problem is not None and problem.hook == "anyaccel_env" else problem  # see C16 to C18
 
     @property
@@ -179,8 +185,8 @@ class TestedMachine:
             raise NotApplicable("the plug-in cannot be loaded; see C01, C03 and C05")
         if self.problem is not None:
             raise NotApplicable("detection fails here; see C07, C09 and C15")
-        data = self._answer["detected"]
-        return decode(Detected, data) if data is not None else None
+        report, devices = self.interpreted
+        return Detected(devices=tuple(devices), partial=report.partial) if report.state is VendorState.OK else None
 
     @cached_property
     def devices(self) -> tuple[Device, ...]:

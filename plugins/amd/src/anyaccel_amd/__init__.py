@@ -56,16 +56,16 @@ CAPS = (
     ),
     Cap("CuPy", "CUPY_GPU_MEMORY_LIMIT", "bytes"),
 )
-"""What ROCm's builds of these frameworks read like the others."""
+"""Caps of frameworks; ROCm's builds read the same variables as CUDA's builds."""
 DEAD = (errno.EIO, errno.ENODEV, errno.ENXIO, errno.ETIMEDOUT)
-"""What the driver answers when a GPU hangs, resets or fell off the bus."""
+"""The driver's errors for a GPU in a hang or a reset, or off the bus."""
 
 
 class AMD(Vendor):
-    """GPUs, each a card or one partition of a card.
+    """GPUs, each a card or a partition of a card.
 
-    A device's index is its position among the KFD nodes that can be read, which is what ROCm's runtime numbers. A GPU
-    that KFD does not have is listed behind them: it has no number there, and no mask can name it.
+    A device's index is its position among the readable KFD nodes, which is the number in ROCm's runtime. A GPU missing
+    in KFD is listed behind the others: it has no number there, and no mask can name it.
     """
 
     key, resource, kind, brand, driver = "amd", "GPU", "gpu", "AMD", "amdgpu"
@@ -83,7 +83,7 @@ class AMD(Vendor):
         *(name for cap in CAPS for name in cap.variables),
     )
     control_nodes = (KFD_NODE,)
-    # Nothing keeps the holders of a GPU apart but themselves, or masks of its units on wish. Partitions are devices.
+    # Holders of a GPU are isolated by agreement, or by masks of its compute units if wanted. Partitions are devices.
     sharing = Fractional.SHARED
     number_remedy = "look for kfd and amdgpu in 'dmesg': ROCm's runtime numbers only GPUs that KFD lists"
     node_missing = "load the driver with 'modprobe amdgpu'"
@@ -95,18 +95,17 @@ class AMD(Vendor):
     # What the devices are.
 
     def fractional(self, device: Device) -> Fractional:
-        """Shares are sets of compute units where that is wanted."""
+        """Return PARTITIONED where shares are sets of compute units."""
         return Fractional.PARTITIONED if device.slots > 1 else super().fractional(device)
 
     def entry(self, device: Device) -> Entry | None:
-        """The product of a PCI device id and revision; that of the card for a virtual function."""
+        """Return the product by PCI device id and revision; for a virtual function, the product of the card."""
         return self._product(device.attributes)[0]
 
     def tags(self, device: Device) -> Sequence[str]:
-        """Name the product, the gfx name (what binaries are compiled for) and the profile of a partition.
+        """Return the tags of the product, the gfx name (the target of binaries) and the profile of a partition.
 
-        A product that the catalog does not have goes by its name in the public lists, where that means one product,
-        and by ``AMD-<device id>``.
+        A product without an entry has its name in the public lists, if unambiguous, and ``AMD-<device id>``.
         """
         entry, device_id, name = self._product(device.attributes)
         names = [*entry.tags, *entry.facts.get("also", ())] if entry else []
@@ -120,14 +119,14 @@ class AMD(Vendor):
         return tuple(dict.fromkeys(filter(None, names))) or ("AMD-GPU",)
 
     def _product(self, attributes: Mapping[str, object]) -> tuple[Entry | None, int, str]:
-        """The product that the attributes of a device tell, its PCI device id, and its name in the public lists."""
+        """Return the product by a device's attributes, the PCI device id, and the name in the public lists."""
         device_id, revision = (int(str(attributes.get(name) or "0"), 16) for name in ("device_id", "revision"))
         known = revision if attributes.get("revision") else None
         name = self.catalog.pci_name(device_id, known)
         return self.catalog.by_pci(device_id, revision=known) or self.catalog.by_name(name), device_id, name
 
     def _name(self, card: Card) -> str:
-        """What a card is called; empty when neither the catalog, the public lists nor its own files tell."""
+        """Return the name of a card; empty if unknown to the catalog, the public lists and the card's own files."""
         entry, device_id, name = self._product(card.attributes)
         name = entry.model if entry else name or text(card.ctx, f"{card.folders[0]}/product_name")
         if name or not device_id:
@@ -138,9 +137,9 @@ class AMD(Vendor):
     # What is on the machine.
 
     def notes(self, ctx: ProbeContext) -> Iterator[str]:
-        """Say what is closed to us, what belongs to others, and that WSL tells nothing."""
+        """Yield notes on closed GPUs, GPUs of other drivers, and WSL."""
         functions = self.functions(ctx)
-        if denied := kfd.denied(ctx):
+        if denied := kfd.count_denied(ctx):
             yield (
                 f"{denied} GPU nodes of the host are closed to this container. The others are numbered from 0,"
                 " as ROCm does."
@@ -150,44 +149,44 @@ class AMD(Vendor):
             if function.driver not in (None, self.driver):
                 foreign.setdefault(str(function.driver), []).append(function.address)
         for driver, addresses in foreign.items():
-            yield f"The driver {driver} has the GPUs at {', '.join(addresses)}: they are somebody else's and left out."
+            yield f"The driver {driver} has the GPUs at {', '.join(addresses)}: they are in use otherwise and left out."
         if not functions and ctx.exists(WSL_NODE) and ctx.glob(WSL_LIBRARY):
             yield "ROCm runs here on WSL, which does not tell which GPUs it uses: none can be given out."
 
     def survey(self, ctx: ProbeContext) -> list[Card]:
-        """Look at the GPUs of KFD, in its order, and behind them at those that PCI alone shows."""
+        """Read the GPUs of KFD, in KFD's order, then GPUs that only PCI shows."""
         functions = {function.address: function for function in self.functions(ctx)}
         nodes = kfd.read(ctx, functions)
-        cards = [self._gpu(ctx, node, functions.get(node.card)) for node in nodes]
+        cards = [self._kfd_card(ctx, node, functions.get(node.card)) for node in nodes]
         known = {node.card for node in nodes}
-        # What another driver has, or is a part of a card, is for virtual machines.
+        # A GPU bound to another driver, and a virtual function, is for virtual machines.
         rest = [
             function
             for address, function in functions.items()
             if address not in known and function.driver in (None, self.driver) and not physical_function(ctx, address)
         ]
-        # Where KFD hides or fails a node, nobody can tell which of these it is.
-        if rest and not any(node.error for node in nodes) and not kfd.denied(ctx):
+        # If KFD hides a node or fails to read one, it is unknown which PCI function belongs to that node.
+        if rest and not any(node.error for node in nodes) and not kfd.count_denied(ctx):
             cards += [self.card(ctx, function) for function in rest]
         return cards
 
     def read_card(self, card: Card) -> None:
-        """A GPU that the driver has and KFD does not: ROCm gives it no number."""
+        """Blame a GPU that has the driver and is missing in KFD: ROCm gives it no number."""
         card.blame(
             "the driver does not offer it for computing: ROCm does not support it, or its start or reset failed",
             "see 'dmesg | grep -e kfd -e amdgpu'",
         )
 
     def card(self, ctx: ProbeContext, function: PciFunction) -> Card:
-        """Look at a GPU that only PCI shows."""
+        """Read a GPU missing in KFD, from PCI."""
         card = super().card(ctx, function)
         card.attributes = {**_identity(card), "numbered": False}
         return card
 
-    def _gpu(self, ctx: ProbeContext, node: kfd.Node, function: PciFunction | None) -> Card:
-        """Look at a GPU that KFD has."""
+    def _kfd_card(self, ctx: ProbeContext, node: kfd.Node, function: PciFunction | None) -> Card:
+        """Read a GPU of KFD."""
         if node.error:
-            # KFD only gives the directory. Its place in the order is kept.
+            # KFD shows nothing but the directory. The card is kept in the list, or later GPUs would get its number.
             card = Card(ctx, f"amd-kfd-node-{node.number}")
             card.attributes = {"kfd_node": node.number, "kfd_gpu_id": node.gpu_id}
             card.blame(node.error, "see 'dmesg | grep amdgpu', then reset the GPU or restart the machine", partial=True)
@@ -216,9 +215,11 @@ class AMD(Vendor):
             "integrated": node.gfx in self.catalog.data["integrated_gfx"] or None,
         }
         card.memory_bytes = kfd.memory_bytes(ctx, node)
+        # Some drivers list no banks; sysfs counts the memory of the card as a whole.
         if card.memory_bytes is None and not node.divided:
             card.memory_bytes = number(ctx, f"{folder}/mem_info_vram_total") or None
-        if card.memory_bytes and card.attributes["integrated"]:  # its own memory is a small part of what it may use
+        # The carve-out is a small part of an integrated GPU's memory; the rest (GTT) is memory of the host.
+        if card.memory_bytes and card.attributes["integrated"]:
             card.memory_bytes += number(ctx, f"{folder}/mem_info_gtt_total") or 0
         card.slots = units.slots(card.attributes["compute_units"], ctx.environ)
         # The minor is read, never computed: cards reserve minors for their partitions.
@@ -233,6 +234,7 @@ class AMD(Vendor):
         if len(card.nodes) == 1:
             card.blame("the driver gives it no render node", "see 'dmesg | grep amdgpu' and reload the driver")
         try:
+            # Reading this file asks the hardware; most other files answer from the driver's memory.
             card.ctx.read(f"{card.folders[0]}/mem_info_vram_used")
         except OSError as error:
             if error.errno in DEAD:
@@ -242,7 +244,8 @@ class AMD(Vendor):
             card.check_node(node, missing=self.node_missing, closed=self.node_closed)
 
     def complete(self, ctx: ProbeContext, cards: Sequence[Card]) -> Iterable[str]:
-        """Name the devices: by our lists and sysfs, else by amdsmi, which is slow."""
+        """Name the devices: from catalog and sysfs, else from amdsmi, which is slow."""
+        # Beside an NVIDIA card, CUDA_VISIBLE_DEVICES belongs to that card's plug-in.
         cuda = bool(ctx.pci(CUDA_VENDOR, (DISPLAY_VGA, DISPLAY_3D)))
         for card in cards:
             card.model = self._name(card) if card.function else "AMD GPU"
@@ -260,34 +263,34 @@ class AMD(Vendor):
             card.model = names.get(card.address) or f"AMD GPU {card.attributes['device_id'] or ''}".strip()
 
     def identify(self, card: Card) -> None:
-        """Nothing is left to settle: names are, and memory of another edition or of a whole card would be wrong."""
+        """Do nothing: names are set, and memory of another edition, or of a whole card, would be wrong."""
 
     def arrange(self, cards: list[Card]) -> None:
-        """Mark integrated GPUs as secondary where a card is there too: they are given out only to who names them."""
+        """Mark integrated GPUs beside a card as secondary: a request gets one only by name."""
         super().arrange(cards)
         if any(card.attributes.get("numbered", True) and not card.attributes.get("integrated") for card in cards):
             for card in cards:
                 card.attributes["secondary"] = card.attributes.get("integrated")
 
     def connect(self, ctx: ProbeContext, cards: Sequence[Card]) -> None:
-        """Fill in the XGMI links."""
+        """Add the XGMI links."""
         nodes = ((card.attributes.get("kfd_node"), card) for card in cards if card.function)
         gpus = {node: card for node, card in nodes if isinstance(node, int)}
         for node, card in gpus.items():
             links, hive = kfd.links(ctx, node), card.attributes["hive_id"]
             if not links and hive:
-                # Virtual machines and some captures show the hive alone: connected, at an unknown distance.
+                # Virtual machines show only the hive: connected, at an unknown distance.
                 links = {other: 1 for other, gpu in gpus.items() if gpu.attributes["hive_id"] == hive}
             card.links = {gpus[other].id: links[other] for other in sorted(links) if other in gpus and other != node}
 
     # What a process is told.
 
     def maskable(self, device: Device) -> bool:
-        """Whether ROCm's runtime numbers a device."""
+        """Return True if ROCm's runtime numbers a device."""
         return device.attributes.get("numbered") is not False
 
     def validate(self, term: Term, devices: Sequence[Device]) -> str | None:
-        """Refuse also integrated GPUs beside a card unless they are asked for by name: programs crash on them."""
+        """Refuse integrated GPUs beside a card, too, unless requested by name: programs crash on them."""
         for device in devices:
             names = self.tags(device) if device.attributes.get("secondary") else ()
             if names and not {name.lower() for name in names} & {name.lower() for name in term.names}:
@@ -298,10 +301,11 @@ class AMD(Vendor):
         return super().validate(term, devices)
 
     def env(self, devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:
-        """Write the mask for HIP and OpenCL, and take away the one below that would count twice.
+        """Set the mask for HIP and OpenCL, and unset the mask of the layer below, which would count twice.
 
-        Frameworks are capped at a share of the only GPU that they see, and the kernel is told of all shares what it
-        calls their memory: an integrated GPU has most of its own in the host's, which the kernel counts elsewhere.
+        Frameworks are limited to a share of the only visible GPU. The kernel's name for a GPU's memory is passed for
+        every share; an integrated GPU has none, since most of its memory is the host's, which the kernel counts
+        elsewhere.
         """
         edits = masks.edits(self.write_mask(devices), devices, ctx)
         if any(not share.whole for share in ctx.shares.values()):
@@ -323,7 +327,7 @@ class AMD(Vendor):
         )
 
     def visible(self, environ: Mapping[str, str], devices: Sequence[Device]) -> Sequence[str | VisiblePart] | None:
-        """Say which devices, or which slots of them, a HIP program sees."""
+        """Return the devices, or slots of devices, visible to a HIP program."""
         numbered = [device for device in devices if self.maskable(device)]
         found = masks.visible(environ, numbered)
         if found is None and units.MASK in environ and any(device.slots > 1 for device in numbered):
@@ -344,6 +348,7 @@ class AMD(Vendor):
             health, fault = self.judge(device, cards.get(device.id))
             if health is Health.HEALTHY and (worn := sensors.worn_out(facts)):
                 health, fault = Health.UNHEALTHY, worn
+            # KFD lists processes by this id, which changes with the partitioning.
             gpu = device.attributes.get("kfd_gpu_id")
             found[device.id] = Stats(
                 **sensors.measure(ctx, device, facts),
@@ -355,7 +360,7 @@ class AMD(Vendor):
         return found
 
     def judge(self, device: Device, card: Card | None) -> tuple[Health, Fault]:
-        """A GPU that KFD no longer has did not come back from a reset."""
+        """Return the current health. A GPU missing in KFD did not come back from a reset."""
         if card is None or "kfd_node" not in card.attributes:
             reason = f"KFD node {device.attributes.get('kfd_node')} is gone, as after a failed reset"
             return Health.UNHEALTHY, Fault(reason, "see 'dmesg | grep amdgpu' and detect again")
@@ -364,14 +369,16 @@ class AMD(Vendor):
     # What is wrong here.
 
     def findings(self, ctx: ProbeContext, detected: Detected) -> Iterator[Finding]:
-        """Look at memory errors, lost partitions, variables and the amdsmi library."""
+        """Yield findings on memory errors, lost partitions, variables and the amdsmi library."""
         devices = [device for device in detected.devices if self.maskable(device)]
         for card, count in sensors.uncorrectable(ctx, devices).items():
             yield warn(
                 f"{card} has had {count} uncorrectable memory errors since the driver was loaded",
                 "reset the GPU when it is idle ('sudo amd-smi reset -G'); have it replaced when the number rises",
             )
-        # A kernel has 64 DRM nodes; a machine divided in 64, with a display chip, loses a partition (ROCm/amdsmi#99).
+        # A kernel has 64 DRM nodes: a machine with 64 partitions and a display chip loses a partition
+        # (ROCm/amdsmi#99).
+        # Cards are divided alike, so the largest count is the complete one.
         partitions = Counter(device.parent for device in devices if device.parent is not None)
         for parent, count in partitions.items():
             if count < max(partitions.values()):
@@ -379,12 +386,12 @@ class AMD(Vendor):
                     f"{count} partitions of {parent} are to be seen where other cards have {max(partitions.values())}",
                     "give the container all of them, or unload the driver of the display chip (often 'ast')",
                 )
-        yield from masks.quarrels(ctx.environ, devices)
+        yield from masks.conflicts(ctx.environ, devices)
         yield from smi.faults(ctx)
 
 
 def _identity(card: Card) -> dict[str, str | int | float | bool | None]:
-    """The attributes by which a card goes, whether or not KFD has it; what is unknown is None."""
+    """Return the attributes that identify a card, with or without KFD; unknown ones are None."""
     revision, device = number(card.ctx, f"{card.folders[0]}/revision"), card.function.device if card.function else 0
     return {
         "card": card.address,

@@ -1,8 +1,8 @@
-"""The kernel's own list of GPUs: the KFD topology, from which ROCm numbers its devices.
+"""The KFD topology: the kernel's own list of GPUs, from which ROCm numbers its devices.
 
 One directory per node below ``/sys/class/kfd/kfd/topology/nodes``, CPUs included (kernel
-``drivers/gpu/drm/amd/amdkfd/kfd_topology.c``). A GPU whose render node the device cgroup denies refuses to be read:
-ROCm's runtime skips it and numbers the rest, and so do we.
+``drivers/gpu/drm/amd/amdkfd/kfd_topology.c``). Reading a GPU whose render node the device cgroup denies fails: ROCm's
+runtime skips the node and numbers the rest, and so does this module.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ AMD = 0x1002
 XGMI_LINK = 11
 MOST_LINKS = 16
 VIDEO_MEMORY = (1, 2)
-"""Heap types of memory banks: the part of video memory that the CPU reaches, and the rest."""
+"""Heap types of video memory: memory visible to the CPU, and the rest."""
 ATTEMPTS = 3
 
 
 class Node:
-    """A GPU in the topology, a card or one partition of a card."""
+    """A GPU in the topology: a card or a partition of a card."""
 
     card = ""  # PCI address of its card
     partition = 0  # its number within the card
@@ -41,40 +41,41 @@ class Node:
 
     @property
     def gfx(self) -> str:
-        """Name of the instruction set, such as ``gfx90a`` for 90010; empty when unknown."""
+        """Name of the instruction set, such as ``gfx90a`` for 90010; empty if unknown."""
         version = self.properties.get("gfx_target_version", 0)
         return f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}" if version else ""
 
 
 def read(ctx: ProbeContext, functions: Collection[str]) -> list[Node]:
-    """Read the GPUs that this process may know of, in the order in which ROCm numbers them.
+    """Read the GPUs visible to this process, in the order of ROCm's numbers.
 
-    The topology is read again when it changed on the way, as it does when somebody repartitions a card. ``functions``
-    are the addresses of the GPUs that PCI shows.
+    The topology is read again if it changed during the reading, as in a repartitioning. ``functions`` are the PCI
+    addresses of GPUs.
 
     Raises:
-        ValueError: When a file is not what the kernel writes, or two nodes claim to be the same device.
-        RuntimeError: When the topology does not come to rest.
+        ValueError: A file is malformed, or two nodes claim to be the same device.
+        RuntimeError: The topology keeps changing.
     """
     for _ in range(ATTEMPTS):
         before = ctx.read(f"{TOPOLOGY}/generation_id")
         nodes = [node for path in ctx.glob(f"{NODES}/[0-9]*") if (node := _node(ctx, path)) is not None]
+        # The kernel counts changes of the topology; the same number before and after means a consistent list.
         if ctx.read(f"{TOPOLOGY}/generation_id") == before:
-            _place(ctx, [node for node in nodes if not node.error], functions)
+            _number_partitions(ctx, [node for node in nodes if not node.error], functions)
             return nodes
     raise RuntimeError(
         f"{TOPOLOGY}/generation_id must stay the same while the GPUs are listed (it changed {ATTEMPTS} times);"
-        " wait until nobody partitions or resets a GPU and try again"
+        " wait until no GPU is being partitioned or reset, and try again"
     )
 
 
-def denied(ctx: ProbeContext) -> int:
-    """How many nodes the device cgroup hides."""
+def count_denied(ctx: ProbeContext) -> int:
+    """Count the nodes hidden by the device cgroup."""
     return sum(_properties(ctx, path)[1] == errno.EPERM for path in ctx.glob(f"{NODES}/[0-9]*"))
 
 
 def _properties(ctx: ProbeContext, path: str) -> tuple[str | None, int]:
-    """The text of a node's properties, None when it is gone; and the errno of a read that failed, else 0."""
+    """Return the text of a node's properties, None if gone; and the errno of a failed read, else 0."""
     try:
         return ctx.read(f"{path}/properties"), 0
     except OSError as error:
@@ -82,18 +83,19 @@ def _properties(ctx: ProbeContext, path: str) -> tuple[str | None, int]:
 
 
 def _node(ctx: ProbeContext, path: str) -> Node | None:
-    """Read one node; None for a CPU, for one that is gone or denied, and for another vendor's.
+    """Read a node; None for a CPU, a node that is gone or denied, and another vendor's GPU.
 
-    Stacks that were made from ROCm have a KFD, too (Hygon's).
+    Software derived from ROCm has a KFD, too (Hygon's).
     """
     node_number, gpu_id = int(path.rpartition("/")[2]), number(ctx, f"{path}/gpu_id")
     told, failed = _properties(ctx, path)
-    if failed and failed != errno.EPERM and gpu_id != 0:  # the device cgroup says EPERM, the mode of a file EACCES
+    # The device cgroup answers EPERM. EACCES comes from the mode of the file, and is a fault.
+    if failed and failed != errno.EPERM and gpu_id != 0:
         return Node(node_number, gpu_id, {}, f"reading {path}/properties failed: {os.strerror(failed)}")
     if told is None:
         return None
     properties = parse(told, f"{path}/properties")
-    # An APU has CPU cores and SIMDs in one node, so that the cores say nothing.
+    # An APU has CPU cores and SIMDs in one node, so a node with cores may be a GPU.
     if properties.get("simd_count", 0) == 0 or properties.get("vendor_id", AMD) != AMD:
         return None
     if "location_id" not in properties:
@@ -105,10 +107,10 @@ def _node(ctx: ProbeContext, path: str) -> Node | None:
 
 
 def parse(content: str, path: str) -> dict[str, int]:
-    """Parse ``key value`` lines with decimal values of up to 64 bits.
+    """Parse lines ``key value`` with decimal values of up to 64 bits.
 
     Raises:
-        ValueError: When a line is anything else.
+        ValueError: A line has another form.
     """
     values: dict[str, int] = {}
     for line in content.splitlines():
@@ -123,8 +125,8 @@ def parse(content: str, path: str) -> dict[str, int]:
     return values
 
 
-def _place(ctx: ProbeContext, nodes: list[Node], functions: Collection[str]) -> None:
-    """Tell cards from partitions: fill in the card and the number of the partition of each node."""
+def _number_partitions(ctx: ProbeContext, nodes: list[Node], functions: Collection[str]) -> None:
+    """Set the card and the partition number of each node."""
     taken: dict[str, dict[int, Node]] = {}
     for node in nodes:
         node.card, wanted = _address(node.properties, functions)
@@ -133,14 +135,15 @@ def _place(ctx: ProbeContext, nodes: list[Node], functions: Collection[str]) -> 
         rivals[node.partition] = node
     for node in nodes:
         mode = text(ctx, f"{PCI_DEVICES}/{node.card}/current_compute_partition").lower()
+        # A container may see a single partition of a divided card; the card's mode then tells.
         node.divided = len(taken[node.card]) > 1 or node.partition > 0 or mode not in ("", "spx")
 
 
 def _address(properties: Mapping[str, int], functions: Collection[str]) -> tuple[str, int]:
-    """The card's PCI address and the number of the partition, which hides in bits that PCI does not have.
+    """Return the card's PCI address and the partition number, which is coded in spare bits of the location.
 
-    The domain is a line of its own, absent on old kernels. Newer kernels put the partition into the upper four bits
-    of the location; on others it is a function that PCI does not have.
+    The domain is a line of its own, absent on old kernels. Newer kernels put the partition into the upper four bits of
+    the location; older ones use a function number unknown to PCI.
     """
     location = properties["location_id"]
     place = f"{properties.get('domain', 0):04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}"
@@ -151,7 +154,7 @@ def _address(properties: Mapping[str, int], functions: Collection[str]) -> tuple
 
 
 def _next_number(node: Node, rivals: Mapping[int, Node]) -> int:
-    """Number a partition whose address does not: a render node of its own proves that it is another device."""
+    """Number a partition whose address is taken: a render node of its own proves another device."""
     minor = node.properties.get("drm_render_minor", 0)
     twin = next((rival for rival in rivals.values() if rival.properties.get("drm_render_minor", 0) == minor), None)
     if twin is not None:
@@ -163,11 +166,11 @@ def _next_number(node: Node, rivals: Mapping[int, Node]) -> int:
 
 
 def links(ctx: ProbeContext, node_number: object) -> dict[int, int]:
-    """Strength of a node's XGMI links by the number of the other node: nearer is stronger, and so are more links.
+    """Return the strength of a node's XGMI links by node number. Nearer is stronger, and so are more links.
 
-    The kernel writes one line per pair (``kfd_fill_gpu_xgmi_link_to_gpu`` in its ``kfd_crat.c``): a weight that tells
-    hops apart, lower is nearer; as least bandwidth that of one link, as highest that of all links of the pair. Both are
-    0 where the way leads over others. PCIe links go through the host and count for nothing.
+    The kernel writes a line per pair (``kfd_fill_gpu_xgmi_link_to_gpu`` in ``kfd_crat.c``): a weight that grows with
+    hops; as least bandwidth the bandwidth of a link, as highest the bandwidth of every link of the pair. Both are 0 if
+    the path leads over other GPUs. PCIe links pass through the host and are ignored.
     """
     found: Counter[int] = Counter()
     for file in ctx.glob(f"{NODES}/{node_number}/io_links/[0-9]*/properties"):
@@ -179,7 +182,7 @@ def links(ctx: ProbeContext, node_number: object) -> dict[int, int]:
 
 
 def _banks(ctx: ProbeContext, node_number: object) -> Iterator[tuple[str, int]]:
-    """The memory banks of a node that are video memory: path of the directory, and size."""
+    """Yield the banks of a node's video memory: path of the directory, and size."""
     for path in ctx.glob(f"{NODES}/{node_number}/mem_banks/[0-9]*"):
         bank = parse(text(ctx, f"{path}/properties"), f"{path}/properties")
         if bank.get("heap_type") in VIDEO_MEMORY:
@@ -187,20 +190,21 @@ def _banks(ctx: ProbeContext, node_number: object) -> Iterator[tuple[str, int]]:
 
 
 def memory_bytes(ctx: ProbeContext, node: Node) -> int | None:
-    """Size of a node's video memory, or None."""
+    """Return the size of a node's video memory, or None."""
     return sum(size for _, size in _banks(ctx, node.number)) or node.properties.get("local_mem_size") or None
 
 
 def used_bytes(ctx: ProbeContext, node_number: object) -> int | None:
-    """Memory in use of a node, which newer kernels write beside its memory banks."""
+    """Return the memory in use of a node, which newer kernels write beside the banks."""
     return total(ctx, [f"{path}/used_memory" for path, _ in _banks(ctx, node_number)])
 
 
 def processes(ctx: ProbeContext) -> dict[int, tuple[DeviceProcess, ...]] | None:
-    """Processes with memory or a queue on a GPU, by its ``gpu_id``; None when this kernel does not tell.
+    """Return processes with memory or a queue on a GPU, by ``gpu_id``; None if this kernel lists none.
 
-    KFD lists a process on every GPU that it has merely opened.
+    KFD also lists a process on GPUs that it merely opened; such a process is left out.
     """
+    # Older kernels have no such directory.
     if not ctx.is_dir(PROCESSES):
         return None
     found: dict[int, list[DeviceProcess]] = {}

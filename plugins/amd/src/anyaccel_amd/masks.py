@@ -1,12 +1,12 @@
-"""The visibility variables: what to write for a worker, and what a given environment means.
+"""The visibility variables: written for a worker, and read from an environment.
 
-Layers, each of which renumbers from 0 what the one before left over:
+Layers, each of which renumbers the remaining devices from 0:
 
-1. ROCm's runtime: ``ROCR_VISIBLE_DEVICES`` (ROCm/ROCR-Runtime ``core/runtime/amd_filter_device.cpp``);
-2. HIP: ``HIP_VISIBLE_DEVICES``, else ``CUDA_VISIBLE_DEVICES``; OpenCL: ``GPU_DEVICE_ORDINAL`` in the same grammar
-   (ROCm/clr ``rocclr/device/rocm/rocdevice.cpp``).
+1. ROCm's runtime: ``ROCR_VISIBLE_DEVICES`` (ROCm/ROCR-Runtime ``core/runtime/amd_filter_device.cpp``); 2. HIP:
+``HIP_VISIBLE_DEVICES``, else ``CUDA_VISIBLE_DEVICES``; OpenCL: ``GPU_DEVICE_ORDINAL`` in the same grammar (ROCm/clr
+``rocclr/device/rocm/rocdevice.cpp``).
 
-They are habits of the runtime and no isolation: who may open the device nodes is decided elsewhere.
+They are conventions of the runtime, not isolation: permission to open the device nodes is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CUDA, ROCR, OPENCL = "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE
 
 
 def _unique_name(device: Device) -> str:
-    """Name of a device as ROCm's runtime spells it: ``GPU-`` and 16 hexadecimal digits, or ``GPU-XX`` without an id."""
+    """Return the name of a device in ROCm's runtime: ``GPU-`` and 16 hexadecimal digits; ``GPU-XX`` without an id."""
     return f"GPU-{device.attributes.get('unique_id', 'XX')}"
 
 
@@ -33,11 +33,11 @@ HIP = Mask(
     unknown="stop",
     blanks=False,
 )
-"""``-1`` hides all. The empty text shows all to HIP (ROCm/hip#3001), and hides all from the runtime below."""
+"""``-1`` hides every GPU. An empty value hides none from HIP (ROCm/hip#3001), and every GPU from the runtime below."""
 RUNTIME = Mask(
     ROCR,
     Numbers(pattern=r"\+?(0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]{0,9})", value=c_integer),
-    Ids(  # partitions that share an id cannot be told apart, and GPUs without one have no name here
+    Ids(  # partitions may share an id, and GPUs without an id have no name here
         lambda device: _unique_name(device) if "unique_id" in device.attributes else "",
         pattern="G.*",
         shortest=len("GPU-x"),
@@ -51,15 +51,15 @@ RUNTIME = Mask(
     remedy=f"write numbers separated by single commas, or unset {ROCR}",
 )
 WAY = "ANYACCEL_AMD_MASK"
-"""Set by people: ``hip`` (the default), or ``rocr`` for programs below HIP, such as OpenMP offloading."""
+"""Set by users: ``hip`` (the default), or ``rocr`` for programs below HIP, such as OpenMP offloading."""
 
 
 def edits(absolute: str, devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:
     """Make a worker see exactly these devices, in this order.
 
-    Indexes, never ids: the partitions of a card may share one id, HIP knows ids only since 6.2, and vLLM reads
-    integers only. One layer filters and the others are removed or repeat it, since two absolute masks leave nothing.
-    ``absolute`` is the value of :data:`HIP` for the devices.
+    Indexes, never ids: the partitions of a card may share an id, HIP accepts ids only since 6.2, and vLLM reads
+    integers only. One layer filters and the other layers are unset or repeat it, since two absolute masks leave
+    nothing. ``absolute`` is the value of :data:`HIP` for the devices.
     """
     way = ctx.environ.get(WAY, "hip")
     if way not in ("hip", "rocr"):
@@ -68,6 +68,7 @@ def edits(absolute: str, devices: Sequence[Device], ctx: EnvContext) -> EnvEdits
     if not devices:
         return EnvEdits(set={HIP.variable: absolute, ROCR: "", OPENCL: absolute}, unset=rivals)
     if way == "rocr":
+        # HIP counts what the runtime below has left over, from 0.
         relative = ",".join(str(number) for number in range(len(devices)))
         # Ray refuses to start where ROCR is set and HIP is not (ray-project/ray#53737).
         return EnvEdits(set={ROCR: absolute, HIP.variable: relative, OPENCL: relative}, unset=rivals)
@@ -75,24 +76,26 @@ def edits(absolute: str, devices: Sequence[Device], ctx: EnvContext) -> EnvEdits
 
 
 def _rivals(devices: Sequence[Device], ctx: EnvContext) -> frozenset[str]:
-    """Take away the variable of another vendor, unless that vendor has a card here: then it is its owner's.
+    """Return CUDA's variable to unset, unless NVIDIA has a card on this machine and owns the variable.
 
-    HIP ignores it beside its own variable. vLLM refuses to start when the two differ, and fills it in where it is not
-    set. It is never set here, since two vendors that set one variable differently cannot be given to one worker.
+    HIP ignores it beside its own variable. vLLM refuses to start if the two differ, and sets it if unset. It is never
+    set here, since two vendors with different values for a variable cannot share a worker.
     """
+    # "ctx.devices" may lack AMD's devices on a worker without any.
     beside = any(device.attributes.get("beside_cuda") for device in [*ctx.devices, *devices])
     return frozenset() if beside or CUDA not in ctx.environ else frozenset({CUDA})
 
 
 def visible(environ: Mapping[str, str], devices: Sequence[Device]) -> list[str] | None:
-    """Which of the devices that ROCm's runtime numbers a HIP program sees, in its order; None when nothing is hidden.
+    """Return the devices visible to a HIP program, in its order; None if nothing is hidden.
 
     Raises:
-        FaultError: When the value ends every ROCm program at once.
+        FaultError: The value ends every ROCm program at once.
     """
     rocr, ordinals = environ.get(ROCR), environ.get(HIP.variable) or environ.get(CUDA)
     if rocr is None and not ordinals:
         return None
+    # The layers number what is left, so each mask is read against fresh indexes.
     left = _renumbered(sorted(devices, key=lambda device: device.index))
     if rocr is not None:
         # A comma at the end adds no entry, and the runtime looks at no more entries than there are devices.
@@ -109,14 +112,14 @@ def _renumbered(devices: Iterable[Device]) -> list[Device]:
     return [device if device.index == index else replace(device, index=index) for index, device in enumerate(devices)]
 
 
-def quarrels(environ: Mapping[str, str], devices: Sequence[Device]) -> Iterator[Finding]:
-    """Say which variables do not do what people think, or make programs fail, with devices that have numbers."""
+def conflicts(environ: Mapping[str, str], devices: Sequence[Device]) -> Iterator[Finding]:
+    """Yield findings on variables that contradict each other or do not work as expected."""
     rocr, hip, cuda = environ.get(ROCR), environ.get(HIP.variable), environ.get(CUDA)
     beside_cuda = any(device.attributes.get("beside_cuda") for device in devices)
     try:
         seen = visible(environ, devices)
     except FaultError:
-        return  # a value that is refused is told wherever masks are read
+        return  # the core reports a mask that is refused
     if rocr is not None and hip is None:
         reason = f"{ROCR} is set and {HIP.variable} is not: Ray refuses to start so (ray-project/ray#53737)"
         yield warn(reason, f"unset {ROCR} and set {HIP.variable} to the same numbers")

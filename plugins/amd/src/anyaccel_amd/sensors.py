@@ -1,4 +1,4 @@
-"""What the devices do now, from sysfs, and from ``amdsmi`` where sysfs does not say."""
+"""Sensors of the devices, from sysfs, and from ``amdsmi`` for facts missing in sysfs."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ Facts = Mapping[str, Any]
 
 
 def folder(device: Device) -> str:
-    """Directory of the card that a device is, or is a part of."""
+    """Return the sysfs directory of a device's card."""
     return f"{PCI_DEVICES}/{device.attributes.get('card', device.pci_bus_id)}"
 
 
 def ask_library(ctx: ProbeContext, devices: Iterable[Device]) -> Mapping[str, Facts]:
-    """Ask amdsmi about whole cards, only where sysfs lacks something: it may take seconds.
+    """Ask amdsmi about whole cards if sysfs lacks something; amdsmi may take seconds.
 
     Returns:
-        Its answers by PCI address. Those about partitions are left out: chips differ in what they mean there.
+        Its answers by PCI address, without answers about partitions, whose meaning differs between chips.
     """
     lacking = (
-        text(ctx, f"{folder(device)}/{BAD_PAGES}")  # only the library knows how many pages may be retired
+        text(ctx, f"{folder(device)}/{BAD_PAGES}")  # only the library knows the limit of retired pages
         or (device.parent is None and number(ctx, f"{folder(device)}/gpu_busy_percent") is None)
         for device in devices
     )
     try:
         answer = smi.ask(ctx, "metrics") if any(lacking) else []
-    except QueryError:  # 'anyaccel doctor' asks the library as well, and says what is wrong with it
+    except QueryError:  # 'anyaccel doctor' reports failures of the library
         answer = []
     return {entry["bdf"]: entry for entry in answer if not entry["partition"]}
 
 
 def measure(ctx: ProbeContext, device: Device, library: Facts) -> Measures:
-    """Measure a device. A card's utilization and power are not those of a partition of it, and are left out there."""
+    """Measure a device. A partition gets no utilization and power: sysfs knows those of the card only."""
     where, whole = folder(device), device.parent is None
     facts = library if whole else {}
 
@@ -60,12 +60,13 @@ def measure(ctx: ProbeContext, device: Device, library: Facts) -> Measures:
 
 
 def _temperature(ctx: ProbeContext, where: str) -> float | None:
-    """The junction's temperature, else the edge's, else the first: chips differ in which they have."""
+    """Return the junction's temperature, else the edge's, else the first: chips have different sensors."""
     found: dict[str, int] = {}
     for path in ctx.glob(f"{where}/hwmon/hwmon*/temp*_input"):
         value = number(ctx, path)
         if value is not None:
             found.setdefault(text(ctx, path.removesuffix("input") + "label"), value)
+    # Any sensor is better than none on chips without labels.
     chosen = next((found[label] for label in ("junction", "edge", *found) if label in found), None)
     return None if chosen is None else chosen / 1000
 
@@ -77,7 +78,7 @@ def _power(ctx: ProbeContext, where: str) -> float | None:
 
 
 def worn_out(library: Facts) -> Fault | None:
-    """Why a card should be replaced, from amdsmi's counts of retired pages; None when it need not be."""
+    """Return a fault if the card should be replaced, by amdsmi's count of retired pages; else None."""
     pages, limit = library.get("bad_pages"), library.get("bad_page_threshold")
     if isinstance(pages, int) and isinstance(limit, int) and 0 < limit < pages:
         return Fault(f"{pages} pages of its memory are retired and AMD's limit is {limit}", "have the card replaced")
@@ -85,7 +86,7 @@ def worn_out(library: Facts) -> Fault | None:
 
 
 def uncorrectable(ctx: ProbeContext, devices: Sequence[Device]) -> Mapping[str, int]:
-    """Uncorrectable memory errors since the driver was loaded, by card, where there are any."""
+    """Return uncorrectable memory errors since the driver was loaded, by card, without zeros."""
     found: dict[str, int] = {}
     for device in devices:
         count = pairs(text(ctx, f"{folder(device)}/{ERRORS}")).get("ue") or ""

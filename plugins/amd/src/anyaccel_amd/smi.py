@@ -1,8 +1,8 @@
 """The ``amdsmi`` library, asked in a process of its own.
 
 The library may print, hang on a mutex of a dead process, crash, or end its process; together with PyTorch in one
-process it finds no device or frees memory twice (pytorch/pytorch#186516, ROCm/TheRock#4476). Therefore nothing here
-imports it: a fresh interpreter runs ``smi_child.py`` and answers in JSON, and whatever happens to it is an exception.
+process it finds no device or frees memory twice (pytorch/pytorch#186516, ROCm/TheRock#4476). So this module never
+imports it: a fresh interpreter runs ``smi_child.py`` and answers in JSON, and each failure becomes an exception.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from anyaccel.plugin import CommandTimeoutError, Finding, ProbeContext, QueryErr
 
 CHILD = os.path.join(os.path.dirname(__file__), "smi_child.py")
 NOT_INSTALLED = ("ModuleNotFoundError", "NotRecorded", "NotThisMachine")
-"""Kinds of QueryError that mean: there is no library to ask."""
+"""Kinds of QueryError for a missing library."""
 SHARE_OF_TIME = 0.5
-"""Part of the time left that the library may take: what sysfs says must not be lost with it."""
+"""Part of the remaining time for the library: the facts of sysfs must not be lost with it."""
 
 
 def ask(ctx: ProbeContext, question: str) -> list[dict[str, Any]]:
-    """Ask the library for the ``names`` or the ``metrics`` of its devices, each of which has its ``bdf``.
+    """Ask the library for the ``names`` or ``metrics`` of its devices, each with its ``bdf``.
 
     Raises:
-        QueryError: Of the kind that the library raised, with its error code; SmiDiedError when it ended its process,
-            SmiTimeoutError when it did not answer in time; one of :data:`NOT_INSTALLED` when there is none.
+        QueryError: The kind is the library's exception, with its error code; SmiDiedError if the library ended its
+            process, SmiTimeoutError if it did not answer in time, one of :data:`NOT_INSTALLED` if it is missing.
     """
     answer: list[dict[str, Any]] = ctx.query(f"amdsmi/{question}", lambda: _ask(ctx, question))
     return answer
@@ -63,13 +63,13 @@ def _ask(ctx: ProbeContext, question: str) -> Any:
 
 
 def _error(kind: str, message: str, value: object = None) -> Exception:
-    """An exception under a name that a recording keeps, such as the library's own, with its error code."""
+    """Build an exception with a recordable name, such as the library's own, and its error code."""
     error: Exception = type(kind, (RuntimeError,), {"value": value})(message)
     return error
 
 
 def faults(ctx: ProbeContext) -> Iterator[Finding]:
-    """Say what is wrong with the library, where it is installed."""
+    """Yield findings on an installed library that fails."""
     try:
         ask(ctx, "names")
     except QueryError as error:

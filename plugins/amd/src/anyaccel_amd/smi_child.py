@@ -1,7 +1,7 @@
-"""Ask ``amdsmi`` one question and print the answer as JSON. Run as a script, in a process that may be lost.
+"""Ask ``amdsmi`` a question and print the answer as JSON. A script, for a process that may crash.
 
-Written against the interface of amdsmi 7.0.2. What the library does not support on a chip is None. Standard output is
-the answer alone: the library prints to it, from Python and from C.
+Written against the interface of amdsmi 7.0.2. A value not supported by a chip is None. Standard output carries the
+answer alone: the library prints to it, from Python and from C.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from collections.abc import Callable
 from typing import Any
 
 MISSING = frozenset({0xFFFF, 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF})
-"""The largest integers stand for no value, as does the text N/A."""
+"""The largest integers mean no value, and so does the text N/A."""
 MIB = 1 << 20
 AGAIN = ("AmdSmiRetryException", "AmdSmiTimeoutException")
 
 
 def names(smi: Any, handle: Any) -> dict[str, Any]:
-    """What a chip is called."""
+    """Query the market name of a chip."""
     name = _field(smi.amdsmi_get_gpu_asic_info, "market_name", handle)
     return {"market_name": name if isinstance(name, str) and name not in ("", "N/A") else None}
 
 
 def metrics(smi: Any, handle: Any) -> dict[str, Any]:
-    """Counters and sensors. Each is asked on its own, so that one that is not supported costs no other."""
+    """Query counters and sensors. Each is a call of its own, so an unsupported value costs no other."""
     used = _number(_field(smi.amdsmi_get_gpu_vram_usage, "vram_used", handle))
     bad_pages = _call(smi.amdsmi_get_gpu_bad_page_info, handle)
     sensors, now = smi.AmdSmiTemperatureType, smi.AmdSmiTemperatureMetric.CURRENT
@@ -44,7 +44,7 @@ def metrics(smi: Any, handle: Any) -> dict[str, Any]:
 
 
 def _call(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Ask once more when the library is busy; None when it does not know."""
+    """Call a function, once more if the library is busy; None if the call fails."""
     for _ in range(2):
         try:
             return function(*arguments)
@@ -60,23 +60,23 @@ def _field(function: Callable[..., Any], name: str, *arguments: Any) -> Any:
 
 
 def _number(*values: Any) -> int | None:
-    """The first of some values that is a number."""
+    """Return the first number among the values."""
     return next((v for v in values if isinstance(v, int) and not isinstance(v, bool) and v not in MISSING), None)
 
 
 def ask(question: str) -> dict[str, Any]:
-    """Import the library, ask, and shut it down; what it raises becomes data.
+    """Import the library, ask, and shut it down; return exceptions as data.
 
-    The wheel without ROCm raises KeyError on import, one that does not match ROCm AttributeError.
+    The wheel without ROCm raises KeyError on import, a wheel of another ROCm version AttributeError.
     """
     try:
         amdsmi: Any = importlib.import_module("amdsmi")
         amdsmi.amdsmi_init(amdsmi.AmdSmiInitFlags.INIT_AMD_GPUS)
         try:
-            tell = {"names": names, "metrics": metrics}[question]
+            query = {"names": names, "metrics": metrics}[question]
             return {
                 "value": [
-                    {"bdf": str(amdsmi.amdsmi_get_gpu_device_bdf(handle)).lower(), **tell(amdsmi, handle)}
+                    {"bdf": str(amdsmi.amdsmi_get_gpu_device_bdf(handle)).lower(), **query(amdsmi, handle)}
                     for handle in amdsmi.amdsmi_get_processor_handles()
                 ]
             }
@@ -88,6 +88,7 @@ def ask(question: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    # From here on, prints of the library go to standard error.
     answer = os.dup(1)
     os.dup2(2, 1)
     reply = ask(sys.argv[1])

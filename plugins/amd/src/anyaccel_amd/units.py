@@ -1,10 +1,10 @@
-"""Compute units of a GPU as slots of a share, and the mask that keeps a program's queues to some of them.
+"""Compute units of a GPU as slots of a share, and the mask that limits a program's queues to slots.
 
 ``HSA_CU_MASK`` of ROCm's runtime: sets ``GPUs:units`` between semicolons, such as ``0:0-37``, numbers as the runtime
 counts after ``ROCR_VISIBLE_DEVICES`` (rocm.docs.amd.com, "Setting the number of compute units"). A syntax error drops a
-set silently, GPUs that are not named are free, and a program may unset it: it limits queues, and isolates nothing. The
-driver spreads neighbors over the shader engines, and may round to one unit of each; which chips it does that for is
-not written down.
+set silently, GPUs without a set are free, and a program may unset it: it limits queues, and isolates nothing. The
+driver spreads neighbors over the shader engines, and may round to one unit of each; the chips concerned are not
+documented.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from anyaccel.plugin import Device, Share, VisiblePart
 
 MASK = "HSA_CU_MASK"
 WISH = "ANYACCEL_AMD_CU_MASKS"
-"""Set by people to anything but ``0``, for all who share the GPUs: then shares of them are sets of compute units."""
+"""Set by the administrator to anything but ``0``, for every user: shares of GPUs are then sets of compute units."""
 HELD = "CU mask"
 _SIZES = (8, 5, 4, 2)
 
 
 def slots(units: object, environ: Mapping[str, str]) -> int:
-    """Number of equal parts into which compute units can be divided, in pairs, as RDNA masks them; 1 where unwanted."""
+    """Return the number of equal parts of a GPU's compute units, in pairs, as RDNA masks them; 1 if unwanted."""
     if environ.get(WISH, "0") in ("", "0") or not isinstance(units, int):
         return 1
     return next((size for size in _SIZES if units and units % (2 * size) == 0), 1)
 
 
 def mask(devices: Iterable[Device], shares: Mapping[str, Share], *, relative: bool) -> str:
-    """Write the mask of a worker; empty where it has no slots of any device.
+    """Return the mask of a worker; empty if the worker has no slots of any device.
 
     Args:
-        devices: What it holds, in the order of its other masks.
-        shares: Its shares, by device id.
-        relative: Whether ``ROCR_VISIBLE_DEVICES`` leaves these alone.
+        devices: The worker's devices, in the order of its other masks.
+        shares: The worker's shares, by device id.
+        relative: Whether ``ROCR_VISIBLE_DEVICES`` shows exactly these devices.
     """
     sets = []
     for position, device in enumerate(devices):
@@ -47,12 +47,12 @@ def mask(devices: Iterable[Device], shares: Mapping[str, Share], *, relative: bo
 
 
 def visible(ids: Iterable[str], environ: Mapping[str, str], devices: Iterable[Device]) -> list[str | VisiblePart]:
-    """Say which slots a mask of ours leaves of devices that are visible; one that was written by others counts as none.
+    """Return visible devices, or their slots in a mask written by anyaccel; any other mask is ignored.
 
     Args:
-        ids: The devices, in the order in which the runtime counts where ``ROCR_VISIBLE_DEVICES`` is set.
+        ids: The visible devices, in the order of the runtime if ``ROCR_VISIBLE_DEVICES`` is set.
         environ: The environment.
-        devices: All of them.
+        devices: Every device.
     """
     order = list(ids)
     known = {device.id: device for device in devices}
@@ -64,6 +64,7 @@ def visible(ids: Iterable[str], environ: Mapping[str, str], devices: Iterable[De
         ends = [(int(first), int(last)) for first, last in re.findall(r"(?:^|,)([0-9]{1,4})-([0-9]{1,4})(?=,|$)", text)]
         size = _units(device) // device.slots if device.slots > 1 else 0
         own = tuple(first // size for first, last in ends if size and first % size == 0 and last == first + size - 1)
+        # Only a mask of complete slots is ours; the units of any other mask say nothing about shares.
         whole = not own or len(own) != len(ends) or max(own) >= device.slots
         found.append(each if whole else VisiblePart(id=each, slots=own))
     return found

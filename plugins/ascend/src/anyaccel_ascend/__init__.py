@@ -32,19 +32,20 @@ SINGLE = "ASCEND_DEVICE_ID"
 
 
 class LogicIds(Mask):
-    """A mask of logic ids, read once by the CANN runtime when a process first uses it; empty hides every NPU.
+    """A mask of logic ids, read once by the CANN runtime at a process's first use; empty hides every NPU.
 
-    Read as torch_npu's ``_parse_visible_devices`` and ``_device_count_ascend_hal`` do: only digits and commas are read,
-    whatever else ends the list, as does an empty item. A number that is not greater than the one before it leaves no
-    device at all, so the list is written in the runtime's order; one that is too large ends it.
+    Read as torch_npu's ``_parse_visible_devices`` and ``_device_count_ascend_hal`` do: any character other than digits
+    and commas ends the list, and so does an empty item. A number not greater than the previous one leaves no device at
+    all, so the list is written in the runtime's order; a number that is too large ends the list.
     """
 
     def read(self, environ: Mapping[str, str], devices: Sequence[Device]) -> list[Device] | None:
-        """Say which of the runtime's devices the variable leaves visible, in the runtime's order."""
+        """Return the runtime's devices left by the variable, in the runtime's order."""
         if self.variable not in environ:
             return None
         known = {device.index: device for device in devices}
         numbers: list[int] = []
+        # The parser of torch_npu stops at the first other character, and keeps the numbers before.
         for item in re.split("[^0-9,]", environ[self.variable], maxsplit=1)[0].split(","):
             if item and numbers and int(item) <= numbers[-1]:
                 return []
@@ -54,7 +55,7 @@ class LogicIds(Mask):
         return [known[number] for number in numbers if number in known]
 
     def fault(self, environ: Mapping[str, str], devices: Sequence[Device]) -> Fault | None:
-        """Say what is wrong with a value that does not show what it seems to ask for, or None."""
+        """Return a fault if the value shows fewer NPUs than it lists, else None."""
         value, seen = environ.get(self.variable, ""), len(self.read(environ, devices) or ())
         wanted = sum(bool(item.strip()) for item in value.split(","))
         if seen == wanted:
@@ -68,7 +69,7 @@ class LogicIds(Mask):
 
 
 def _vnpu(device: Device) -> int | None:
-    """The number of a vNPU that this host can only give to a container; None for whatever a process can use."""
+    """Return the number of a vNPU for containers of this host; None for a device that a process can use."""
     value = device.attributes.get("vnpu_id")
     return value if isinstance(value, int) else None
 
@@ -87,16 +88,16 @@ VNPUS = Mask(
     ordered=False,
     entries="numbers of vNPUs that are here, ascending ranges such as 100-103, or names such as Ascend910-100",
 )
-"""The same list where ``VIRTUAL`` is set; of a value that it refuses, Ascend Docker Runtime starts no container."""
+"""The container's list with ``VIRTUAL``. Ascend Docker Runtime starts no container for a value that it refuses."""
 
 
 class Ascend(Vendor):
     """Ascend 310 to 950, whole and as vNPUs.
 
-    A device's index is its logic id: the number that CANN gives it before masking. It differs from the physical number
-    (attribute ``phy_id``, ``/dev/davinci<N>``) when a card is lost or inside a container. What has no number in the
-    runtime has the attribute ``addressable`` with the value False: lost cards, and vNPUs on a host (``vnpu_id``), which
-    only a container can open.
+    A device's index is its logic id: CANN's number before masking. It differs from the physical number (attribute
+    ``phy_id``, ``/dev/davinci<N>``) if a card is lost, or inside a container. A device without a number in the runtime
+    has the attribute ``addressable`` False: lost cards, and vNPUs on a host (``vnpu_id``), which only a container can
+    open.
     """
 
     key, resource, kind, brand, driver = "ascend", "NPU", "npu", "Ascend", "devdrv_device_driver"
@@ -111,16 +112,16 @@ class Ascend(Vendor):
         return Machine(ctx, self.functions(ctx)).inventory()
 
     def fractional(self, device: Device) -> Fractional:
-        """Whole NPUs are shared by agreement; a split one through its vNPUs; those are given out whole."""
+        """Return SHARED for a whole NPU, PARTITIONED for a split one, NO for a vNPU."""
         if device.attributes.get("split"):
             return Fractional.PARTITIONED
         return Fractional.NO if "template" in device.attributes else Fractional.SHARED
 
     def tags(self, device: Device) -> Sequence[str]:
-        """Name the SoC first, as ``acl.get_soc_name()`` and therefore Ray would, then its family.
+        """Return the SoC first, as ``acl.get_soc_name()`` and therefore Ray would, then its family.
 
         On an A3 npu-smi does not show the number in ``Ascend910_9392``, so ``Ascend910C`` comes first there. A vNPU
-        never goes by the name of a whole chip.
+        never has the tag of a whole chip.
         """
         chip, told = identify(device.model), device.attributes
         soc, family = str(told.get("soc", chip.soc)), str(told.get("family_tag", chip.tag))
@@ -128,16 +129,17 @@ class Ascend(Vendor):
             return tuple(dict.fromkeys((f"{soc}-{template}", f"{family}-{template}", f"{family}-vnpu", "vnpu")))
         raw = re.sub(r"[^A-Za-z0-9._-]", "", device.model)
         stem = re.sub(r"(?<=\d)C$", "", soc)
+        # Names of variants, in the form of a type.
         variant = re.fullmatch(r"(?:Ascend)?(910(?:Pro[AB]|PremiumA|_93\d+))", raw)
         short = () if raw in ("910B", "Ascend910", "Ascend") or not raw else (raw,)
         return tuple(dict.fromkeys((soc, stem, family, *((f"Ascend{variant[1]}",) if variant else ()), *short)))
 
     def maskable(self, device: Device) -> bool:
-        """Whether the runtime has a number for a device."""
+        """Return True if the runtime has a number for a device."""
         return device.attributes.get("addressable") is not False
 
     def validate(self, term: Term, devices: Sequence[Device]) -> str | None:
-        """Refuse what the runtime cannot address, and mixtures of whole NPUs and vNPUs."""
+        """Refuse devices without an address in the runtime, and mixtures of whole NPUs and vNPUs."""
         partitions = [device for device in devices if _vnpu(device) is not None]
         for device in devices:
             if device.attributes.get("split"):
@@ -147,19 +149,21 @@ class Ascend(Vendor):
         if partitions and len(partitions) < len(devices):
             ids = ", ".join(device.id for device in partitions)
             return f"a worker gets either whole NPUs or vNPUs, not both (got the vNPUs {ids} among others)"
+        # vNPUs are nameless for the mask by design; their list is the container's.
         return None if partitions else super().validate(term, devices)
 
     def env(self, devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:
-        """Make a worker see exactly these devices: the mask, and for vNPUs what a container is started with."""
+        """Set the mask to exactly these devices; for vNPUs, the variables of a container."""
         partitions = [device for device in devices if _vnpu(device) is not None]
         wanted = {MASK.variable: self.write_mask([device for device in devices if device not in partitions])}
         if partitions:
             return EnvEdits(set={**wanted, **self.container_env(partitions)}, unset=frozenset({SINGLE}))
+        # A host without vNPUs needs no change to the container's variables.
         split = any(_vnpu(device) is not None for device in ctx.devices)
         return EnvEdits(set=wanted, unset=frozenset({SINGLE, *((CONTAINER, CONTAINER_OPTIONS) if split else ())}))
 
     def visible(self, environ: Mapping[str, str], devices: Sequence[Device]) -> Sequence[str] | None:
-        """Read the mask, and where there are vNPUs the list of a container."""
+        """Read the mask, and for vNPUs the list of a container."""
         seen = self.read_mask(environ, devices)
         partitions = [device for device in devices if _vnpu(device) is not None]
         virtual = "VIRTUAL" in re.split(r"\s*,\s*", environ.get(CONTAINER_OPTIONS, "").strip())
@@ -170,21 +174,23 @@ class Ascend(Vendor):
         return [*(whole if seen is None else seen), *(device.id for device in listed)]
 
     def shared_nodes(self, devices: Sequence[Device]) -> Iterable[str]:
-        """The control nodes that the host has; those of its family where nothing was detected."""
+        """Return the host's control nodes; for simulated devices, the nodes of the family."""
         if not devices:
             return ()
+        # A simulated device lists no nodes of the host.
         known = CONTROL_NODES[:3] if devices[0].attributes.get("family") == "950" else CONTROL_NODES
         return _listed(devices[0], "control_nodes") or known
 
     def mounts(self, devices: Sequence[Device]) -> Iterable[Mount]:
-        """The driver, and what Ascend's instructions mount beside it."""
+        """Return the driver's directory, and further paths of Ascend's instructions."""
         paths = _listed(devices[0], "host_paths") or HOST_PATHS[:4] if devices else ()
         return [Mount(source=path, target=path) for path in paths]
 
     def container_env(self, devices: Sequence[Device]) -> Mapping[str, str]:
-        """Physical or vNPU numbers for Ascend Docker Runtime; other runtimes go by the nodes.
+        """Return physical or vNPU numbers for Ascend Docker Runtime; other container runtimes use the nodes.
 
-        ``ASCEND_RT_VISIBLE_DEVICES`` is left out on purpose: inside, what is mounted is numbered from 0, and all seen.
+        ``ASCEND_RT_VISIBLE_DEVICES`` is left out on purpose: inside, mounted devices are numbered from 0, and every one
+        is visible.
         """
         partitions = sorted(number for device in devices if (number := _vnpu(device)) is not None)
         numbers = partitions or sorted({int(device.attributes.get("phy_id", device.index)) for device in devices})
@@ -192,10 +198,10 @@ class Ascend(Vendor):
         return {CONTAINER: ",".join(map(str, numbers)) or "void", **options}
 
     def stats(self, devices: Sequence[Device], ctx: ProbeContext) -> Mapping[str, Stats]:
-        """Observe the NPUs with one call of npu-smi, which shows at most eight processes per chip.
+        """Observe the NPUs with a single call of npu-smi, which shows at most eight processes per chip.
 
-        The power of an A3 package stands with its first die; that of the second is unknown. A vNPU is left out: npu-smi
-        shows the whole chip.
+        npu-smi shows the power of an A3 package with its first die; the power of the second die is unknown. A vNPU has
+        no entry: npu-smi shows the whole chip.
         """
         answer = npu_smi.ask(ctx, "Bus-Id", "info")
         if answer is None:
@@ -210,16 +216,17 @@ class Ascend(Vendor):
         return found
 
     def findings(self, ctx: ProbeContext, detected: Detected) -> Iterator[Finding]:
-        """Variables that do not do what people think."""
+        """Yield findings on variables without the expected effect."""
         if fault := MASK.fault(ctx.environ, [*filter(self.maskable, detected.devices)]):
             yield fail(*fault)
+        # Inside a container the variable did its work before the process started.
         if MASK.variable not in ctx.environ and CONTAINER in ctx.environ and not in_container(ctx):
             reason = f"{CONTAINER} hides nothing from processes: Ascend Docker Runtime alone reads it"
             yield warn(reason, f"set {MASK.variable} for processes")
 
 
 def _listed(device: Device, name: str) -> list[str]:
-    """The paths in an attribute."""
+    """Split the paths in an attribute."""
     return [path for path in str(device.attributes.get(name, "")).split(",") if path]
 
 

@@ -1,4 +1,4 @@
-"""What chip a name and a PCI id mean: its SoC version, its accelerator types, the template of a partition."""
+"""The meaning of a chip's name and PCI id: SoC version, accelerator types, template of a partition."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import NamedTuple
 from anyaccel.kit import Catalog, Entry
 
 CATALOG = Catalog(__file__)
-"""Its products that are not listed are the families, whose keys the others have."""
+"""Products that are not listed are families; the listed products have their keys."""
 GIB, MIB = 1 << 30, 1 << 20
 _TEMPLATE = re.compile(r"[ -]?(vir\d+\w*)$")
 _CHINA = ((r"^A2G(\d)", r"910B\1"), (r"^I2(\d?)", r"310P\1"), (r"^MiniD$", "310"))
 """Names of the Chinese market."""
 _AI_CORES = {"310p": 8, "910": 32}
-"""Of the families whose templates name nothing else."""
+"""AI cores of the families whose templates name cores alone."""
 
 
 class Chip(NamedTuple):
-    """What the name of a chip says."""
+    """The facts in a chip's name."""
 
     soc: str  # as acl.get_soc_name() spells it, such as Ascend910B3
     family: str  # as CANN packages name it; empty when unknown
@@ -27,15 +27,15 @@ class Chip(NamedTuple):
 
 
 def identify(name: str, told: Entry | None = None) -> Chip:
-    """Say what chip goes by a name.
+    """Identify the chip behind a name.
 
-    The same text stands for several chips, so what PCI says comes first: a bare ``Ascend910`` is a chip of 2019 or
-    one die of an A3.
+    Several chips share a name, so PCI decides first: a bare ``Ascend910`` is a chip of 2019 or a die of an A3.
 
     Args:
-        name: Name that npu-smi shows: ``910B3``, ``Ascend 910B3``, ``Ascend910``, ``310Pvir04``, ``A2G3`` ...
-        told: The family that the PCI id says, or None when unknown.
+        name: Name in npu-smi: ``910B3``, ``Ascend 910B3``, ``Ascend910``, ``310Pvir04``, ``A2G3`` ...
+        told: The family by PCI id, or None if unknown.
     """
+    # npu-smi prints the brand twice in some releases.
     text = re.sub(r"^((Ascend|Alan)\s*)+", "", name.strip())
     template = match[1] if (match := _TEMPLATE.search(text)) else ""
     text = _TEMPLATE.sub("", text)
@@ -48,10 +48,10 @@ def identify(name: str, told: Entry | None = None) -> Chip:
 
 
 def template_memory(template: str, family: str, whole: int | None) -> int | None:
-    """Memory of a vNPU in bytes, from its template and the memory of the chip; None when the template does not tell.
+    """Return the memory of a vNPU in bytes, from its template and the memory of the chip; None if unknown.
 
-    Names such as ``vir10_3c_16g`` say it. Those of 310P and 910A name AI cores only, and the driver gives each the
-    same share of the memory: ``vir04`` on a 310P with 21527 MB shows 10763 MB.
+    Names such as ``vir10_3c_16g`` contain the size. Names of 310P and 910A contain AI cores only, and the driver
+    assigns the same share of memory: ``vir04`` on a 310P with 21527 MB shows 10763 MB.
     """
     if match := re.search(r"_(\d+)g(_|$)", template):
         return int(match[1]) * GIB

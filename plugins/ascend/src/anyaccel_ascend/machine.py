@@ -1,4 +1,4 @@
-"""Detection: the kernel's files first, then npu-smi, which alone knows how the runtime numbers the NPUs."""
+"""Detection: the kernel's files first, then npu-smi, the only source of the runtime's numbers."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ VIRTUAL_FUNCTION = 0xD805
 PASSED_ON = "vfio-pci"
 MANAGER = "/dev/davinci_manager"
 CONTROL_NODES = (MANAGER, "/dev/devmm_svm", "/dev/hisi_hdc", "/dev/dvpp_cmdlist")
-"""Nodes that every user of an NPU opens; which of them exist depends on the generation: the 950 lacks the last."""
+"""Nodes for every user of an NPU. The 950 lacks the last."""
 DRIVER = "/usr/local/Ascend/driver"
 PACKAGE = f"{DRIVER}/version.info"
 HOST_PATHS = (DRIVER, "/usr/local/dcmi", npu_smi.PATH, "/etc/ascend_install.info", "/etc/hccl_rootinfo.json")
-"""What Ascend's container instructions mount beside the nodes."""
+"""Paths in Ascend's container instructions, beside the nodes."""
 FIRST_VNPU, VNPUS_PER_DEVICE = 100, 16
-"""A vNPU's number is 100 + 16 times the physical number + 0 to 15."""
+"""The number of a vNPU is 100 + 16 times the physical number + 0 to 15."""
 GROUP = "add the user to the group HwHiAiUser and log in again"
 NO_NODES = (
     "The {} NPUs of this host are not mounted into this container. Start it with --runtime=ascend and"
@@ -54,18 +54,19 @@ NO_TOOL = (
 
 
 class Machine:
-    """A machine as its files show it, from which the inventory is made."""
+    """The files of a machine, from which the inventory is built."""
 
     def __init__(self, ctx: ProbeContext, found: Sequence[PciFunction]) -> None:
         """Read the files.
 
-        Of the PCI functions, those that are set aside for virtual machines are not ours, and other virtual ones count
-        only where there are no cards, as inside such a machine.
+        Functions that are reserved for virtual machines are left out. Other virtual functions count only without cards,
+        as inside a virtual machine.
         """
         self.ctx = ctx
         virtual = [each for each in found if each.device == VIRTUAL_FUNCTION or physical_function(ctx, each.address)]
         passed = [function for function in virtual if function.driver == PASSED_ON]
         cards = [function for function in found if function not in virtual]
+        # Inside a virtual machine the only function is a virtual one.
         cards = cards or [function for function in virtual if function not in passed]
         self.functions: Mapping[str, PciFunction] = {function.address: function for function in cards}
         addresses = ", ".join(function.address for function in passed)
@@ -80,10 +81,10 @@ class Machine:
         self.partial = False
 
     def inventory(self) -> Detected | None:
-        """Find the NPUs; None when neither hardware nor driver is here.
+        """Find the NPUs; None without hardware and driver.
 
         Raises:
-            ValueError: When npu-smi prints what cannot be understood: no inventory is better than a wrong one.
+            ValueError: The output of npu-smi is malformed: no inventory is better than a wrong one.
         """
         cards = self._cards() if self.functions or self.numbers else []
         if not (cards or self.notes or any(map(self.ctx.exists, (MANAGER, PACKAGE)))):
@@ -91,12 +92,14 @@ class Machine:
         return inventory(cards, self.version, self.notes, partial=self.partial)
 
     def _cards(self) -> list[Card]:
-        outside = [] if self.container else list(self.functions.values())  # inside, PCI shows the whole host
+        # In a container, PCI shows the whole host.
+        outside = [] if self.container else list(self.functions.values())
         if not self.numbers:
             if self.container:
                 self.notes.append(NO_NODES.format(len(self.functions)))
             return self._idle(outside, Fault("the Ascend driver is not loaded", "install it, or see dmesg"))
         try:
+            # The mapping first: without the runtime's numbers the table is useless.
             mapping = npu_smi.ask(self.ctx, "NPU ID", "info", "-m")
             shown = npu_smi.ask(self.ctx, "Bus-Id", "info") if mapping else None
         except FaultError as error:
@@ -120,15 +123,16 @@ class Machine:
     def _card(
         self, index: int, address: str | None, node: int | None, chip: Mapped | None = None, name: str = ""
     ) -> Card:
-        """Begin a card, with its number in ``/dev/davinci<N>``, and what npu-smi says of the chip and calls it.
+        """Start a card, with its number in ``/dev/davinci<N>``, and npu-smi's facts and name of the chip.
 
-        Its identity is its PCI address, with the chip on it where a function can carry two. Without PCI, as on pods
-        with a unified bus, the number of its node takes its place: unlike the runtime's number it stays when another
-        card is lost, and is the same inside a container.
+        The identity is the PCI address, with the chip if a function can carry two. Without PCI, as on pods with a
+        unified bus, the number of the node takes its place: unlike the runtime's number it stays if another card is
+        lost, and is the same inside a container.
         """
         function = self.functions.get(address or "")
-        # Only A3 prints physical ids under the name of a chip of 2019.
+        # A chip of 2019 has the same name, but only A3 prints physical ids.
         told = CATALOG.get("a3") if chip and chip.phy_id is not None and chip.name == "Ascend910" else None
+        # Without an address of its own, the family of the machine's functions counts if there is only one.
         behind = [CATALOG.by_pci(each.device) for each in ([function] if function else self.functions.values())]
         known = identify(name, behind[0] if behind and behind.count(behind[0]) == len(behind) else told)
         partition = node is not None and node >= FIRST_VNPU
@@ -137,7 +141,7 @@ class Machine:
         if address is not None:
             whole = f"ascend-{address}-{chip.chip if chip else 0}" if known.family == "310p" else f"ascend-{address}"
         parent = whole if known.template or partition else None
-        if address is not None and function is None:  # npu-smi shows it, and sysfs does not
+        if address is not None and function is None:  # known to npu-smi, hidden in sysfs
             function = PciFunction(address=address, vendor=VENDORS[0], device=0, class_code=PCI_CLASS)
         card = Card(self.ctx, f"{whole}-vnpu{node if partition else ''}" if parent else whole, function)
         card.index, card.model, card.parent = index, name or known.tag, parent
@@ -156,7 +160,7 @@ class Machine:
         return card
 
     def _idle(self, functions: Iterable[PciFunction], fault: Fault, first: int = 0) -> list[Card]:
-        """Cards to which the runtime gives no number; ``first`` is a label that no other device has."""
+        """Build cards without a number in the runtime; ``first`` is a free label."""
         cards = []
         for index, function in enumerate(functions, first):
             card = self._card(index, function.address, None)
@@ -168,10 +172,10 @@ class Machine:
         return cards
 
     def _by_nodes(self, fault: Fault | None = None) -> list[Card]:
-        """As many NPUs as there are nodes, numbered in the order of the nodes, where npu-smi tells nothing.
+        """Build a card per node, numbered in the order of the nodes, without npu-smi.
 
-        Which node belongs to which PCI function is known to root alone, or where there is one function; elsewhere the
-        node has to serve as identity, as it has where there is a fault.
+        Only root can read which node belongs to which PCI function, unless there is a single function. Otherwise, and
+        after a fault, the node serves as identity.
         """
         addresses = {} if fault else {self._kernel_number(address): address for address in self.functions}
         if not fault and len(self.functions) == len(self.numbers) == 1:
@@ -182,7 +186,8 @@ class Machine:
         return cards
 
     def _kernel_number(self, address: str) -> int | None:
-        """The number in ``/dev/davinci<N>`` of a PCI function that has a single chip; only root may read it."""
+        """Read the number in ``/dev/davinci<N>`` of a PCI function with a single chip; only root may."""
+        # With several chips behind a function, dev_id is the number of the first one.
         if number(self.ctx, f"{PCI_DEVICES}/{address}/davinci_dev_num") != 1:
             return None
         return number(self.ctx, f"{PCI_DEVICES}/{address}/dev_id")
@@ -193,6 +198,7 @@ class Machine:
         claimed = {row.bus_id for row in rows if row is not None}
         unclaimed = [function for address, function in self.functions.items() if address not in claimed]
         missing = [function for function in unclaimed if function.driver != PASSED_ON]
+        # A single chip without a row, and a single function without a chip, belong together.
         alone = missing[0].address if len(missing) == unread == 1 and not self.container else None
         self.partial |= unread > 0
         cards = []
@@ -213,14 +219,15 @@ class Machine:
         return cards + self._partitions(cards)
 
     def _physical(self, place: int, chip: Mapped, row: Shown | None, count: int) -> int | None:
-        """Physical number of a chip: printed, else from the nodes that are here, else from sysfs.
+        """Return the physical number of a chip: printed, else by the order of the nodes, else from sysfs.
 
-        The driver numbers what a container may use by ascending physical number (uda_init_ns_node_dev in its source),
-        so as many nodes as chips are in the same order. Otherwise the physical number stays unknown: a guess would
-        open somebody else's node.
+        The driver numbers a container's NPUs by ascending physical number (uda_init_ns_node_dev in its source), so as
+        many nodes as chips are in the same order. Otherwise the number stays unknown: a guess could open another user's
+        node.
         """
         if chip.phy_id is not None:
             return chip.phy_id
+        # Equal counts: both lists are ascending, so positions correspond.
         if len(self.numbers) == count:
             return self.numbers[place]
         return self._kernel_number(row.bus_id) if row and row.bus_id else None
@@ -235,14 +242,15 @@ class Machine:
         card.memory_bytes = row.memory_bytes
         if row.fault:
             card.blame(*row.fault)
+        # A minor fault; the NPU works and npu-smi keeps listing it.
         if row.health == "Warning":
             card.attributes["warning"] = "npu-smi reports a minor fault (Warning); it can still be used"
             self.notes.append(f"{card.id}: {card.attributes['warning']}.")
         return card
 
     def _connect(self, cards: Sequence[Card]) -> None:
-        """Add the connections, where npu-smi tells them; without them the NPUs work all the same."""
-        matrix = npu_smi.parse_topology(self._told(cards[1:], "Legend", "topo"))
+        """Add the links between NPUs if npu-smi reports the topology."""
+        matrix = npu_smi.parse_topology(self._ask_optional(cards[1:], "Legend", "topo"))
         ids = {f"NPU{card.index}": card.id for card in cards}
         ids |= {f"Phy-ID{card.attributes['phy_id']}": card.id for card in cards}
         for row, strengths in matrix.items():
@@ -250,8 +258,8 @@ class Machine:
                 if card.id == ids.get(row):
                     card.links = {ids[other]: strength for other, strength in strengths.items() if other in ids}
 
-    def _told(self, wanted: object, marker: str, topic: str, *where: str) -> str:
-        """What npu-smi tells of a topic that inventories can do without; empty when it tells nothing."""
+    def _ask_optional(self, wanted: object, marker: str, topic: str, *where: str) -> str:
+        """Return npu-smi's output on an optional topic; empty without an answer."""
         try:
             answer = npu_smi.ask(self.ctx, marker, "info", "-t", topic, *where) if wanted else None
         except ValueError:
@@ -259,20 +267,21 @@ class Machine:
         return answer.stdout if answer else ""
 
     def _partitions(self, cards: Sequence[Card]) -> list[Card]:
-        """The vNPUs that this host offers to its containers; the chips that they are on go out of use.
+        """Build the vNPUs that this host offers to containers, and blame the chips below.
 
-        A vNPU is ``/dev/vdavinci<N>`` here and ``/dev/davinci<N>`` in the container that it is given to, where the
-        runtime numbers it like a whole NPU.
+        A vNPU is ``/dev/vdavinci<N>`` here and ``/dev/davinci<N>`` in its container, where the runtime numbers it like
+        a whole NPU.
         """
         numbers = [node for node in numbered(self.ctx, "/dev/vdavinci") if node >= FIRST_VNPU]
         found: list[Card] = []
         for card in cards:
             physical = card.attributes.get("phy_id")
+            # The number of a vNPU contains the physical number of its chip.
             mine = [node for node in numbers if (node - FIRST_VNPU) // VNPUS_PER_DEVICE == physical]
             if not mine:
                 continue
             number, chip = str(card.attributes["card"]), str(card.attributes["chip"])
-            templates = npu_smi.parse_vnpus(self._told(mine, "Vnpu ID", "info-vnpu", "-i", number, "-c", chip))
+            templates = npu_smi.parse_vnpus(self._ask_optional(mine, "Vnpu ID", "info-vnpu", "-i", number, "-c", chip))
             found += [
                 self._vnpu(card, node, len(cards) + len(found) + place, templates.get(node, ""))
                 for place, node in enumerate(mine)
@@ -286,7 +295,7 @@ class Machine:
         return found
 
     def _vnpu(self, parent: Card, node: int, index: int, template: str) -> Card:
-        """A vNPU; npu-smi tells its template to root alone."""
+        """Build a vNPU; npu-smi shows its template to root alone."""
         card = copy(parent)
         card.id, card.index, card.parent = f"{parent.id}-vnpu{node}", index, parent.id
         card.model, card.links, card.nodes = f"{parent.model} {template or 'vNPU'}", {}, (f"/dev/vdavinci{node}",)

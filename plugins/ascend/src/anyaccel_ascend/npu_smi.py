@@ -1,7 +1,7 @@
-"""npu-smi: asking it, and reading what it prints.
+"""Run npu-smi and parse its output.
 
 The formats follow its open source (CANN driver, npucli/src/npu_info_print.c). Columns differ between generations and
-widths between releases, so the meaning of a column is always taken from the header above it.
+widths between releases, so the meaning of a column always comes from the header above.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TOOL = Tool(
 NO_CARD = "There is no NPU card on this server"
 INCOMPLETE = "The driver package may not be completely installed"
 INVALID_CELSIUS = 0x7FFD
-"""From here up a temperature is an error code of the sensor."""
+"""Temperatures from here up are error codes of the sensor."""
 _LABEL = re.compile(r"NPU ID|NPU Util\(%\)|Process id in container|Process \S+|\S+")
 _VALUE = re.compile(r"(?:\d+|NA)\s*/\s*(?:\d+|NA)|\S+")
 _BUS_ID = re.compile(r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]|NA")
@@ -44,7 +44,7 @@ class Mapped(NamedTuple):
 
 
 class Shown(NamedTuple):
-    """A chip in the table of ``npu-smi info``; None is what npu-smi cannot tell."""
+    """A chip in the table of ``npu-smi info``; unknown values are None."""
 
     name: str
     health: str
@@ -59,7 +59,7 @@ Place = tuple[object, object]
 
 
 class Table(NamedTuple):
-    """What ``npu-smi info`` shows."""
+    """The contents of ``npu-smi info``."""
 
     chips: Mapping[Place, Shown]  # those that could be read
     version: str  # of the driver
@@ -73,15 +73,15 @@ def ask(ctx: ProbeContext, marker: str, *arguments: str) -> CommandResult | None
 
     Args:
         ctx: The machine.
-        marker: Text that an answer holds.
+        marker: Text in every valid answer.
         arguments: Arguments of npu-smi.
 
     Returns:
-        An answer that can be read; None when there is no such tool.
+        The answer; None if npu-smi is not installed.
 
     Raises:
-        FaultError: When it hangs, cannot be run, or says that it cannot tell.
-        ValueError: When what it prints is no answer at all.
+        FaultError: npu-smi hangs, cannot be run, or reports an error.
+        ValueError: The output is not an answer of npu-smi.
     """
     result = TOOL.run(ctx, *arguments)
     if result is None or marker in result.stdout or NO_CARD in result.stdout:
@@ -89,6 +89,7 @@ def ask(ctx: ProbeContext, marker: str, *arguments: str) -> CommandResult | None
     command, text = " ".join((TOOL.name, *arguments)), f"{result.stdout}\n{result.stderr}"
     causes = CATALOG.faults("causes")
     codes = re.findall(r"ret(?:urn code)? is (-\d+)", text)
+    # An exit status has 8 bits: -8005 arrives as 187.
     codes += [code for code in causes if result.returncode == int(code) % 256]
     said = next((line.strip() for line in text.splitlines() if line.strip()), "nothing")[:160]
     if codes:
@@ -103,16 +104,16 @@ def ask(ctx: ProbeContext, marker: str, *arguments: str) -> CommandResult | None
 
 
 def parse_mapping(text: str) -> tuple[list[Mapped], int]:
-    """Read ``npu-smi info -m``. Rows of the board's controllers are left out.
+    """Parse ``npu-smi info -m``. Rows of the board's controllers are left out.
 
-    The 950 does not print logic ids: there it is the rank of the physical id, which is how the driver assigns it
+    The 950 prints no logic ids: there it is the rank of the physical id, which is the driver's own rule
     (``uda_init_ns_node_dev`` in the CANN driver's source).
 
     Returns:
-        The chips by logic id, and how many cards are there and not available, for which the 950 prints the number -1.
+        The chips by logic id, and the number of unavailable cards, for which the 950 prints -1.
 
     Raises:
-        ValueError: When a row does not fit its header, or two chips have one number.
+        ValueError: A row does not fit its header, or two chips have the same number.
     """
     labels: list[str] = []
     rows: list[Mapped] = []
@@ -122,6 +123,7 @@ def parse_mapping(text: str) -> tuple[list[Mapped], int]:
         elif labels and re.match(r"-?\d+(\s|$)", line):
             words = dict(zip(labels, line.split(None, len(labels) - 1), strict=False))
             name = words.get("Chip Name", "").strip()
+            # The management controller of a board is listed like a chip.
             if words.get("Chip Logic ID") == "-" or name in ("Mcu", "3559"):
                 continue
             try:
@@ -136,7 +138,7 @@ def parse_mapping(text: str) -> tuple[list[Mapped], int]:
     for row in cards:
         chip = row if row.logic_id >= 0 else row._replace(logic_id=len(found))
         other = found.setdefault(chip.logic_id, chip)
-        # Of an A3 package of which a container has but one die, npu-smi shows that one twice.
+        # If a container has one die of an A3 package, npu-smi shows the die twice.
         if other is not chip and (chip.phy_id is None or (other.card, other.phy_id) != (chip.card, chip.phy_id)):
             raise ValueError(
                 f"'npu-smi info -m' must give each chip a number of its own (got {chip.logic_id} for chip {other.chip}"
@@ -150,7 +152,7 @@ def _row_error(command: str, row: str, rule: str) -> ValueError:
 
 
 def parse_topology(text: str) -> dict[str, dict[str, int]]:
-    """Read the matrix of ``npu-smi info -t topo``: ``NPU0`` or ``Phy-ID0`` to the strength towards each other one."""
+    """Parse the matrix of ``npu-smi info -t topo``: strengths between ``NPU0`` or ``Phy-ID0`` and each other NPU."""
     rows = [words for line in text.splitlines() if (words := line.split()) and _CHIP.fullmatch(words[0])]
     if not rows:
         return {}
@@ -162,22 +164,22 @@ def parse_topology(text: str) -> dict[str, dict[str, int]]:
 
 
 def parse_vnpus(text: str) -> dict[int, str]:
-    """Read ``npu-smi info -t info-vnpu``: the template of each vNPU, by its number."""
+    """Parse ``npu-smi info -t info-vnpu``: the template of each vNPU, by its number."""
     return {int(row[0]): row[-1] for row in _rows(text) if len(row) == 5 and row[0].isdecimal()}  # noqa: PLR2004
 
 
 def _rows(text: str) -> Iterator[list[str]]:
-    """The cells of a table's rows."""
+    """Yield the cells of a table's rows."""
     for line in map(str.strip, text.splitlines()):
         if line.startswith("|"):
             yield [cell.strip() for cell in line.strip("|").split("|")]
 
 
 def parse_table(text: str) -> Table:
-    """Read the table of ``npu-smi info``: one chip in two lines, under two lines of headers.
+    """Parse the table of ``npu-smi info``: two lines per chip, under two lines of headers.
 
     Raises:
-        ValueError: When a row does not fit its header.
+        ValueError: A row does not fit its header.
     """
     upper: list[list[str]] = []
     lower: list[list[str]] = []
@@ -187,6 +189,7 @@ def parse_table(text: str) -> Table:
     partial = False
     for cells in _rows(text):
         labels = [_LABEL.findall(cell) for cell in cells]
+        # A table may have several blocks, each with its own headers.
         if "Health" in cells:
             upper, lower = labels, []
         elif "Bus-Id" in cells:
@@ -223,14 +226,16 @@ def _process(cells: Sequence[str], found: dict[Place, list[DeviceProcess]]) -> N
 
 
 def _values(header: Sequence[Sequence[str]], cells: Sequence[str]) -> dict[str, str]:
-    """The values of a row, by the labels of the header."""
+    """Return the values of a row, by the labels of the header."""
     if len(cells) != len(header):
         raise _row_error("info", " | ".join(cells), f"have {len(header)} columns")
     values: dict[str, str] = {}
     for labels, cell in zip(header, cells, strict=True):
         words = _VALUE.findall(cell)
+        # A name may contain blanks, so it takes the rest of the cell.
         if labels[-1:] == ["Name"]:
             words = [*words[: len(labels) - 1], " ".join(words[len(labels) - 1 :])]
+        # An empty cell: the driver could not ask the chip.
         if labels == ["Health"] and not words:
             words = ["UNKNOWN"]
         usages = [word for label, word in zip(labels, words, strict=False) if "Usage(" in label]
@@ -266,5 +271,5 @@ def _chip(upper: Mapping[str, str], lower: Mapping[str, str], row: str) -> tuple
 
 
 def _number(text: str | None) -> float | None:
-    """A number; None for what the part does not measure, which is "NA" or "-"."""
+    """Convert a number; None for "NA" or "-", a value that the part does not measure."""
     return float(text) if text and re.fullmatch(r"\s*-?\d+(\.\d+)?\s*", text) else None

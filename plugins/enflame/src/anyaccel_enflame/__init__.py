@@ -1,4 +1,4 @@
-"""Enflame accelerators (GCUs) for anyaccel: found in sysfs, named by the index that efsmi tells."""
+"""Enflame accelerators (GCUs) for anyaccel: from sysfs, masked by efsmi's index."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from anyaccel.kit import Card, Catalog, FaultError, Mask, Measures, Row, Tool, V
 from anyaccel.plugin import Detected, Device, ProbeContext, replace
 
 FOLDERS = ("enflame", "zixiao")
-"""Folders of a PCI function in which the driver shows its device; the second of Tencent's variant."""
+"""The driver's folders below a PCI function; the second belongs to Tencent's variant."""
 
 
 class Enflame(Vendor):
     """S60 to L600.
 
-    A card has two numbers, which are mostly the same and not promised to be: the index of efsmi, which the runtime's
-    mask takes, and the minor number of its node, which the container runtime takes.
+    A card has two numbers, mostly equal and not guaranteed to be: efsmi's index, which the runtime's mask takes, and
+    the minor number of its node, which the container runtime takes.
     """
 
     key, resource, kind, brand = "enflame", "GCU", "gcu", "Enflame"
@@ -25,9 +25,9 @@ class Enflame(Vendor):
     pci_vendors, virtual_functions = (0x1E36,), False
     control_nodes = ("/dev/gcuctl",)
     catalog = Catalog(__file__)
-    # The runtime is closed, and how it takes an order, a repetition, an unknown card or an empty value is not public:
-    # only a list that leaves no doubt is read, and only such a one is written. No value is known to hide every card:
-    # a card that does not exist cannot be opened, whereas an empty value may mean that there is no mask.
+    # The runtime is closed, and its reading of an order, a repetition, an unknown card or an empty value is not public:
+    # only an unambiguous list is read or written. A value for "no card" is not known: a number beyond the machine
+    # cannot be opened, and an empty value may mean "no mask".
     mask = Mask(
         "TOPS_VISIBLE_DEVICES",
         nothing="999",
@@ -43,15 +43,15 @@ class Enflame(Vendor):
 
     @property
     def log_hint(self) -> str:
-        """The name of the kernel module is in no public text."""
+        """A remedy: the driver's messages. The name of the kernel module is not published."""
         return "look for gcu in 'dmesg'"
 
     def present(self, ctx: ProbeContext) -> bool:
-        """The control node stands for the driver."""
+        """Return True if the control node exists."""
         return ctx.exists("/dev/gcuctl")
 
     def bound(self, card: Card) -> bool:
-        """The driver has a card where it shows a device of it; its own name is in no public text."""
+        """Return True if the driver shows a device for the card; the driver's own name is not published."""
         if any(card.glob(f"{folder}/gcu*") for folder in FOLDERS):
             return True
         driver = card.function.driver if card.function else None
@@ -64,24 +64,26 @@ class Enflame(Vendor):
         return False
 
     def read_card(self, card: Card) -> None:
-        """Find the node: its number stands behind the major one in a file of the driver's folder."""
+        """Find the node. Its number is the minor number in a file of the driver's folder."""
         for path in (each for folder in FOLDERS for each in card.glob(f"{folder}/gcu*")):
             match = re.fullmatch(r"\d+:(\d+)", card.read(f"{path.removeprefix(f'{card.folders[0]}/')}/dev") or "")
             if match and re.fullmatch(r"gcu\d+", path.rpartition("/")[2]):
                 card.attributes["minor"] = int(match[1])
                 card.nodes = (f"/dev/gcu{match[1]}",)
+        # Nodes of instances do not name their card, so each card may be the divided one.
         if card.ctx.glob("/dev/vgcu*"):
             remedy = "remove the instances with efsmi to use whole cards"
             card.blame("cards of this machine are divided (/dev/vgcu*), and no file tells which", remedy)
 
     def rows(self, ctx: ProbeContext) -> dict[str, tuple[int, Row]] | None:
-        """What efsmi says of each card, with its index, by PCI address; None where it is not installed."""
+        """Return efsmi's rows with its indexes, by PCI address; None if efsmi is not installed."""
         told = self.tool.sections(ctx, r"DEV ID (\d+)", "-q")
         if told is None:
             return None
         found = {}
         for index, row in told.items():
             place = [row.text(name) or "" for name in ("Domain", "Bus", "Dev", "Func")]
+            # Four hexadecimal numbers without leading zeros.
             if not all(re.fullmatch("[0-9a-fA-F]{1,8}", part) for part in place):
                 reason = f"efsmi must answer the PCI address of card {index} (got {':'.join(place)!r:.80})"
                 raise FaultError(reason, "run 'efsmi -q' by hand")
@@ -92,8 +94,9 @@ class Enflame(Vendor):
         return found
 
     def complete(self, ctx: ProbeContext, cards: Sequence[Card]) -> Iterable[str]:
-        """Ask efsmi for indexes, memory and health, which no file tells. A card that is alone has the index 0."""
+        """Ask efsmi for indexes, memory and health, which no file contains. A single card has the index 0."""
         bound = [card for card in cards if card.nodes]
+        # The only card is number 0 for the tool and the runtime.
         if len(cards) == 1 and bound:
             cards[0].number = 0
         rows = self.rows(ctx) if bound else {}
@@ -108,18 +111,21 @@ class Enflame(Vendor):
             card.memory_bytes = (row.count("Total Size") or row.count("Mem Size") or 0) << 20 or None  # old drivers
             card.attributes |= {"serial": row.text("Dev SN"), "uuid": row.text("Dev UUID"), "driver": row.text("Ver")}
             card.model = card.model or row.text("Dev Name") or ""
+            # Other words than True and False leave the health unknown.
             card.sound = row.text("Health") == "True"
             if row.text("Health") == "False":
                 card.blame("efsmi reports its health as False", f"{self.log_hint} and see 'efsmi -q'")
 
     def detect(self, ctx: ProbeContext) -> Detected | None:
-        """The version of the driver is one of the facts that efsmi tells."""
+        """Take the version of the driver from efsmi's answer."""
         found = super().detect(ctx)
+        # Any card's answer will do: one driver serves the machine.
         versions = (str(device.attributes.get("driver", "")) for device in found.devices) if found else ()
         return replace(found, driver_version=next(filter(None, versions), "")) if found else None
 
     def container_env(self, devices: Sequence[Device]) -> Mapping[str, str]:
-        """Numbers of nodes for Enflame's container runtime; no value for none is known, so none is written."""
+        """Return node numbers for Enflame's container runtime. A value for none is not known, so none is written."""
+        # The container runtime passes nodes on, so it takes the numbers of nodes.
         numbers = ",".join(str(device.attributes.get("minor", device.index)) for device in devices)
         return {"ENFLAME_VISIBLE_DEVICES": numbers} if devices else {}
 

@@ -1,4 +1,4 @@
-"""The variable: cards and cores as furiosa-ai/device-api reads them (``src/config``), and as Ray writes them."""
+"""The variable ``FURIOSA_DEVICES``: cards and cores as in furiosa-ai/device-api (``src/config``), and as in Ray."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ ENTRY = re.compile(rf"(?:npu:)?(\d{{1,3}})(?::(?:{CORES}|\*))?|npu(\d{{1,3}})pe{
 
 
 class Cores(Mask):
-    """``npu:0`` is a card, ``npu:0:1`` one of its cores, ``npu:0:0-3`` four that are fused, ``npu0pe0-3`` the old form.
+    """``npu:0`` is a card, ``npu:0:1`` a core, ``npu:0:0-3`` four fused cores, ``npu0pe0-3`` the old form.
 
-    Ray also reads ``0``. A card or core that is not here, or comes twice, stops the runtime. ``warboy(2)*1`` leaves the
-    choice to the runtime, so nobody can tell what it shows: it is refused.
+    Ray also reads ``0``. A missing or repeated card or core stops the runtime. ``warboy(2)*1`` leaves the choice to the
+    runtime, so its effect is unknown: it is refused.
     """
 
     def write_shares(self, devices: Sequence[Device], shares: Mapping[str, Share]) -> str:
-        """Write the value that shows some devices: of shares their cores, in partitions as large as there are."""
+        """Return the value for devices: of shares their cores, in the largest partitions."""
         slots = [(card.index, shares[card.id].slots if card.id in shares else ()) for card in devices]
         return ",".join(f"npu:{number}{cores}" for number, own in slots for cores in _cut(own)) or self.nothing
 
     def read_shares(self, environ: Mapping[str, str], devices: Sequence[Device]) -> list[str | VisiblePart] | None:
-        """Say which devices, or which cores of them, the variable leaves visible; None when it hides none."""
+        """Return the devices, or cores of devices, left by the variable; None if it hides none."""
         value = environ.get(self.variable)
         if value is None:
             return None
-        if value.strip() in ("", self.nothing):  # what an empty one does is not published; only narrowing is safe
+        if value.strip() in ("", self.nothing):  # the effect of "" is not published; only narrowing is safe
             return []
         by_number = {device.index: device for device in devices}
         found: dict[int, list[int]] = {}
@@ -50,14 +50,15 @@ class Cores(Mask):
 
 MASK = Cores(
     "FURIOSA_DEVICES",
-    nothing="npu:255",  # no value for "none" is documented; a device that is not here stops the runtime
+    nothing="npu:255",  # no value for "none" is documented; a missing device stops the runtime
     entries="devices and cores that are here, each once, such as 'npu:0,npu:1:0-3'",
 )
 
 
 def _cut(slots: Sequence[int]) -> Iterator[str]:
-    """Cut cores into partitions: ``:0-3``, ``:4``; nothing but the card itself for all of it."""
+    """Cut cores into partitions: ``:0-3``, ``:4``; only the card itself for its whole."""
     left, names = {*slots}, {}
+    # Largest first, so that a half card is one partition and not two.
     for size in sorted(FUSED, reverse=True):
         for first in range(0, max(slots, default=-1) + 1, size):
             if left.issuperset(cores := range(first, first + size)):
@@ -67,8 +68,9 @@ def _cut(slots: Sequence[int]) -> Iterator[str]:
 
 
 def _cores(count: int, ends: Sequence[int]) -> list[int]:
-    """The cores of an entry: all of a card's, one, or a partition; none where there is no such partition."""
+    """Return the cores of an entry: every core, a single core, or a partition; empty for an invalid partition."""
     first, last = (ends[0], ends[-1]) if ends else (0, count - 1)
     size = last - first + 1
+    # Fused cores are aligned: 2-3 exists, 1-2 does not.
     exists = last < count and (size == count or (size in FUSED and not first % size))
     return list(range(first, last + 1)) if exists else []

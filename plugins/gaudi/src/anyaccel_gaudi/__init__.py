@@ -1,4 +1,4 @@
-"""Intel Gaudi accelerators (HPUs) for anyaccel: found on PCI and in sysfs, named by module id."""
+"""Intel Gaudi accelerators (HPUs) for anyaccel: from PCI and sysfs, masked by module id."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from anyaccel.plugin import Detected, Device, EnvContext, EnvEdits, Finding, Pro
 
 LOG = "look for habanalabs in 'dmesg'"
 GAUDINET = "/etc/habanalabs/gaudinet.json"
-"""Network addresses of the scale-out ports, where the machine has them."""
+"""Network addresses of the scale-out ports, if configured."""
 CONTAINER_DEVICES = "HABANA_VISIBLE_DEVICES"
-"""Node numbers, read by the container runtime alone: no process looks at it (HabanaAI/Model-References#25)."""
+"""Node numbers, read by the container runtime alone, by no process (HabanaAI/Model-References#25)."""
 
-# The runtime has no value for "none" and takes an empty list for all or for an error. Naming a module that does not
-# exist makes it fail to acquire, and the list keeps it from falling back to a free device.
+# The runtime has no value for "none" and takes an empty list as "every device", or as an error. With a module that does
+# not exist it fails to acquire, and the list prevents a fall-back to a free device.
 NO_MODULE = "999"
 SIGNED = r"[+-]?\d+"
 MODULES = Mask(
@@ -66,10 +66,9 @@ PATTERNS = ("/sys/class/accel/accel*", "/sys/devices/virtual/accel/accel*", "/sy
 class Gaudi(Vendor):
     """Gaudi 1 to 3.
 
-    A device's index is its module id, its place on the baseboard: the number that the masks take, the order in which
-    the runtime looks for a free device, and what stays the same over restarts. The number of the node (``accelN``, the
-    index that hl-smi prints) is another permutation, and is kept as the attribute ``accel``. No device is ever opened:
-    that would take it away from the job that uses it.
+    A device's index is its module id, its slot on the baseboard: the number in masks, the order in which the runtime
+    looks for a free device, and stable over restarts. The number of the node (``accelN``, hl-smi's index) is another
+    permutation, kept as the attribute ``accel``. Detection opens no device: opening takes a device from its job.
     """
 
     key, resource, kind, brand, driver = "gaudi", "HPU", "hpu", "Habana", "habanalabs"
@@ -91,7 +90,7 @@ class Gaudi(Vendor):
     node_missing = f"{LOG} where it vanished after a reset"
     state_file = "status"
     host_paths = (("gaudinet", GAUDINET),)
-    # It takes 0.3 to 1 s on a healthy machine, and opens control nodes only, so that it disturbs no running job.
+    # hl-smi takes 0.3 to 1 s on a healthy machine, and opens control nodes only, so running jobs are not disturbed.
     tool = Tool(
         "hl-smi",
         package="the habanalabs tools (package habanalabs-firmware-tools)",
@@ -100,11 +99,13 @@ class Gaudi(Vendor):
     )
 
     def read_card(self, card: Card) -> None:
-        """Find the node and the module id: the driver has shown them in three layouts."""
+        """Find the node and the module id, in any of the driver's three layouts."""
         for path in [*card.glob("accel/accel*"), *(path for pattern in PATTERNS for path in card.ctx.glob(pattern))]:
             name = path.rpartition("/")[2]
-            match = re.fullmatch(r"(accel|hl)(\d+)", name)  # accel_controlD3 is the control node
-            if match and (path.startswith(card.folders[0]) or self._is(card, path)):
+            # accel of kernel 6.8 and later; hl of older drivers.
+            match = re.fullmatch(r"(accel|hl)(\d+)", name)
+            if match and (path.startswith(card.folders[0]) or self._owns_path(card, path)):
+                # accel_controlD3 and hl_controlD3, the control nodes, serve monitors.
                 folder, kind, minor = "/dev/accel" if match[1] == "accel" else "/dev", match[1], match[2]
                 ports = card.glob("infiniband_verbs/uverbs*")
                 card.nodes = (
@@ -115,6 +116,7 @@ class Gaudi(Vendor):
                 card.attributes["accel"] = int(minor)
                 card.folders += [path, f"{path}/device", f"/sys/devices/virtual/accel/{name}/device"]
                 break
+        # 999 is the mask for "no device", so a module of that number could not be named.
         told = card.read("module_id")
         if told is not None and told.isdecimal() and told != NO_MODULE:
             card.number = int(told)
@@ -122,16 +124,21 @@ class Gaudi(Vendor):
             reason = f"module_id in sysfs must be the number of a slot (got {told!r})"
             card.blame(reason, "reload the habanalabs driver", partial=True)
 
-    def _is(self, card: Card, path: str) -> bool:
-        """Whether a directory of a class is that of a card: other vendors' devices are there, too (ray#45302)."""
+    def _owns_path(self, card: Card, path: str) -> bool:
+        """Return True if a directory of a class belongs to a card.
+
+        Other vendors' devices are there, too (ray#45302).
+        """
         told = card.ctx.read(f"{path}/device/pci_addr") or card.ctx.read(f"{path}/pci_addr") or ""
         return told.strip().lower() == card.address
 
     def complete(self, ctx: ProbeContext, cards: Sequence[Card]) -> Iterable[str]:
-        """Ask hl-smi where sysfs left a question open: a module id, or a PCI id that names no product for certain."""
+        """Ask hl-smi for facts missing in sysfs: a module id, or the product of an ambiguous PCI id."""
         bound = [card for card in cards if card.function and card.function.driver == self.driver]
+        # hl-smi is slow and may hang, so it is asked only for facts missing in sysfs.
         if all(card.number is not None and card.entry for card in bound):
             return
+        # No rows: the tool is missing. A card without a row stays without a number, which arrange() reports.
         rows = self.tool.rows(ctx, IDENTITY, *QUERY, key=ADDRESS)
         if rows is None:
             yield "sysfs leaves a module id or a product open, and hl-smi is not on the PATH to tell"
@@ -148,33 +155,40 @@ class Gaudi(Vendor):
             card.attributes |= {"serial": row.text("serial"), "uuid": row.text("uuid")}
 
     def identify(self, card: Card) -> None:
-        """Only the PCI id tells whether a device sits on a baseboard."""
+        """Drop ``baseboard`` from a product found by name: only a PCI id proves a baseboard."""
         known = card.entry is not None
         super().identify(card)
         if not known:
             card.attributes["baseboard"] = None
 
     def connect(self, ctx: ProbeContext, cards: Sequence[Card]) -> None:
-        """Link the devices of the baseboard. Bridges between cards in PCIe slots are plugged in, and no file tells."""
+        """Link the devices of a baseboard. Bridges between PCIe cards are plugged in by hand and in no file."""
+        # Positions on the board decide the strength of a link.
         board = (card for card in cards if card.attributes.get("baseboard"))
         board_links({card.number: card for card in board if card.number is not None})
 
     def env(self, devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:
-        """One device: both variables. Several: each rank sets its own, and an inherited one would put all on one."""
+        """Set both variables for a single device. Ranks of several devices set their own module themselves.
+
+        An inherited module id would put every rank on the same device.
+        """
+        # Written first: it refuses a device without a module id.
         modules = self.write_mask(devices)
         if len(devices) < 2:  # noqa: PLR2004 - one, or none
             return EnvEdits(set={MODULES.variable: modules, OWN.variable: modules})
         return EnvEdits(set={MODULES.variable: modules}, unset=frozenset({OWN.variable}))
 
     def visible(self, environ: Mapping[str, str], devices: Sequence[Device]) -> Sequence[str] | None:
-        """A module id of the process itself narrows the list to that module."""
+        """Read the list, narrowed to the process's own module id if set."""
         listed = self.read_mask(environ, devices)
         own = self.read_mask(environ, devices, OWN)
         if own is None:
             return listed
         text = environ[OWN.variable]
+        # The runtime reads a single number, and fails on a list.
         if "," in text:
             raise OWN.refusal(text)
+        # The runtime would fail to acquire its module.
         if listed is not None and not {*own} <= {*listed}:
             reason = (
                 f"{OWN.variable} must be one of {MODULES.variable} (got {text!r} and {environ[MODULES.variable]!r})"
@@ -183,22 +197,24 @@ class Gaudi(Vendor):
         return own
 
     def container_env(self, devices: Sequence[Device]) -> Mapping[str, str]:
-        """Node numbers for the container runtime, to which an empty list means all; module ids for what runs inside.
+        """Return node numbers for the container runtime, where an empty list means all, and module ids for the program.
 
-        One device needs no module id inside, since no other can be opened there; some programs refuse one that is not
-        below the number of devices that they see (vllm-project/vllm-gaudi#946, lifted by #1096).
+        A single device needs no module id inside, since no other can be opened there; some programs refuse an id not
+        below their number of devices (vllm-project/vllm-gaudi#946, lifted by #1096).
         """
+        # Numbers of nodes, not module ids: the container runtime passes these nodes on.
         numbers = ",".join(str(device.attributes.get("accel", device.index)) for device in devices)
         inside = {MODULES.variable: self.write_mask(devices)} if len(devices) > 1 else {}
         return {CONTAINER_DEVICES: numbers or "none", **inside}
 
     def measure(self, ctx: ProbeContext, devices: Sequence[Device]) -> Mapping[str, Measures] | None:
-        """Ask hl-smi. An idle device still uses 512 to 768 MiB, which its firmware and the driver hold."""
+        """Ask hl-smi. An idle device has 512 to 768 MiB in use, by its firmware and the driver."""
         return self.measures_by_device(self.tool.rows(ctx, STATE, *QUERY, key=ADDRESS), devices, *STATE[1:])
 
     def findings(self, ctx: ProbeContext, detected: Detected) -> Iterator[Finding]:
-        """A board with a device missing, and variables that do not do what people think."""
+        """Yield findings on a missing device of a board, and variables without the expected effect."""
         count = len(detected.devices)
+        # A missing device keeps jobs of the whole board from starting.
         if count > 1 and count not in self.counts:
             reason = f"{count} devices are on the PCI bus, and boards have 1, 2, 4 or 8"
             yield warn(reason, "look for a device that fell off the bus in 'dmesg'")

@@ -1,4 +1,4 @@
-"""Hygon DCUs for anyaccel: found on PCI and in the KFD topology, masked for HIP."""
+"""Hygon DCUs for anyaccel: from PCI and the KFD topology, masked for HIP."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STATE = ("--showuse", "--showmemuse", "--showpower", "--showtemp", "--showserial
 
 
 def _mask(variable: str) -> Mask:
-    """HIP's, of which numbers and their renumbering from 0 were seen on a DCU; what else it takes is unconfirmed."""
+    """Build HIP's mask. Numbers and their renumbering from 0 were seen on a DCU; any other form is unconfirmed."""
     return Mask(
         variable,
         nothing="-1",
@@ -33,7 +33,7 @@ HIP, CUDA = _mask("HIP_VISIBLE_DEVICES"), _mask("CUDA_VISIBLE_DEVICES")
 
 
 class Hygon(Vendor):
-    """DCUs, which newer tools call HCUs, numbered by position among the KFD nodes that can be read."""
+    """DCUs, called HCUs by newer tools, numbered by position among the readable KFD nodes."""
 
     key, resource, kind, brand, driver = "hygon", "GPU", "gpu", "Hygon", "hycu"
     modules = ("hycu", "hydcu")
@@ -50,27 +50,28 @@ class Hygon(Vendor):
     tool = Tool(f"{HYHAL}/bin/hy-smi", "hy-smi", package="the DCU driver package")
 
     def read_card(self, card: Card) -> None:
-        """Find nodes and memory. A card that hangs or fell off the bus fails to tell how much memory is in use."""
+        """Find nodes and memory. A card that hangs or fell off the bus fails to report memory in use."""
         own = card.drm_nodes()
         card.nodes = (*own, KFD, MKFD) if own else ()
         card.memory_bytes = number(card.ctx, f"{card.folders[0]}/mem_info_vram_total")
+        # Read for its failure: this file asks the hardware.
         card.read("mem_info_vram_used")
         card.check_node(KFD, missing="load the driver again")
 
     def survey(self, ctx: ProbeContext) -> list[Card]:
-        """Look at the cards of PCI, and at what KFD says of them."""
+        """Read the cards of PCI, and their KFD nodes."""
         cards = super().survey(ctx)
         places = {card.address: card for card in cards}
         for place, (address, unique) in enumerate(_gpus(ctx)):
             if (card := places.get(address)) is not None:
                 card.number, card.sound, card.attributes["unique_id"] = place, True, unique
         if len(cards) > 1 and not any(card.function and card.function.numa_node for card in cards):
-            for card in cards:  # sysfs was seen to name node 0 for cards of every node
+            for card in cards:  # sysfs was seen to report node 0 for cards of any node
                 card.function = card.function and replace(card.function, numa_node=None)
         return cards
 
     def complete(self, ctx: ProbeContext, cards: Sequence[Card]) -> Iterator[str]:
-        """Ask hy-smi for products: several have one PCI device id."""
+        """Ask hy-smi for products: several have the same PCI device id."""
         if all(card.fault or card.entry for card in cards):
             return
         rows = self._rows(ctx, PRODUCT)
@@ -81,7 +82,7 @@ class Hygon(Vendor):
                 card.model, card.attributes["serial"] = row.text("Card Series") or "", row.text("Serial Number")
 
     def _rows(self, ctx: ProbeContext, arguments: Sequence[str]) -> dict[str, Row] | None:
-        """Ask hy-smi, which answers by a number of its own, for rows by PCI address."""
+        """Ask hy-smi, whose answer is keyed by its own numbers, for rows by PCI address."""
         told: Any = self.tool.json(ctx, *arguments)
         if told is None:
             return None
@@ -91,25 +92,26 @@ class Hygon(Vendor):
         return {facts.get("PCI Bus", "").lower(): Row("hy-smi", facts.get("PCI Bus", ""), facts) for facts in rows}
 
     def env(self, devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:
-        """Write HIP's variable, and for vLLM the other one that HIP would take, alike; two layers would count twice."""
+        """Set HIP's variable, and CUDA's to the same value for vLLM; unset ROCR, which would count twice."""
         listed = self.write_mask(devices)
         if not devices:
             return EnvEdits(set={HIP.variable: listed, ROCR: ""})
         return EnvEdits(set={HIP.variable: listed, CUDA.variable: listed}, unset=frozenset({ROCR}))
 
     def visible(self, environ: Mapping[str, str], devices: Sequence[Device]) -> Sequence[str] | None:
-        """What HIP shows, by its own variable or else by the other one."""
+        """Return the devices visible to HIP, by its own variable or else by CUDA's."""
         rocr = environ.get(ROCR)
+        # Its effect on DCUs is not confirmed.
         if rocr:
             raise FaultError(f"what {ROCR}={rocr!r} leaves is unconfirmed", f"unset it and set {HIP.variable}")
         return [] if rocr == "" else self.read_mask(environ, devices, HIP if HIP.variable in environ else CUDA)
 
     def shared_nodes(self, devices: Sequence[Device]) -> Iterable[str]:
-        """Name none: a device lists the control nodes itself, where its own is known."""
+        """Return none: a device with a known node lists the control nodes itself."""
         return ()
 
     def container_env(self, devices: Sequence[Device]) -> Mapping[str, str]:
-        """Keep the container runtime, whose order is not HIP's, from adding devices: unset may mean all."""
+        """Prevent the container runtime, whose order is not HIP's, from adding devices: unset may mean all."""
         return {"HCU_VISIBLE_DEVICES": "void"}
 
     def measure(self, ctx: ProbeContext, devices: Sequence[Device]) -> Mapping[str, Measures] | None:
@@ -125,11 +127,12 @@ class Hygon(Vendor):
 
 
 def _gpus(ctx: ProbeContext) -> Iterator[tuple[str, str | None]]:
-    """PCI address and unique id of each KFD node that is no CPU and may be read, in the order of their numbers."""
+    """Yield PCI address and unique id of each readable KFD node of a GPU, in the order of their numbers."""
     for path in ctx.glob(f"{NODES}/[0-9]*"):
         words = (line.split() for line in text(ctx, f"{path}/properties").splitlines())
         facts = {pair[0]: int(pair[1]) for pair in words if len(pair) == 2 and pair[1].isdecimal()}  # noqa: PLR2004
         place, unique = facts.get("location_id", 0), facts.get("unique_id")
+        # A node without SIMDs is a CPU.
         if facts.get("simd_count"):
             address = f"{facts.get('domain', 0):04x}:{place >> 8 & 255:02x}:{place >> 3 & 31:02x}.{place & 7}"
             yield address, f"{unique:016x}" if unique else None

@@ -1,8 +1,8 @@
-"""Intel GPUs for anyaccel: Data Center GPU Max and Flex, Arc, Arc Pro, and GPUs that are part of a processor.
+"""Intel GPUs for anyaccel: Data Center GPU Max and Flex, Arc, Arc Pro, and GPUs inside a processor.
 
-They are found in sysfs: no library, no privileges, and also where the runtime is broken. File by file this follows the
-parsers of intel/intel-resource-drivers-for-kubernetes (``pkg/gpu/discovery``) and
-intel/intel-device-plugins-for-kubernetes (``cmd/gpu_plugin``).
+Detection reads sysfs: no library, no privileges, even with a broken runtime. File by file it follows the parsers of
+intel/intel-resource-drivers-for-kubernetes (``pkg/gpu/discovery``) and intel/intel-device-plugins-for-kubernetes
+(``cmd/gpu_plugin``).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from anyaccel_intel import level_zero, observation, runtime, selector, xe_link
 from anyaccel_intel.observation import DRIVERS
 
 RIVALS = (0x10DE, 0x1002)
-"""Makers of discrete GPUs beside which an integrated one is no compute device."""
+"""PCI vendors of discrete GPUs. Beside such a card an integrated GPU is not a compute device."""
 PASSED_ON = ("vfio-pci", "xe-vfio-pci")
 INTEGRATED = "ANYACCEL_INTEL_INTEGRATED"
 BY_PATH = "/dev/dri/by-path"
@@ -63,10 +63,10 @@ STARTED = f"Initialized (?:xe|i915) .*for {ADDRESS} "
 
 
 class Intel(Vendor):
-    """GPUs that the drivers i915 and xe bind.
+    """GPUs bound to the drivers i915 and xe.
 
-    A device is what Level Zero counts: a card, or a tile of a Max card unless the environment asks for cards. Its index
-    is its number there. Integrated GPUs stay out beside a discrete card of whatever vendor, as in PyTorch.
+    A device is a device of Level Zero: a card, or a tile of a Max card unless the environment asks for cards. Its index
+    is its number there. Integrated GPUs are left out beside a discrete card of any vendor, as in PyTorch.
     """
 
     key, resource, kind, brand, driver = "intel", "GPU", "gpu", "Intel", "xe or i915"
@@ -84,14 +84,15 @@ class Intel(Vendor):
     # Which product it is.
 
     def entry(self, device: Device) -> Entry | None:
-        """The product that a device is, by its PCI id first."""
+        """Return the product, by PCI id first."""
         return self.catalog.by_pci(_device_id(device)) or self.catalog.by_name(device.model)
 
     def tags(self, device: Device) -> Sequence[str]:
-        """The product's tags, its size where it was sold in several, and what every tile or integrated GPU bears."""
+        """Return the product's tags, its size if sold in several, and ``tile`` or ``iGPU``."""
         entry = self.entry(device)
         family = "Intel-iGPU" if device.attributes.get("integrated") is True else "Intel-GPU"
-        if entry is None:  # its name without decoration; without a name, its PCI id
+        if entry is None:  # the bare name; without a name, the PCI id
+            # Tags of unknown products: "Intel(R) Arc(TM) C770 Graphics" becomes Intel-GPU-Arc-C770.
             bare = re.sub(r"\((R|TM)\)|\[0x[0-9a-f]+\]|Intel|Graphics|Data Center GPU", " ", device.model)
             words = re.findall(r"[A-Za-z0-9._-]+", bare) or [str(device.attributes.get("device_id", "unknown"))]
             found = ["-".join((family, *words))]
@@ -99,27 +100,29 @@ class Intel(Vendor):
             found = list(entry.tags)
             if device.memory_bytes and "sizes" in entry.facts:
                 memory = device.memory_bytes
+                # The driver reports a little less than the size on the box.
                 found.append(f"{found[0]}-{min(entry.facts['sizes'], key=lambda gib: abs(gib * GIB - memory))}GB")
             if device.attributes.get("unit") == "tile":
                 found.append(f"{found[0]}-tile")
         return tuple(dict.fromkeys([*found, *(["Intel-iGPU"] if family == "Intel-iGPU" else [])]))
 
     def unknown_model(self, card: Card) -> str:
-        """The name in the machine's list of PCI ids, else what the driver calls such a GPU."""
+        """Return the name in the machine's ``pci.ids``, else the driver's generic name."""
         device = card.function.device if card.function else 0
         return pci_name(card.ctx, self.pci_vendors[0], device) or f"Intel(R) Graphics [0x{device:04x}]"
 
     def _ids(self, fact: str) -> Sequence[int]:
-        """The PCI ids beside the products of which something is known."""
+        """Return the PCI ids with a property, beside the products."""
         ids: Sequence[int] = self.catalog.data["ids"][fact]
         return ids
 
     # What is on the machine.
 
     def survey(self, ctx: ProbeContext) -> list[Card]:
-        """Look at every GPU, divide cards into tiles where the runtime does, and put all into the runtime's order."""
-        listed, aside, _ = self._sorted(ctx)
+        """Read every GPU, divide cards into tiles as the runtime does, and sort by the runtime's order."""
+        listed, aside, _ = self._classify(ctx)
         whole, unserved = [self.card(ctx, function) for function in listed], self._ids("unserved") if aside else ()
+        # The kernel log is slow to read, and says nothing of GPUs without the driver.
         dead = _wedged(ctx) if any(function.driver in DRIVERS for function in listed) else frozenset[str]()
         for card in whole:
             if card.address in dead:
@@ -130,35 +133,37 @@ class Intel(Vendor):
             ahead = [each for each in aside if each.address < (card.address or "") and each.device not in unserved]
             card.attributes["unlisted_ahead"] = len(ahead) or None
         divided = [card.model for card in whole if card.attributes.get("tiles")]
-        # A mask that names tiles of cards leaves us parts of cards, whatever is counted.
+        # With tiles in the mask, the environment gives us parts of cards, whatever the hierarchy counts.
         by_card = level_zero.composite(ctx.environ, divided) and "." not in ctx.environ.get(level_zero.MASK, "")
         pci_order = level_zero.pci_ordered(ctx.environ)
 
         def rank(card: Card) -> tuple[bool, bool, str]:
+            # GPUs unknown to Level Zero come last, since they take no number.
             last = card.attributes["integrated"] is True and not pci_order
+            # False sorts first: usable GPUs, then the rest.
             return card.attributes.get("level_zero") is False, last, card.address or ""
 
         return [unit for card in sorted(whole, key=rank) for unit in ([card] if by_card else _tiles(card))]
 
     def notes(self, ctx: ProbeContext) -> Iterator[str]:
-        """Which GPUs are left out, and why."""
+        """Yield notes on GPUs that are left out."""
         for function in self.functions(ctx):
             if function.driver in PASSED_ON:
                 yield f"GPU {function.address} is handed to a virtual machine ({function.driver}), not to us"
-        _, aside, discrete = self._sorted(ctx)
+        _, aside, discrete = self._classify(ctx)
         if aside:
             yield (
                 f"integrated GPU {', '.join(function.address for function in aside)} is left out beside the discrete"
                 f" card {discrete}; set {INTEGRATED}=1 to list it"
             )
 
-    def _sorted(self, ctx: ProbeContext) -> tuple[list[PciFunction], list[PciFunction], str]:
-        """The functions that are ours to report, integrated GPUs that stay out, and the card beside which they do."""
+    def _classify(self, ctx: ProbeContext) -> tuple[list[PciFunction], list[PciFunction], str]:
+        """Return the functions to report, the integrated GPUs to leave out, and the discrete card beside them."""
         own = [
             function
             for function in self.functions(ctx)
             if function.driver not in PASSED_ON
-            # pieces of an integrated GPU are no further GPUs, unbound pieces are for virtual machines
+            # virtual functions of an integrated GPU add no GPU; unbound ones are for virtual machines
             and not (
                 physical_function(ctx, function.address)
                 and (self._integrated(ctx, function) or function.driver is None)
@@ -174,9 +179,10 @@ class Intel(Vendor):
         return discrete, integrated, (discrete + rivals)[0].address
 
     def _integrated(self, ctx: ProbeContext, function: PciFunction) -> bool:
-        """Whether a GPU is part of the processor: by its id, else by the address that is reserved for it.
+        """Return True if a GPU is part of the processor: by its id, else by the reserved PCI address.
 
-        The address alone lies inside a virtual machine, where a card may sit anywhere (intel/ipex-llm#12994).
+        The address alone is misleading inside a virtual machine, where a card may have any address
+        (intel/ipex-llm#12994).
         """
         entry = self.catalog.by_pci(function.device)
         if entry is not None:
@@ -188,9 +194,9 @@ class Intel(Vendor):
         return not re.search(r"^flags\s*:.*\bhypervisor\b", ctx.read("/proc/cpuinfo") or "", re.MULTILINE)
 
     def card(self, ctx: ProbeContext, function: PciFunction) -> Card:
-        """Look at a whole GPU: memory, tiles, device nodes, and what keeps it from being used.
+        """Read a whole GPU: memory, tiles, device nodes, and faults.
 
-        A GPU that the runtime does not open takes no number: its attribute ``level_zero`` is False.
+        A GPU that the runtime does not open has no number: its attribute ``level_zero`` is False.
         """
         entry, device, bound = self.catalog.by_pci(function.device), function.device, function.driver in DRIVERS
         integrated, physical = self._integrated(ctx, function), physical_function(ctx, function.address)
@@ -210,8 +216,10 @@ class Intel(Vendor):
                 fact = f"its files cannot be read: {error}"
                 card.blame(fact, "check the permissions and the kernel log", partial=True)
             else:
+                # xe shows tiles as directories, i915 as GTs; neither in old drivers, where the product decides.
                 tiles = 1 if integrated else len(card.glob("tile[0-9]*") or card.glob("drm/card*/gt/gt[0-9]*")) or tiles
                 self.check_nodes(card)
+        # A virtual function has the memory that the host gave it, never the product's.
         if entry and entry.memory_bytes and not (card.memory_bytes or card.partial or physical):
             card.memory_bytes = None if "sizes" in entry.facts else entry.memory_bytes * tiles
         card.attributes = {
@@ -226,12 +234,12 @@ class Intel(Vendor):
         if split:
             cure = f"write 0 to {PCI_DEVICES}/{function.address}/sriov_numvfs to use it whole"
             card.blame(f"it is divided into {split} virtual functions, which are given out in its place", cure)
-        # Files tell that a driver has it and that this user may open it. Whether the runtime serves it, its id tells.
+        # Files prove a bound driver and permission. Whether the runtime supports the GPU follows from its id.
         card.sound = bool(card.model) and device not in self._ids("uncertain")
         return card
 
     def check_nodes(self, card: Card) -> None:
-        """Find the device nodes, and blame a card that this user, or the runtime, cannot open."""
+        """List the device nodes, and blame a card that this user or the runtime cannot open."""
         names = (path.rpartition("/")[2] for path in card.glob("drm/*"))
         nodes = [f"/dev/dri/{name}" for name in names if re.fullmatch(r"(card|renderD)[0-9]+", name)]
         card.nodes = tuple(sorted(nodes, reverse=True))
@@ -241,22 +249,23 @@ class Intel(Vendor):
             return
         closed = f"join the group that owns it (stat -c %g {render})"
         card.check_node(render, missing="run 'udevadm trigger'", closed=closed)
+        # Without any link the folder was not mounted, which a finding reports for the machine as a whole.
         links = card.ctx.glob(f"{BY_PATH}/pci-*-render")
         if links and f"{BY_PATH}/pci-{card.address}-render" not in links:
             reason = f"{BY_PATH} has no link to it, and the runtime looks there"
             card.blame(reason, f"mount the whole folder {BY_PATH}")
 
     def complete(self, ctx: ProbeContext, cards: Sequence[Card]) -> Iterator[str]:
-        """Ask the runtime for names and memory that files leave open, and xpu-smi for Xe Links."""
+        """Ask the runtime for names and memory missing in files, and xpu-smi for Xe Links."""
         yield from runtime.complete(ctx, cards, self.catalog)
         yield from xe_link.connect(ctx, cards)
 
     def identify(self, card: Card) -> None:
-        """Name what nobody has named. No size of memory tells a product here."""
+        """Name the remaining cards. Memory identifies no product here."""
         card.model = card.model or self.unknown_model(card)
 
     def arrange(self, cards: list[Card]) -> None:
-        """Number the cards: they are in the runtime's order. By PCI address, GPUs that are left out count, too."""
+        """Number the cards, which are in the runtime's order. By PCI address, GPUs that are left out count, too."""
         ahead = max((int(card.attributes.get("unlisted_ahead") or 0) for card in cards), default=0)
         first = ahead if cards and level_zero.pci_ordered(cards[0].ctx.environ) else 0
         for index, card in enumerate(cards, first):
@@ -265,9 +274,9 @@ class Intel(Vendor):
     # What a process is told.
 
     def env(self, devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:
-        """The mask, what fixes its numbers, and a selector in place of one that would hide what the mask shows.
+        """Set the mask, the variables that fix its numbers, and a selector if the inherited one hides devices.
 
-        The kernel's driver ``xe`` counts the memory of each tile as a region of its own. A card with several has no one
+        The kernel's driver ``xe`` counts the memory of each tile as a region. A card with several tiles has no single
         region, and an integrated GPU has none.
         """
         edits = level_zero.edits(devices, ctx)
@@ -282,11 +291,12 @@ class Intel(Vendor):
         return replace(edits, memory_regions=regions)
 
     def visible(self, environ: Mapping[str, str], devices: Sequence[Device]) -> Sequence[str] | None:
-        """What masks and selectors leave, as the driver and the SYCL runtime read them."""
+        """Return the devices left by masks and selectors, as the driver and the SYCL runtime read them."""
         return level_zero.visible(environ, devices)
 
     def validate(self, term: Term, devices: Sequence[Device]) -> str | None:
-        """Refuse sets that PyTorch would not show as they are."""
+        """Refuse sets that PyTorch would show in part."""
+        # One kind alone is as it should be.
         if len({device.attributes.get("integrated") is True for device in devices}) < 2:  # noqa: PLR2004 - both kinds
             return None
         return (
@@ -295,28 +305,28 @@ class Intel(Vendor):
         )
 
     def mounts(self, devices: Sequence[Device]) -> Iterable[Mount]:
-        """The folder of links by PCI address, whole: the driver finds devices through it.
+        """Return the whole folder of links by PCI address, through which the driver finds devices.
 
         Single links have broken PyTorch (intel/intel-device-plugins-for-kubernetes#2158).
         """
         return (Mount(source=BY_PATH, target=BY_PATH),) if any(device.nodes for device in devices) else ()
 
     def container_env(self, devices: Sequence[Device]) -> Mapping[str, str]:
-        """The mask inside, where the numbers begin at 0 with the cards that the container gets."""
+        """Return the mask inside a container, where numbers start at 0 with the container's own cards."""
         return level_zero.mask(devices, devices)
 
     # How it is now.
 
     def measure(self, ctx: ProbeContext, devices: Sequence[Device]) -> Mapping[str, Measures]:
-        """Memory, load, temperature and power by sysfs."""
+        """Measure memory, load, temperature and power by sysfs."""
         return observation.measure(ctx, devices)
 
     def processes(self, ctx: ProbeContext, devices: Sequence[Device]) -> Mapping[str, tuple[DeviceProcess, ...] | None]:
-        """Who holds a GPU, and how much of its memory."""
+        """Return the holders of each GPU, with their memory."""
         return observation.processes(ctx, devices, super().processes(ctx, devices))
 
     def judge(self, device: Device, card: Card | None) -> tuple[Health, Fault]:
-        """As files tell, and unhealthy where a sensor says that it is too hot."""
+        """Return the health from files; a GPU that is too hot is unhealthy."""
         health, fault = super().judge(device, card)
         celsius = observation.temperature(card.ctx, card.address or "") if card else None
         if health is not Health.UNHEALTHY and celsius is not None and celsius > HOT_CELSIUS:
@@ -324,8 +334,9 @@ class Intel(Vendor):
         return health, fault
 
     def findings(self, ctx: ProbeContext, detected: Detected) -> Iterator[Finding]:
-        """Windows to memory, variables that are not what they seem, and a runtime that sees other GPUs than we do."""
+        """Yield findings on memory windows, misleading variables, and a runtime that lacks GPUs."""
         usable = [device for device in detected.devices if device.health is not Health.UNHEALTHY]
+        # Once per card, not per tile.
         for device in {device.pci_bus_id: device for device in usable}.values():
             yield from self._product_findings(ctx, device)
         if usable and not ctx.glob(f"{BY_PATH}/pci-*-render"):
@@ -335,13 +346,14 @@ class Intel(Vendor):
         try:
             shown = self.visible(ctx.environ, detected.devices)
         except FaultError:
-            return  # the core says so
+            return  # the core reports a mask that is refused
         expected = [device for device in usable if shown is None or device.id in shown]
         try:
-            answer = runtime.seen(ctx)
+            answer = runtime.list_gpus(ctx)
         except FaultError as error:
             yield warn(*error.fault)
             return
+        # More devices than expected is no fault: the runtime may show tiles and cards.
         if answer and len(answer[1]) < len(expected):
             who, names = answer
             reason = f"sysfs shows {len(expected)} GPUs or tiles that should work, {who} shows {len(names)}"
@@ -367,7 +379,7 @@ def _device_id(device: Device) -> int:
 
 
 def _memory(ctx: ProbeContext, address: str, physical: str | None) -> int | None:
-    """Memory that the driver tells, or that a virtual function was given. The size of a PCI window is no measure."""
+    """Return the memory reported by the driver, or assigned to a virtual function. The PCI window may be smaller."""
     tiles = ctx.glob(f"{PCI_DEVICES}/{address}/tile*/vram0/total_bytes")
     told = sum(_count(ctx, path) for path in tiles or ctx.glob(f"{PCI_DEVICES}/{address}/drm/card*/lmem_total_bytes"))
     if told or not physical:
@@ -381,7 +393,7 @@ def _memory(ctx: ProbeContext, address: str, physical: str | None) -> int | None
 
 
 def _count(ctx: ProbeContext, path: str) -> int:
-    """Read a number that is not negative; 0 when there is no such file, an error when it holds something else."""
+    """Read a non-negative number; 0 without the file, an error for other content."""
     told = (ctx.read(path) or "0").strip()
     if not told.isdecimal():
         raise ValueError(f"{path} must hold a number (got {told[:40]!r})")
@@ -389,10 +401,11 @@ def _count(ctx: ProbeContext, path: str) -> int:
 
 
 def _tiles(card: Card) -> list[Card]:
-    """Divide a card into its tiles; a card that has one is its own."""
+    """Divide a card into its tiles; a card with a single tile stays whole."""
     tiles = int(card.attributes.get("tiles") or 1)
     if tiles == 1:
         return [card]
+    # Shallow copies: function, nodes and fault are the card's.
     parts = [copy.copy(card) for _ in range(tiles)]
     for tile, part in enumerate(parts):
         part.id, part.parent = f"{card.id}-tile{tile}", card.id
@@ -402,9 +415,9 @@ def _tiles(card: Card) -> list[Card]:
 
 
 def _wedged(ctx: ProbeContext) -> frozenset[str]:
-    """Find the GPUs that the kernel gave up and did not start again since.
+    """Find GPUs that the kernel gave up and has not started again.
 
-    sysfs lists them as if nothing had happened. Users who may not read the kernel log learn nothing here.
+    sysfs shows no sign of it. A user without permission to read the kernel log learns nothing here.
     """
     dead: set[str] = set()
     for line in kernel_log(ctx, f"{WEDGED}|{STARTED}").splitlines():
@@ -416,7 +429,7 @@ def _wedged(ctx: ProbeContext) -> frozenset[str]:
 
 
 def _window(ctx: ProbeContext, address: str) -> int | None:
-    """Size of the PCI window to a card's memory, which is its third resource."""
+    """Return the size of the PCI window to a card's memory, its third resource."""
     try:
         start, end, _ = (
             int(word, 16) for word in text(ctx, f"{PCI_DEVICES}/{address}/resource").splitlines()[2].split()
@@ -427,7 +440,7 @@ def _window(ctx: ProbeContext, address: str) -> int | None:
 
 
 def _variables(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Variables that do not mean what they seem."""
+    """Yield findings on misleading variables."""
     if DEAD_VARIABLE in environ:
         reason = f"{DEAD_VARIABLE} is set, and nothing has read it since Intel Extension for PyTorch 1.13"
         yield warn(reason, f"unset it; {level_zero.MASK} is the variable that works")

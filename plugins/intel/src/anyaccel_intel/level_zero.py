@@ -1,15 +1,14 @@
-"""How Level Zero counts GPUs and tiles, and the variables that choose among them.
+"""Level Zero's numbers of GPUs and tiles, and the variables that choose among them.
 
-Cards are counted discrete ones first, then by PCI address; by PCI address alone with
-``ZE_ENABLE_PCI_ID_DEVICE_ORDER=1`` (intel/compute-runtime
-``shared/source/execution_environment/execution_environment.cpp``). With ``ZE_FLAT_DEVICE_HIERARCHY=FLAT`` or
-``COMBINED`` the numbers count tiles, with ``COMPOSITE`` they count cards.
+Discrete cards come first, then PCI address counts; PCI address alone with ``ZE_ENABLE_PCI_ID_DEVICE_ORDER=1``
+(intel/compute-runtime ``shared/source/execution_environment/execution_environment.cpp``). With
+``ZE_FLAT_DEVICE_HIERARCHY=FLAT`` or ``COMBINED`` numbers count tiles, with ``COMPOSITE`` cards.
 
 ``ZE_AFFINITY_MASK`` is a comma list of ``D`` or ``D.S``: number of a device, and of a sub-device
 (oneapi-src/level-zero-spec ``scripts/core/PROG.rst``). The driver reads numbers like C's ``stoul`` with base 0, so
 ``0x1`` and ``010`` are numbers and ``0-3`` is 0; it skips numbers that do not exist, and keeps its own order whatever
-the order of the list (intel/compute-runtime ``ExecutionEnvironment::parseAffinityMask``). The selector of SYCL works on
-what the mask has left, renumbered. Numbers and their order are fixed beside the mask, so that it means the same in the
+the order of the list (intel/compute-runtime ``ExecutionEnvironment::parseAffinityMask``). SYCL's selector works on the
+devices left by the mask, renumbered. Variables beside the mask fix numbers and order, so the mask means the same in the
 worker as here.
 """
 
@@ -28,12 +27,12 @@ MASK = "ZE_AFFINITY_MASK"
 HIERARCHY = "ZE_FLAT_DEVICE_HIERARCHY"
 PCI_ORDER = "ZE_ENABLE_PCI_ID_DEVICE_ORDER"
 NOTHING = "9999"
-"""A device that no machine has: the mask that hides every device. An empty mask would hide none."""
+"""A number beyond any machine: this mask hides every device. An empty mask would hide none."""
 MAX_PARTS = 3
 ULONG_MAX = 2**64 - 1
 
 Slot = tuple[int, int]
-"""A tile: the number of its card, and its number on the card."""
+"""A tile: number of the card, and number on the card."""
 
 
 class Root(NamedTuple):
@@ -42,47 +41,53 @@ class Root(NamedTuple):
     number: int  # where cards are counted
     first: int  # number of its first tile where tiles are counted
     tiles: int
-    units: Mapping[int | None, Device]  # what is handed out of it, by tile in the runtime's order; None: the whole card
+    units: Mapping[int | None, Device]  # devices by tile, in the runtime's order; None is the whole card
 
     def slots(self, tile: int | None) -> frozenset[Slot]:
-        """The tiles that one of the units covers."""
+        """Return the tiles of a device."""
         return frozenset((self.number, each) for each in (range(self.tiles) if tile is None else (tile,)))
 
 
 def pci_ordered(environ: Mapping[str, str]) -> bool:
-    """Whether an environment asks for the order by PCI address alone. The driver reads a number, as C's ``atoi``."""
+    """Return True if an environment asks for the order by PCI address alone.
+
+    The driver reads a number, as C's ``atoi``.
+    """
+    # "0", "00" and words are all off.
     text = environ.get(PCI_ORDER, "").strip()
     return text.isascii() and text.isdigit() and text.strip("0") != ""
 
 
 def composite(environ: Mapping[str, str], divided: Iterable[str]) -> bool:
-    """Whether cards are counted rather than tiles. Tiles are, by default, on the Max series alone.
+    """Return True if cards are counted rather than tiles. By default, only Max cards are counted by tile.
 
-    ``divided`` are the models of the cards that have several tiles.
+    ``divided`` are the models of cards with several tiles.
     """
     chosen = environ.get(HIERARCHY, "")
+    # Other words, and lower case, are ignored by the driver.
     if chosen in ("COMPOSITE", "COMBINED", "FLAT"):
         return chosen == "COMPOSITE"
     return not any(map(is_max, divided))
 
 
 def is_max(model: str) -> bool:
-    """Whether a model is of the Data Center GPU Max series."""
+    """Return True for a model of the Data Center GPU Max series."""
     return "Data Center GPU Max" in model
 
 
 def masked(environ: Mapping[str, str]) -> bool:
-    """Whether the mask of an environment means anything."""
+    """Return True if an environment has a mask in effect."""
     return environ.get(MASK) not in (None, "", "default")
 
 
 def edits(devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:
-    """Make a worker see exactly some devices, in the runtime's order: masks cannot change it."""
+    """Make a worker see exactly these devices, in the runtime's order: masks cannot change the order."""
     everything = ctx.devices or tuple(devices)
     ordered = [device.id for root in _roots(everything, pci_order=False) for device in root.units.values()]
+    # The worker must count as detection did; a launcher may have changed the order since.
     pci_order = ordered != [device.id for device in sorted(everything, key=lambda device: device.index)]
     variables = mask(devices, everything, pci_order=pci_order, combined=ctx.environ.get(HIERARCHY) == "COMBINED")
-    _, shown = _shown(variables, everything)
+    _, shown = _find_visible(variables, everything)
     rival = selector.replacement(ctx.environ, [len(slots) for slots in shown])
     return EnvEdits(set=variables | ({selector.SELECTOR: rival} if rival else {}))
 
@@ -90,11 +95,11 @@ def edits(devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:
 def mask(
     devices: Sequence[Device], everything: Sequence[Device], *, pci_order: bool = False, combined: bool = False
 ) -> dict[str, str]:
-    """Write the mask for some devices out of everything that the driver counts, with what fixes its numbers.
+    """Return the mask for devices among the driver's devices, with variables that fix its numbers.
 
     Args:
         devices: The devices.
-        everything: All devices that the driver counts.
+        everything: Every device of the driver.
         pci_order: Whether cards are ordered by PCI address alone.
         combined: Whether tiles stay reachable from their cards.
     """
@@ -105,6 +110,7 @@ def mask(
     for root in roots:
         for tile in (tile for tile, device in root.units.items() if device.id in ids):
             part = "" if tile is None else f".{tile}"
+            # With whole cards in the inventory the mask counts cards, else tiles.
             entries.append(f"{root.number}{part}" if whole else str(root.first + (tile or 0)))
     variables = {MASK: ",".join(entries) or NOTHING, PCI_ORDER: str(int(pci_order))}
     if any(root.tiles > 1 for root in roots):
@@ -113,14 +119,14 @@ def mask(
 
 
 def visible(environ: Mapping[str, str], devices: Sequence[Device]) -> list[str] | None:
-    """Say which devices an environment leaves visible: those of which it shows every tile.
+    """Return the devices with every tile visible in an environment.
 
     Raises:
-        FaultError: When the driver, or the SYCL runtime, would refuse a value.
+        FaultError: The driver or the SYCL runtime would refuse a value.
     """
     if not masked(environ) and selector.SELECTOR not in environ:
         return None
-    roots, shown = _shown(environ, devices)
+    roots, shown = _find_visible(environ, devices)
     if selector.SELECTOR in environ and shown:
         chosen = selector.admitted(environ[selector.SELECTOR], [len(slots) for slots in shown], environ=environ)
         shown = [shown[position] if part is None else [shown[position][part]] for position, part in chosen]
@@ -132,11 +138,12 @@ def parse(value: str) -> list[tuple[int, ...]]:
     """Parse a mask into numbers of devices and sub-devices.
 
     Raises:
-        FaultError: When the driver would end the process on this value.
+        FaultError: The driver would end the process on this value.
     """
     entries = []
     for text in value.removesuffix(",").split(","):
         numbers = text.removesuffix(".").split(".")
+        # The third level is a compute slice; the driver refuses a fourth.
         if len(numbers) > MAX_PARTS:
             raise _refusal("not name more than D.S.C in each entry", text, value)
         entries.append(tuple(_number(number, value) for number in numbers))
@@ -157,8 +164,8 @@ def _refusal(rule: str, text: str, value: str) -> FaultError:
     return FaultError(f"{MASK} must {rule} (got {text!r} in {value!r})", f"unset {MASK}, or name devices such as 0,1")
 
 
-def _shown(environ: Mapping[str, str], devices: Sequence[Device]) -> tuple[list[Root], list[list[Slot]]]:
-    """Say how the driver counts cards, and which devices it shows, each as the tiles that are left of it."""
+def _find_visible(environ: Mapping[str, str], devices: Sequence[Device]) -> tuple[list[Root], list[list[Slot]]]:
+    """Return the cards in the driver's order, and the visible devices, each as its remaining tiles."""
     roots = _roots(devices, pci_order=pci_ordered(environ))
     by_card = composite(environ, (device.model for device in devices if _tiles(device) > 1))
     numbered: dict[int, list[Slot]] = {}
@@ -192,7 +199,7 @@ def _roots(devices: Sequence[Device], *, pci_order: bool) -> list[Root]:
         return unseen, integrated, (head.pci_bus_id or "") if by_address else "", head.index
 
     ordered = sorted(groups.values(), key=rank)
-    # Integrated GPUs that are not listed still take the first numbers where the PCI address alone decides.
+    # By PCI address alone, integrated GPUs take the first numbers, listed or not.
     ahead = max((int(group[0].attributes.get("unlisted_ahead", 0)) for group in ordered), default=0) * pci_order
     found: list[Root] = []
     first = ahead
@@ -213,6 +220,7 @@ def _card_of(device: Device, groups: dict[str, list[Device]]) -> str:
     if device.parent:
         return device.parent
     # Simulated tiles do not know their card: neighbors make one.
+    # A group is full once it has all tiles of its model.
     last = next(reversed(groups), "")
     return last if last.startswith("tiles of ") and len(groups[last]) < _tiles(device) else f"tiles of {device.id}"
 

@@ -1,4 +1,4 @@
-"""What Intel GPUs are doing now: memory and temperature from sysfs, rates and processes from the live kernel."""
+"""Measurements of Intel GPUs: memory and temperature from sysfs, rates and processes from the live kernel."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20}
 
 
 def measure(ctx: ProbeContext, devices: Sequence[Device]) -> dict[str, Measures]:
-    """Measure devices. Tiles of one card share its temperature and power."""
+    """Measure devices. Tiles of a card share its temperature and power."""
     addresses = sorted({device.pci_bus_id for device in devices if device.pci_bus_id})
     rates = try_query(ctx, "sysfs/rates", lambda: sample(addresses)) or {}
     return {
@@ -34,7 +34,7 @@ def measure(ctx: ProbeContext, devices: Sequence[Device]) -> dict[str, Measures]
 def processes(
     ctx: ProbeContext, devices: Sequence[Device], holding: Mapping[str, tuple[DeviceProcess, ...] | None]
 ) -> dict[str, tuple[DeviceProcess, ...] | None]:
-    """Add to the processes that hold devices the memory that each takes, where the kernel's accounting tells."""
+    """Add memory to the holders of devices, if the kernel accounts for it."""
     pids = sorted({process.pid for each in holding.values() for process in each or ()})
     sizes = (try_query(ctx, "proc/fdinfo", lambda: resident(pids)) if pids else None) or {}
     found = dict(holding)
@@ -46,13 +46,13 @@ def processes(
 
 
 def temperature(ctx: ProbeContext, address: str) -> float | None:
-    """Highest temperature that any sensor of a card reports, in degrees Celsius; integrated GPUs have none."""
+    """Return the highest temperature of a card's sensors, in degrees Celsius; integrated GPUs have no sensor."""
     found = [number(ctx, path) for path in ctx.glob(f"{PCI_DEVICES}/{address}/hwmon/hwmon*/temp*_input")]
     return max((value / 1000 for value in found if value is not None and value > 0), default=None)
 
 
 def _memory_used(device: Device, ctx: ProbeContext) -> int | None:
-    """Memory in use, which the xe driver of new kernels tells per tile and i915 does not tell."""
+    """Return memory in use, which new versions of xe count per tile, and i915 never."""
     tile = device.attributes.get("tile", "*")
     return total(ctx, ctx.glob(f"{PCI_DEVICES}/{device.pci_bus_id}/tile{tile}/vram0/used_bytes"))
 
@@ -60,12 +60,15 @@ def _memory_used(device: Device, ctx: ProbeContext) -> int | None:
 def sample(
     addresses: Sequence[str], root: str = PCI_DEVICES, interval: float = INTERVAL_SECONDS
 ) -> dict[str, dict[str, float]]:
-    """Measure rates of all cards over one interval in seconds: power from energy, utilization from the time spent idle.
+    """Measure rates of every card over an interval in seconds.
+
+    Power is the change of an energy counter; utilization the time not spent idle.
 
     Returns:
-        ``power_watts`` and ``utilization`` by PCI address; what a driver does not count is left out.
+        ``power_watts`` and ``utilization`` by PCI address, without rates that a driver does not count.
     """
     before, start = {address: _counters(f"{root}/{address}") for address in addresses}, time.monotonic()
+    # Without counters, waiting for an interval would only slow the command down.
     if not any(before.values()):
         return {}
     time.sleep(interval)
@@ -82,7 +85,7 @@ def sample(
 
 
 def _counters(path: str) -> dict[str, int]:
-    """Energy in microjoules, and the time that the first graphics unit was idle in milliseconds."""
+    """Read energy in microjoules, and idle time of the first graphics unit in milliseconds."""
     found: dict[str, int] = {}
     for name, pattern in (("energy", "hwmon/*/energy1_input"), ("idle", "tile0/gt0/gtidle/idle_residency_ms")):
         for source in sorted(glob(f"{path}/{pattern}")):
@@ -92,7 +95,7 @@ def _counters(path: str) -> dict[str, int]:
 
 
 def _read(path: str) -> str:
-    """Read a file of the running kernel; empty where it is gone, or another user's."""
+    """Read a file of the running kernel; empty if it is gone or belongs to another user."""
     try:
         with open(path, encoding="ascii", errors="replace") as file:
             return file.read()
@@ -101,14 +104,14 @@ def _read(path: str) -> str:
 
 
 def resident(pids: Sequence[int], proc: str = "/proc") -> dict[str, dict[str, int]]:
-    """Sum up the device memory of processes from the kernel's ``fdinfo``: bytes by process id, by PCI address."""
+    """Add up the device memory of processes from the kernel's ``fdinfo``: bytes by process id, by PCI address."""
     clients: dict[tuple[str, int, str], int] = {}
     for pid in pids:
         for path in glob(f"{proc}/{pid}/fdinfo/*"):
             facts = dict(line.split(":", 1) for line in _read(path).replace("\t", "").splitlines() if ":" in line)
             size = _resident(facts)
             if facts.get("drm-driver") in DRIVERS and size is not None:
-                # Descriptors that were duplicated show the same client; it counts once.
+                # Duplicated descriptors show the same client, which counts once.
                 clients[facts.get("drm-pdev", ""), pid, facts.get("drm-client-id", path)] = size
     found: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for (address, pid, _), size in clients.items():
@@ -117,7 +120,7 @@ def resident(pids: Sequence[int], proc: str = "/proc") -> dict[str, dict[str, in
 
 
 def _resident(facts: Mapping[str, str]) -> int | None:
-    """Device memory of a client in bytes; the kernel writes ``1024 KiB``, ``3 MiB`` or bare bytes."""
+    """Return the device memory of a client in bytes; the kernel writes ``1024 KiB``, ``3 MiB`` or bare bytes."""
     found = []
     for key in RESIDENT:
         number, _, unit = facts.get(key, "").partition(" ")

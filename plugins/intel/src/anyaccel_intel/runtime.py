@@ -1,7 +1,7 @@
-"""What the compute runtime says about its GPUs: a second source beside sysfs, and never the first.
+"""The compute runtime's list of GPUs: a second source beside sysfs, never the first.
 
-The runtime is asked through dpctl where that is installed (``pip install anyaccel-intel[dpctl]``), else through the
-tool ``sycl-ls``. Both see only what masks leave and tell no PCI address.
+Asked through dpctl if installed (``pip install anyaccel-intel[dpctl]``), else through the tool ``sycl-ls``. Both list
+only the devices left by masks, without PCI addresses.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SYCL_LS = Tool("sycl-ls", seconds=5.0)
 
 
 def ask_dpctl() -> list[dict[str, Any]]:
-    """Ask dpctl for the Level Zero GPUs. Call it through ``ctx.query`` alone: it loads the whole runtime."""
+    """Ask dpctl for the Level Zero GPUs. Only for ``ctx.query``: it loads the whole runtime."""
     import dpctl  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
     return [
@@ -34,21 +34,21 @@ def ask_dpctl() -> list[dict[str, Any]]:
     ]
 
 
-def seen(ctx: ProbeContext) -> tuple[str, list[str]] | None:
-    """Name the Level Zero GPUs that the runtime shows in this environment.
+def list_gpus(ctx: ProbeContext) -> tuple[str, list[str]] | None:
+    """List the Level Zero GPUs visible to the runtime in this environment.
 
     Returns:
-        Who was asked, and the names in the runtime's order; None when nobody could be asked.
+        The source, and the names in the runtime's order; None without a source.
 
     Raises:
-        FaultError: When a line of sycl-ls has another form than we know.
+        FaultError: A line of sycl-ls has an unknown form.
     """
     told = try_query(ctx, QUESTION, ask_dpctl)
     if told is not None:
         return "dpctl", [str(device["name"]) for device in told]
     try:
         text = SYCL_LS.ask(ctx)
-    except FaultError:  # it has crashed on new cards (intel/compute-runtime#788), which says nothing about them
+    except FaultError:  # sycl-ls has crashed on new cards that work (intel/compute-runtime#788)
         return None
     if text is None:
         return None
@@ -63,7 +63,7 @@ def parse_sycl_ls(text: str) -> list[tuple[str, str, str]]:
         Backend, as selectors name it, type and name of each device. A GPU appears once per backend.
 
     Raises:
-        FaultError: When a line has another form.
+        FaultError: A line has another form.
     """
     found = []
     for line in text.splitlines():
@@ -78,10 +78,10 @@ def parse_sycl_ls(text: str) -> list[tuple[str, str, str]]:
 
 
 def complete(ctx: ProbeContext, cards: Sequence[Card], catalog: Catalog) -> Iterator[str]:
-    """Fill in names and memory that files did not tell, where the runtime's list is surely in the order of ours.
+    """Fill in missing names and memory, if the runtime's list is surely in the order of ours.
 
-    The runtime's positions mean our devices only when nothing is masked, the counts agree, and every product that we
-    know stands where it should (pytorch/pytorch#197515 is what happens otherwise). What people should know is returned.
+    The runtime's positions mean our devices only without masks, with equal counts, and with each known product in its
+    place (pytorch/pytorch#197515 shows the effect otherwise). Notes are returned.
     """
     counted = [card for card in cards if card.attributes.get("level_zero") is not False]
     lacking = any(not card.model or _lacks_memory(card) for card in counted)
@@ -89,7 +89,8 @@ def complete(ctx: ProbeContext, cards: Sequence[Card], catalog: Catalog) -> Iter
         return
     told = try_query(ctx, QUESTION, ask_dpctl)
     if told is None:
-        return  # an extra that is not installed, or a runtime that is broken: see the findings
+        return  # not installed, or broken: see the findings
+    # More answers than cards is fine; fewer are caught below.
     pairs = list(zip(counted, told, strict=False))
     if len(pairs) < len(counted) or any(card.entry != catalog.by_name(str(answer["name"])) for card, answer in pairs):
         yield f"dpctl lists {len(told)} GPUs in another order than sysfs, and was not believed"

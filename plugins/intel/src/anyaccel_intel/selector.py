@@ -1,10 +1,10 @@
-"""The grammar of ``ONEAPI_DEVICE_SELECTOR``, and what a value of it admits.
+"""The grammar of ``ONEAPI_DEVICE_SELECTOR``, and the devices that a value admits.
 
-Terms are separated by ``;`` and read ``[!]backend:devices``; devices are a comma list of ``*``, a device type, a
-number ``N``, or sub-devices ``N.M``, ``N.*``, ``*.*``, each with a third level (intel/llvm
-``sycl/doc/EnvironmentVariables.md``). Beyond the document, this follows what Intel's SYCL runtime 2026.2 does, which
-the tests compare value by value: numbers are read like C's ``stoi``, so a range ``0-1`` silently means ``0``, and the
-loader looks at the value first, with a simpler parser, and leaves out backends that it believes to be unwanted.
+Terms are separated by ``;`` and read ``[!]backend:devices``; devices are a comma list of ``*``, a device type, a number
+``N``, or sub-devices ``N.M``, ``N.*``, ``*.*``, each with a third level (intel/llvm
+``sycl/doc/EnvironmentVariables.md``). Beyond the document, this follows Intel's SYCL runtime 2026.2, which the tests
+compare value by value: numbers are read like C's ``stoi``, so a range ``0-1`` silently means ``0``, and the loader
+reads the value first, with a simpler parser, and drops backends that it considers unwanted.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ LEVELS = 3
 
 
 class Target(NamedTuple):
-    """Devices that one item of a term names."""
+    """Devices named by an item of a term."""
 
     type: str = ""
     path: tuple[int, ...] = ()  # device, sub-device, its sub-device; each a number or the wildcard
-    plain: bool = True  # the loader's parser, too, takes the item for a device
+    plain: bool = True  # the loader's parser accepts the item, too
 
     def names(self, position: int, kind: str) -> bool:
-        """Whether it names a device, or a part of it."""
+        """Return True if the item names a device, or a part of it."""
         return self.type == kind or bool(self.path and self.path[0] in (position, WILDCARD))
 
     def parts(self, count: int) -> list[int | None]:
-        """What it names of a device with ``count`` sub-devices; half a tile is nothing that we could hold."""
+        """Return the named parts of a device with ``count`` sub-devices; half a tile cannot be leased."""
         if len(self.path) <= 1:
             return [None]
         if count <= 1 or len(self.path) == LEVELS:
@@ -47,9 +47,9 @@ class Target(NamedTuple):
 
 
 class Term(NamedTuple):
-    """One term of a selector."""
+    """A term of a selector."""
 
-    negative: bool  # it discards devices
+    negative: bool  # the term discards devices
     backend: str  # in lower case, or *
     targets: tuple[Target, ...]
     text: str
@@ -59,11 +59,12 @@ def parse(value: str) -> tuple[Term, ...]:
     """Parse a value of ``ONEAPI_DEVICE_SELECTOR``.
 
     Raises:
-        FaultError: When the runtime refuses the value; every SYCL program would then end with an exception.
+        FaultError: The runtime refuses the value; every SYCL program would then end with an exception.
     """
     if not value:
         raise _refusal(value, "not be empty")
     terms = tuple(_term(value, text) for text in value.split(";") if text)
+    # False sorts before True, so an unsorted list has an accepting term behind a discarding one.
     signs = [term.negative for term in terms if term.targets]
     if signs != sorted(signs):
         raise _refusal(value, "name discarding terms (!backend:devices) after all accepting ones")
@@ -78,7 +79,7 @@ def admitted(
     kind: str = "gpu",
     environ: Mapping[str, str],
 ) -> list[tuple[int, int | None]]:
-    """Say what a selector leaves of the devices of one backend.
+    """Return the devices of a backend left by a selector.
 
     Args:
         value: The selector.
@@ -94,7 +95,7 @@ def admitted(
         Pairs of a device's position and a sub-device's number, or None for the whole device.
 
     Raises:
-        FaultError: When the runtime refuses the value.
+        FaultError: The runtime refuses the value.
     """
     terms = parse(value)
     mine = [term for term in terms if term.backend in ("*", backend)]
@@ -103,7 +104,7 @@ def admitted(
     accepted = [target for term in mine if not term.negative for target in term.targets]
     discarded = [target for term in mine if term.negative for target in term.targets]
     if all(term.negative for term in terms if term.targets) and any(term.targets for term in terms):
-        accepted = [Target(path=(WILDCARD,))]  # what discards only accepts the rest
+        accepted = [Target(path=(WILDCARD,))]  # a list of discards alone accepts the rest
     found: dict[tuple[int, int | None], None] = {}
     for position, count in enumerate(sub_devices):
         if any(target.names(position, kind) for target in discarded):
@@ -115,12 +116,13 @@ def admitted(
 
 
 def replacement(environ: Mapping[str, str], sub_devices: Sequence[int]) -> str | None:
-    """Write a selector in place of one that would hide some devices of Level Zero; None where it may stay.
+    """Return a selector in place of an inherited one that would hide devices; None if it may stay.
 
-    It is a positive list, behind which the other backends' terms are kept: negative ones hide a whole backend.
+    The new selector is a positive list, then the other backends' terms: negative terms hide a whole backend.
     ``sub_devices`` is as in :func:`admitted`.
     """
     value = environ.get(SELECTOR)
+    # An empty mask hides every device anyway, so the selector does not matter.
     if value is None or not sub_devices:
         return None
     others: Iterable[str] = ()
@@ -131,15 +133,15 @@ def replacement(environ: Mapping[str, str], sub_devices: Sequence[int]) -> str |
             return None
         others = (t.text for t in parse(value) if not t.negative and t.backend not in ("*", "level_zero"))
     except FaultError:
-        pass  # every SYCL program would end with an exception
+        pass  # the inherited value would end every SYCL program, so nothing of it is kept
     return ";".join([f"level_zero:{','.join(map(str, range(len(sub_devices))))}", *others])
 
 
 def _loaded(value: str, terms: Sequence[Term], mine: Sequence[Term]) -> bool:
-    """Whether the loader loads a backend, given the terms that concern it."""
+    """Return True if the loader loads a backend, given the terms about it."""
     names = [term.text.lstrip("!").partition(":")[0] for term in terms]
     if GAP.search(value) or not all(name in LOADED for name in names):
-        return True  # its parser knows fewer names, in lower case, and no gaps; it gives up on anything else
+        return True  # the loader's parser gives up on unknown names, capitals and gaps, and loads everything
     if any(term.negative and any(target.path and target.plain for target in term.targets) for term in mine):
         return False
     accepting = [term for term in terms if not term.negative]
@@ -181,7 +183,7 @@ def _target(value: str, item: str) -> Target:
 
 
 def _number(value: str, text: str) -> int:
-    """Read a number as C's ``stoi`` does: blanks and a sign before it, anything behind it."""
+    """Read a number as C's ``stoi`` does: blanks and a sign before it, any text behind it."""
     match = re.match(r"[ \t\n\v\f\r]*([+-]?[0-9]+)", text)
     if not match or not -INT_MAX <= int(match[1]) <= INT_MAX:
         raise _refusal(value, f"name devices by *, {', '.join(TYPES[:2])} or a number (got {text!r})")

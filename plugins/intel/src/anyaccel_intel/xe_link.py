@@ -1,4 +1,4 @@
-"""How well GPUs are connected: Xe Link as ``xpu-smi`` shows it, tiles of one card, switches on the PCI bus."""
+"""Connections between GPUs: Xe Link by ``xpu-smi``, tiles of a card, switches on the PCI bus."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from anyaccel.plugin import ProbeContext
 from anyaccel_intel.level_zero import is_max
 
 SAME_CARD = 100
-XE_LINK = 50  # plus the number of lanes; a path over another tile has no number, and ranks lowest
+XE_LINK = 50  # plus the number of lanes; a path over another tile has none, and ranks lowest
 SAME_SWITCH = 10
 PLACES = {"S": 0, "MDF": SAME_CARD, "XL*": XE_LINK, "PIX": SAME_SWITCH + 2, "PXB": SAME_SWITCH + 1}
 FAR = ("PHB", "NODE", "SYS")
@@ -21,11 +21,11 @@ XPU_SMI = Tool("xpu-smi", seconds=5.0)
 BY_HAND = "run 'xpu-smi topology -m' by hand"
 
 Place = tuple[Any, int]
-"""A card, by the number that xpu-smi gives it or by PCI address, and the number of a tile."""
+"""A card, by xpu-smi's number or by PCI address, and the number of a tile."""
 
 
 def connect(ctx: ProbeContext, cards: Sequence[Card]) -> Iterator[str]:
-    """Fill in the links of cards and tiles; what people should know is returned."""
+    """Fill in the links of cards and tiles; return notes."""
     matrix: Mapping[tuple[Place, Place], int] = {}
     if len({card.address for card in cards if is_max(card.model)}) > 1:  # Xe Link is on Max alone
         try:
@@ -43,18 +43,20 @@ def _strength(one: Card, other: Card, matrix: Mapping[tuple[Place, Place], int])
     if one.address == other.address:
         return SAME_CARD
     told = [strength for (near, far), strength in matrix.items() if _is_at(one, near) and _is_at(other, far)]
+    # Both below one switch: traffic does not pass through the host.
     above = [set(card.function.bridges) if card.function else set[str]() for card in (one, other)]
     return max([*told, SAME_SWITCH if above[0] & above[1] else 0])
 
 
 def _is_at(card: Card, place: Place) -> bool:
-    """Whether a place is the tile, or one of the tiles of the card."""
+    """Return True if a place is the tile, or belongs to the card."""
     return card.address == place[0] and card.attributes.get("tile", place[1]) == place[1]
 
 
 def _xe_links(ctx: ProbeContext) -> dict[tuple[Place, Place], int]:
-    """Ask xpu-smi; its numbers of cards are joined to ours by PCI address, never by position."""
+    """Ask xpu-smi. Its numbers are mapped to cards by PCI address, never by position."""
     listing, matrix = XPU_SMI.json(ctx, "discovery", "-j"), XPU_SMI.ask(ctx, "topology", "-m")
+    # Not installed: an optional fact.
     if listing is None or matrix is None:
         return {}
     try:
@@ -70,10 +72,10 @@ def _xe_links(ctx: ProbeContext) -> dict[tuple[Place, Place], int]:
 
 
 def parse_matrix(text: str) -> dict[tuple[Place, Place], int]:
-    """Parse ``xpu-smi topology -m``, of one line per tile or card and one column per peer.
+    """Parse ``xpu-smi topology -m``: a line per tile or card and a column per peer.
 
     Raises:
-        FaultError: When the table is damaged or holds a word that nobody knows.
+        FaultError: The table is damaged or holds an unknown word.
     """
     rows = [[cell.strip() for cell in line.split("|")] for line in text.splitlines() if line.strip()]
     columns = [_place(label) for label in (rows[0][:-1] if rows else [""])]

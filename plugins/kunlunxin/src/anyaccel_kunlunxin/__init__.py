@@ -1,4 +1,4 @@
-"""Kunlunxin accelerators (XPUs) for anyaccel: found on PCI, named by the index that xpu-smi tells."""
+"""Kunlunxin accelerators (XPUs) for anyaccel: from PCI, masked by xpu-smi's index."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from anyaccel.plugin import Device, ProbeContext
 
 ADDRESS = r"[0-9a-f]{8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
 STATES = ("/proc/kunlun/dev{}/state", "/proc/xpu/dev{}/state")
-"""Files in which drivers of different ages tell ``RUNNING``, ``NORMAL`` or ``ERROR``."""
+"""State files of different driver versions: ``RUNNING``, ``NORMAL`` or ``ERROR``."""
 
 
 def _mask(variable: str) -> Mask:
-    """How the runtime takes an order, a repetition or an unknown device is not public: such a list is refused."""
+    """Build a strict mask: the runtime's reading of an order, a repetition or an unknown device is not public."""
     return Mask(variable, strict=True, blanks=False, entries="indexes of xpu-smi such as '0,1', each once")
 
 
 XPU = _mask("XPU_VISIBLE_DEVICES")
 CUDA = _mask("CUDA_VISIBLE_DEVICES")
-"""What software for P800 looks at; the vendor's samples set both variables, always alike."""
+"""Read by software for P800; the vendor's samples set both variables, always alike."""
 
 
 class Kunlunxin(Vendor):
-    """P800, R300, R200. The index of a device is that of xpu-smi; the number of its node is another one."""
+    """P800, R300, R200. A device's index is xpu-smi's; the number of its node is another."""
 
     key, resource, kind, brand = "kunlunxin", "XPU", "xpu", "Kunlunxin"
     url = "https://github.com/baidu/vLLM-Kunlun"
@@ -36,26 +36,27 @@ class Kunlunxin(Vendor):
     exclusive = "no public text says that several processes may use a Kunlunxin device, or divides one"
     number_name = "xpu-smi index"
     number_remedy = "make 'xpu-smi -m' and 'xpu-smi -q' work"
-    registered = False  # the tool alone tells which node is whose
-    # Another vendor's tool has the same name, so the place comes first; it is asked only where a device is on PCI.
+    registered = False  # only the tool maps nodes to devices
+    # Another vendor's tool has the same name, so the full path comes first; it runs only if a device is on PCI.
     tool = Tool("/usr/local/xpu/bin/xpu-smi", "xpu-smi", "xpu_smi", package="the XRE, Kunlunxin's driver package")
 
     def bound(self, card: Card) -> bool:
-        """Blame also a card that cannot be given out whatever has it."""
+        """Blame also a card with two devices, whatever driver is bound."""
         bound = super().bound(card)
         if bound and card.entry and card.entry.facts.get("double"):
             card.blame("it holds two devices, which are not told apart here", "use it without anyaccel")
         return bound
 
     def rows(self, ctx: ProbeContext) -> dict[str, Row] | None:
-        """What ``xpu-smi -q`` says, by PCI address; None where it is not installed."""
+        """Return the sections of ``xpu-smi -q`` by PCI address; None if xpu-smi is not installed."""
+        # Addresses have a domain of eight digits; the last four are PCI's.
         told = self.tool.sections(ctx, rf"(?i)XPU ({ADDRESS})\s*$", "-q")
         if told is not None and not told:
             raise FaultError("xpu-smi must answer a section 'XPU' for each device", "run 'xpu-smi -q' by hand")
         return None if told is None else {address.lower()[4:]: row for address, row in told.items()}
 
     def indexes(self, ctx: ProbeContext) -> dict[str, int]:
-        """Indexes by PCI address: the second of the many columns of ``xpu-smi -m``, which have no names."""
+        """Return indexes by PCI address: the second of many unnamed columns of ``xpu-smi -m``."""
         found = {}
         for line in filter(None, (self.tool.ask(ctx, "-m") or "").splitlines()):
             match = re.match(rf"(?i)({ADDRESS})\s+(\d+)\s", line)
@@ -66,9 +67,11 @@ class Kunlunxin(Vendor):
         return found
 
     def complete(self, ctx: ProbeContext, cards: Sequence[Card]) -> Iterable[str]:
-        """Ask xpu-smi for indexes, nodes and memory, which no file tells. A device that is alone has the index 0."""
+        """Ask xpu-smi for indexes, nodes and memory, which no file contains. A single device has the index 0."""
+        # The tool lists bound devices only.
         bound = [card for card in cards if card.fault is None]
         nodes = numbered(ctx, "/dev/xpu")
+        # With a single device and a single node, both belong together without the tool.
         if len(cards) == len(bound) == len(nodes) == 1:
             self.place(bound[0], 0, next(iter(nodes)))
         rows = self.rows(ctx) if bound else {}
@@ -83,27 +86,30 @@ class Kunlunxin(Vendor):
             card.attributes |= {"serial": row.text("Serial Number"), "uuid": row.text("XPU UUID")}
 
     def place(self, card: Card, index: int | None, minor: int | None) -> None:
-        """Take over the numbers of a device, and look at its node and its state."""
+        """Set the numbers of a device, and check its node and state."""
         card.number, card.attributes["minor"] = index, minor
         if minor is not None:
             card.nodes = (f"/dev/xpu{minor}",)
             card.check_node(card.nodes[0])
+        # Both paths are read: an upgraded machine may have either.
         if "ERROR" in (text(card.ctx, path.format(minor)) for path in STATES):
             card.blame("the driver reports its state as ERROR", f"{self.log_hint}, then reset it with xpu-smi")
 
     def connect(self, ctx: ProbeContext, cards: Sequence[Card]) -> None:
         """Link each half of a board of eight P800: 0 to 3 and 4 to 7 (topology in PaddlePaddle/FastDeploy#2794)."""
+        # Only a complete board of eight is known to be wired so.
         if [card.number for card in cards if card.model == "P800 OAM"] == [*range(8)]:
             super().connect(ctx, cards)
 
     def board(self, card: Card) -> object:
-        """Which half of such a board."""
+        """Return the half of a board of eight."""
         return card.index // 4
 
     def visible(self, environ: Mapping[str, str], devices: Sequence[Device]) -> Sequence[str] | None:
-        """Both variables must say the same; one that hides everything does, whatever the other says."""
+        """Read both variables, which must agree; a variable that hides everything wins."""
         seen: list[str] | None = None
         for mask in (XPU, CUDA):
+            # After an empty first variable the second cannot show anything.
             ids = self.read_mask(environ, devices, mask) if seen != [] else None
             if seen and ids and seen != ids:
                 own, other = environ[XPU.variable], environ[CUDA.variable]
@@ -113,7 +119,7 @@ class Kunlunxin(Vendor):
         return seen
 
     def container_env(self, devices: Sequence[Device]) -> Mapping[str, str]:
-        """Indexes for Kunlunxin's container runtime, to which ``none`` means no device."""
+        """Return indexes for Kunlunxin's container runtime, where ``none`` means no device."""
         return {"CXPU_VISIBLE_DEVICES": XPU.write(devices) or "none"}
 
     def measure(self, ctx: ProbeContext, devices: Sequence[Device]) -> Mapping[str, Measures] | None:

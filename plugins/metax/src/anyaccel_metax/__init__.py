@@ -1,4 +1,4 @@
-"""MetaX GPUs for anyaccel: found on PCI, numbered by mx-smi, masked for MACA."""
+"""MetaX GPUs for anyaccel: from PCI, numbered by mx-smi, masked for MACA."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from anyaccel.kit import Card, Catalog, Mask, Measures, Tool, Vendor
 from anyaccel.plugin import Device, EnvContext, EnvEdits, Fractional, PciFunction, ProbeContext
 
 COMPUTE = "/dev/mxcd"
-"""The node that every process which computes opens, whichever GPU it uses."""
+"""The node opened by every compute process, whatever its GPU."""
 DRIVER = "/opt/mxdriver"
 SHARED = "MACA_MPS_MODE"
-"""Without it, the second process on a GPU that is in use fails."""
+"""Set for shares: without it, a second process on a GPU fails."""
 
 
 def _mask(variable: str) -> Mask:
-    """The runtime is closed. What it does with other lists than ascending numbers is unconfirmed: they are refused."""
+    """Build a strict mask. The runtime is closed; its reading of anything but ascending numbers is unconfirmed."""
     return Mask(variable, strict=True, entries="numbers of GPUs of this machine, each once, such as '0,1'")
 
 
@@ -38,8 +38,8 @@ TABLE = (
 class MetaX(Vendor):
     """GPUs of the MACA stack.
 
-    A GPU's index is the number that mx-smi gives it, since the number of its DRM node is another one. Where mx-smi says
-    that a GPU is not available, nobody has shown whether the runtime counts it: those behind it are not given out.
+    A GPU's index is mx-smi's number; the number of its DRM node is another. If mx-smi reports a GPU as not available,
+    it is unknown whether the runtime counts this GPU: later GPUs are not given out.
     """
 
     key, resource, kind, brand, driver = "metax", "GPU", "gpu", "MetaX", "metax"
@@ -52,27 +52,27 @@ class MetaX(Vendor):
     number_name = "number"
     number_remedy = "make 'mx-smi -L' work: it tells how the runtime numbers the GPUs"
     control_nodes = (COMPUTE,)
-    held = "none"  # nobody has shown which node of its own a process keeps open
+    held = "none"  # which node a process keeps open is not known
     host_paths = (("driver_root", DRIVER),)  # the driver's libraries and tools
     tool = Tool(f"{DRIVER}/bin/mx-smi", "mx-smi", package="the MetaX driver package", hung="look at 'dmesg'")
 
     def functions(self, ctx: ProbeContext) -> list[PciFunction]:
-        """The vendor id is nobody's by right, so that the driver or the device id must agree."""
+        """Return functions with the driver or a known device id: other companies use the vendor id, too."""
         found = super().functions(ctx)
         return [each for each in found if each.driver == self.driver or self.catalog.knows(each.device)]
 
     def read_card(self, card: Card) -> None:
-        """Find the nodes: those of DRM are the GPU's own."""
+        """Find the nodes; the DRM nodes are the GPU's own."""
         own = card.drm_nodes()
         card.nodes = (*own, COMPUTE) if own else ()
         card.check_node(COMPUTE, missing="load the metax driver again")
 
     def shared_nodes(self, devices: Sequence[Device]) -> Iterable[str]:
-        """Name none: a device lists the control nodes itself, where its own is known."""
+        """Return none: a device with a known node lists the control nodes itself."""
         return ()
 
     def complete(self, ctx: ProbeContext, cards: Sequence[Card]) -> Iterator[str]:
-        """Ask mx-smi, which takes seconds, for the order of several GPUs, and for a product that no PCI id tells."""
+        """Ask mx-smi, which takes seconds, for the order of several GPUs, and for a product unknown by PCI id."""
         if self.is_complete(cards):
             return
         rows = self.tool.scan(ctx, LISTED, "-L")
@@ -98,7 +98,7 @@ class MetaX(Vendor):
         yield from self._links(ctx, {card.number: card for card in cards if card.number is not None})
 
     def _links(self, ctx: ProbeContext, cards: Mapping[int, Card]) -> Iterable[str]:
-        """Link the GPUs that MetaXLink joins, MX in the table."""
+        """Link the GPUs joined by MetaXLink, MX in the table."""
         lines = re.findall(r"^GPU(\d+)\s+(.*)$", self.tool.ask(ctx, "topo", "-n") or "", re.MULTILINE)
         for number, cells in lines:
             joined = [int(other) for (other, _), cell in zip(lines, cells.split(), strict=False) if cell == "MX"]
@@ -107,24 +107,24 @@ class MetaX(Vendor):
         return () if lines else ("mx-smi does not tell which GPUs are linked",)
 
     def identify(self, card: Card) -> None:
-        """One card is ``MXC500`` in one release and ``MetaX C500`` in another."""
+        """Unify the names of a product: ``MXC500`` and ``MetaX C500`` are the same card."""
         super().identify(card)
         card.model = card.entry.model if card.entry else card.model
 
     def env(self, devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:
-        """Allow several processes on one GPU where they are to share it."""
+        """Set the mask; for shares, allow several processes on a GPU."""
         values = super().env(devices, ctx).set
         parts = any(not share.whole for share in ctx.shares.values())
         return EnvEdits(set={**values, SHARED: "1"} if parts else values)
 
     def visible(self, environ: Mapping[str, str], devices: Sequence[Device]) -> Sequence[str] | None:
-        """What both variables leave visible; one that hides all needs no other."""
+        """Return the devices visible through both variables; a variable that hides everything needs no other."""
         own = self.read_mask(environ, devices, MACA)
         other = None if own == [] else self.read_mask(environ, devices, CUDA)
         return own if other is None else other if own is None else [each for each in own if each in other]
 
     def measure(self, ctx: ProbeContext, devices: Sequence[Device]) -> Mapping[str, Measures] | None:
-        """Ask mx-smi. An idle GPU uses 666 to 858 MiB."""
+        """Ask mx-smi. An idle GPU has 666 to 858 MiB in use."""
         return self.measures_by_device(self.tool.scan(ctx, TABLE), devices, "memory", "busy", "celsius", "watts")
 
 

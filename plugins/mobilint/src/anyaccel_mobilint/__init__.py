@@ -1,4 +1,4 @@
-"""Mobilint NPUs for anyaccel: found by their nodes and on PCI, masked by the number of the node."""
+"""Mobilint NPUs for anyaccel: from device nodes and PCI, masked by the number of the node."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from anyaccel.plugin import Device, PciFunction, ProbeContext
 
 CLASS = "/sys/class/aries/aries"
 NODES = {"aries": "/dev/aries", "regulus": "/dev/regulus-npu"}
-"""What nodes of devices begin with. Others, such as /dev/regulus and /dev/regulus-usb0, are none (Ray, ``mblt.py``)."""
+"""Beginnings of device nodes; /dev/regulus and /dev/regulus-usb0 are not devices (Ray, ``mblt.py``)."""
 LOG = "look for aries in 'dmesg'"
 TOOL = Tool("mobilint-cli", package="the package mobilint-cli", hung=LOG)
 
@@ -17,9 +17,9 @@ TOOL = Tool("mobilint-cli", package="the package mobilint-cli", hung=LOG)
 class Mobilint(Vendor):
     """ARIES (MLA100, MLA400) and REGULUS.
 
-    A device is a chip: an MLA400 has four. Its index is the number of its node, which the runtime, the tool and the
-    mask use alike, and which a mask does not change. Its identity is the PCI address where sysfs tells it, else the
-    name of the node: no serial number or UUID is published.
+    A device is a chip: an MLA400 has four. Its index is the number of its node, which runtime, tool and mask share, and
+    which a mask does not change. Its identity is the PCI address if sysfs shows it, else the name of the node: a serial
+    number or UUID is not published.
     """
 
     key, resource, kind, brand = "mobilint", "MBLT", "npu", "Mobilint"
@@ -43,24 +43,24 @@ class Mobilint(Vendor):
     tool = TOOL
 
     def present(self, ctx: ProbeContext) -> bool:
-        """The module, or its class."""
+        """Return True if the module or its class exists."""
         return super().present(ctx) or ctx.exists("/sys/class/aries")
 
     def survey(self, ctx: ProbeContext) -> list[Card]:
-        """Look at the nodes, and at the PCI functions that have none."""
+        """Read the device nodes, then PCI functions without a node."""
         left = {function.address: function for function in self.functions(ctx)}
         cards: list[Card] = []
         for family, start in NODES.items():
             shown = numbered(ctx, CLASS) if family == "aries" else {}
             numbers = sorted({*shown, *numbered(ctx, start)})
-            cards += [self._numbered(ctx, family, number, left) for number in numbers]
+            cards += [self._read_numbered(ctx, family, number, left) for number in numbers]
         if any(card.function is None and card.attributes["family"] == "aries" for card in cards):
-            # sysfs does not tell which function a node is, so those that the driver has are the nodes.
+            # Without a link from node to function, bound functions are assumed to be the nodes already listed.
             left = {address: each for address, each in left.items() if not self.bound(Card(ctx, address, each))}
         return cards + [self.card(ctx, each) for each in left.values()]
 
-    def _numbered(self, ctx: ProbeContext, family: str, number: int, left: dict[str, PciFunction]) -> Card:
-        """Look at a device with a number; its PCI function stands in the path to which a link leads."""
+    def _read_numbered(self, ctx: ProbeContext, family: str, number: int, left: dict[str, PciFunction]) -> Card:
+        """Read a device with a number; a link of its node contains the address of its PCI function."""
         path = f"{NODES[family]}{number}"
         node = ctx.node(path)
         links = [ctx.readlink(f"{CLASS}{number}")] if family == "aries" else []
@@ -78,7 +78,7 @@ class Mobilint(Vendor):
         return card
 
     def arrange(self, cards: list[Card]) -> None:
-        """Number the devices as their nodes are; no mask is supported where there are two kinds (libqbruntime)."""
+        """Number the devices by their nodes. With both families, no mask is supported (libqbruntime)."""
         if len({card.attributes.get("family") for card in cards if card.number is not None}) > 1:
             for card in cards:
                 reason = "ARIES and REGULUS are both here, and then the runtime supports no mask"
@@ -87,7 +87,7 @@ class Mobilint(Vendor):
         super().arrange(cards)
 
     def measure(self, ctx: ProbeContext, devices: Sequence[Device]) -> Mapping[str, Measures] | None:
-        """Ask mobilint-cli. Of an MLA400 the first chip tells the power of the board, and the others 0."""
+        """Ask mobilint-cli. The first chip of an MLA400 reports the power of the board, later chips 0."""
         text = TOOL.ask(ctx, "status", "-q")
         if text is None:
             return None
@@ -96,13 +96,14 @@ class Mobilint(Vendor):
         for device in devices:
             if row := told.get("".join(device.nodes[:1])):
                 measured = row.measures("Memory Usage", "Utilization Total", "Temperature", "Power Total")
+                # 0 W means "measured by the first chip", not "no power".
                 measured["power_watts"] = measured.get("power_watts") or None
                 found[device.id] = measured
         return found
 
 
 def _sections(text: str) -> dict[str, Row]:
-    """Read the ``name : value`` below each node; names that stand deeper with their heading: ``Power Total``."""
+    """Parse ``name : value`` below each node; deeper names get their heading: ``Power Total``."""
     lines: dict[str, list[str]] = {}
     node, heading, top = "", "", 0
     for line in filter(str.strip, text.splitlines()):

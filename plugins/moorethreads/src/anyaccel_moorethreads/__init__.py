@@ -1,4 +1,4 @@
-"""Moore Threads GPUs for anyaccel: found on PCI and in sysfs, masked for MUSA."""
+"""Moore Threads GPUs for anyaccel: from PCI and sysfs, masked for MUSA."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from anyaccel.kit import Card, Catalog, Mask, Measures, Tool, Vendor, text, warn
 from anyaccel.plugin import Detected, Device, Finding, Fractional, ProbeContext
 
 CUDA = "CUDA_VISIBLE_DEVICES"
-"""Some frameworks copy it to MUSA's variable and back; the runtime does not read it."""
+"""Copied to MUSA's variable and back by some frameworks; not read by the runtime."""
 CONTAINER_DEVICES = "MTHREADS_VISIBLE_DEVICES"
 """Indexes, read by the container runtime alone."""
 MEMORY = "/proc/driver/musa/gpu*"
@@ -20,15 +20,15 @@ TABLE = (
     r"\s*\|\s*(?P<busy>\d+|N/A)%?\s+(?P<memory>\d+)MiB\((?P<total>\d+)MiB\)[^\n]*"
     r"(?:\n[^|\n]*\|[^|\n]*\|\s*(?P<celsius>\d+)C)?"
 )
-# The runtime is closed. What it does with other lists than ascending numbers is unconfirmed: they are refused.
+# The runtime is closed. Its reading of anything but ascending numbers is unconfirmed and refused.
 MUSA = Mask("MUSA_VISIBLE_DEVICES", strict=True, entries="numbers of GPUs of this machine, each once, such as '0,1'")
 
 
 class MooreThreads(Vendor):
     """GPUs of the MUSA stack.
 
-    A GPU's index is the number that mthreads-gmi gives it. Without that tool, as in many containers, it is the position
-    of the nodes, where their numbers and the PCI addresses ascend together; where they do not, no GPU is given out.
+    A GPU's index is mthreads-gmi's number. Without the tool, as in many containers, it is the position of the nodes, if
+    their numbers and the PCI addresses ascend together; otherwise no GPU is given out.
     """
 
     key, resource, kind, brand = "moorethreads", "GPU", "gpu", "Moore Threads"
@@ -41,11 +41,11 @@ class MooreThreads(Vendor):
     sharing = Fractional.SHARED
     number_name = "number"
     number_remedy = "make 'mthreads-gmi' work: it tells how the runtime numbers the GPUs"
-    held = "none"  # nobody has shown which node a process keeps open
+    held = "none"  # which node a process keeps open is not known
     tool = Tool("mthreads-gmi", package="the MUSA driver package", hung="look for mtgpu in 'dmesg'")
 
     def read_card(self, card: Card) -> None:
-        """Find the nodes, whose number is in the directory of the PCI function, and the size of the memory."""
+        """Find the nodes, numbered in the directory of the PCI function, and the size of the memory."""
         found = [path.rpartition("/")[2] for path in card.glob("misc/mtgpu*")]
         names = [name for name in found if re.fullmatch(r"mtgpu\.?\d+", name)]
         card.nodes = (*(f"/dev/{name}" for name in names[:1]), *card.drm_nodes())
@@ -54,13 +54,13 @@ class MooreThreads(Vendor):
             card.memory_bytes = _memory(card.ctx, names[0])[0]
 
     def check_nodes(self, card: Card) -> None:
-        """Blame a card that has no node of its own: DRM nodes alone compute nothing."""
+        """Blame a card without a node of its own: DRM nodes alone compute nothing."""
         if "node" not in card.attributes:
             card.nodes = ()
         super().check_nodes(card)
 
     def complete(self, ctx: ProbeContext, cards: Sequence[Card]) -> Iterator[str]:
-        """Ask mthreads-gmi for the order of several GPUs, and for a product that no PCI id tells."""
+        """Ask mthreads-gmi for the order of several GPUs, and for a product unknown by PCI id."""
         if self.is_complete(cards):
             return
         rows = self.tool.scan(ctx, TABLE)
@@ -77,14 +77,14 @@ class MooreThreads(Vendor):
             card.memory_bytes = card.memory_bytes or (mebibytes << 20 if mebibytes else None)
 
     def container_env(self, devices: Sequence[Device]) -> Mapping[str, str]:
-        """Tell the container runtime; inside, GPUs are numbered from 0."""
+        """Return numbers for the container runtime, and a mask from 0 for the program inside."""
         if not devices:
             return {}
         inside = ",".join(str(number) for number in range(len(devices)))
         return {CONTAINER_DEVICES: self.write_mask(devices), MUSA.variable: inside}
 
     def measure(self, ctx: ProbeContext, devices: Sequence[Device]) -> Mapping[str, Measures] | None:
-        """Ask mthreads-gmi, or where it is missing the driver, which knows the memory in use alone."""
+        """Ask mthreads-gmi; without it the driver, which reports memory in use alone."""
         rows = self.tool.scan(ctx, TABLE)
         if rows is not None:
             return self.measures_by_device(rows, devices, "memory", "busy", "celsius")
@@ -92,7 +92,7 @@ class MooreThreads(Vendor):
         return {id_: {"memory_used_bytes": _memory(ctx, node)[1]} for id_, node in nodes.items()} or None
 
     def findings(self, ctx: ProbeContext, detected: Detected) -> Iterator[Finding]:
-        """A card that MUSA's frameworks do not run on."""
+        """Yield findings on cards that MUSA's frameworks do not support."""
         for device in detected.devices:
             if device.model == "MTT S30":
                 yield warn(
@@ -101,7 +101,7 @@ class MooreThreads(Vendor):
 
 
 def _memory(ctx: ProbeContext, node: str) -> tuple[int | None, int | None]:
-    """Size of a GPU's memory, and bytes in use, as the driver tells them for a node; None for what it does not tell."""
+    """Return size and use of a GPU's memory in bytes, from the driver's files of a node; None if unknown."""
     for folder in ctx.glob(MEMORY):
         if text(ctx, f"{folder}/devname") == node:
             size = re.search(

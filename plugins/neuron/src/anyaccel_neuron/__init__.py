@@ -1,4 +1,4 @@
-"""AWS Inferentia and Trainium for anyaccel: the NeuronCores of a machine, one logical core a device."""
+"""AWS Inferentia and Trainium for anyaccel: the NeuronCores of a machine, a device per logical core."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ HARDWARE_ERROR = r"NEURON_HW_ERR=(\w+)[^\n]*?\bnd-id=(\d+)"  # in the kernel's l
 
 
 class CoreList(Mask):
-    """Ids and ranges of cores, in one contiguous increasing run; without it, a number of cores in another variable.
+    """Ids and ranges of cores, in a contiguous increasing run; else a number of cores in another variable.
 
     Sources: "Neuron Runtime configuration" and the ``nrt`` developer guide of the AWS Neuron documentation;
-    aws-neuron-sdk#1024 for lists and ranges in one value.
+    aws-neuron-sdk#1024 for lists and ranges in the same value.
     """
 
     def write(self, devices: Sequence[Device]) -> str:
@@ -34,10 +34,10 @@ class CoreList(Mask):
         return super().write(in_order)
 
     def read(self, environ: Mapping[str, str], devices: Sequence[Device]) -> list[Device] | None:
-        """Say which cores are visible; the list wins over the number.
+        """Return the visible cores; the list wins over the number.
 
         The number leaves the choice to the runtime; the lowest cores stand for them. An empty list is read as "none":
-        nobody documents what the runtime makes of it, and only narrowing is safe.
+        the runtime's reading is not documented, and only narrowing is safe.
         """
         if VISIBLE_CORES not in environ:
             return self._lowest(environ.get(NUM_CORES, "").strip(), sorted(devices, key=lambda device: device.index))
@@ -47,7 +47,7 @@ class CoreList(Mask):
         return found
 
     def _lowest(self, told: str, in_order: list[Device]) -> list[Device] | None:
-        """The lowest cores; a list gives the sizes of groups of cores (AWS note on parallel execution, Inf1)."""
+        """Return the lowest cores; a list gives the sizes of groups of cores (AWS note on parallel execution, Inf1)."""
         if not told:
             return None
         count = sum(map(int, told.split(","))) if re.fullmatch(r"[0-9]{1,5}(\s*,\s*[0-9]{1,5})*", told) else -1
@@ -60,8 +60,8 @@ class CoreList(Mask):
 class Neuron(Vendor):
     """Inferentia and Trainium.
 
-    The device is the logical core as the runtime numbers it, since that is what the mask takes; what can be opened and
-    mounted is the chip, its parent. No node is ever opened, and the runtime is never loaded: it takes every core.
+    A device is a logical core with the runtime's number, since the mask takes these; nodes and mounts belong to its
+    chip, the parent. Detection opens no node and never loads the runtime, which takes every core.
     """
 
     key, resource, kind, brand, driver = "neuron", "neuron_cores", "neuron", "Neuron", "neuron"
@@ -70,8 +70,8 @@ class Neuron(Vendor):
     pci_vendors, pci_known = (0x1D0F,), True  # Amazon's network adapters and disks have that vendor id, too
     catalog = chips.CATALOG
     entry_attribute = "device_name"
-    # The runtime documents no value for "none" and without a value takes every core of the machine, so hiding must not
-    # rest on what it makes of an empty one. A core that no machine has it refuses.
+    # The runtime documents no value for "none", and without a value takes every core of the machine, so hiding must not
+    # rest on an empty value. It refuses a core beyond the machine.
     mask = CoreList(
         VISIBLE_CORES,
         Numbers(ranges=True),
@@ -85,10 +85,10 @@ class Neuron(Vendor):
     exclusive = "a NeuronCore belongs to one process, and programs are compiled for whole cores"
 
     def detect(self, ctx: ProbeContext) -> Detected | None:
-        """Find the logical cores, each with the chip it is a part of as its parent.
+        """Find the logical cores, each with its chip as parent.
 
         Raises:
-            FaultError: When nothing tells how many cores the chips have, or what is configured of them is malformed.
+            FaultError: The number of cores of the chips is unknown, or their configuration is malformed.
         """
         functions = self.functions(ctx)
         found, problem = chips.find(ctx, functions)
@@ -110,28 +110,29 @@ class Neuron(Vendor):
         return inventory(cores, self.driver_version(ctx), notes, partial=partial)
 
     def tags(self, device: Device) -> Sequence[str]:
-        """Name a core's accelerator types: Ray's, which does not tell chips apart, chip, family, size of the core."""
+        """Return a core's accelerator types: Ray's, equal for each chip, then chip, family, size of the core."""
         entry = self.entry(device)
         names = entry.tags[:3] if entry else self.catalog.entries[0].tags[:1]
         return (*names, f"{names[1]}-lnc{device.attributes['lnc']}") if self.sized(device) else names
 
     def env(self, devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:
-        """Set the mask; on chips that know several sizes of cores also that, since core ids count logical cores.
+        """Set the mask; on chips with several sizes of cores also the size, since ids count logical cores.
 
         Raises:
-            FaultError: When the cores are not one contiguous run, which the runtime refuses.
+            FaultError: The cores are not a contiguous run, which the runtime refuses.
         """
         values, unset = {VISIBLE_CORES: self.write_mask(devices)}, {NUM_CORES}
+        # One size for all devices: the variable is global to the process.
         if devices and self.sized(devices[0]):
             values[LNC_CONFIG] = str(devices[0].attributes["lnc"])
             unset.add(LNC_CONFIG_OLD)
         return EnvEdits(set=values, unset=frozenset(unset))
 
     def validate(self, term: Term, devices: Sequence[Device]) -> str | None:
-        """Say why the runtime cannot serve a term with exactly these cores.
+        """Return the reason why the runtime cannot use exactly these cores.
 
-        Every chip: whole cores, in one contiguous run. On Trainium collectives also want either cores of one chip, or
-        a power of two that starts at a multiple of itself (optimum-neuron#619): such runs are pairs, rows and squares
+        On any chip: whole cores, in a contiguous run. On Trainium, collectives also need either cores of a single chip,
+        or a power of two starting at a multiple of itself (optimum-neuron#619): such runs are pairs, rows and squares
         of the torus.
         """
         cores = sorted(device.index for device in devices)
@@ -139,6 +140,7 @@ class Neuron(Vendor):
         entry = self.entry(devices[0]) if devices else None
         if refusal or entry is None or not entry.model.startswith("Trainium"):
             return refusal
+        # Cores of one chip need no alignment.
         per_chip = _per_chip(devices[0])
         if cores[0] // per_chip == cores[-1] // per_chip:
             return None
@@ -150,12 +152,13 @@ class Neuron(Vendor):
         return None
 
     def shared_nodes(self, devices: Sequence[Device]) -> Iterable[str]:
-        """The nodes of chips that are simulated. A chip is what can be mounted, and there is no node for all."""
+        """Return the nodes of simulated chips. A chip can be mounted; there is no node for every chip."""
         return [f"/dev/neuron{device.index // _per_chip(device)}" for device in devices if not device.nodes]
 
     def stats(self, devices: Sequence[Device], ctx: ProbeContext) -> Mapping[str, Stats]:
-        """Observe cores. There is no temperature, and of power only the share of a maximum that is not published."""
+        """Observe cores. Temperature is not available, nor power: the tools show a share of an unpublished maximum."""
         found, _ = chips.find(ctx, self.functions(ctx))
+        # Nodes are unique per chip, also in a container that renumbers chips.
         by_nodes = {chip.nodes: chip for chip in found}
         use = cores_in_use(ctx)
         observed = {}
@@ -172,7 +175,7 @@ class Neuron(Vendor):
         return observed
 
     def findings(self, ctx: ProbeContext, detected: Detected) -> Iterator[Finding]:
-        """Variables that contradict each other or the machine, and hardware errors that the driver reported."""
+        """Yield findings on variables in conflict with each other or the machine, and hardware errors in the log."""
         if VISIBLE_CORES in ctx.environ and NUM_CORES in ctx.environ:
             yield warn(f"{NUM_CORES} is ignored beside {VISIBLE_CORES}", f"unset {NUM_CORES}")
         sizes = sorted({str(device.attributes["lnc"]) for device in detected.devices if "lnc" in device.attributes})
@@ -185,21 +188,21 @@ class Neuron(Vendor):
             yield fail(f"the driver reported {kind} on device {chip}", chips.REPLACE)
 
     def sized(self, device: Device) -> bool:
-        """Whether a core is of one of several sizes that its chip knows."""
+        """Return True if a core's chip has several sizes of cores."""
         entry = self.entry(device)
         return entry is not None and entry.attributes["lnc"] > 1 and "lnc" in device.attributes
 
 
 def _per_chip(device: Device) -> int:
-    """Logical cores of a chip: their ids run through the chips one after the other."""
+    """Return the logical cores per chip: ids run through the chips in turn."""
     return max(1, int(device.attributes.get("cores_per_device", 1)))
 
 
 def _processes(chip: Chip | None, device: Device, use: Use | None) -> tuple[DeviceProcess, ...] | None:
-    """The processes on a core; None where neither the monitor nor ``neuron-ls`` tells.
+    """Return the processes on a core; None without an answer of the monitor and ``neuron-ls``.
 
-    The monitor says which cores a process uses. ``neuron-ls`` says which chip only: a process that it names and the
-    monitor does not place may be on any core of the chip, and counts on each.
+    The monitor reports the cores of a process. ``neuron-ls`` reports only its chip: a process known to ``neuron-ls``
+    alone may be on any core of the chip, and counts on each.
     """
     listed = chip.listed if chip else Listed()
     if not listed.nc_count and use is None:
@@ -210,7 +213,7 @@ def _processes(chip: Chip | None, device: Device, use: Use | None) -> tuple[Devi
 
 
 def _gap(cores: Sequence[int]) -> str | None:
-    """Why the runtime would refuse these ids in this order, or None."""
+    """Return the reason why the runtime would refuse these ids in this order, or None."""
     if all(after == core + 1 for core, after in pairwise(cores)):
         return None
     given = ",".join(map(str, cores))

@@ -1,8 +1,8 @@
-"""The chips of a machine, and the logical cores that each consists of.
+"""The chips of a machine, and their logical cores.
 
-Device nodes say which chips this process may open; ``neuron-ls`` says the most about them, the driver's sysfs and the
-PCI ids enough where the tool is missing or broken. Files are only ever read: writing to some of them resets a chip.
-Paths are those of the "Neuron Sysfs User Guide"; drivers differ in what they show and to whom, so each may be absent.
+Device nodes prove which chips this process may open; ``neuron-ls`` reports the most about them, the driver's sysfs and
+the PCI ids enough without the tool. Files are only read: writing to some of them resets a chip. Paths are those of the
+"Neuron Sysfs User Guide"; drivers differ in the files and permissions, so each file may be absent.
 """
 
 from __future__ import annotations
@@ -35,29 +35,29 @@ REBUILD_DRIVER = (
 
 
 class Chip(Card):
-    """One chip and everything that its cores have in common."""
+    """A chip, and the facts that its cores share."""
 
     parts: str = ""  # beginning of the names of its physical cores' directories; empty without a device node
     listed: neuron_ls.Listed = neuron_ls.Listed()
-    lnc: int | None = None  # physical cores in one logical core, or None when nothing tells
-    cores: Sequence[int] = ()  # ids of its logical cores, as the runtime counts
+    lnc: int | None = None  # physical cores in a logical core, or None if unknown
+    cores: Sequence[int] = ()  # runtime ids of its logical cores
 
     @property
     def host_index(self) -> int:
-        """Its index as the host counts, where sysfs shows it: a container may count from 0."""
+        """Index on the host, if sysfs shows it: a container may count from 0."""
         return int(self.folders[0].removeprefix(f"{CLASS}/neuron")) if self.folders else self.index
 
     def tell(self, name: str) -> str:
-        """The content of a file in sysfs; empty when it is absent or, as many are before driver 2.28, only for root."""
+        """Read a file in sysfs; empty if absent or, before driver 2.28, readable by root alone."""
         return "".join(text(self.ctx, f"{folder}/{name}") for folder in self.folders)
 
     def count(self, name: str) -> int | None:
-        """A counter in sysfs, which is a file, or a directory whose file ``total`` counts since the driver loaded."""
+        """Read a counter in sysfs: a file, or a directory with a file ``total`` since the driver loaded."""
         values = (number(self.ctx, f"{folder}/{name}{end}") for folder in self.folders for end in ("", "/total"))
         return next((value for value in values if value is not None), None)
 
     def check(self) -> None:
-        """Read the state that the driver shows."""
+        """Read the driver's state of the chip."""
         ready = self.count("reset")
         if fault := CATALOG.faults("resets").get(str(ready)):
             self.blame(*fault)
@@ -72,8 +72,9 @@ class Chip(Card):
             self.blame(f"the driver calls {', '.join(broken.split())[:200]} unhealthy", REPLACE)
 
     def divide(self) -> int:
-        """Settle the size of the logical cores and tell how many there are; 0 when unknown."""
+        """Set the size of the logical cores and return their number; 0 if unknown."""
         known = self.entry.attributes if self.entry else {"lnc": 1, "cores_per_device": 0}
+        # An unknown product has no physical count; then only the tool can tell.
         count, physical = self.listed.nc_count, known["lnc"] * known["cores_per_device"]
         if not count:
             size = (configured_size(self.ctx) if known["lnc"] > 1 else None) or known["lnc"]
@@ -85,9 +86,9 @@ class Chip(Card):
         return count // self.listed.lnc if self.listed.lnc and both else count
 
     def memory_used(self, device: Device) -> int | None:
-        """Add up what the physical cores of a logical core hold; None when unknown.
+        """Add up the memory of a logical core's physical cores; None if unknown.
 
-        ``present`` is read: on idle hardware ``total`` was seen to be 0 whatever is held (lablup/all-smi#417).
+        ``present`` is read: on idle hardware ``total`` was seen to be 0 despite memory in use (lablup/all-smi#417).
         """
         names = (part.rpartition("/")[2] for part in device.occupies)
         used = [self.count(f"{name}/stats/memory_usage/device_mem/present") for name in names]
@@ -95,17 +96,17 @@ class Chip(Card):
 
     @property
     def spans(self) -> list[range]:
-        """Physical cores of each logical one, as the driver numbers those of a chip: L of size 2 is 2L and 2L+1."""
+        """Physical cores of each logical core, by the driver's numbers in a chip: L of size 2 is 2L and 2L+1."""
         size = self.lnc or 1
         return [range(position * size, (position + 1) * size) for position in range(len(self.cores))]
 
     @property
     def core_ids(self) -> list[str]:
-        """Name the cores by their physical ones: users with other sizes of cores must not mean two by one name."""
+        """Ids of the cores by physical cores: users with other core sizes must not mean different cores by an id."""
         return [f"{self.id}-nc{'-'.join(map(str, sorted({span[0], span[-1]})))}" for span in self.spans]
 
     def logical_cores(self) -> Iterator[Card]:
-        """Make the cores, linked closely to each other and as the chip is to those of other chips."""
+        """Build the cores, linked closely to each other, and like the chip to cores of other chips."""
         ids, known = self.core_ids, self.entry.attributes if self.entry else {}
         total = self.listed.memory_bytes
         if total is None and self.entry and self.entry.memory_bytes:
@@ -113,7 +114,7 @@ class Chip(Card):
         for position, index in enumerate(self.cores):
             core = copy(self)
             core.id, core.index, core.parent = ids[position], index, self.id
-            core.model = self.entry.model if self.entry else "NeuronDevice"  # what lspci prints for every chip
+            core.model = self.entry.model if self.entry else "NeuronDevice"  # lspci's name of every chip
             core.memory_bytes = total // len(ids) if total else None
             core.links = {**self.links, **{other: SAME_CHIP for other in ids if other != core.id}}
             core.occupies = tuple(f"{self.parts}{part}" for part in self.spans[position] if self.parts)
@@ -129,10 +130,10 @@ class Chip(Card):
 
 
 def configured_size(ctx: ProbeContext) -> int | None:
-    """Physical cores in one logical core, from the environment or the file of the machine; None when neither tells.
+    """Return the physical cores per logical core, from the environment or the machine's file; None if neither has it.
 
     Raises:
-        FaultError: When they say something else than 1 or 2, or the file cannot be read.
+        FaultError: The size is neither 1 nor 2, or the file cannot be read.
     """
     told = [(name, ctx.environ.get(name, "").strip()) for name in (LNC_CONFIG, LNC_CONFIG_OLD)]
     source, value = next((each for each in told if each[1]), (LNC_FILE, ""))
@@ -141,7 +142,7 @@ def configured_size(ctx: ProbeContext) -> int | None:
             match = re.search(rf"^\s*{LNC_CONFIG}\s*=\s*(\S*)", ctx.read(LNC_FILE) or "", re.MULTILINE)
         except OSError as error:
             reason = f"{LNC_FILE} cannot be read ({error.strerror}), and what the core ids mean depends on it"
-            raise FaultError(reason, f"let everybody read it, or set {LNC_CONFIG}") from error
+            raise FaultError(reason, f"let every user read it ('chmod a+r'), or set {LNC_CONFIG}") from error
         if not match:
             return None
         value = match[1]
@@ -152,11 +153,12 @@ def configured_size(ctx: ProbeContext) -> int | None:
 
 
 def find(ctx: ProbeContext, functions: Sequence[PciFunction]) -> tuple[list[Chip], str]:
-    """Describe the chips that have a device node; others belong to other containers, whatever sysfs shows.
+    """Describe the chips with a device node; other chips in sysfs belong to other containers.
 
     Returns:
-        The chips in the order of their indexes, and what went wrong with the tool; empty when all is well.
+        The chips in the order of their indexes, and the tool's problem; empty if the tool works.
     """
+    # A plain file by that name is no chip; ctx.node() returns character devices only.
     nodes = {index: node for index, path in numbered(ctx, "/dev/neuron").items() if (node := ctx.node(path))}
     if not nodes:
         return [], ""
@@ -192,10 +194,10 @@ def find(ctx: ProbeContext, functions: Sequence[PciFunction]) -> tuple[list[Chip
 
 
 def number_cores(chips: Sequence[Chip], problem: str) -> None:
-    """Fill in the ids of the cores, from the tool or else counted through the chips; ``problem`` is the tool's.
+    """Set the ids of the cores, from the tool or by counting through the chips; ``problem`` is the tool's.
 
     Raises:
-        FaultError: When nothing tells how many cores the chips have, or the size of logical cores is malformed.
+        FaultError: The number of cores is unknown, or the size of logical cores is malformed.
     """
     counts = [chip.divide() for chip in chips]
     known = Counter((chip.lnc, count) for chip, count in zip(chips, counts, strict=True) if count)
@@ -206,10 +208,11 @@ def number_cores(chips: Sequence[Chip], problem: str) -> None:
     taken = {core for chip in chips for core in chip.listed.cores}
     for chip, count in zip(chips, counts, strict=True):
         size = count
-        if not count:  # like its siblings, and unusable: it must not shift the ids of the others
+        if not count:  # assumed like its siblings: it must not shift the ids of later chips
             chip.lnc, size = known.most_common(1)[0][0]
             chip.blame("neither neuron-ls nor sysfs tells how many cores it has", "reset it", partial=True)
         start = chip.index * size
+        # The tool's ids of other chips may already occupy this range.
         if not taken.isdisjoint(range(start, start + size)):
             start = max(taken) + 1
         chip.cores = chip.listed.cores or range(start, start + size)
@@ -219,15 +222,16 @@ def number_cores(chips: Sequence[Chip], problem: str) -> None:
 def without_driver(
     ctx: ProbeContext, functions: Sequence[PciFunction], chips: Sequence[Chip], *, loaded: bool
 ) -> list[Chip]:
-    """Describe the chips on the PCI bus that no driver serves: they are here and cannot be used.
+    """Describe chips on the PCI bus without a driver: present, and not usable.
 
-    Where the driver is loaded, only those count whose binding sysfs shows to be missing: the others belong to
-    containers. Their ids follow those of the usable chips, since the runtime does not count them.
+    With the driver loaded, only functions whose missing binding sysfs shows count: the rest belongs to containers.
+    Their ids follow those of the usable chips, since the runtime does not count them.
     """
     known = {chip.address for chip in chips}
     start = max((core for chip in chips for core in chip.cores), default=-1) + 1
     index = max((chip.index for chip in chips), default=-1) + 1
     found: list[Chip] = []
+    # Sandboxes hide the links to drivers for every function at once.
     shown = not loaded or any(each.driver for each in functions)
     for function in functions:
         if not shown or function.address in known or function.driver == PCI_DRIVER:
@@ -248,20 +252,21 @@ def without_driver(
 
 
 def identify(chips: Sequence[Chip]) -> None:
-    """Name each chip: by serial number, else by PCI address, else, where neither is known, by its index on the host."""
+    """Set the id of each chip: serial number, else PCI address, else index on the host."""
     told = [chip.tell("info/serial_number").lower().removeprefix("0x") for chip in chips]
     for chip, serial in zip(chips, told, strict=True):
         # The driver shows 16 hexadecimal digits, or a blank when it cannot read them.
+        # A serial number that two chips share is a placeholder.
         lasting = re.fullmatch(r"[0-9a-f]{8,32}", serial) and serial.strip("0") and told.count(serial) == 1
         chip.id = f"neuron-{serial if lasting else chip.address or f'device{chip.host_index}'}"
 
 
 def connect(chips: Sequence[Chip]) -> None:
-    """Fill in the links of the chips that can be used.
+    """Add the links between usable chips.
 
-    Tool and driver name neighbours as the host counts, also in a container that counts from 0. They are only believed
-    where the host's index of every chip is known, or where all the chips that they name are here. Chips on a switch are
-    linked all to all; the driver shows the torus of older ones.
+    Tool and driver name neighbors by the host's numbers, even in a container that counts from 0. The names are used
+    only if the host's index of every chip is known, or every named chip is visible here. Chips on a switch are linked
+    all to all; the driver shows the torus of older chips.
     """
     numbered = all(chip.tell("dev") for chip in chips)
     here = {chip.host_index if numbered else chip.index: chip for chip in chips}

@@ -1,4 +1,4 @@
-"""What the first record of ``neuron-monitor`` says: which process uses which cores, and how busy these are.
+"""The first record of ``neuron-monitor``: cores of each process, and their utilization.
 
 Source: "Neuron Monitor User Guide" of the AWS Neuron documentation.
 """
@@ -13,10 +13,11 @@ from anyaccel.plugin import CommandTimeoutError, ProbeContext
 from anyaccel_neuron.neuron_ls import natural
 
 Use = dict[int, dict[str, float | None]]
-"""Share of time that a core was busy, or None when unknown, by process id and id of the core."""
+"""Utilization of a core between 0 and 1, or None if unknown, by process id and core id."""
 
 SECONDS = 3.0
-# The first record comes at once, and no option ends the monitor after it. The shell waits for all that it started.
+# The first record comes at once, and no option ends the monitor after it. So the shell kills the monitor, and waits for
+# its children.
 FIRST_RECORD = (
     "sh -c 'echo $$; PATH=/opt/aws/neuron/bin${PATH:+:$PATH} exec neuron-monitor'"
     ' | { read -r pid; head -n 1 | head -c 8388608; kill -9 "$pid"; }'
@@ -24,7 +25,7 @@ FIRST_RECORD = (
 
 
 def cores_in_use(ctx: ProbeContext) -> Use | None:
-    """Ask the monitor; None when it gives no record that can be understood."""
+    """Ask the monitor; None without a valid record."""
     try:
         result = ctx.run(["sh", "-c", FIRST_RECORD], timeout=min(SECONDS, ctx.remaining() / 2))
         record = json.loads(result.stdout if result else "")
@@ -36,6 +37,7 @@ def cores_in_use(ctx: ProbeContext) -> Use | None:
     found: Use = {}
     for runtime in runtimes:
         pid, cores = _at(runtime, "pid"), _at(runtime, "report", "neuroncore_counters", "neuroncores_in_use")
+        # A runtime with an error reports no cores, which does not mean that it uses none.
         if natural(pid) and not _at(runtime, "error"):
             shares = cores.items() if isinstance(cores, dict) else ()
             found.setdefault(pid, {}).update({core: _share(counters) for core, counters in shares})
@@ -43,7 +45,7 @@ def cores_in_use(ctx: ProbeContext) -> Use | None:
 
 
 def _at(data: Any, *keys: str) -> Any:
-    """What stands under a path of keys; None where there is no such path."""
+    """Return the value at a path of keys; None if the path is missing."""
     for key in keys:
         data = data.get(key) if isinstance(data, dict) else None
     return data

@@ -1,6 +1,6 @@
-"""What ``neuron-ls`` says: cores, memory, links, addresses and processes of each chip.
+"""The tool ``neuron-ls``: cores, memory, links, addresses and processes of each chip.
 
-The tool only reads what the driver shows. It never opens the runtime, which would take every core for itself.
+The tool only reads the driver's files. It never opens the runtime, which would take every core for itself.
 """
 
 from __future__ import annotations
@@ -22,32 +22,33 @@ end of support for the JSON format). Trying the next form also repeats a call th
 which tools before SDK 2.28 cannot bear."""
 
 
-NO_CORE = 65535  # no machine has it
+NO_CORE = 65535  # beyond any machine
 
 
 class Listed(NamedTuple):
-    """One chip as the tool lists it; without arguments, one that it does not list."""
+    """A chip in the tool's list; without arguments, a chip missing there."""
 
-    nc_count: int = 0  # number of cores, as it prints it; 0 where it says nothing that can be understood
-    cores: Sequence[int] = ()  # ids that the runtime takes; empty before SDK 2.25
+    nc_count: int = 0  # number of cores, as printed; 0 if unknown
+    cores: Sequence[int] = ()  # the runtime's ids; empty before SDK 2.25
     memory_bytes: int | None = None
     function: PciFunction | None = None  # address and nearest NUMA node, as far as the tool tells
-    connected: Sequence[int] = ()  # indexes of the chips that it is linked to, as the host counts them
-    lnc: int | None = None  # physical cores in one logical core; None where the chip or the tool does not know it
+    connected: Sequence[int] = ()  # indexes of linked chips, by the host's numbers
+    lnc: int | None = None  # physical cores in a logical core; None if unknown to chip or tool
     instance_type: str | None = None
     pids: Sequence[int] = ()  # processes on any of its cores
-    fault: str = ""  # why what is listed cannot be understood
+    fault: str = ""  # why the entry cannot be understood
 
 
 def ask(ctx: ProbeContext) -> tuple[Mapping[int, Listed], str]:
-    """Run the tool and read its answer.
+    """Run the tool and parse its answer.
 
     Returns:
-        The chips by their index, which inside a container may count from 0, and why there is no answer, or none for
-        some chip, in one sentence; empty when all is well. sysfs may know enough then.
+        The chips by index, which inside a container may count from 0, and the reason for a missing answer, in whole or
+        for a chip; empty without a problem. sysfs may suffice then.
     """
     problem = ""
     try:
+        # A tool that knows another form fails at once.
         for form in FORMS:
             result = TOOL.run(ctx, *form)
             if result is None:
@@ -63,10 +64,10 @@ def ask(ctx: ProbeContext) -> tuple[Mapping[int, Listed], str]:
 
 
 def parse(text: str) -> tuple[Mapping[int, Listed], str]:
-    """Read the JSON of the tool. One chip that makes no sense is set aside and the others are kept.
+    """Parse the JSON of the tool. A malformed chip is set aside and the others are kept.
 
     Raises:
-        FaultError: When the text holds no list of devices.
+        FaultError: The text holds no list of devices.
     """
     chips: dict[int, Listed] = {}
     holders: dict[int, int] = {}
@@ -77,6 +78,7 @@ def parse(text: str) -> tuple[Mapping[int, Listed], str]:
             problem = f"neuron-ls lists something without a device index: {json.dumps(element)[:120]}"
             continue
         chip = _chip(index, element)
+        # Two chips with the same core: one of the two entries is wrong, and which one is unknown.
         shared = next((core for core in chip.cores if holders.setdefault(core, index) != index), None)
         if index in chips:
             chip = Listed(fault=f"neuron-ls lists device {index} twice")
@@ -89,8 +91,8 @@ def parse(text: str) -> tuple[Mapping[int, Listed], str]:
 def _elements(text: str) -> list[Any]:
     """Find the list of devices in the output.
 
-    Tools of 2021 print a banner first (aws-neuron-sdk#359); those after SDK 2.33 print an object that holds the list
-    and, beside it, what all devices have in common.
+    Tools of 2021 print a banner first (aws-neuron-sdk#359); tools after SDK 2.33 print an object with the list and the
+    facts shared by every device.
     """
     start = re.search(r"^\s*[\[{]", text, re.MULTILINE) or re.search(r"[\[{]", text)
     try:
@@ -137,7 +139,7 @@ def _chip(index: int, element: Mapping[str, Any]) -> Listed:
 
 
 def _function(address: str, numa_node: str) -> PciFunction | None:
-    """Older tools print ``cc:00.0`` for ``0000:cc:00.0``; the NUMA node is text, and -1 where there is none."""
+    """Build a PCI function. Older tools print ``cc:00.0`` for ``0000:cc:00.0``; NUMA node -1 means none."""
     match = re.fullmatch(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])", address.strip().lower())
     numa = int(numa_node) if re.fullmatch(r"\s*[0-9]{1,6}\s*", numa_node) else None
     full = f"{match[1] or '0000'}:{match[2]}" if match else ""
@@ -145,7 +147,7 @@ def _function(address: str, numa_node: str) -> PciFunction | None:
 
 
 def natural(value: object) -> TypeGuard[int]:
-    """Whether something is a number that is not negative and that an inventory may hold."""
+    """Return True for a non-negative integer in the range of an inventory."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
 
 

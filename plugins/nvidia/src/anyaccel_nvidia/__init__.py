@@ -1,4 +1,4 @@
-"""NVIDIA GPUs and MIG devices for anyaccel: asked of NVML, seen in files where NVML cannot be asked."""
+"""NVIDIA GPUs and MIG devices for anyaccel: from NVML, or from files if NVML is unavailable."""
 
 from __future__ import annotations
 
@@ -51,17 +51,17 @@ UNITS_PER_PERCENT = 100
 A100_40G_AT_MOST = 60 << 30
 
 NO_NAME = ("", "NVIDIA Graphics Device", "Graphics Device")
-"""What NVML and the driver's files call a GPU that the driver is too old to know."""
+"""Names that NVML and the driver's files give to a GPU newer than the driver."""
 NO_GPU = ("DGX Display", "NVIDIA DGX Display")
-"""A display adapter that CUDA does not offer; NVIDIA's go-nvlib skips it likewise."""
+"""A display adapter without CUDA; NVIDIA's go-nvlib skips it, too."""
 
 
 class Nvidia(Vendor):
-    """NVIDIA's GPUs, and their MIG devices in place of those that are divided.
+    """NVIDIA's GPUs. A GPU with MIG on is replaced by its MIG devices.
 
-    A device's id is the full UUID. Its index is its position among ours; the number that CUDA gives its GPU in PCI
-    order is the attribute ``nvml_index``. A GPU that another kernel driver has, named by the attribute ``driver``, is
-    listed and can be in no mask.
+    A device's id is the full UUID. Its index is its position among NVIDIA's devices; the number of its GPU in CUDA's
+    PCI order is the attribute ``nvml_index``. A GPU bound to another kernel driver, named by the attribute ``driver``,
+    is listed, and no mask can name it.
     """
 
     key, resource, kind, brand, driver = "nvidia", "GPU", "gpu", "NVIDIA", "nvidia"
@@ -78,10 +78,10 @@ class Nvidia(Vendor):
     # What a device is.
 
     def tags(self, device: Device) -> Sequence[str]:
-        """Name the type as Ray does, the exact model, the memory class, and a GeForce without its line.
+        """Return Ray's type, the exact model, the memory class, and for a GeForce the model without ``GeForce``.
 
-        A MIG device never carries the tag of its whole GPU, so that nobody who asks for an ``A100`` gets a seventh of
-        one: its first tag is ``A100-MIG-1g.5gb``.
+        A MIG device never carries the tag of its whole GPU, or a request for an ``A100`` would get a seventh of one:
+        its first tag is ``A100-MIG-1g.5gb``.
         """
         name, _, profile = device.model.partition(" MIG ")
         # Drivers write "NVIDIA" before most names since release 465, and "Tesla" before few: it is the same card.
@@ -92,38 +92,40 @@ class Nvidia(Vendor):
             found = [f"{family}-{suffixes[0]}", f"{tag(name)}-{suffixes[0]}", *suffixes]
         else:
             found = [family, tag(name), family.removeprefix("GeForce-")]
-            if family == "A100" and device.memory_bytes:  # Ray has a name for each of its two sizes
+            if family == "A100" and device.memory_bytes:
+                # Ray has a type for each of the two sizes.
                 found.insert(2, "A100-40G" if device.memory_bytes <= A100_40G_AT_MOST else "A100-80G")
         return tuple(dict.fromkeys(filter(None, found))) or (self.brand,)
 
     def fractional(self, device: Device) -> Fractional:
-        """Shared by agreement or under an MPS daemon; not where the compute mode admits one process."""
+        """Return SHARED, by agreement or under an MPS daemon; NO if the compute mode admits one process."""
         whole = not self.maskable(device) or shares.exclusive(device)
         return Fractional.NO if whole else Fractional.SHARED
 
     # What is on the machine.
 
     def present(self, ctx: ProbeContext) -> bool:
-        """Whether an NVIDIA GPU can be here without a PCI function. WSL and Tegra have none: there NVML decides."""
+        """Return True if an NVIDIA GPU may exist without a PCI function, as on WSL and Tegra. NVML decides there."""
         signs = (DRIVER, "/dev/nvidiactl", WSL_NODE)
         return any(map(ctx.exists, signs)) or bool(ctx.glob("/dev/nvidia[0-9]*")) or detection.is_tegra(ctx)
 
     def driver_version(self, ctx: ProbeContext) -> str:
-        """Version of the loaded kernel module; empty when unknown."""
+        """Return the version of the loaded kernel module; empty if unknown."""
         match = re.search(r"NVRM version:.*?\s(\d+\.\d+(?:\.\d+)?)\s", text(ctx, f"{DRIVER}/version"))
         return match[1] if match else ""
 
     def survey(self, ctx: ProbeContext) -> list[Card]:
-        """Look at every GPU by files alone, those that the driver was told to leave alone apart."""
+        """Read the files of every GPU, except GPUs excluded in the driver's settings."""
         return [card for card in super().survey(ctx) if not card.attributes["excluded"]]
 
     def card(self, ctx: ProbeContext, function: PciFunction) -> Card:
-        """Look at one GPU by files: who has it, and what the driver tells of it."""
+        """Read the files of a GPU: its bound driver, and the driver's information."""
         card = Card(ctx, f"nvidia-{function.address}", function)
         card.attributes["pci_device"] = f"{function.device:04x}"
         detection.read_information(card)
         if function.driver != self.driver:
             card.attributes["driver"] = function.driver or "none"
+            # nouveau is the one foreign driver that a user gets by default, so the remedy is exact.
             if function.driver == "nouveau":
                 remedy = "install NVIDIA's driver and bind the GPU to it"
                 card.blame("the driver 'nouveau' has it, which CUDA cannot use", remedy)
@@ -131,10 +133,10 @@ class Nvidia(Vendor):
         return card
 
     def detect(self, ctx: ProbeContext) -> Detected | None:
-        """Find the GPUs and MIG devices of a machine.
+        """Return the GPUs and MIG devices of a machine.
 
         Raises:
-            FaultError: When the driver is there and does not answer: that is no machine without GPUs.
+            FaultError: The driver is loaded and does not answer. An empty inventory would hide the failure.
         """
         if not (self.functions(ctx) or self.present(ctx)):
             return None
@@ -147,12 +149,15 @@ class Nvidia(Vendor):
         daemon = detection.mps_daemon(ctx)
         cards = [card for facts in found for card in detection.gpu_cards(ctx, facts, system, known, daemon)]
         for facts in found:
+            # Cards left in "known" after this loop are GPUs that NVML did not describe.
             known.pop(detection.pci_address(facts["bus_id"]) if facts["bus_id"] else "", None)
         cards += _lost_cards(ctx, lost, [card for card in known.values() if detection.is_ours(ctx, card)])
         cards.sort(key=lambda card: card.number or 0)
+        # Topology is a question about pairs, so it comes after every GPU is known.
         links = detection.links(ctx, found)
         for card in cards:
             card.links = links.get(card.id, {})
+        # GPUs of other drivers come last: CUDA does not count them, so they must not shift its numbers.
         cards += [card for card in known.values() if "driver" in card.attributes]
         return self._detected(
             [card for card in cards if card.model not in NO_GPU],
@@ -162,13 +167,14 @@ class Nvidia(Vendor):
         )
 
     def _without_nvml(self, ctx: ProbeContext, error: QueryError) -> Detected | None:
-        """List the GPUs from files where NVML is not there: without memory and health. Where it fails, fail."""
-        why = faults.not_asked(error)
+        """List the GPUs from files if NVML is missing, without memory and health; raise an error if NVML fails."""
+        why = faults.absence_fault(error)
         if why is None:
-            raise FaultError(*faults.of_driver(error)) from error
+            raise FaultError(*faults.driver_fault(error)) from error
         cards = self.survey(ctx)
         foreign = [card for card in cards if "driver" in card.attributes]
         mine = [card for card in cards if detection.is_ours(ctx, card)]
+        # A container without /dev/nvidiactl, or a module that was replaced on disk: both contradict what sysfs shows.
         if mine and error.value == faults.DRIVER_NOT_LOADED:
             reason = "NVML says that the kernel module is not loaded, while device nodes and a bound driver are here"
             raise FaultError(reason, "reload it ('modprobe nvidia') or start the container with /dev/nvidiactl")
@@ -180,6 +186,7 @@ class Nvidia(Vendor):
         tegra = not cards and detection.is_tegra(ctx)
         notes = [str(gap) for gap in faults.gaps(why, len(mine), len(cards) - len(foreign) - len(mine), tegra=tegra)]
         version = self.driver_version(ctx)
+        # Any of the three proves that an NVIDIA driver or GPU is on this machine, even if no device can be listed.
         if self.functions(ctx) or notes or version:
             return self._detected([*mine, *foreign], version, notes, partial=bool(mine))
         if error.kind == "ModuleNotFoundError":
@@ -187,7 +194,7 @@ class Nvidia(Vendor):
         return None  # WSL without an NVIDIA GPU, stale device nodes
 
     def _detected(self, cards: list[Card], version: str, notes: list[str], *, partial: bool) -> Detected:
-        """Number and name the cards. Of the catalog only names are taken: what no machine told stays unknown."""
+        """Number and name the cards. The catalog adds names only; facts not reported by the machine stay unknown."""
         for index, card in enumerate(cards):
             card.index = index
             if card.model in NO_NAME:
@@ -195,10 +202,11 @@ class Nvidia(Vendor):
         return inventory(cards, version, notes, partial=partial)
 
     def unknown_model(self, card: Card) -> str:
-        """Name a GPU by its PCI id as NVML would: by the catalog, else by the machine's list (``AD102 [RTX ...]``)."""
+        """Name a GPU by PCI id as NVML would: from the catalog, else from the machine's ``pci.ids``."""
         function = card.function
         if function is None:
             return "NVIDIA GPU"
+        # NVIDIA sells several products with one device id; the subsystem of the board tells them apart.
         subsystem = (function.subsystem_vendor or 0) << 16 | (function.subsystem_device or 0)
         if name := self.catalog.pci_name(function.device, subsystem):
             return name
@@ -208,7 +216,7 @@ class Nvidia(Vendor):
     # What a process is told.
 
     def validate(self, term: Term, devices: Sequence[Device]) -> str | None:
-        """One MIG device per worker; no shares of a GPU that admits one process, and none too small for MPS."""
+        """Refuse several MIG devices per worker, shares of a one-process GPU, and shares too small for MPS."""
         if fault := _never_together(devices):
             return str(fault)
         for device in devices if term.fraction else ():
@@ -219,15 +227,17 @@ class Nvidia(Vendor):
         return super().validate(term, devices)
 
     def env(self, devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:
-        """Show exactly these devices; an empty list hides all, where an inherited one would show all.
+        """Set the mask to exactly these devices. An empty list hides every GPU; without a mask, a worker would see all.
 
-        All are named by UUID or all by number, since CUDA takes no mixture. Under MPS the daemon's own mask may have
-        renumbered the GPUs, so there UUIDs are the only safe names.
+        The mask names every device by UUID or every device by number: CUDA accepts no mixture. Under MPS, the daemon's
+        own mask may have renumbered the GPUs, so only UUIDs are safe.
         """
         if fault := _never_together(devices):
             raise FaultError(*fault)
         if not devices:
+            # Not unset: without the variable CUDA shows every GPU.
             return EnvEdits(set={masks.VARIABLE: masks.GPUS.nothing})
+        # A MIG device has no number that CUDA accepts without its UUID.
         by_id = ctx.mask == "id" or any(is_mig(device) or "mps_pipe" in device.attributes for device in devices)
         mask = masks.GPUS if by_id and _have_uuids(devices) else masks.NUMBERS
         values = {masks.VARIABLE: self.write_mask(devices, mask), masks.ORDER: masks.PCI_ORDER}
@@ -237,7 +247,7 @@ class Nvidia(Vendor):
         return shares.edits(devices[0], share, ctx.environ, values)
 
     def visible(self, environ: Mapping[str, str], devices: Sequence[Device]) -> Sequence[str] | None:
-        """Read the mask as CUDA does, with a warning about what CUDA takes without a word."""
+        """Read the mask as CUDA does, with a warning about entries that CUDA drops silently."""
         seen = masks.read(environ, [device for device in devices if self.maskable(device)])
         if seen is None:
             return None
@@ -246,10 +256,10 @@ class Nvidia(Vendor):
         return [device.id for device in seen]
 
     def container(self, devices: Sequence[Device]) -> ContainerEdits:
-        """Nodes, pipes of MPS daemons, on WSL its libraries, and what NVIDIA's container runtime is told.
+        """Return nodes, pipes of MPS daemons, WSL's libraries, and variables for NVIDIA's container runtime.
 
-        The runtime brings the libraries of the host's driver, which only it can find; it reads NVIDIA_VISIBLE_DEVICES,
-        CUDA does not. ``void`` keeps it from adding devices that the image asks for.
+        The container runtime adds the libraries of the host's driver, which only the runtime can locate. It reads
+        NVIDIA_VISIBLE_DEVICES; CUDA does not. ``void`` prevents the runtime from adding devices named by the image.
         """
         if not devices:
             return ContainerEdits(env={"NVIDIA_VISIBLE_DEVICES": "void"})
@@ -268,20 +278,21 @@ class Nvidia(Vendor):
     # How it is now.
 
     def stats(self, devices: Sequence[Device], ctx: ProbeContext) -> Mapping[str, Stats]:
-        """Ask NVML how each device is by itself: those of which it does not know are left out."""
+        """Ask NVML about each device separately; a device unknown to NVML has no entry."""
         found = {}
         for device in filter(self.maskable, devices):
             try:
                 facts = ctx.query(f"nvml/stats/{device.id}", partial(nvml.stats, device.id, nvml_index(device)))
             except QueryError as error:
+                # An error of the driver as a whole says nothing about this GPU; its health stays as detected.
                 if error.value is not None and error.value not in faults.DRIVER_ERRORS:
-                    found[device.id] = Stats(**condition(faults.of_gpu(error)))
+                    found[device.id] = Stats(**condition(faults.gpu_fault(error)))
                 continue
             found[device.id] = _stats(ctx, device, facts)
         return found
 
     def diagnose(self, ctx: ProbeContext) -> Sequence[Finding]:
-        """Look at what detection leaves out: excluded GPUs, settings, the binding and the kernel log."""
+        """Return findings beyond detection: excluded GPUs, settings, MPS, the Python binding and the kernel log."""
         try:
             detected = self.detect(ctx)
         except (OSError, ValueError):  # the core reports what detection raised
@@ -291,13 +302,13 @@ class Nvidia(Vendor):
         return [
             *self._excluded(ctx),
             *_settings(ctx, detected.devices),
-            *self._beside_mps(ctx, detected.devices),
+            *self._mps_findings(ctx, detected.devices),
             *_binding(ctx),
             *_kernel_log(ctx, detected.devices),
         ]
 
-    def _beside_mps(self, ctx: ProbeContext, devices: Sequence[Device]) -> Iterator[Finding]:
-        """Say what a daemon of MPS that listens does not hold: itself silent, or processes that are no clients."""
+    def _mps_findings(self, ctx: ProbeContext, devices: Sequence[Device]) -> Iterator[Finding]:
+        """Yield findings on an MPS daemon: the daemon is silent, or a process on its GPU is not a client."""
         served = [device for device in devices if "mps_pipe" in device.attributes]
         silent = [device for device in served if "mps_protocol" not in device.attributes]
         if silent:
@@ -305,7 +316,8 @@ class Nvidia(Vendor):
             remedy = "start one of your own ('anyaccel mps start'), or remove what an ended one has left"
             yield warn(f"{reason}: shares are by agreement", remedy)
         pipes = {str(device.attributes["mps_pipe"]) for device in served if device not in silent}
-        answers = [try_query(ctx, f"mps/{pipe}", partial(mps.look, pipe)) for pipe in pipes]
+        # Asked again, since clients come and go.
+        answers = [try_query(ctx, f"mps/{pipe}", partial(mps.query_daemon, pipe)) for pipe in pipes]
         known = {pid for answer in answers if answer for pid in (*answer["servers"], *answer["clients"])}
         for device in served if pipes and all(answers) else ():
             seen = self.stats([device], ctx).get(device.id)
@@ -324,10 +336,10 @@ class Nvidia(Vendor):
 
 
 def ray_type(name: str) -> str:
-    """The type as Ray 2.60 derives it from a name with ``NVIDIA`` (``python/ray/_private/accelerators/nvidia_gpu.py``).
+    """Return the type as Ray 2.60 derives it from a name (``python/ray/_private/accelerators/nvidia_gpu.py``).
 
-    Words in capitals up to and including the first one that holds a digit, cut at a hyphen; the whole name where
-    nothing fits. Blanks become hyphens. What no tag may hold is dropped, which Ray does not do (``Orin (nvgpu)``).
+    Words in capitals up to and including the first word with a digit, cut at a hyphen; the whole name if nothing
+    matches. Blanks become hyphens. Characters forbidden in tags are dropped, which Ray does not do (``Orin (nvgpu)``).
 
     Args:
         name: Name as current drivers write it, without ``NVIDIA`` and ``Tesla``: Ray itself would call an old driver's
@@ -349,7 +361,7 @@ def _never_together(devices: Sequence[Device]) -> Fault | None:
 
 
 def _ask_each(ctx: ProbeContext, count: int) -> tuple[list[Any], dict[int, QueryError]]:
-    """Ask about each GPU by itself, so that a bad one hides no other: answers, and errors by NVML's index."""
+    """Query each GPU separately, so that a bad GPU hides no other: answers, and errors by NVML's index."""
     found, lost = [], {}
     for index in range(count):
         try:
@@ -360,17 +372,22 @@ def _ask_each(ctx: ProbeContext, count: int) -> tuple[list[Any], dict[int, Query
 
 
 def _lost_cards(ctx: ProbeContext, lost: Mapping[int, QueryError], left: Sequence[Card]) -> Iterator[Card]:
-    """The GPUs that NVML counts and cannot describe. Which ones they are, the files say where only one answer fits."""
+    """Yield cards for the GPUs that NVML counts and cannot describe.
+
+    The files identify them if the number of GPUs left over there is the same.
+    """
     for position, (index, error) in enumerate(lost.items()):
-        exact = len(left) == len(lost)  # NVML counts in the order of PCI addresses
+        # NVML counts in the order of PCI addresses, as the files are read.
+        exact = len(left) == len(lost)
         card = left[position] if exact else Card(ctx, f"nvidia-unidentified-{index}")
         card.number = card.attributes["nvml_index"] = index
-        card.blame(*faults.of_gpu(error))
+        card.blame(*faults.gpu_fault(error))
         yield card
 
 
 def _stats(ctx: ProbeContext, device: Device, facts: Mapping[str, Any]) -> Stats:
     used, busy, milliwatts, processes = (facts[key] for key in ("memory_used", "utilization", "power", "processes"))
+    # Integrated GPUs have no memory of their own; the host's memory in use is the only answer there is.
     if used is None and device.attributes.get("unified_memory"):
         total, available = detection.host_memory(ctx, "MemTotal"), detection.host_memory(ctx, "MemAvailable")
         used = total - available if total is not None and available is not None else None
@@ -392,8 +409,9 @@ def _stats(ctx: ProbeContext, device: Device, facts: Mapping[str, Any]) -> Stats
 
 
 def _settings(ctx: ProbeContext, devices: Sequence[Device]) -> Iterator[Finding]:
-    """Settings that cost time or keep GPUs from being shared."""
+    """Yield findings on settings that cost time or prevent sharing."""
     indexes = {nvml_index(device) for device in devices if "nvml_index" in device.attributes}
+    # Detection asked the same questions, so a recording has the answers.
     found, _ = _ask_each(ctx, max(indexes, default=-1) + 1)
     if any(facts["index"] in indexes and facts.get("persistence") == 0 for facts in found):
         reason = "persistence is off: idle GPUs are initialized at each start, 1 to 3 s each, and forget their settings"
@@ -409,7 +427,7 @@ def _binding(ctx: ProbeContext) -> Iterator[Finding]:
 
 
 def _kernel_log(ctx: ProbeContext, devices: Sequence[Device]) -> Iterator[Finding]:
-    for address, code, advice in faults.xids(kernel_log(ctx)):
+    for address, code, advice in faults.xids(kernel_log(ctx, faults.XID)):
         names = [address, *(device.id for device in devices if (device.pci_bus_id or "").startswith(address))]
         yield fail(f"the kernel log shows XID {code} for the GPU at {', '.join(names)}", advice)
 

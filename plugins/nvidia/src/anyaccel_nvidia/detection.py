@@ -1,4 +1,4 @@
-"""What NVML and the driver's files tell, made into cards."""
+"""Build cards from the answers of NVML and the driver's files."""
 
 from __future__ import annotations
 
@@ -23,31 +23,34 @@ host count as no link. The numbers are those of NVIDIA/go-gpuallocator."""
 LINK_BY_NVLINK = 100
 
 _UNIFIED = ("NVIDIA GB10", "Orin", "NVIDIA Thor")
-"""Integrated GPUs that share the host's memory and report none of their own."""
+"""Integrated GPUs: they use the host's memory and report no memory of their own."""
 _TEGRA = ("/etc/nv_tegra_release", "/sys/class/tegra-firmware")
 _UUID = re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _BUS_ID = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])", re.IGNORECASE)
 
 
 def is_tegra(ctx: ProbeContext) -> bool:
-    """Whether this is a Jetson or another Tegra board, whose GPU is on no PCI bus."""
+    """Return True on a Jetson or another Tegra board, whose GPU is not on PCI."""
     return text(ctx, "/sys/devices/soc0/family").startswith("Tegra") or any(map(ctx.exists, _TEGRA))
 
 
 def is_ours(ctx: ProbeContext, card: Card) -> bool:
-    """Whether NVIDIA's driver has a GPU and it was given to this container: device nodes do not lie, PCI does."""
+    """Return True if NVIDIA's driver is bound to a GPU and the GPU was given to this container.
+
+    Device nodes are the proof: PCI shows every GPU of the host.
+    """
     given = ctx.exists(card.nodes[0]) if card.nodes else bool(ctx.glob("/dev/nvidia[0-9]*"))
     return given and "driver" not in card.attributes
 
 
 def read_information(card: Card) -> None:
-    """Fill in what the driver's files say: name, UUID and N of ``/dev/nvidiaN``.
+    """Read the driver's ``information`` file: name, UUID and N of ``/dev/nvidiaN``.
 
-    A UUID of question marks is one of a GPU that was not initialized yet. A GPU that the driver was told to leave alone
-    is marked by the attribute ``excluded``; drivers before 470 call it blacklisted.
+    A UUID of question marks belongs to a GPU that is not initialized yet. A GPU excluded in the driver's settings gets
+    the attribute ``excluded``; drivers before 470 call it blacklisted.
 
     Raises:
-        ValueError: When a value makes no sense.
+        ValueError: UUID or minor number is malformed.
     """
     path = f"{DRIVER}/gpus/{card.address}/information"
     values = pairs(text(card.ctx, path))  # some hosts let only root read it (ray-project/ray#28064)
@@ -65,13 +68,14 @@ def read_information(card: Card) -> None:
 
 
 def mps_daemon(ctx: ProbeContext) -> dict[str, str | int | None]:
-    """Attributes of a GPU where a daemon of MPS seems to listen: in which directory, and what it speaks.
+    """Return attributes for GPUs under an MPS daemon: directory and protocol of the daemon.
 
-    One of another user, or one that has ended, does not answer: then programs would get the whole GPU without a word.
+    A daemon of another user, or one that has ended, does not answer: programs would then get the whole GPU without a
+    message.
     """
     pipes = mps.listening(ctx.environ, ctx.exists)
     for pipe in pipes:
-        if answer := try_query(ctx, f"mps/{pipe}", partial(mps.look, pipe)):
+        if answer := try_query(ctx, f"mps/{pipe}", partial(mps.query_daemon, pipe)):
             return {"mps_pipe": pipe, "mps_protocol": answer["protocol"]}
     return {"mps_pipe": pipes[0] if pipes else None, "mps_protocol": None}
 
@@ -79,10 +83,10 @@ def mps_daemon(ctx: ProbeContext) -> dict[str, str | int | None]:
 def gpu_cards(
     ctx: ProbeContext, facts: Facts, system: Facts, known: Mapping[str, Card], daemon: Mapping[str, Any]
 ) -> list[Card]:
-    """Make the card of a GPU that NVML describes, or those of its MIG devices: with MIG on it is none itself.
+    """Build the card of a GPU from NVML's answer, or with MIG on, the cards of its MIG devices.
 
-    ``facts`` is NVML's answer about the GPU, ``system`` that about the driver, ``known`` the files' cards by address,
-    ``daemon`` what :func:`mps_daemon` found.
+    ``facts`` is NVML's answer about the GPU, ``system`` the answer about the driver, ``known`` the cards from files by
+    address, ``daemon`` the result of :func:`mps_daemon`.
     """
     address = pci_address(facts["bus_id"]) if facts["bus_id"] else None
     pci_device = int(facts["pci_device"], 16) >> 16 if facts["pci_device"] else None
@@ -93,9 +97,11 @@ def gpu_cards(
     nodes = file.nodes if file else ()
     if facts["minor"] is not None:
         nodes = (f"/dev/nvidia{facts['minor']}",)
+    # WSL has one node for every GPU of the machine.
     if not nodes and ctx.exists(WSL_NODE):
         nodes = (WSL_NODE,)
     memory, unified = facts["memory"], None
+    # GB10, Orin and Thor answer "not supported" for memory, since the GPU has none of its own.
     if memory is None and (facts["name"] or "").startswith(_UNIFIED):
         memory, unified = host_memory(ctx, "MemTotal"), True
     cuda, capability, fabric = system["cuda"], facts["compute_capability"], facts["fabric"] or {}
@@ -122,6 +128,7 @@ def gpu_cards(
     if not has_mig(facts):
         return [make(whole, name, memory, **daemon)]
     cards = []
+    # An instance needs two nodes beside the GPU's: of the GPU instance and of its compute instance.
     capabilities = _mig_capabilities(ctx)
     for mig in facts["mig_devices"]:
         gpu, compute = mig["gpu_instance"], mig["compute_instance"]
@@ -138,17 +145,17 @@ def gpu_cards(
 
 
 def driver_name(nodes: Sequence[str]) -> str:
-    """What the driver's files about capabilities call the GPU of a device node: ``gpu0`` for ``/dev/nvidia0``."""
+    """Return the name of a GPU in the driver's files on capabilities: ``gpu0`` for ``/dev/nvidia0``."""
     return "".join(nodes).replace("/dev/nvidia", "gpu")
 
 
 def has_mig(facts: Facts) -> bool:
-    """Whether MIG is on, now and not only after the next reset."""
+    """Return True if MIG is on now; the second value of NVML's pair is the mode after the next reset."""
     return bool(facts["mig"] and facts["mig"][0])
 
 
 def pci_address(bus_id: str) -> str:
-    """NVML's ``00000000:0C:00.0`` as sysfs writes it: ``0000:0c:00.0``.
+    """Convert NVML's ``00000000:0C:00.0`` to the form of sysfs, ``0000:0c:00.0``.
 
     Raises:
         ValueError: When it is no PCI bus id.
@@ -163,19 +170,19 @@ def pci_address(bus_id: str) -> str:
 
 
 def host_memory(ctx: ProbeContext, key: str) -> int | None:
-    """A line of ``/proc/meminfo`` in bytes, or None."""
+    """Return a line of ``/proc/meminfo`` in bytes, or None."""
     match = re.search(rf"^{key}:\s*(\d+) kB", text(ctx, "/proc/meminfo"), re.MULTILINE)
     return int(match[1]) * 1024 if match else None
 
 
 def _mig_capabilities(ctx: ProbeContext) -> dict[str, str]:
-    """Device nodes that open an instance, by the name that the driver's table gives it."""
+    """Return the device nodes of MIG instances, by their names in the driver's table."""
     rows = (line.split() for line in text(ctx, "/proc/driver/nvidia-caps/mig-minors").splitlines())
     return {row[0]: f"/dev/nvidia-caps/nvidia-cap{row[1]}" for row in rows if len(row) > 1 and row[1].isdecimal()}
 
 
 def links(ctx: ProbeContext, found: Sequence[Facts]) -> dict[str, dict[str, int]]:
-    """Strength of the connections between whole GPUs by id; nothing when the driver does not tell."""
+    """Return the strength of the connections between whole GPUs, by id; empty if NVML reports none."""
     whole = [facts for facts in found if facts["uuid"] and not has_mig(facts)]
     if len(whole) < 2:  # noqa: PLR2004 - a pair
         return {}
@@ -187,6 +194,7 @@ def links(ctx: ProbeContext, found: Sequence[Facts]) -> dict[str, dict[str, int]
     def strengths(one: Facts) -> Iterator[tuple[str, int]]:
         ends = answer["nvlink"].get(str(one["index"]), {})
         for other in whole:
+            # Through NVSwitch each GPU reaches each other one with as many links as the weaker of the two has.
             switched = min(ends.get("switch", 0), answer["nvlink"].get(str(other["index"]), {}).get("switch", 0))
             pair = (min(one["index"], other["index"]), max(one["index"], other["index"]))
             value = paths.get(pair, 0) + LINK_BY_NVLINK * (ends.get(other["bus_id"], 0) + switched)

@@ -1,4 +1,4 @@
-"""What NVML's errors, health facts and XIDs mean, and the way out of each. ``faults.toml`` has the words."""
+"""Meaning of NVML's errors, health facts and XIDs, with a remedy each. ``faults.toml`` has the texts."""
 
 from __future__ import annotations
 
@@ -14,40 +14,41 @@ COMPUTE_MODES = {1: "exclusive_thread", 2: "prohibited", 3: "exclusive_process"}
 PROHIBITED = 2
 DRIVER_NOT_LOADED = 9
 DRIVER_ERRORS = {4, DRIVER_NOT_LOADED, 12, 13, 18}
-"""NVML errors that say something about the driver and nothing about one GPU."""
+"""NVML errors about the driver as a whole, which say nothing about a single GPU."""
 
-_XID = r"NVRM: Xid \(PCI:([0-9a-fA-F]+:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})\S*\): (\d+)"
+XID = r"NVRM: Xid \(PCI:([0-9a-fA-F]+:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})\S*\): (\d+)"
 
 
-def of_gpu(error: QueryError) -> Fault:
-    """Say why a GPU cannot be used, from the error that NVML gave when asked about it."""
+def gpu_fault(error: QueryError) -> Fault:
+    """Return the fault of a GPU for which NVML raised an error."""
     unknown = Fault(f"NVML answers {error} about it", "see 'dmesg | grep NVRM'")
     return TABLES.faults("gpu").get(str(error.value), unknown)
 
 
-def of_driver(error: QueryError) -> Fault:
-    """Say why NVML as a whole does not answer."""
+def driver_fault(error: QueryError) -> Fault:
+    """Return the fault behind an error of NVML as a whole."""
     unknown = Fault(f"NVML does not answer ({error.kind}: {error})", "try 'nvidia-smi' and 'dmesg | grep NVRM'")
     return TABLES.faults("driver").get(str(error.value), unknown)
 
 
-def not_asked(error: QueryError) -> Fault | None:
-    """Say why NVML was not asked, where it is not there rather than at fault."""
+def absence_fault(error: QueryError) -> Fault | None:
+    """Return the reason why NVML is absent; None if NVML is present and failed."""
     return TABLES.faults("not_asked").get(str(error.value or error.kind))
 
 
 def judge(facts: Mapping[str, Any]) -> Fault | None:
-    """Say why a GPU that answers cannot be used; None when it can."""
+    """Return the fault of a GPU from its health facts; None if the GPU can be used."""
     rows, action = facts.get("remapped_rows"), facts.get("recovery_action")
     if facts.get("compute_mode") == PROHIBITED:
         return Fault("its compute mode is PROHIBITED", "'nvidia-smi -c DEFAULT' as root allows work again")
+    # The four words: corrected rows, uncorrected rows, remapping pending, remapping failed.
     if rows and rows[3]:
         return Fault("it has no spare memory rows left (row remapping failed)", "have it replaced")
     return TABLES.faults("recovery").get(str(action)) if action else None
 
 
 def remarks(facts: Mapping[str, Any]) -> Iterator[Fault]:
-    """What should be done about a GPU that is usable all the same."""
+    """Yield maintenance advice for a GPU that can be used."""
     label = f"GPU {facts['index']} ({facts.get('uuid') or facts['name']})"
     rows, mig = facts.get("remapped_rows"), facts.get("mig")
     if (rows and rows[2] and not rows[3]) or facts.get("retired_pages_pending"):
@@ -61,9 +62,9 @@ def remarks(facts: Mapping[str, Any]) -> Iterator[Fault]:
 
 
 def gaps(why: Fault, seen: int, hidden: int, *, tegra: bool) -> Iterator[Fault]:
-    """What is not known where files alone tell: of so many GPUs that are seen, and others not given to this container.
+    """Yield notes on missing facts if only files could be read.
 
-    The GPU of a Tegra board stands in no file.
+    The GPU of a Tegra board is in no file.
     """
     if seen:
         reason = f"NVML could not be asked ({why.reason}), so memory, health, links and MIG are unknown"
@@ -77,7 +78,8 @@ def gaps(why: Fault, seen: int, hidden: int, *, tegra: bool) -> Iterator[Fault]:
 
 
 def xids(log: str) -> list[tuple[str, int, str]]:
-    """The XIDs in a kernel log that are a GPU's fault: its PCI address without function, code, advice; each once."""
+    """Return the XIDs in a kernel log caused by a GPU: PCI address without function, code, advice; each once."""
     advice = {code: entry["advice"] for entry in TABLES.data["xids"] for code in entry["codes"]}
-    found = dict.fromkeys((address.lower(), int(code)) for address, code in re.findall(_XID, log))
+    # The driver may log an XID many times; one finding per GPU and code is enough.
+    found = dict.fromkeys((address.lower(), int(code)) for address, code in re.findall(XID, log))
     return [(address, code, advice[code]) for address, code in found if code in advice]

@@ -1,9 +1,9 @@
-"""Which GPUs ``CUDA_VISIBLE_DEVICES`` shows, by CUDA's own rules, and how it is written.
+"""Read and write ``CUDA_VISIBLE_DEVICES`` by CUDA's own rules.
 
 Source: CUDA C++ Programming Guide, "CUDA Environment Variables", and the parser of PyTorch, which was checked against
-the driver (pytorch/pytorch#92315). The list is read from the left; the first bad entry ends it; an entry that comes
-twice voids all of it; the first entry decides whether GPUs, MIG devices or numbers are named; one process sees one MIG
-device, the first that is named.
+the driver (pytorch/pytorch#92315). CUDA reads from the left; the first bad entry ends the list; a repeated entry voids
+the whole list; the first entry decides whether GPUs, MIG devices or numbers are named; a process sees one MIG device,
+the first in the list.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ _NOTHING = ("", "-1", "NoDevFiles")
 
 
 def is_mig(device: Device) -> bool:
-    """Whether a device is a MIG device and not a whole GPU."""
+    """Return True for a MIG device, False for a whole GPU."""
     return device.id.startswith("MIG-")
 
 
 def nvml_index(device: Device) -> int:
-    """Index that NVML, and CUDA in PCI order, give the GPU of a device."""
+    """Return the index of a device's GPU in NVML, and in CUDA's PCI order."""
     return int(device.attributes.get("nvml_index", device.index))
 
 
 def _strtoul(entry: str) -> int:
-    """CUDA reads a number as C's strtoul does: ``1gpu`` is 1."""
+    """Read a number as C's strtoul does, like CUDA: ``1gpu`` is 1."""
     match = re.match(r"[+-]?\d+", entry, re.ASCII)
     return int(match[0]) if match else -1
 
 
 def _legacy_id(device: Device) -> str:
-    """Id of a MIG device in drivers before 470.42."""
+    """Return the id of a MIG device in drivers before 470.42."""
     gpu, compute = (device.attributes.get(name) for name in ("gpu_instance", "compute_instance"))
     return f"MIG-{device.parent}/{gpu}/{compute}"
 
@@ -56,13 +56,13 @@ NUMBERS = _mask(Numbers(nvml_index, pattern=r"[+-]?\d.*", value=_strtoul))
 
 
 def read(environ: Mapping[str, str], devices: Sequence[Device]) -> list[Device] | None:
-    """The devices that an environment leaves visible, in CUDA's order; None when nothing is hidden.
+    """Return the devices visible in an environment, in CUDA's order; None if nothing is hidden.
 
     A number of a GPU with MIG on means its first MIG device.
 
     Raises:
-        FaultError: When GPUs of several models are named by number and CUDA's order is its default, fastest first:
-            then nobody can tell which ones are meant.
+        FaultError: The mask names GPUs of several models by number, and CUDA's order is the default, fastest first:
+            only CUDA knows which GPUs are meant.
     """
     value = environ.get(VARIABLE, "").strip()
     known = sorted(devices, key=lambda device: device.index)
@@ -70,6 +70,7 @@ def read(environ: Mapping[str, str], devices: Sequence[Device]) -> list[Device] 
         return GPUS.read(environ, known)
     if value.startswith("MIG-"):
         return (MIGS.read(environ, known) or [])[:1]
+    # Reversed, so that of several MIG devices of a GPU the first one stays.
     numbered = {nvml_index(device): device for device in reversed(known)}
     found = NUMBERS.read(environ, list(numbered.values()))
     if not found:
@@ -81,14 +82,16 @@ def read(environ: Mapping[str, str], devices: Sequence[Device]) -> list[Device] 
             f" ({', '.join(models)}), which CUDA numbers fastest first, in an order that only CUDA knows"
         )
         raise FaultError(reason, f"set {ORDER}={PCI_ORDER}, or use UUIDs")
+    # CUDA takes one MIG device, or whole GPUs; after a whole GPU it skips GPUs with MIG on.
     return found[:1] if is_mig(found[0]) else [device for device in found if not is_mig(device)]
 
 
 def oddity(value: str, shown: int) -> Fault | None:
-    """What is odd about a mask that CUDA takes without a word and that shows so many devices; None when nothing is."""
+    """Return a warning about a mask with fewer visible devices than entries; None for a mask without surprise."""
     entries = [entry.strip() for entry in value.split(",")]
     if value.strip() in _NOTHING:
         return None
+    # People copy these words from Docker; CUDA reads them as a bad first entry, and shows no GPU.
     if value.strip() in _CONTAINER_WORDS:
         return Fault(
             f"{VARIABLE}={value} hides every GPU: that word belongs to NVIDIA_VISIBLE_DEVICES", f"unset {VARIABLE}"

@@ -1,9 +1,9 @@
-"""CUDA MPS: the control daemon of a user, asked in both of its protocols.
+"""CUDA MPS: query, start and stop a user's control daemon, in both of its protocols.
 
 Protocol 2 reads commands from standard input and prints numbers
 (https://docs.nvidia.com/deploy/mps/latest/mpsv2-interface.html); protocol 3, of release 615, takes a module and a verb
 as arguments and prints tables (https://docs.nvidia.com/deploy/mps/latest/mpsv3-interface.html). The tool follows the
-protocol of the daemon that runs.
+protocol of the running daemon.
 """
 
 from __future__ import annotations
@@ -21,27 +21,29 @@ ANSWER_SECONDS = 3.0
 
 
 def directories(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Where a daemon may listen: the place that is named, else those that are usual, one's own first."""
+    """Return the directories where a daemon may listen: the named one, else the usual ones, the user's own first."""
     if named := environ.get(PIPE):
         return (os.path.normpath(named),)  # as recordings write paths
+    # normpath turns an empty or relative path into ".", which the check below rejects.
     runtime = os.path.normpath(environ.get("XDG_RUNTIME_DIR", ""))
     return (*((f"{runtime}/nvidia-mps",) if runtime.startswith("/") else ()), *DIRECTORIES)
 
 
 def listening(environ: Mapping[str, str], exists: Callable[[str], bool]) -> list[str]:
-    """The directories in which daemons seem to listen."""
+    """Return the directories with a daemon's control socket."""
     return [each for each in directories(environ) if exists(f"{each}/control")]
 
 
-def look(pipe: str) -> dict[str, Any]:
-    """Ask the daemon of a directory what it serves.
+def query_daemon(pipe: str) -> dict[str, Any]:
+    """Ask the daemon in a directory for its servers and clients.
 
     Returns:
         ``protocol``, 2 or 3, and the process ids of its ``servers`` and ``clients``.
 
     Raises:
-        OSError: When there is no tool, no daemon answers it in time, or what listens belongs to another user than root.
+        OSError: The tool is missing, no daemon answers in time, or the daemon belongs to another user except root.
     """
+    # A daemon of another user would answer, and then serve none of our programs.
     owner = os.stat(f"{pipe}/control").st_uid
     if owner not in (0, os.geteuid()):
         raise OSError(f"{pipe}/control belongs to user {owner}, and a daemon serves programs of its own user alone")
@@ -51,6 +53,7 @@ def look(pipe: str) -> dict[str, Any]:
         return {"protocol": 3, "servers": sorted(_pids(rows)), "clients": sorted(_pids(clients or [], but="server"))}
     answer = _ask(pipe, command="get_server_list")
     servers = _numbers(answer)
+    # An old tool prints usage or errors on the same stream with status 0.
     if len(servers) < len(answer.split()):
         raise OSError(f"{TOOL} answered {' '.join(answer.split())[:200]!r}, which is no list of processes")
     found = {pid for server in servers for pid in _numbers(_ask(pipe, command=f"get_client_list {server}"))}
@@ -58,10 +61,10 @@ def look(pipe: str) -> dict[str, Any]:
 
 
 def start(pipe: str, environ: Mapping[str, str], protocol: int) -> None:
-    """Start a daemon in the background, which serves programs of this user, in a directory that is made for it.
+    """Start a daemon in the background, in a new directory, for programs of this user.
 
     Raises:
-        OSError: When there is no tool, it does not start one, or the directory is another user's.
+        OSError: The tool is missing or fails, or the directory belongs to another user.
     """
     log = f"{pipe}/log"
     for directory in (pipe, log):
@@ -73,15 +76,16 @@ def start(pipe: str, environ: Mapping[str, str], protocol: int) -> None:
         del own["CUDA_MPS_PROTOCOL_VERSION"]
     import tempfile
 
-    with tempfile.TemporaryFile(dir=log) as said:  # and no pipe, which the daemon may keep open
+    # A file, not a pipe: the daemon may keep a pipe open, and reading it would never end.
+    with tempfile.TemporaryFile(dir=log) as said:
         _run([TOOL, "-d"], own, said=said)
 
 
 def stop(pipe: str, protocol: int) -> None:
-    """End the daemon of a directory, which speaks a protocol, and with it its clients' use of the GPU.
+    """Stop the daemon in a directory; its clients lose the GPU.
 
     Raises:
-        OSError: When there is no tool, or no daemon answers it.
+        OSError: The tool is missing, or no daemon answers.
     """
     if protocol == 2:  # noqa: PLR2004
         _ask(pipe, command="quit")
@@ -96,7 +100,7 @@ def _ask(pipe: str, *arguments: str, command: str = "", check: bool = True) -> s
 def _run(
     argv: list[str], environ: Mapping[str, str], text: str = "", *, check: bool = True, said: IO[bytes] | None = None
 ) -> str:
-    """Run the tool; what it prints, unless that goes into a file."""
+    """Run the tool; return its output, unless ``said`` receives the output."""
     import subprocess  # which every detection would wait for
 
     output = subprocess.PIPE if said is None else said
@@ -121,7 +125,7 @@ def _run(
 
 
 def _table(text: str) -> list[dict[str, str]] | None:
-    """Rows of a table by the names of its columns; None where the text is no table, as in protocol 2."""
+    """Parse a table into rows by column name; None for a text without columns, as in protocol 2."""
     import csv
 
     try:
@@ -134,7 +138,7 @@ def _table(text: str) -> list[dict[str, str]] | None:
 
 
 def _pids(rows: list[dict[str, str]], but: str = "") -> Iterator[int]:
-    """Process ids: the first column that is called so, and not that of something else."""
+    """Yield process ids from the first column named PID; skip columns named after ``but``."""
     for row in rows:
         for name, content in row.items():
             words = name.lower().replace("_", " ").split()
@@ -144,5 +148,5 @@ def _pids(rows: list[dict[str, str]], but: str = "") -> Iterator[int]:
 
 
 def _numbers(text: str) -> list[int]:
-    """Process ids, one to a line."""
+    """Parse process ids, each on a line of its own."""
     return [int(line) for line in text.splitlines() if re.fullmatch(r"\s*[0-9]{1,10}\s*", line)]

@@ -1,6 +1,7 @@
-"""Start, stop or look at an MPS daemon of your own, which holds programs to shares of NVIDIA GPUs. No root is needed.
+"""Start, stop or inspect your own MPS daemon, which enforces shares of NVIDIA GPUs. No root is needed.
 
-The daemon serves programs of the user who started it. Programs that anyaccel starts with a share find it by themselves.
+The daemon serves programs of the user who started it. Programs started by anyaccel with a share find the daemon by
+themselves.
 """
 
 from __future__ import annotations
@@ -40,16 +41,16 @@ def main(args: argparse.Namespace) -> int:
     silent = []
     for pipe in pipes:
         try:
-            return _use(args, pipe, mps.look(pipe))
-        except OSError as error:  # what an ended daemon has left, or one of another user
+            return _use(args, pipe, mps.query_daemon(pipe))
+        except OSError as error:  # a leftover of a daemon that ended, or a daemon of another user
             silent.append(_unusable(pipe, error))
     if args.action == "start":
-        # CUDA's own place where this user has none
+        # Without XDG_RUNTIME_DIR, CUDA's own default, which programs search without a variable.
         return _start(args, places[0] if len(places) != len(mps.DIRECTORIES) else places[-1])
     if silent:
         raise silent[0]
     output.say(f"no MPS daemon listens in {' or '.join(places)}")
-    return 0 if args.action == "stop" else _tell(args, "", None)
+    return 0 if args.action == "stop" else _print_status(args, "", None)
 
 
 def _use(args: argparse.Namespace, pipe: str, found: dict[str, Any]) -> int:
@@ -59,24 +60,24 @@ def _use(args: argparse.Namespace, pipe: str, found: dict[str, Any]) -> int:
         return 0
     if args.action == "start":
         output.say(f"an MPS daemon listens in {pipe} already")
-    return _tell(args, pipe, found)
+    return _print_status(args, pipe, found)
 
 
 def _start(args: argparse.Namespace, pipe: str) -> int:
     try:
         mps.start(pipe, os.environ, args.protocol)
-        found = _awaited(pipe)
+        found = _await_daemon(pipe)
     except OSError as error:
         raise _unusable(pipe, error) from error
-    return _tell(args, pipe, found)
+    return _print_status(args, pipe, found)
 
 
-def _awaited(pipe: str) -> dict[str, Any]:
-    """What a daemon says that has just been started."""
+def _await_daemon(pipe: str) -> dict[str, Any]:
+    """Wait for the answer of a daemon that was just started."""
     until = time.monotonic() + START_SECONDS
     while True:
         try:
-            return mps.look(pipe)
+            return mps.query_daemon(pipe)
         except OSError:
             if time.monotonic() > until:
                 raise
@@ -88,7 +89,7 @@ def _unusable(pipe: str, error: OSError) -> CommandNotRunnableError:
     return CommandNotRunnableError(f"the MPS daemon in {pipe} cannot be used: {error}", hint=hint)
 
 
-def _tell(args: argparse.Namespace, pipe: str, found: dict[str, Any] | None) -> int:
+def _print_status(args: argparse.Namespace, pipe: str, found: dict[str, Any] | None) -> int:
     if args.json:
         facts = found or {"protocol": None, "servers": [], "clients": []}
         output.print_json("mps/1", {"directory": pipe or None, **facts})

@@ -1,7 +1,7 @@
-"""What NVML is asked. Each question runs inside ``ProbeContext.query`` and answers in plain JSON data.
+"""The questions to NVML. Each runs inside ``ProbeContext.query`` and answers in plain JSON data.
 
-NVML's own answers are kept as they are (bytes, milliwatts, numbers of enumerations), so that a recording shows what
-the driver said; what it means is decided elsewhere. A fact that this GPU or this driver does not offer is None.
+The answers keep NVML's units (bytes, milliwatts, numbers of enumerations), so a recording shows the driver's own words;
+other modules interpret them. A fact not offered by this GPU or driver is None.
 """
 
 from __future__ import annotations
@@ -30,21 +30,23 @@ _initialized_in: set[int] = set()
 
 
 def library() -> Any:
-    """The binding, initialized once in each process.
+    """Return the binding, initialized once per process.
 
     A pair of init and shutdown per question would initialize idle GPUs again and again, one to three seconds each
-    (NVIDIA Driver Persistence documentation). What a fork copied is not trusted: hence the process id.
+    (NVIDIA Driver Persistence documentation). A fork copies the initialized state, which is invalid in the child: hence
+    the process id.
     """
     import pynvml  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
     if os.getpid() not in _initialized_in:
+        # NO_GPUS: a machine without GPUs is an answer, not an error.
         pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_GPUS)
         _initialized_in.add(os.getpid())
     return pynvml
 
 
 def system() -> Facts:
-    """Ask for driver, CUDA version (12040 is 12.4) and number of GPUs, those without permission among them."""
+    """Query driver version, CUDA version (12040 is 12.4) and number of GPUs, including GPUs without permission."""
     nvml = library()
     return {
         "driver": _text(optional(nvml, "nvmlSystemGetDriverVersion")),
@@ -54,14 +56,14 @@ def system() -> Facts:
 
 
 def binding() -> Facts:
-    """Ask which distributions supply the module ``pynvml``."""
+    """Query which distributions supply the module ``pynvml``."""
     from importlib.metadata import packages_distributions, version
 
     return {name: version(name) for name in packages_distributions().get("pynvml", ())}
 
 
 def device(index: int) -> Facts:
-    """Ask for everything about one GPU and its MIG devices. Memory in bytes, compute capability as [major, minor]."""
+    """Query a GPU and its MIG devices. Memory in bytes, compute capability as [major, minor]."""
     nvml = library()
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     pci = optional(nvml, "nvmlDeviceGetPciInfo", handle)
@@ -86,7 +88,7 @@ def device(index: int) -> Facts:
 
 
 def topology(indexes: list[int]) -> Facts:
-    """Ask how GPUs are connected.
+    """Query how GPUs are connected.
 
     Returns:
         ``nvlink``: by index, the number of active links by what is at their other end (a PCI bus id, or ``switch``);
@@ -105,11 +107,11 @@ def topology(indexes: list[int]) -> Facts:
 
 
 def stats(device_id: str, index: int) -> Facts:
-    """Ask how one GPU or MIG device is doing now. Percent, degrees Celsius, milliwatts, bytes, megahertz.
+    """Query the current state of a GPU or MIG device, in percent, degrees Celsius, milliwatts, bytes and megahertz.
 
     A MIG device has no utilization, temperature, power and clocks of its own (NVIDIA MIG User Guide); temperature and
-    clocks (of its multiprocessors and its memory) are its GPU's. Memory errors are counted since the driver was loaded:
-    those that were corrected, and the others.
+    clocks (of multiprocessors and memory) are those of its GPU. Memory errors are counted since the driver was loaded:
+    corrected errors, then uncorrected errors.
 
     Args:
         device_id: UUID of the GPU or MIG device, or another id where it has none.
@@ -121,6 +123,7 @@ def stats(device_id: str, index: int) -> Facts:
         handle = nvml.nvmlDeviceGetHandleByUUID(device_id)
     else:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    # Sensors and health exist once per card, whatever its partitions.
     card = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle) if is_mig else handle
     utilization = optional(nvml, "nvmlDeviceGetUtilizationRates", handle)
     memory = _memory(nvml, handle)
@@ -138,9 +141,9 @@ def stats(device_id: str, index: int) -> Facts:
 
 
 def optional(nvml: Any, name: str, *args: Any) -> Any:
-    """Call a function of the binding, or answer None where this GPU, driver or binding does not offer it.
+    """Call a function of the binding; None if this GPU, driver or binding does not offer the fact.
 
-    Each question is wrapped by itself: bindings call versions of functions that older drivers lack.
+    Each question is wrapped separately: bindings call versions of functions that older drivers lack.
     """
     function = getattr(nvml, name, None)
     if function is None:
@@ -154,7 +157,7 @@ def optional(nvml: Any, name: str, *args: Any) -> Any:
 
 
 def _memory(nvml: Any, handle: Any) -> dict[str, int] | None:
-    """Version 2 keeps what the driver reserves apart; version 1, for older drivers, counts it as used."""
+    """Query total and used memory. Version 2 excludes memory reserved by the driver; version 1 counts it as used."""
     version = getattr(nvml, "nvmlMemory_v2", None)
     memory = optional(nvml, "nvmlDeviceGetMemoryInfo", handle, version) if version else None
     memory = memory or optional(nvml, "nvmlDeviceGetMemoryInfo", handle)
@@ -171,13 +174,14 @@ def _health(nvml: Any, handle: Any) -> Facts:
 
 def _field(nvml: Any, handle: Any, number: int) -> int | None:
     values = optional(nvml, "nvmlDeviceGetFieldValues", handle, [number])
+    # A field that the driver does not know succeeds as a call and fails in its own status.
     if not values or values[0].nvmlReturn != 0:
         return None
     return int(values[0].value.uiVal)
 
 
 def _fabric(nvml: Any, handle: Any) -> Facts | None:
-    """The NVLink domain that spans machines, such as a GB200 NVL72 rack; None where there is none.
+    """Query the NVLink domain across machines, such as a GB200 NVL72 rack; None without such a domain.
 
     The words of ``nvmlGpuFabricInfo_v2_t`` are version, cluster (four), status, clique, state and health. Bindings
     before 13.580 declare the cluster as text, and fail to decode it.
@@ -190,7 +194,7 @@ def _fabric(nvml: Any, handle: Any) -> Facts | None:
 
 
 def _mig_devices(nvml: Any, handle: Any) -> Iterator[Facts]:
-    """The MIG devices of a GPU. Slots are sparse, and those of other containers may not be looked at."""
+    """Yield the MIG devices of a GPU. Slots are sparse, and slots of other containers may not be read."""
     for slot in range(optional(nvml, "nvmlDeviceGetMaxMigDeviceCount", handle) or 0):
         try:
             mig = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, slot)
@@ -226,9 +230,10 @@ def _nvlinks(nvml: Any, handle: Any) -> dict[str, int]:
 
 
 def _processes(nvml: Any, handle: Any) -> list[list[int | None]] | None:
-    """Pairs of process id and memory; None when no list can be had. The ids are those of the host."""
+    """Query pairs of process id and memory; None if NVML offers no list. The ids are process ids of the host."""
     found: dict[int, int | None] | None = None
     for kind in ("Compute", "Graphics", "MPSCompute"):
+        # Older drivers lack version 3.
         for version in ("_v3", "_v2"):
             listed = optional(nvml, f"nvmlDeviceGet{kind}RunningProcesses{version}", handle)
             if listed is not None:
@@ -238,7 +243,7 @@ def _processes(nvml: Any, handle: Any) -> list[list[int | None]] | None:
 
 
 def _text(value: Any) -> str | None:
-    """Old bindings answer in bytes."""
+    """Decode text; old bindings answer in bytes."""
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 

@@ -1,4 +1,4 @@
-"""Shares of a GPU: who may have one, and what holds a worker to it."""
+"""Shares of a GPU: which GPUs can be shared, and how a worker is limited to its share."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ VARIABLES = (
 
 
 def exclusive(device: Device) -> Fault | None:
-    """Why a GPU admits one process at most, by its compute mode; None when it admits several.
+    """Return the fault of a GPU whose compute mode admits one process at most, or None.
 
     An MPS server counts as the one process of an exclusive mode.
     """
@@ -55,29 +55,31 @@ def exclusive(device: Device) -> Fault | None:
 
 
 def edits(device: Device, share: Share, environ: Mapping[str, str], mask: Mapping[str, str]) -> EnvEdits:
-    """Hold a worker to its share of a GPU, the only one that its mask shows.
+    """Limit a worker to its share of a GPU, the only GPU in its mask.
 
-    Frameworks get their own caps; TensorFlow, which takes nearly all memory at start and has no variable for a cap,
-    takes what it needs. Where an MPS daemon listens, it is asked to hold the worker to its part of threads and
-    memory; that it does is said only where it has answered us. A tighter value of the user's stays.
+    Frameworks get their own caps. TensorFlow allocates nearly all memory at start and has no variable for a cap, so it
+    is set to grow on demand. Where an MPS daemon listens, it is asked to limit threads and memory of the worker;
+    ``memory_by`` and ``compute_by`` claim this only if the daemon has answered. A tighter value of the user stays.
     """
     caps = cap_frameworks(CAPS, device, share, environ)
     values = {**mask, **caps.set, TENSORFLOW_MEMORY: "true"}
     pipe = device.attributes.get("mps_pipe")
     if pipe:
-        threads = _number(environ.get(MPS_THREADS), 100) or 100  # a part of what we were given ourselves
+        # The share is a part of our own percentage, if this process was limited itself.
+        threads = _number(environ.get(MPS_THREADS), 100) or 100
         values |= {MPS_PIPE: str(pipe), MPS_THREADS: str(max(1, int(threads * share.units // 10_000)))}
         if share.memory_bytes:
             most = min([share.memory_bytes, *_pinned(device, environ)])
             values[MPS_MEMORY] = f"0={most >> 20}M"  # 0: the only GPU that the worker sees
     protocol = device.attributes.get("mps_protocol")
     held = {"memory_by": MPS if protocol and MPS_MEMORY in values else ""}
-    # With protocol 3 a percentage of the namespace counts, where it has one, and the worker's does not.
+    # With protocol 3, a percentage of the namespace overrides the worker's, so threads may not be limited as asked.
     return replace(caps, set=values, **held, compute_by=MPS if protocol == 2 else "")  # noqa: PLR2004
 
 
 def _pinned(device: Device, environ: Mapping[str, str]) -> Iterator[int]:
-    """What the user's own variable leaves of a GPU, in bytes."""
+    """Yield the limits of the user's own variable for a GPU, in bytes."""
+    # The limit counts devices as the user's own mask numbers them: with a single entry, as 0.
     alone = re.fullmatch(r"[^,]+", environ.get(VARIABLE, ""))
     names = (device.id, "0" if alone else str(nvml_index(device)))
     for entry in environ.get(MPS_MEMORY, "").split(","):
@@ -87,7 +89,7 @@ def _pinned(device: Device, environ: Mapping[str, str]) -> Iterator[int]:
 
 
 def _number(text: str | None, most: float) -> float | None:
-    """A number above 0; None where the variable holds none that counts."""
+    """Parse a number between 0 and ``most``; None for any other text."""
     try:
         value = float(text or "nan")
     except ValueError:

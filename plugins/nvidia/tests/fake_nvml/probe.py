@@ -1,4 +1,4 @@
-"""Ask the plug-in about a machine below a root directory, with libraries asked for real, and print what it says.
+"""Print the plug-in's answers about a machine below a root directory, with real libraries.
 
 Usage: probe.py ROOT [fork]
 """

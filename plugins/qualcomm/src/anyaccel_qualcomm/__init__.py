@@ -1,4 +1,4 @@
-"""Qualcomm Cloud AI accelerators for anyaccel: chips found in sysfs, named by QID."""
+"""Qualcomm Cloud AI accelerators for anyaccel: chips from sysfs, masked by QID."""
 
 from __future__ import annotations
 
@@ -10,25 +10,24 @@ from anyaccel.kit import Card, Catalog, FaultError, Mask, Measures, Row, Tool, V
 from anyaccel.plugin import ContainerEdits, Device, Fractional, ProbeContext, replace
 
 DERIVED = 100
-"""From this QID on, a device is a part of another one, made by software."""
+"""QIDs from here up are parts of a device, made by software."""
 RIGHTS = "be root or a member of the group qaic"
 
 
 class Qualcomm(Vendor):
-    """AIC100 and AIC080. A device is a chip (SoC), of which a card has one or four.
+    """AIC100 and AIC080. A device is a chip (SoC); a card has 1 or 4.
 
-    Its index is the QID that the vendor's user library gives it; the number of its node and the one of its MHI
-    controller are others.
+    Its index is the QID of the vendor's user library. The number of its node, and of its MHI controller, differ.
     """
 
     key, resource, kind, brand, driver = "qualcomm", "QAIC", "qaic", "Qualcomm", "qaic"
     url = "https://quic.github.io/cloud-ai-sdk-pages/latest/"
-    # Two classes have been seen. The vendor's id is that of wireless devices and processors, too.
+    # Two PCI classes have been seen. Wireless devices and processors have the same vendor id.
     pci_vendors, pci_known = (0x17CB,), True
     catalog = Catalog(__file__)
-    # How torch_qaic takes an order, a repetition, an unknown QID or an empty value is not public: only a list that
-    # leaves no doubt is read, and only such a one is written. No value is known to hide every chip: one that does not
-    # exist cannot be opened, whereas an empty value may mean that there is no mask.
+    # torch_qaic's reading of an order, a repetition, an unknown QID or an empty value is not public: only an
+    # unambiguous list is read or written. A value for "no chip" is not known: a QID beyond the machine cannot be
+    # opened, and an empty value may mean "no mask".
     mask = Mask(
         "QAIC_VISIBLE_DEVICES",
         nothing="999",
@@ -46,7 +45,7 @@ class Qualcomm(Vendor):
     )
 
     def read_card(self, card: Card) -> None:
-        """Find the node; drivers from before the kernel's accel class have none that can be told."""
+        """Find the node; drivers older than the kernel's accel class show none."""
         for path in card.glob("accel/accel*"):
             if re.fullmatch(r"accel\d+", name := path.rpartition("/")[2]):
                 card.nodes = (f"/dev/accel/{name}",)
@@ -54,7 +53,7 @@ class Qualcomm(Vendor):
                 card.attributes["group"] = node.group if node else None
 
     def rows(self, ctx: ProbeContext) -> dict[str, dict[int, Row]] | None:
-        """What qaic-util says, by PCI address and QID; None where it is not installed."""
+        """Return qaic-util's rows by PCI address and QID; None if it is not installed."""
         told = self.tool.sections(ctx, r"QID (\d+)", "-q")
         if told is None:
             return None
@@ -63,13 +62,14 @@ class Qualcomm(Vendor):
             address = row.text("PCI Address")
             if address is None:
                 raise FaultError(f"qaic-util tells no PCI address of QID {qid}", RIGHTS)
+            # Parts of a divided chip have its PCI address.
             found.setdefault(address.lower(), {})[int(qid)] = row
         if not found:
             raise FaultError("qaic-util must answer a section 'QID' for each device", "run 'qaic-util -q' by hand")
         return found
 
     def complete(self, ctx: ProbeContext, cards: Sequence[Card]) -> Iterable[str]:
-        """Ask qaic-util for QIDs, memory, state and board, which no file tells."""
+        """Ask qaic-util for QIDs, memory, state and board, which no file contains."""
         bound = [card for card in cards if card.nodes]
         rows = self.rows(ctx) if bound else {}
         if rows is None:
@@ -80,6 +80,7 @@ class Qualcomm(Vendor):
         )
         for card in bound:
             named = rows.get(card.address or "", {})
+            # A divided chip appears once as itself, and once per part.
             whole = sorted(qid for qid in named if qid < DERIVED)
             if not whole:
                 card.blame("qaic-util does not show it", self.log_hint)
@@ -96,39 +97,40 @@ class Qualcomm(Vendor):
             card.model = self.card_name(card, boards[board] if board else 0, size, complete=len(bound) == len(rows))
 
     def judge_state(self, card: Card, state: str | None) -> None:
-        """Take over the state that qaic-util tells: users without rights see ``Error``, too."""
+        """Set the health by qaic-util's state; a user without rights also sees ``Error``."""
         card.sound = state in {"Ready", "Busy"}
         if not card.sound:
             again = f"{RIGHTS}; if it stays, write 1 to soc_reset of its MHI device, which ends every job on it"
             card.blame(f"qaic-util reports its status as {state or 'unknown'}", again)
 
     def card_name(self, card: Card, chips: int, size: int, *, complete: bool) -> str:
-        """Name the card of an AIC100, as far as memory in MiB and the chips of its board tell."""
+        """Name the card of an AIC100, by memory in MiB and number of chips on the board."""
         if card.function is None or card.function.device != 0xA100:  # noqa: PLR2004 - another family
             return ""
         if chips == 4:  # noqa: PLR2004 - the one board that has several
             return "AIC100-Ultra"
         large = size >= 24 << 10
         if large:
+            # With chips missing from the list, an Ultra with one visible chip looks like a Pro.
             return "AIC100-Pro" if chips == 1 and complete else "AIC100"
         return "AIC100-Standard" if size >= 12 << 10 else "AIC100"
 
     def identify(self, card: Card) -> None:
-        """The PCI id is that of every card of the family; what qaic-util told says more."""
+        """Find the product by qaic-util's facts; the PCI id is the same for the whole family."""
         card.entry = self.catalog.by_name(card.model) or card.entry
         super().identify(card)
 
     def board(self, card: Card) -> object:
-        """The chips of a board sit behind one switch."""
+        """Return the serial number of the board; its chips share a switch."""
         return card.attributes.get("board")
 
     def container(self, devices: Sequence[Device]) -> ContainerEdits:
-        """Add the group that the nodes are open to, for who is not root inside."""
+        """Add the group that owns the nodes, for users other than root inside."""
         groups = {group for device in devices if isinstance(group := device.attributes.get("group"), int) and group}
         return replace(super().container(devices), groups=tuple(sorted(groups)))
 
     def measure(self, ctx: ProbeContext, devices: Sequence[Device]) -> Mapping[str, Measures] | None:
-        """Ask qaic-util. Its power is that of a whole board, and how long a chip was busy it does not tell."""
+        """Ask qaic-util. Power is the whole board's and left out; utilization is not reported."""
         rows = self.rows(ctx)
         if rows is None:
             return None

@@ -1,4 +1,4 @@
-"""Tenstorrent accelerators for anyaccel: what tt-kmd shows of them, and how tt-umd numbers and masks them."""
+"""Tenstorrent accelerators for anyaccel: from tt-kmd's files, numbered and masked as in tt-umd."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ HUGE_PAGES = "/dev/hugepages-1G"
 
 
 class Places:
-    """PCI addresses or parts of them, and positions in the order of addresses (tt-umd, ``pci_device.cpp``)."""
+    """PCI addresses or parts of addresses, and positions in the order of addresses (tt-umd, ``pci_device.cpp``)."""
 
     def name(self, device: Device) -> str:
-        """The whole address, which means one device whatever the release of tt-umd."""
+        """Return the whole address, which means the same device in any release of tt-umd."""
         return str(device.pci_bus_id)
 
     def fits(self, entry: str) -> bool:
-        """Whether an entry is a number, or hexadecimal digits with a colon or a point among them."""
+        """Return True if an entry is a number, or hexadecimal digits with a colon or a dot."""
         return re.fullmatch(r"\d{1,9}|[0-9a-fA-F]*[.:][0-9a-fA-F.:]*", entry, re.ASCII) is not None
 
     def find(self, entry: str, devices: Sequence[Device]) -> Sequence[Device]:
-        """Every device whose address has the text in it, in lower case as sysfs writes it; or the one at a position."""
+        """Return every device with the text in its address, in lower case as in sysfs; or the device at a position."""
         if entry.isdecimal():
             return [device for device in devices if device.index == int(entry)]
         return [device for device in devices if entry in self.name(device)]
@@ -40,15 +40,15 @@ ADDRESSES = Mask(
     entries="PCI addresses, parts of them, or positions of devices that are here",
 )
 POSITIONS = Mask(VARIABLE, Numbers(), ordered=False)
-"""The other way to write it, where somebody asks for indexes: before tt-umd 0.9.3 these were numbers of nodes."""
+"""Written for a request with ``mask="index"``: before tt-umd 0.9.3 indexes were numbers of nodes."""
 
 
 class Tenstorrent(Vendor):
     """Grayskull, Wormhole and Blackhole.
 
-    A device is a chip on PCI: the second one of an n300 is reached through the first and comes with it. Its index is
-    its position among the chips that have a node here, by PCI address, which is how tt-umd numbers them. The number of
-    the node changes when chips are reset. No node is opened, since that raises the power state.
+    A device is a chip on PCI: the second chip of an n300 is reached through the first and comes with it. Its index is
+    its position among the chips with a node here, by PCI address, as tt-umd numbers them. The number of the node
+    changes when chips are reset. No node is opened, since opening raises the power state.
     """
 
     key, resource, kind, brand, driver = "tenstorrent", "TTNPU", "npu", "Tenstorrent", "tenstorrent"
@@ -60,24 +60,26 @@ class Tenstorrent(Vendor):
     unreadable = "the processor that manages the chip does not answer: reset it with 'tt-smi -r' and its PCI address"
 
     def read_card(self, card: Card) -> None:
-        """Find the node, and what the firmware says of the card."""
+        """Find the node, and the firmware's facts about the card."""
         for path in card.glob("tenstorrent/tenstorrent!*"):
             if (node := path.rpartition("!")[2]).isdecimal():
                 card.nodes, card.folders = (f"/dev/tenstorrent/{node}",), [path]
+                # Firmware may report "unknown", which is no name.
                 card.model = (card.read("tt_card_type") or "").replace("unknown", "")
                 card.attributes |= {"board": card.read("tt_serial"), "asic_id": card.read("tt_asic_id")}
                 card.attributes["firmware"] = card.read("tt_fw_bundle_ver")
                 card.attributes["huge_pages"] = HUGE_PAGES if card.ctx.is_dir(HUGE_PAGES) else None
 
     def arrange(self, cards: list[Card]) -> None:
-        """Number the chips that have a node here, as they come: by PCI address."""
+        """Number the chips with a node here, in the order of PCI addresses."""
+        # In a container, tt-umd counts the nodes it can see, not the functions in sysfs.
         here = [card for card in cards if card.nodes and card.ctx.node(card.nodes[0])]
         for place, card in enumerate(here):
             card.number = place
         super().arrange(cards)
 
     def connect(self, ctx: ProbeContext, cards: Sequence[Card]) -> None:
-        """Name the board of chips that share one."""
+        """Link the chips of a board, and name the board as their parent."""
         super().connect(ctx, cards)
         for card in cards:
             board = self.board(card)
@@ -85,53 +87,56 @@ class Tenstorrent(Vendor):
                 card.parent = f"{self.key}-board-{board}"
 
     def board(self, card: Card) -> object:
-        """The serial number, one for a board, or a tray of a Galaxy."""
+        """Return the serial number, shared by a board, or a tray of a Galaxy."""
         return card.attributes.get("board")
 
     def tags(self, device: Device) -> Sequence[str]:
-        """Leave out the one card type that is a GPU of another vendor's, too."""
+        """Leave out the card type that is also a GPU of another vendor."""
         return tuple(name for name in super().tags(device) if name != "p100")
 
     def validate(self, term: Term, devices: Sequence[Device]) -> str | None:
-        """Demand both chips of a p300: tt-umd opens such a board as a whole, or refuses half of it."""
+        """Require both chips of a p300: tt-umd opens such a board as a whole, or refuses half of it."""
         for device in devices:
             entry = self.entry(device)
             chips = entry.facts.get("chips", 1) if entry else 1
+            # Only boards with "chips" in the catalog are opened as a whole.
             if device.parent and sum(other.parent == device.parent for other in devices) < chips:
                 return f"{device.id} is one of {chips} chips of a board, which is opened whole; ask for {chips}"
         return super().validate(term, devices)
 
     def env(self, devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:
-        """Write PCI addresses; positions only for whoever asks for indexes."""
+        """Write PCI addresses; positions only for ``mask="index"``."""
         mask = POSITIONS if ctx.mask == "index" else ADDRESSES
         return EnvEdits(set={VARIABLE: self.write_mask(devices, mask)})
 
     def mounts(self, devices: Sequence[Device]) -> Iterable[Mount]:
-        """Huge pages, where the machine has them: without an IOMMU the driver transfers data through these."""
+        """Return huge pages, if the machine has them: without an IOMMU the driver transfers data through them."""
         paths = {str(path) for device in devices if (path := device.attributes.get("huge_pages"))}
         return [Mount(source=path, target=path, read_only=False) for path in sorted(paths)]
 
     def measure(self, ctx: ProbeContext, devices: Sequence[Device]) -> Mapping[str, Measures]:
-        """Read the sensors of hwmon; nothing tells load or memory in use without opening the chip."""
+        """Read the sensors of hwmon. Load and memory in use are unknown without opening the chip."""
         return {device.id: _sensors(ctx, f"{PCI_DEVICES}/{device.pci_bus_id}/hwmon/hwmon*") for device in devices}
 
     def processes(self, ctx: ProbeContext, devices: Sequence[Device]) -> Mapping[str, tuple[DeviceProcess, ...] | None]:
-        """Where some processes cannot be seen, the driver's own list tells; not in a container, which has other ids."""
+        """Use the driver's own list if the scan is not complete; not in a container, which has other process ids."""
         found = dict(super().processes(ctx, devices))
         for device in devices:
             if found.get(device.id) is None and device.nodes and not in_container(ctx):
                 path = f"/proc/driver/tenstorrent/{device.nodes[0].rpartition('/')[2]}/pids"
                 told = text(ctx, path).split()
+                # The file may be readable and empty: an idle chip, or no permission.
                 if told and all(map(str.isdecimal, told)):
                     found[device.id] = tuple(DeviceProcess(pid=pid) for pid in sorted({*map(int, told)}))
         return found
 
     def findings(self, ctx: ProbeContext, detected: Detected) -> Iterator[Finding]:
-        """Chips that were too hot, and variables that do not mean what people think."""
+        """Yield findings on chips that were too hot, and misleading variables."""
         for device in detected.devices:
             for path in ctx.glob(f"{PCI_DEVICES}/{device.pci_bus_id}/tenstorrent/*/tt_therm_trip_count"):
                 if trips := number(ctx, path):
                     yield warn(f"{device.id} has shut down {trips} times because of heat", "look at fans and airflow")
+        # A number alone; digits within an address are no position.
         if re.search(r"(^|,)\s*\d+\s*(,|$)", ctx.environ.get(VARIABLE, "")):
             reason = f"numbers in {VARIABLE} are positions by PCI address, and before tt-umd 0.9.3 those of nodes"
             yield warn(reason, "write PCI addresses")
@@ -141,7 +146,7 @@ class Tenstorrent(Vendor):
 
 
 def _sensors(ctx: ProbeContext, folder: str) -> Measures:
-    """Temperature and power, in thousandths of a degree and millionths of a watt (hwmon of the kernel)."""
+    """Read temperature and power, in thousandths of a degree and millionths of a watt (hwmon of the kernel)."""
     told = {name: [number(ctx, path) for path in ctx.glob(f"{folder}/{name}1_input")] for name in ("temp", "power")}
     millidegrees, microwatts = (next(iter(values), None) for values in told.values())
     return {

@@ -1,7 +1,7 @@
 """Google TPU chips, v2 to tpu7x, for anyaccel.
 
-Nothing of Google's is loaded: not libtpu, JAX, torch_xla or tpu-info. Chips come from PCI and device nodes, what a
-host knows about its slice from GKE's variables and, on Google's machines, from the metadata server.
+Nothing of Google's is loaded: not libtpu, JAX, torch_xla or tpu-info. Chips come from PCI and device nodes; facts about
+the slice from GKE's variables and, on Google's machines, from the metadata server.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["SliceShape", "plugin", "pod_type", "slice_shape"]
 
 GOOGLE = 0x1AE0
 VFIO = "/dev/vfio/vfio"
-"""The node without which no group of vfio can be opened."""
+"""The node of vfio itself, needed to open any group."""
 IOMMU_GROUPS = "/sys/kernel/iommu_groups"
 HUGE_PAGES = "/sys/kernel/mm/transparent_hugepage/enabled"
 LOCK_FILE = "/tmp/libtpu_lockfile"  # noqa: S108 - the name is libtpu's
@@ -45,21 +45,21 @@ ALONE = {"CLOUD_TPU_TASK_ID": "0", "TPU_WORKER_ID": "0", "TPU_WORKER_HOSTNAMES":
 PORTS = ("TPU_PROCESS_PORT", "TPU_PROCESS_ADDRESSES", "TPU_RUNTIME_METRICS_PORTS")
 MEGASCALE = tuple(f"MEGASCALE_{name}" for name in ("COORDINATOR_ADDRESS", "NUM_SLICES", "PORT", "SLICE_ID"))
 RIVALS = ("CHIPS_PER_HOST_BOUNDS", "HOST_BOUNDS", *MEGASCALE)
-"""GKE's second spelling of the bounds, and what ties a host to other slices: a part of a host is in none."""
+"""GKE's second spelling of the bounds, and variables of multislice: a part of a host is in no slice."""
 SLICE = (*CHIP_BOUNDS, *PROCESS_BOUNDS, *ALONE, *PORTS, SKIP_METADATA)
 PROCESS_PORT = 8471
-"""First port of libtpu's processes, as Google's recipes have it; 8482 is JAX's and must stay free."""
+"""First port of libtpu's processes in Google's recipes; 8482 is JAX's and must stay free."""
 METRICS_PORT = 8431
-"""First port on which libtpu serves its metrics."""
+"""First port of libtpu's metrics."""
 BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "1,4,1"}
-"""Those that Ray (``_private/accelerators/tpu.py``), JAX (``test_multiprocess.py``) and vLLM's tpu-inference use."""
+"""The bounds of Ray (``_private/accelerators/tpu.py``), JAX (``test_multiprocess.py``) and vLLM's tpu-inference."""
 
 
 class Tpu(Vendor):
     """TPU v2 to tpu7x, counted in chips: never in TensorCores, chiplets or devices of JAX.
 
-    Memory in use, load, temperature and power are known to libtpu inside the running workload alone, behind a gRPC
-    service of its own; without it they are unknown, and unknown they stay.
+    Only libtpu knows memory in use, load, temperature and power, inside the running workload, behind a gRPC service of
+    its own; they are unknown here.
     """
 
     key, resource, kind, brand = "tpu", "TPU", "tpu", "TPU"
@@ -71,26 +71,29 @@ class Tpu(Vendor):
     mask = MASKS[0]
     variables = (MASK_NAMES[1], PATHS, *SLICE, *RIVALS)
     held = "every"  # a chip of two functions has two nodes, and its holder opens both
-    counts = (1, 2, 4, 8)  # what forms a rectangle
+    counts = (1, 2, 4, 8)  # sizes of rectangles
     exclusive = "a chip is opened by one process at a time and has no partitions"
 
     def detect(self, ctx: ProbeContext) -> Detected | None:
-        """Find chips: PCI functions first, the device nodes to confirm them, IOMMU groups where PCI is hidden.
+        """Find chips: PCI functions first, device nodes to confirm them, IOMMU groups if PCI is hidden.
 
         Raises:
-            ValueError: When sysfs shows a function of Google's with a device id that is no number.
+            ValueError: sysfs shows a function of Google's with a malformed device id.
         """
         notes: list[str] = []
+        # Without a class: TPU functions have the class "unassigned" on most generations.
         cards = self._slots(ctx, ctx.pci(GOOGLE)) or self._slots(ctx, _behind_vfio(ctx, notes))
         partial = bool(notes)
+        # /dev/accel<n> without a PCI function: a container without /sys, or another vendor's driver.
         accel = [] if cards else [path for path in numbered(ctx, "/dev/accel").values() if ctx.node(path)]
         hint = accel or notes or ctx.environ.get("TPU_ACCELERATOR_TYPE")
+        # A visible PCI bus without a TPU is proof of absence; a hidden bus is not.
         if not cards and (ctx.glob("/sys/bus/pci/devices/*") or not hint):
             return None
         facts = Slice(ctx, tpu_seen=bool(cards))
         named = facts.generation
         if not cards and named is not None:
-            # Others use the name /dev/accel<n> too: without PCI, only Google's word makes it a TPU.
+            # Other vendors use the name /dev/accel<n>, too: without PCI, only Google's own facts identify a TPU.
             for path in accel:
                 card = Card(ctx, f"tpu-{path.removeprefix('/dev/')}", entry=named)
                 card.nodes = (path,)
@@ -105,9 +108,10 @@ class Tpu(Vendor):
         attributes = facts.attributes(len(cards))
         for index, card in enumerate(cards):
             card.index = index
-            self._look(card)
+            self._find_nodes(card)
+            # The PCI id fits both.
             if named and card.entry and card.entry.key == V2_OR_V3 and named.key in ("v2", "v3"):
-                card.entry = named  # the PCI id fits both
+                card.entry = named
             card.attributes = dict(attributes)
             self.identify(card)
         if named and cards[0].entry and cards[0].entry.key not in (named.key, V2_OR_V3):
@@ -115,19 +119,19 @@ class Tpu(Vendor):
                 f"the accelerator type is said to be {facts.accelerator_type}, and PCI shows {cards[0].model}; PCI was"
                 " believed"
             )
-        # All chips of a host are wired to each other; pairs and quads are the rectangles that the runtime accepts.
+        # Every chip of a host is wired to each other chip; pairs and quads are the rectangles of the runtime.
         board_links(dict(enumerate(cards)))
         return inventory(cards, "", (*notes, *facts.notes), partial=partial)
 
     def _slots(self, ctx: ProbeContext, functions: Iterable[PciFunction]) -> list[Card]:
-        """Make one card of all functions in one slot of which any has a TPU's id, in the order of ``tpu-info``.
+        """Build a card of the functions in each slot with a TPU's id, in the order of ``tpu-info``.
 
-        A chip of tpu7x has two functions and two IOMMU groups; counting either finds eight chips where there are four.
-        Chips that are opened through vfio are in the order of the groups of their first functions: the minor number of
-        a group's node, and the order of a directory, say nothing. There is no public serial number; the PCI address is
-        the same after a reboot.
+        A chip of tpu7x has two functions and two IOMMU groups; counting either finds eight chips instead of four. Chips
+        behind vfio are in the order of the groups of their first functions: the minor number of a group's node, and the
+        order of a directory, mean nothing. There is no public serial number; the PCI address is stable over reboots.
         """
         slots: dict[str, list[PciFunction]] = {}
+        # Sorted, so that the first function of a slot, which orders the chips, comes first.
         for function in sorted(functions, key=lambda function: function.address):
             slots.setdefault(function.address.rpartition(".")[0], []).append(function)
         cards = []
@@ -141,13 +145,15 @@ class Tpu(Vendor):
                     cards.append(card)
                     break
         groups = {card.id: card.nodes[0].rpartition("/")[2] if card.nodes else "" for card in cards}
+        # A chip without a group would have no place in this order, so then the order of addresses stays.
         if all(groups[card.id].isdecimal() and card.entry and card.entry.facts["vfio"] for card in cards):
             cards.sort(key=lambda card: int(groups[card.id]))
         return cards
 
-    def _look(self, card: Card) -> None:
-        """Look at the nodes of a chip. Both families are looked at, whatever the generation."""
+    def _find_nodes(self, card: Card) -> None:
+        """Find the nodes of a chip. Both families are tried, whatever the generation."""
         ctx, entry, function = card.ctx, card.entry, card.function
+        # The driver numbers /dev/accel<n> in the order of PCI addresses.
         accel, expected = f"/dev/accel{card.index}", card.nodes
         card.nodes = tuple(filter(ctx.node, expected))
         if function is not None and not card.nodes and (ctx.node(accel) or not (entry and entry.facts["vfio"])):
@@ -163,23 +169,24 @@ class Tpu(Vendor):
             )
         if not expected:
             card.blame("its device node is missing", "pass it into the container with --device, or restart the TPU VM")
+        # A group cannot be opened without the node of vfio itself.
         control = (VFIO,) if any(path.startswith("/dev/vfio/") for path in card.nodes) else ()
         for path in (*expected, *control):
             closed = f"look at the owner with 'ls -l {path}' and join the group, or run as root"
             card.check_node(path, missing="restart the TPU VM", closed=closed)
 
     def tags(self, device: Device) -> Sequence[str]:
-        """Ray's tag, other names of the generation, and the type of the slice such as ``v4-16``."""
+        """Return Ray's tag, other names of the generation, and the type of the slice such as ``v4-16``."""
         entry = self.entry(device)
         types = (device.attributes.get("pod_type"), device.attributes.get("accelerator_type"))
         return tuple(dict.fromkeys((*(entry.tags if entry else ()), *(str(name) for name in types if name))))
 
     def validate(self, term: Term, devices: Sequence[Device]) -> str | None:
-        """Whole chips, in the numbers and rectangles that the runtime accepts.
+        """Require whole chips, in numbers and rectangles valid for the runtime.
 
         The rules come from Ray (1, 2, 4 or 8 chips), JAX (pairs of a host of 4) and vLLM's tpu-inference (halves of 8).
         """
-        # All chips of a host are linked to each other, so each one names the rest.
+        # Every chip of a host is linked to each other chip, so each names the rest.
         count, total = len(devices), max((len({device.id, *device.links}) for device in devices), default=0)
         reason = super().validate(term, devices)
         if reason or count == total:
@@ -199,22 +206,24 @@ class Tpu(Vendor):
         return None
 
     def env(self, devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:
-        """Make libtpu see exactly these chips: mask, bounds and ports for a part of the host; no restriction for all.
+        """Set mask, bounds and ports for a part of the host; remove every restriction for the whole host.
 
-        Chips are named in ascending order whatever the order of ``devices``: the runtime numbers them by their place in
-        the grid.
+        Chips are written in ascending order: the runtime numbers them by their place in the grid.
 
         Raises:
-            FaultError: When no process can hold exactly these chips.
+            FaultError: A process cannot hold exactly these chips.
         """
         if not devices:
+            # Set, not unset: without a mask libtpu takes every chip.
             return EnvEdits(set=dict.fromkeys(MASK_NAMES, ""), unset=frozenset({PATHS}))
         reason = self.validate(Term(names=(self.resource,)), devices)
         if reason:
             raise FaultError(reason)
+        # The whole host may belong to a slice of several hosts, whose variables must stay.
         if {device.id for device in devices} >= {device.id for device in ctx.devices}:
             return _everything(len(devices), ctx.environ)
         indexes = sorted(device.index for device in devices)
+        # Ports by the first chip: disjoint parts of a host never collide.
         port = PROCESS_PORT + indexes[0]
         variables = {
             **dict.fromkeys(MASK_NAMES, _csv(indexes)),
@@ -231,35 +240,37 @@ class Tpu(Vendor):
         return EnvEdits(set=variables, unset=frozenset({PATHS, *RIVALS}))
 
     def visible(self, environ: Mapping[str, str], devices: Sequence[Device]) -> Sequence[str] | None:
-        """Say which chips an environment leaves visible, in the order of their indexes.
+        """Return the chips visible in an environment, in the order of their indexes.
 
-        Paths of nodes win over numbers, the newer name over the older one, and an empty value is as good as none where
-        the other name has one. Numbers are the host's own; a number without a chip shows nothing; the order of a mask
-        does not count.
+        Paths of nodes win over numbers, the newer name over the older name, and an empty value counts as unset if the
+        other name has a value. Numbers are the host's own; a number without a chip shows nothing; the order of a mask
+        is ignored.
 
         Raises:
-            FaultError: When a mask holds something else than numbers.
+            FaultError: A mask contains anything but numbers.
         """
         chips = sorted(devices, key=lambda device: device.index)
         paths = {path.strip() for path in environ.get(PATHS, "").split(",") if path.strip()}
         if paths:
             return [device.id for device in chips if paths & set(device.nodes)]
+        # libtpu falls back to the older name if the newer is empty.
         mask = next((mask for mask in MASKS if environ.get(mask.variable, "").strip()), None)
         if mask is None:
             return [] if any(name in environ for name in MASK_NAMES) else None
         return [device.id for device in mask.read(environ, chips) or ()]
 
     def shared_nodes(self, devices: Sequence[Device]) -> Iterable[str]:
-        """The node that opens all groups of vfio: passing the directory passes nothing."""
+        """Return the node of vfio itself: passing the directory passes nothing."""
         return [VFIO] if any(path.startswith("/dev/vfio/") for device in devices for path in device.nodes) else []
 
     def stats(self, devices: Sequence[Device], ctx: ProbeContext) -> Mapping[str, Stats]:
-        """Say who holds each chip and whether its nodes are still there: they go after a driver restart (jax#13260)."""
+        """Return the holders of each chip, and its health. Nodes vanish after a driver restart (jax#13260)."""
         processes = self.processes(ctx, devices)
         found = {}
         for device in devices:
             gone = [path for path in device.nodes if ctx.node(path) is None]
             fault = Fault(device.health_reason, device.health_remedy) if device.health is Health.UNHEALTHY else None
+            # A recorded node that vanished wins over the health of detection.
             if gone:
                 fault = Fault(f"{' and '.join(gone)} is gone", "restart the TPU VM")
             state = condition(fault, sound=device.health is Health.HEALTHY)
@@ -267,7 +278,7 @@ class Tpu(Vendor):
         return found
 
     def findings(self, ctx: ProbeContext, detected: Detected) -> Iterator[Finding]:
-        """Variables that contradict each other or the machine, a lock file left behind, small pages."""
+        """Yield findings on contradicting variables, a lock file left behind, and small pages."""
         environ, devices = ctx.environ, detected.devices
         for newer, older in (MASK_NAMES, CHIP_BOUNDS, PROCESS_BOUNDS):
             if environ.get(newer) and environ.get(older) and environ[newer] != environ[older]:
@@ -276,6 +287,7 @@ class Tpu(Vendor):
         if environ.get(PATHS) and any(map(environ.get, MASK_NAMES)):
             yield warn(f"{PATHS} is set beside {MASK_NAMES[0]} and wins over it", f"unset {PATHS}")
         for name in CHIP_BOUNDS:
+            # GKE's bounds describe the machine type, so a chip that is missing here was lost.
             if _chips(environ.get(name, ""), 0) > len(devices):
                 reason = f"{name}={environ[name]} announces more chips than the {len(devices)} of this host"
                 yield warn(reason, f"replace the host if a chip is missing, else unset {name}")
@@ -291,19 +303,20 @@ class Tpu(Vendor):
             yield warn(reason, f"echo always | sudo tee {HUGE_PAGES}")
 
     def _lock(self, ctx: ProbeContext, devices: Sequence[Device]) -> Iterator[Finding]:
-        """A lock file without a holder keeps the next process out (jax#10192); with one, it does its work."""
+        """Yield a finding on a lock file without a holder, which keeps the next process out (jax#10192)."""
         if not ctx.exists(LOCK_FILE):
             return
         holders = self.processes(ctx, devices).values()
         if not any(holders):
             nodes = " ".join(path for device in devices for path in device.nodes)
-            everybody = holders and None not in holders
-            first = "" if everybody else f"if 'sudo fuser -v {nodes}' shows no holder: "
+            # "fuser" as root sees every process, where this scan did not.
+            complete = holders and None not in holders
+            first = "" if complete else f"if 'sudo fuser -v {nodes}' shows no holder: "
             yield warn(f"{LOCK_FILE} was left behind and no process holds a chip", f"{first}rm {LOCK_FILE}")
 
 
 def _behind_vfio(ctx: ProbeContext, notes: list[str]) -> list[PciFunction]:
-    """Functions of Google's behind the groups in /dev/vfio; a group that sysfs does not vouch for is no TPU."""
+    """Return Google's functions behind the groups in /dev/vfio; a group unknown to sysfs is not a TPU."""
     functions = []
     groups = [(str(group), path) for group, path in numbered(ctx, "/dev/vfio/").items() if ctx.node(path)]
     for group, path in groups:
@@ -328,10 +341,10 @@ def _function(ctx: ProbeContext, path: str, group: str) -> PciFunction:
 
 
 def _everything(count: int, environ: Mapping[str, str]) -> EnvEdits:
-    """The whole host: nothing may restrict it, and what GKE says about the slice must stay.
+    """Return the edits for the whole host: no restriction, and GKE's facts about the slice stay.
 
-    Bounds of fewer chips than the host has are left-overs of a process with a part of it (Ray reuses workers); then
-    all that came with them goes too.
+    Bounds of fewer chips are left-overs of a process with a part of the host (Ray reuses workers); then the other
+    variables of the part go, too.
     """
     restricted = any(_chips(environ.get(name, ""), count) < count for name in CHIP_BOUNDS)
     stale = (name for name in SLICE if restricted or name not in environ)
@@ -339,7 +352,7 @@ def _everything(count: int, environ: Mapping[str, str]) -> EnvEdits:
 
 
 def _chips(bounds: str, unknown: int) -> int:
-    """Chips that bounds such as ``2,2,1`` announce; ``unknown`` when these are none."""
+    """Return the number of chips in bounds such as ``2,2,1``; ``unknown`` for malformed bounds."""
     parts = [part.strip() for part in bounds.split(",")]
     return prod(map(int, parts)) if all(part.isdecimal() for part in parts) else unknown
 

@@ -36,11 +36,12 @@ _TPU_ENV_KEYS = re.compile(
 
 
 def ask(ctx: ProbeContext) -> dict[str, str]:
-    """Ask for all keys; those that the server does not know are left out.
+    """Query every key of the metadata server; unknown keys are left out.
 
     Raises:
-        QueryError: When the server did not answer in time or is not Google's.
+        QueryError: The server did not answer in time or is not Google's.
     """
+    # The variables of Google's own clients, which emulators set.
     host = ctx.environ.get("GCE_METADATA_HOST") or ctx.environ.get("GCE_METADATA_IP") or ADDRESS
     seconds = min(SECONDS, ctx.remaining())
     answers: dict[str, str] = ctx.query(QUESTION, lambda: fetch(host, seconds))
@@ -48,19 +49,19 @@ def ask(ctx: ProbeContext) -> dict[str, str]:
 
 
 def fetch(host: str, seconds: float) -> dict[str, str]:
-    """Fetch all keys over one connection.
+    """Fetch the keys over a single connection.
 
-    Only lines of ``tpu-env`` that this plug-in reads are kept: the rest names projects and users, and answers end up
-    in recordings.
+    Of ``tpu-env``, only lines read by this plug-in are kept: the rest names projects and users, and answers end up in
+    recordings.
 
     Args:
         host: ``address`` or ``address:port``.
-        seconds: Time for everything together.
+        seconds: Time limit for the whole.
 
     Raises:
-        TimeoutError: When the time is over.
-        OSError, http.client.HTTPException: When the server cannot be reached or speaks no HTTP.
-        RuntimeError: When the answer is not that of a metadata server.
+        TimeoutError: The time limit is reached.
+        OSError, http.client.HTTPException: The server cannot be reached or speaks no HTTP.
+        RuntimeError: The answer is not a metadata server's.
     """
     import contextlib
     import http.client
@@ -78,7 +79,7 @@ def fetch(host: str, seconds: float) -> dict[str, str]:
         finally:
             connection.close()
 
-    # Time-outs of sockets start anew with every byte and do not cover name look-up; a thread that is left behind does.
+    # A socket's timeout starts anew with every byte and does not cover name look-up, so a thread is abandoned instead.
     thread = threading.Thread(target=work, name="tpu-metadata", daemon=True)
     thread.start()
     thread.join(seconds)
@@ -96,6 +97,7 @@ def _get(connection: http.client.HTTPConnection, host: str, key: str) -> str | N
     connection.request("GET", _PATH + key, headers={"Metadata-Flavor": "Google"})
     response = connection.getresponse()
     text = response.read(_LIMIT).decode(errors="replace")
+    # Other clouds answer at the same address.
     if response.headers.get("Metadata-Flavor") != "Google":
         raise RuntimeError(f"{host} is no metadata server of Google's: its answer lacks 'Metadata-Flavor: Google'")
     if response.status == _NOT_FOUND:

@@ -1,6 +1,6 @@
-"""Slices: what an accelerator type such as ``v6e-16`` says, and what a host knows about the slice that it belongs to.
+"""Slices: accelerator types such as ``v6e-16``, and the facts of a host about its slice.
 
-None of this counts chips: variables can say otherwise than the hardware (Colab announces four chips for one).
+These facts never count chips: variables may contradict the hardware (Colab announces four chips for a single chip).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _CUBE = 64
 class SliceShape(NamedTuple):
     """The shape of a slice."""
 
-    chips: int  # of all hosts together
+    chips: int  # on every host together
     hosts: int  # virtual machines
     topology: str | None  # grid of the chips such as 2x2x4; None where the number of chips leaves several
 
@@ -37,13 +37,14 @@ class SliceShape(NamedTuple):
 def parse_type(written: str) -> tuple[Entry, int]:
     """Split an accelerator type into its generation and the number behind the dash.
 
-    Both ``tpu7x-8`` (Google) and ``v7x-8`` (Ray), both ``v5litepod-4`` and ``v5e-4`` are understood.
+    Both ``tpu7x-8`` (Google) and ``v7x-8`` (Ray), both ``v5litepod-4`` and ``v5e-4`` are valid.
 
     Raises:
         ValueError: When it is no accelerator type of a known generation.
     """
     match = _TYPE.fullmatch(written.strip())
     key = f"v{match[1].lower()}" if match else ""
+    # Google's API and its documents use different names for v5e.
     entry = CATALOG.get("v5litepod" if key == "v5e" else key)
     if match is None or entry is None:
         keys = ", ".join(entry.key for entry in CATALOG.entries if entry.key != V2_OR_V3)
@@ -55,7 +56,7 @@ def parse_type(written: str) -> tuple[Entry, int]:
 
 
 def pod_type(accelerator_type: str) -> str:
-    """Write an accelerator type as Ray does in its resources and labels: ``tpu7x-16`` becomes ``v7x-16``.
+    """Convert an accelerator type to the form of Ray's resources and labels: ``tpu7x-16`` becomes ``v7x-16``.
 
     Raises:
         ValueError: When it is no accelerator type of a known generation.
@@ -65,7 +66,7 @@ def pod_type(accelerator_type: str) -> str:
 
 
 def slice_shape(accelerator_type: str, chips_per_vm: int | None = None) -> SliceShape:
-    """Work out chips, hosts and topology of an accelerator type.
+    """Return chips, hosts and topology of an accelerator type.
 
     Args:
         accelerator_type: For example ``v5p-128``. The number counts TensorCores for v2, v3, v4, v5p and tpu7x, and
@@ -74,13 +75,14 @@ def slice_shape(accelerator_type: str, chips_per_vm: int | None = None) -> Slice
             the type ``v6e-8`` leaves open; without it, 8 chips of v5e and v6e are one host.
 
     Raises:
-        ValueError: When no slice of that type can exist; the message says which rule it breaks.
+        ValueError: A slice of this type cannot exist; the message names the broken rule.
     """
     entry, number = parse_type(accelerator_type)
     if "cores" not in entry.facts:
         raise ValueError(f"the slices of {entry.model} are not published (got {accelerator_type!r})")
     cores, counts, axes, most = (entry.facts[name] for name in ("cores", "counts", "dimensions", "max_chips"))
     chips, rest = divmod(number, cores)
+    # Up to a host's maximum the type means one host; above, hosts have four chips.
     per_vm = chips_per_vm or (max(counts) if chips <= max(counts) else _CHIPS_PER_VM)
     rule = ""
     if rest:
@@ -116,7 +118,7 @@ def _worker_id(written: str) -> int:
 
 
 class _Fact(NamedTuple):
-    """Where a fact stands: GKE's variable, the metadata server's key, lines of its ``tpu-env``; and what reads it."""
+    """Sources of a fact: GKE's variable, the metadata server's key, lines of its ``tpu-env``; and its parser."""
 
     variable: str
     key: str
@@ -133,15 +135,15 @@ _FACTS = {
     "worker_id": _Fact("TPU_WORKER_ID", "attributes/agent-worker-number", ("WORKER_ID", "TPU_WORKER_ID"), _worker_id),
     "slice_name": _Fact("TPU_NAME", "attributes/instance-id", (), str),
 }
-"""By the attribute that a fact becomes."""
+"""Facts by attribute."""
 
 
 class Slice:
-    """What is known about the slice: from GKE's variables, then from the metadata server.
+    """The facts about the slice: from GKE's variables, then from the metadata server.
 
     Attributes:
         known: The facts, as attributes of chips.
-        notes: What could not be understood or asked, and announced maintenance, in sentences.
+        notes: Failures, and announced maintenance, in sentences.
     """
 
     def __init__(self, ctx: ProbeContext, *, tpu_seen: bool) -> None:
@@ -153,7 +155,7 @@ class Slice:
         """
         self.known: dict[str, str | int] = {}
         self.notes: list[str] = []
-        self._take("the environment", {name: ctx.environ.get(fact.variable, "") for name, fact in _FACTS.items()})
+        self._add_facts("the environment", {name: ctx.environ.get(fact.variable, "") for name, fact in _FACTS.items()})
         skipped = ctx.environ.get(SKIP_METADATA, "").strip().lower() not in _NOT_SKIPPED
         google = tpu_seen or text(ctx, "/sys/class/dmi/id/product_name").startswith("Google")
         if skipped or not google or self.known.keys() == _FACTS.keys():
@@ -171,7 +173,7 @@ class Slice:
             name: next(filter(None, (answers.get(fact.key), *map(lines.get, fact.lines))), "")
             for name, fact in _FACTS.items()
         }
-        self._take("the metadata server", found)
+        self._add_facts("the metadata server", found)
         event = answers.get("maintenance-event", "NONE")
         if event != "NONE":
             self.notes.append(
@@ -179,8 +181,8 @@ class Slice:
                 " service"
             )
 
-    def _take(self, source: str, found: Mapping[str, str]) -> None:
-        """Keep what is new and well formed; what is not well formed becomes a note, since no chip depends on it."""
+    def _add_facts(self, source: str, found: Mapping[str, str]) -> None:
+        """Keep new, well-formed facts. A malformed fact becomes a note, since no chip depends on it."""
         for name, written in found.items():
             if written.strip() and name not in self.known:
                 try:
@@ -189,7 +191,7 @@ class Slice:
                     self.notes.append(f"{source}: {error}")
 
     def _env_lines(self, written: str) -> dict[str, str]:
-        """Read the lines ``KEY: 'value'`` of the metadata key ``tpu-env``; a line of another form becomes a note."""
+        """Parse the lines ``KEY: 'value'`` of the metadata key ``tpu-env``; a malformed line becomes a note."""
         found = {}
         for line in filter(str.strip, written.splitlines()):
             match = _ENV_LINE.fullmatch(line)
@@ -202,16 +204,16 @@ class Slice:
 
     @property
     def accelerator_type(self) -> str:
-        """Its type as Google writes it, such as ``tpu7x-16``; empty when unknown."""
+        """Google's name of the type, such as ``tpu7x-16``; empty if unknown."""
         return str(self.known.get("accelerator_type", ""))
 
     @property
     def generation(self) -> Entry | None:
-        """The generation that the type names."""
+        """The generation in the type, or None."""
         return parse_type(self.accelerator_type)[0] if self.accelerator_type else None
 
     def attributes(self, chips_here: int) -> Mapping[str, str | int]:
-        """The facts as attributes of each chip of this host; what is unknown is left out."""
+        """Return the facts as attributes of each chip of this host, without unknown facts."""
         if not self.accelerator_type:
             return self.known
         found = {**self.known, "pod_type": pod_type(self.accelerator_type)}

@@ -1,4 +1,4 @@
-"""Ray: what its nodes are told about a machine, and the targets that are made of it."""
+"""Ray: labels, quantities and variables of nodes, and the export targets."""
 
 from anyaccel._faces import face
 

@@ -1,7 +1,7 @@
-"""How a machine becomes a node of Ray: what ``ray start`` is told about its devices.
+"""A machine as a node of Ray: the arguments and variables of ``ray start``.
 
-The result holds for calls of ours, which look into the snapshot of the node, and is as good as Ray allows for calls
-that know nothing of us: these get the masks that Ray itself writes, and where those would be wrong, none.
+The result is exact for calls of anyaccel, which read the snapshot of the node. For other calls Ray itself writes the
+masks; masks that would be wrong are disabled.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ TYPE_LABEL = "ray.io/accelerator-type"
 
 
 class RayNode(Value):
-    """What Ray is told about a machine.
+    """Description of a machine for Ray.
 
     Attributes:
-        gpus: Devices of the resource that has an option of its own.
-        resources: Quantities of all other resources.
+        gpus: Number of devices of the predefined resource.
+        resources: Quantities of other resources.
         labels: Labels of the node.
-        variables: Variables that the node's processes need.
-        notes: Sentences that people should see.
+        variables: Variables of the node's processes.
+        notes: Sentences for the user.
     """
 
     gpus: int
@@ -45,7 +45,7 @@ class RayNode(Value):
         return found
 
     def command(self, options: Sequence[str] = ()) -> str:
-        """The whole command, for a shell."""
+        """Return the whole command, for a shell."""
         variables = [f"{name}={value}" for name, value in self.variables.items()]
         return shell_join([*(["env", *variables] if variables else []), "ray", "start", *self.arguments, *options])
 
@@ -56,11 +56,11 @@ def describe(
     resources: Mapping[str, float] | None = None,
     node_labels: Mapping[str, str] | None = None,
 ) -> RayNode:
-    """Say what Ray should be told about a machine.
+    """Describe a machine for Ray.
 
     Args:
-        inventory: What is on it.
-        resources: Further resources that somebody wants the node to have; they win.
+        inventory: The machine.
+        resources: Further resources of the node; they win.
         node_labels: Further labels; they win.
     """
     devices = inventory.usable
@@ -84,20 +84,20 @@ def describe(
 
 
 def unit_variables(inventory: Inventory) -> dict[str, str]:
-    """What makes Ray hand out the machine's devices one by one; nothing where Ray does so by itself."""
+    """Return the variables for giving out devices one by one; empty if Ray does so by default."""
     if all(device.resource == labels.PREDEFINED for device in inventory.usable):
         return {}
     return {labels.UNIT_VARIABLE: labels.unit_instances(countable(inventory))}
 
 
 def countable(inventory: Inventory) -> set[str]:
-    """The resources that are counted by device: the machine's own, and those of the installed plug-ins."""
+    """Return the resources counted by device: the machine's own, and those of installed plug-ins."""
     known = {report.resource for report in inventory.vendors if report.resource}
     return known | {device.resource for device in inventory.devices} | {labels.PREDEFINED}
 
 
 def _kept_from_ray(inventory: Inventory, devices: Sequence[Device]) -> tuple[dict[str, str], list[str]]:
-    """Keep Ray from masks where several vendors share a resource: it would number one vendor's devices as another's."""
+    """Disable Ray's masks for a resource with several vendors: Ray would apply one vendor's numbers to another's."""
     kept: dict[str, str] = {}
     notes = []
     for resource, own in by_resource(devices).items():

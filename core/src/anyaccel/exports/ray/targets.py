@@ -1,7 +1,7 @@
 """Ray: the command that starts a node, a worker group of KubeRay, and a node type of the cluster launcher.
 
-Each type of accelerator is told as the resource ``accelerator_type:TYPE``, which ``accelerator_type=`` of a task asks
-for, and each resource with its type as the label ``anyaccel/RESOURCE``, which a label selector can ask for.
+Each type of accelerator is the resource ``accelerator_type:TYPE``, for ``accelerator_type=`` of a task, and each
+resource has its type in the label ``anyaccel/RESOURCE``, for label selectors.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from anyaccel.exports.text import slug, to_yaml
 
 
 def command(source: ExportSource) -> Export:
-    """Write the command ``ray start``, on one line; ``--head`` or ``--address`` comes behind it."""
+    """Write the command ``ray start``, on one line; append ``--head`` or ``--address``."""
     node = describe(source.inventory)
     return Export(text=f"{node.command()}\n", notes=node.notes)
 
 
 def kuberay(source: ExportSource) -> Export:
-    """Write what a group of a RayCluster needs: labels, start parameters, and variables of its container."""
+    """Write the fields of a RayCluster's group: labels, start parameters, and variables of its container."""
     resources = labels.node_resources(source.devices)
     parameters = {"num-gpus": str(resources.pop(labels.PREDEFINED, 0))}
     if resources:

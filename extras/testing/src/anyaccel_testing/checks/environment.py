@@ -18,6 +18,7 @@ from anyaccel.model import (
     Share,
     Term,
     format_slots,
+    slots_by_id,
 )
 
 from anyaccel_testing.check import CheckFailed, NotApplicable, demand
@@ -175,7 +176,7 @@ def _demand_hidden(subject: Subject, devices: Devices, before: Mapping[str, str]
             raise CheckFailed("anyaccel_env for no device must set a variable that hides all (got no edit)")
         return
     try:
-        ids, _ = subject.plugin.visible(after, devices)
+        ids = slots_by_id(subject.plugin.visible(after, devices)[0])
     except PluginError as error:
         raise CheckFailed(
             f"anyaccel_visible refuses what anyaccel_env hides all with: {error.problem.reason}"
@@ -232,7 +233,7 @@ def _format_part(device_id: str, slots: tuple[int, ...]) -> str:
 
 def _read_visible(subject: Subject, environ: Mapping[str, str], devices: Devices) -> Sequence[str]:
     try:
-        ids, _ = subject.plugin.visible(environ, devices)
+        ids = slots_by_id(subject.plugin.visible(environ, devices)[0])
     except PluginError as error:
         return error.problem.reason
     if ids is None:  # no mask is set, so the runtime sees every device

@@ -99,7 +99,7 @@ def check_presence(subject: Subject) -> None:
     """C28: Presence.json is valid, names the plug-in's resource, and excludes no machine with the vendor."""
     source, info = subject.source, subject.plugin.info
     try:
-        said = presence.presence(source)
+        said = presence.read_presence(source)
     except ValueError as error:
         raise CheckFailed(str(error)) from error
     if said is None:
@@ -119,7 +119,7 @@ def _find_presence_faults(subject: Subject, said: presence.Presence, resource: s
             yield f"'names' of {file} must list names and aliases of products alone (got {listed(unknown)})"
     for machine in subject.machines:
         facts = machine.facts
-        if _is_found(machine) and not presence.possible({subject.source.vendor: said}, facts, facts.environ):
+        if _is_found(machine) and not presence.select_present({subject.source.vendor: said}, facts, facts.environ):
             yield (
                 f"{presence.FILE_NAME} says that the vendor is certainly not on {machine.name}, where it is found: add"
                 " a PCI vendor id, a path or a variable by which it is recognised there"

@@ -11,25 +11,21 @@ from anyaccel.launcher import worker_environment
 from anyaccel.model import (
     UNITS_PER_DEVICE,
     Allocation,
-    Detected,
     Device,
     Grant,
     Inventory,
-    PluginInfo,
     Request,
     Share,
     Term,
     VendorReport,
     VendorState,
-    decode,
-    encode,
 )
 from anyaccel.probe import Machine, Simulated
 from anyaccel.vendors import Source, VendorPlugin, installed, presence, tasks
 
 from anyaccel_testing.check import CheckFailed, NotApplicable, demand
 from anyaccel_testing.checks.environment import Devices, choose_subsets, list_accepted
-from anyaccel_testing.subject import Subject, TestedMachine, payload
+from anyaccel_testing.subject import Subject, TestedMachine, interpret_here, payload
 
 SENTENCE = re.compile(r"[^\n]*\S \S+ \S[^\n]*")
 """Three words or more, on one line."""
@@ -103,7 +99,7 @@ def _find_foreign_names(subject: Subject, others: Sequence[Source]) -> Iterator[
     """Yield tags and product names of another vendor."""
     sources = [subject.source, *others]
     products = {source.vendor: _list_product_names(source) for source in sources}
-    names = VendorNames(sources, presence.declared(sources), products)
+    names = VendorNames(sources, presence.read_presences(sources), products)
     tags = [tag for machine in subject.machines for device in machine.known_devices for tag in device.tags]
     for tag in dict.fromkeys((*tags, *products[subject.source.vendor])):
         if owner := names.owner(tag, subject.source.vendor, sharing=False):
@@ -117,13 +113,13 @@ def _list_product_names(source: Source) -> list[str]:
 
 def _find_listed_twice(subject: Subject, others: Sequence[Source]) -> Iterator[str]:
     """Yield devices that another plug-in lists as well, on recorded machines and on an empty machine."""
-    own, said = subject.plugin, presence.declared(others)
+    own, said = subject.plugin, presence.read_presences(others)
     rivals = [plugin for source in others if (plugin := _load(source)) is not None]
     nothing = TestedMachine(subject, machine=Machine(text="a machine without devices"))
     for machine in (*subject.machines, nothing):
         facts = machine.facts
         found = {own.info.vendor: _detect_devices(own, machine)}
-        present = presence.possible(said, facts, facts.environ) if found[own.info.vendor] else {}
+        present = presence.select_present(said, facts, facts.environ) if found[own.info.vendor] else {}
         seen = [own, *(rival for rival in rivals if rival.info.vendor in present)]
         found |= {plugin.info.vendor: _detect_devices(plugin, machine) for plugin in seen[1:]}
         control_nodes = {plugin.info.vendor: plugin.info.control_nodes for plugin in seen}
@@ -165,20 +161,8 @@ def _simulate_largest(source: Source) -> Simulation | None:
     machine = Machine(
         text="sim", products=(Simulated(product=listed[0]["name"], count=max(listed[0].get("counts", [1]))),)
     )
-    answer = tasks.detect({**shared, "machine": encode(machine)})
-    if not answer.get("detected"):
-        return None
-    info, detected = decode(PluginInfo, answer["info"]), decode(Detected, answer["detected"])
-    report = VendorReport(
-        vendor=source.vendor,
-        state=VendorState.OK,
-        resource=info.resource,
-        kind=info.kind,
-        env_vars=info.env_vars,
-        borrowed=info.borrowed,
-        cleared=info.cleared,
-    )
-    return report, detected.devices
+    report, devices = interpret_here(source, machine, {})
+    return (report, tuple(devices)) if report.state is VendorState.OK else None
 
 
 def _find_conflicts(own: Simulation, others: list[Simulation]) -> Iterator[str]:

@@ -1,0 +1,141 @@
+"""Tables of commands: their layout on a terminal and in a pipe."""
+
+from __future__ import annotations
+
+from anyaccel.cli import output
+from anyaccel.model import Value
+from anyaccel.text import cells, printable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+_GAP = 2
+"""Blanks between the columns of a table."""
+_LEAST_FOLDED = 10
+"""Width below which the last column of a simple table is left out."""
+_MODEST = 24
+"""Width up to which every column grows before one grows further."""
+_WANTED = 10
+"""Columns of a table with a lower turn are worth narrower gaps."""
+
+
+class Column(Value):
+    """A column of a table.
+
+    Attributes:
+        heading: Text above the column.
+        turn: Place in the order in which columns get room on a terminal, the lowest first; None for a column that is
+            shown on request only.
+        least: Width below which the column is left out; 0 for the width of its widest cell.
+        right: Align the cells to the right.
+        fold: Continue a cell that is too long in further lines, instead of cutting it off.
+    """
+
+    heading: str
+    turn: int | None = None
+    least: int = 0
+    right: bool = False
+    fold: bool = False
+
+
+def print_table(columns: Sequence[Column | str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table of data.
+
+    A pipe or a file gets every column. A terminal gets the columns that have a value and room, see :func:`fit_columns`.
+
+    Args:
+        columns: The columns, or their headings: then the first columns come first, and the last one is folded.
+        rows: The cells; an unknown value is ``-``.
+    """
+    last = len(columns) - 1
+    made = [
+        Column(heading=each, turn=turn, least=_LEAST_FOLDED * (turn == last), fold=turn == last)
+        if isinstance(each, str)
+        else each
+        for turn, each in enumerate(columns)
+    ]
+    heading, *lines = table_lines(made, rows, output.width() if output.is_terminal() else None)
+    if output.is_terminal() and output.uses_color():
+        heading = f"\x1b[1m{heading}\x1b[0m"
+    output.print_raw("".join(f"{line}\n" for line in (heading, *lines)))
+
+
+def table_lines(columns: Sequence[Column], rows: Sequence[Sequence[str]], room: int | None) -> list[str]:
+    """Return the lines of a table, its heading first.
+
+    Args:
+        columns: The columns.
+        rows: The cells; an unknown value is ``-``.
+        room: Width of the terminal; None for no limit.
+    """
+    table = [[printable(cell) for cell in row] for row in rows]
+    natural = [
+        max(cells(column.heading), *map(cells, values), 1) if room is None or has_value(values) else 0
+        for column, values in zip(columns, zip(*table, strict=True) if table else [()] * len(columns), strict=True)
+    ]
+    gap, widths = fit_columns(columns, natural, room)
+    lines = []
+    for row in ([column.heading for column in columns], *table):
+        parts = [
+            (
+                column,
+                width,
+                output.folded(cell, width) if column.fold and cells(cell) > width else [output.shortened(cell, width)],
+            )
+            for column, cell, width in zip(columns, row, widths, strict=True)
+            if width
+        ]
+        for number in range(max(len(part) for _, _, part in parts)):
+            line = [
+                f"{blank}{text}" if column.right else f"{text}{blank}"
+                for column, width, part in parts
+                for text in part[number : number + 1] or [""]
+                for blank in [" " * (width - cells(text))]
+            ]
+            lines.append((" " * gap).join(line).rstrip())
+    return lines
+
+
+def has_value(values: Iterable[str]) -> bool:
+    """Return whether a cell of a column says anything."""
+    return any(value.strip() not in ("", "-") for value in values)
+
+
+def fit_columns(columns: Sequence[Column], natural: Sequence[int], room: int | None) -> tuple[int, list[int]]:
+    """Divide the width of a terminal among columns.
+
+    In turn, each column gets its least width while there is room. In turn again, each grows to :data:`_MODEST`, then
+    to its widest cell. Two blanks separate columns, or one if two would leave out a column with a turn below
+    :data:`_WANTED`.
+
+    Args:
+        columns: The columns.
+        natural: Width of the widest cell of each; 0 for a column to leave out.
+        room: Width of the terminal; None for no limit.
+
+    Returns:
+        The blanks between columns, and the width of each column; 0 for one that is left out.
+    """
+    if room is None:
+        return _GAP, list(natural)
+    turns = [column.turn or 0 for column in columns]
+    order = sorted((at for at in range(len(columns)) if natural[at]), key=turns.__getitem__)
+    gap, left, widths = _GAP, 0, [0] * len(columns)
+    for gap in (_GAP, 1):
+        left, widths = room + gap, [0] * len(columns)
+        for at in order:
+            least = min(natural[at], columns[at].least or natural[at])
+            if at == order[0]:
+                least = max(1, min(least, room))  # a terminal is never too narrow for the first column
+            if least + gap <= left:
+                widths[at] = least
+                left -= least + gap
+        if all(widths[at] for at in order if turns[at] < _WANTED):
+            break
+    for most in (_MODEST, room):  # a name of 200 characters must not keep the other columns narrow
+        for at in order:
+            more = min(max(0, min(natural[at], most) - widths[at]), left) if widths[at] else 0
+            widths[at] += more
+            left -= more
+    return gap, widths
