@@ -730,6 +730,9 @@ class WorkerProcess:
             self.send_call(call, fresh=True)
             if self.stopped:  # by another thread, before there was a process to stop
                 self._process.stop(settings.grace)
+            if server not in engine.servers:
+                engine.servers.add(server)
+                server.add_pool()
             if self.options.max_calls == 1:  # the next call needs a fresh process as well
                 server.fork_ahead()
         except Exception as error:  # noqa: BLE001 - the future reports it
@@ -999,6 +1002,7 @@ class LocalEngine(Engine):
     Attributes:
         members: Worker processes that live, or are being launched.
         confined: Whether workers are confined to their devices.
+        servers: Fork servers of the workers; those of dead ones stay until the end.
 
     Raises:
         EnforcementError: When workers must be confined or held to memory, and the kernel cannot.
@@ -1010,6 +1014,7 @@ class LocalEngine(Engine):
         self.members: set[WorkerProcess] = set()
         self._open_broker = broker
         self._broker: Broker | None = None
+        self.servers: set[spawning.WorkerServer] = set()
         self._calls: dict[int, Call] = {}
         self._quarantined: dict[int, tuple[Allocation, str]] = {}
 
@@ -1324,6 +1329,8 @@ class LocalEngine(Engine):
             if not (worker.running or worker.ending or worker.actor):
                 worker.shut_down()
         if not self.members:
+            while self.servers:
+                self.servers.pop().remove_pool()
             self.drained.set()
 
     def unfinished(self) -> list[Call]:

@@ -302,11 +302,20 @@ def make_options(
         max_calls = 0 if request is None else 1
     check_whole(0, max_calls=max_calls, retries=retries)
     check_whole(1, max_concurrency=max_concurrency, ahead=ahead)
-    if timeout is not None and not (isinstance(timeout, (int, float)) and timeout > 0):
-        raise UsageError(f"timeout must be a positive number of seconds, or None for no limit (got {timeout!r:.60})")
+    check_timeout(timeout)
     return Options.make(
         needs=request, max_calls=max_calls, timeout=timeout, retries=retries, concurrency=max_concurrency, ahead=ahead
     )
+
+
+def check_timeout(timeout: object) -> None:
+    """Check the time limit of calls.
+
+    Raises:
+        UsageError: When it is neither None nor a positive number.
+    """
+    if timeout is not None and not (isinstance(timeout, (int, float)) and timeout > 0):
+        raise UsageError(f"timeout must be a positive number of seconds, or None for no limit (got {timeout!r:.60})")
 
 
 def check_gang(hosts: object, options: Options) -> None:

@@ -125,6 +125,7 @@ class WorkerServer(client.ForkServer):
     def __init__(self, preload: tuple[str, ...]) -> None:
         self.environ = dict(os.environ)
         self.path = list(sys.path)
+        self._pools = 0
         self._spare: Process | None = None
         self._reactor = reactor()
         config = {
@@ -165,9 +166,20 @@ class WorkerServer(client.ForkServer):
     def fork_ahead(self) -> None:
         """Fork one worker ahead of need, unless there is one: the fork is most of the time that a fresh one takes."""
         self._spare = self._take_spare()
-        if self._spare is None and self.alive:
+        if self._spare is None and self._pools and self.alive:
             with contextlib.suppress(OSError):
                 self._spare = Process(self, ahead=True)
+
+    def add_pool(self) -> None:
+        """Count a pool that uses the fork server."""
+        self._pools += 1
+
+    def remove_pool(self) -> None:
+        """Count a pool that has ended. Without pools, the worker that was forked ahead exits."""
+        self._pools -= 1
+        spare = None if self._pools else self._take_spare()
+        if spare is not None:
+            spare.shut(socket.SHUT_WR)
 
     def close(self, seconds: float = CLOSE_SECONDS) -> bool:
         """End the fork server and all its workers; return False if a process is stuck in the kernel."""
