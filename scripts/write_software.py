@@ -1,4 +1,7 @@
-"""Write the column "vendor's own software" of docs/reference/vendors.md from tests/software/results.json."""
+"""Write the column "vendor's own software" of docs/reference/vendors.md from tests/software/results.json.
+
+The short table of the README, which lists vendors by state, is written from that page.
+"""
 
 import json
 import re
@@ -8,8 +11,13 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "tests" / "software" / "results.json"
 PAGE = ROOT / "docs" / "reference" / "vendors.md"
+README = ROOT / "README.md"
 COLUMN = "vendor's own software"
-ROW = re.compile(r"\| \[.*\]\(\.\./\.\./plugins/(\w+)/README\.md\) \|")
+STATES = {
+    True: "compared with the vendor's own software on recorded machines",
+    False: "recordings replayed, the vendor's software replaced by fakes",
+}
+ROW = re.compile(r"\| \[(?P<name>.*)\]\(\.\./\.\./plugins/(?P<vendor>\w+)/README\.md\) \|")
 
 
 def write_column(page: str, results: list[dict[str, object]]) -> str:
@@ -20,7 +28,7 @@ def write_column(page: str, results: list[dict[str, object]]) -> str:
     for number, line in enumerate(lines):
         if (match := ROW.match(line)) is not None:
             cells = line.split("|")
-            cells[column] = f" {describe(match[1], results)} "
+            cells[column] = f" {describe(match['vendor'], results)} "
             lines[number] = "|".join(cells)
     return "".join(lines)
 
@@ -34,13 +42,27 @@ def describe(vendor: str, results: list[dict[str, object]]) -> str:
     )
 
 
+def write_states(readme: str, page: str) -> str:
+    """Return the README with the vendors of a page listed by state."""
+    by_state: dict[bool, list[str]] = {True: [], False: []}
+    for line in page.splitlines():
+        if (match := ROW.match(line)) is not None:
+            by_state["| fakes |" not in line].append(match["name"])
+    for state, text in STATES.items():
+        row = f"| {text} | {', '.join(by_state[state])} |"
+        readme = re.sub(rf"^\| {re.escape(text)} \|.*$", row, readme, flags=re.MULTILINE)
+    return readme
+
+
 def main() -> None:
-    """Write the page, or with ``--check`` fail if it is not as it would be written."""
-    page = PAGE.read_text(encoding="utf-8")
-    written = write_column(page, json.loads(RESULTS.read_text(encoding="utf-8")))
-    if "--check" in sys.argv:
-        sys.exit(0 if page == written else f"{PAGE} is not as {Path(__file__).name} would write it: run it")
-    PAGE.write_text(written, encoding="utf-8")
+    """Write both pages, or with ``--check`` fail if one is not as it would be written."""
+    page = write_column(PAGE.read_text(encoding="utf-8"), json.loads(RESULTS.read_text(encoding="utf-8")))
+    readme = write_states(README.read_text(encoding="utf-8"), page)
+    for path, text in ((PAGE, page), (README, readme)):
+        if "--check" not in sys.argv:
+            path.write_text(text, encoding="utf-8")
+        elif path.read_text(encoding="utf-8") != text:
+            sys.exit(f"{path} is not as {Path(__file__).name} would write it: run it")
 
 
 if __name__ == "__main__":

@@ -289,3 +289,15 @@ def test_what_a_command_left_behind_is_not_avoided(acme, anyaccel):
     for _ in range(3):
         done = anyaccel("--machine", "sim:Acme-Whole:4", "run", "APU:2", "--", "sh", "-c", "echo $ACME_VISIBLE")
         assert done.stdout == "acme-0,acme-1\n"
+
+
+def test_a_share_by_memory_is_held_exactly(acme):
+    machine = "sim:A1:1"
+    with aa.acquire("A1:10GiB", machine=machine) as first:
+        with pytest.raises(aa.NotFreeError, match=r"no A1 has 8GiB free, the most is 6\.0GiB"):
+            aa.acquire("A1:8GiB", machine=machine, wait=0)
+        with aa.acquire("A1:5.5GiB", machine=machine, wait=0) as second:
+            (small,) = second.allocation.shares
+    (large,) = first.allocation.shares
+    for share, amount in ((large, 10 << 30), (small, 11 << 29)):
+        assert share.memory_bytes >= amount > share.device.memory_bytes * (share.units - 1) // 10_000

@@ -94,7 +94,7 @@ def test_a_class_may_inherit_fields_and_compare_in_its_own_way():
 
 
 def test_the_form_in_python_makes_it_again():
-    assert repr(TERM) == "Term(names=('GPU', 'TPU'), units=5000, filters=(), linked=False, mixed=False)"
+    assert repr(TERM) == "Term(names=('GPU', 'TPU'), units=5000, filters=(), linked=False, mixed=False, memory_bytes=0)"
     assert eval(repr(TERM)) == TERM
 
 

@@ -94,7 +94,7 @@ def test_calls_without_needs_see_no_device(pool):
 
 
 def test_shares_of_a_device(pool, tmp_path):
-    quarter = pool("A1:0.25")
+    quarter, by_memory = pool("A1:0.25"), pool("A1:4GiB")
     here = tmp_path / "here"
     here.mkdir()
 
@@ -103,7 +103,7 @@ def test_shares_of_a_device(pool, tmp_path):
         until(lambda: len(list(here.iterdir())) == 4, "the others")
         return seen()
 
-    found = [future.result(WAIT) for future in [quarter.submit(meet, str(n)) for n in range(4)]]
+    found = [future.result(WAIT) for future in [(quarter, by_memory)[n % 2].submit(meet, str(n)) for n in range(4)]]
     assert all(units == [2500] for _, _, units in found)
     assert len({mask for mask, _, _ in found}) == 1, "four quarters are one device"
 

@@ -35,11 +35,17 @@ class Need(Value):
         count: Number of devices.
         units: Units of each device, in 1/10000.
         among: The devices that could serve the term.
+        sizes: Units by device for a share by memory, of which ``units`` is the largest; empty for other terms.
     """
 
     count: int
     units: int
     among: frozenset[Hashable]
+    sizes: Mapping[Hashable, int] = field(default_factory=dict)
+
+    def units_on(self, device: Hashable) -> int:
+        """Return the needed units of a device."""
+        return self.sizes.get(device, self.units)
 
 
 class Waiting(Value):
@@ -347,10 +353,12 @@ def forecast(waiting: Sequence[Waiting], held: Iterable[Holding], now: float) ->
         starts[one.key] = None if start == FOREVER else start
         end = FOREVER if one.seconds is None else start + one.seconds
         for need in one.needs:
-            soonest = sorted(need.among, key=lambda device: (_free_at(busy.get(device, ()), need.units), str(device)))
+            soonest = sorted(
+                need.among, key=lambda device: (_free_at(busy.get(device, ()), need.units_on(device)), str(device))
+            )
             for device in soonest[: need.count]:
                 left = [(until, units) for until, units in busy.get(device, ()) if until > start]
-                busy[device] = [*left, (end, need.units)]
+                busy[device] = [*left, (end, need.units_on(device))]
     return starts
 
 
@@ -381,7 +389,7 @@ def _earliest_alone(one: Waiting, ends: Mapping[Hashable, Sequence[tuple[float, 
 
 def _find_time(need: Need, busy: Mapping[Hashable, Sequence[tuple[float, int]]]) -> float:
     """Return the time when enough devices have room for a need."""
-    times = sorted(_free_at(busy.get(device, ()), need.units) for device in need.among)
+    times = sorted(_free_at(busy.get(device, ()), need.units_on(device)) for device in need.among)
     return times[need.count - 1] if 0 < need.count <= len(times) else -FOREVER
 
 

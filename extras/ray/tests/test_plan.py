@@ -58,6 +58,8 @@ def why_not(request, *kinds):
     [
         ("GPU:2", {"GPU": 2}, {}),
         ("GPU:0.25", {"GPU": 0.25}, {}),
+        ("H100:20GiB", {"GPU": 0.25, "accelerator_type:H100": 0.001}, {"anyaccel/GPU": "H100"}),
+        ("MI300X:48GiB", {"GPU": 0.25, "accelerator_type:Long-MI300X-OAM": 0.001}, {"anyaccel/GPU": "Long-MI300X-OAM"}),
         ("H100", {"GPU": 1, "accelerator_type:H100": 0.001}, {"anyaccel/GPU": "H100"}),
         ("h100-80gb:1", {"GPU": 1, "accelerator_type:H100": 0.001}, {"anyaccel/GPU": "H100"}),
         ("H100|MI300X:1", {"GPU": 1}, {"anyaccel/GPU": "in(H100,Long-MI300X-OAM)"}),
@@ -71,6 +73,13 @@ def why_not(request, *kinds):
 def test_what_ray_is_asked_for(acme, request_, resources, selector):
     found = plan(request_)
     assert (found.resources, found.selector) == (resources, selector)
+
+
+def test_a_share_by_memory_goes_to_nodes_where_it_is_one_quantity():
+    found = plan("GPU:20GiB")
+    assert str(found.request) == "GPU:0.25,mem=20GiB"
+    assert (found.resources["GPU"], found.selector) == (0.25, {"anyaccel/GPU": "H100"})
+    assert "some will not do" in why_not("GPU:20GiB", node("small", device(0), device(1, memory=16)))
 
 
 def test_memory_leads_to_types_that_have_it():

@@ -6,40 +6,15 @@ import functools
 import os
 
 from anyaccel.errors import MachineError
-from anyaccel.model import Inventory, Value
-from anyaccel.model.wire import decode
+from anyaccel.inventory.answers import interpret
+from anyaccel.inventory.find import report_problem
+from anyaccel.model import Device, Inventory
 from anyaccel.probe.machine import parse_machine
 from anyaccel.vendors.discovery import ALLOW_VARIABLE, DENY_VARIABLE, installed
-from anyaccel.vendors.process import ask, problem_in
+from anyaccel.vendors.process import ask
 
 
-class Unlisted(Value):
-    """A device outside of the inventory.
-
-    Attributes:
-        name: Name of the device.
-        nodes: Device nodes that the device needs.
-    """
-
-    name: str
-    nodes: tuple[str, ...] = ()
-
-
-class LeftOut(Value):
-    """A vendor with an installed plug-in outside of an inventory.
-
-    Attributes:
-        vendor: Key of the vendor.
-        devices: Known devices of the vendor.
-        reason: Why not all devices are known; empty when all are.
-    """
-
-    vendor: str
-    devices: tuple[Unlisted, ...] = ()
-    reason: str = ""
-
-
-def left_out(inventory: Inventory) -> tuple[LeftOut, ...]:
+def left_out(inventory: Inventory) -> Inventory:
     """Ask plug-ins excluded by ``ANYACCEL_PLUGINS`` and ``ANYACCEL_DISABLE`` for their devices on a machine.
 
     Each plug-in runs in its guarded process, as in detection. Answers are kept per machine, since confinement asks
@@ -47,29 +22,26 @@ def left_out(inventory: Inventory) -> tuple[LeftOut, ...]:
 
     Args:
         inventory: The machine's inventory; its vendors are not asked again.
+
+    Returns:
+        The devices and reports of the excluded vendors.
     """
     return _left_out(inventory.machine, frozenset(report.vendor for report in inventory.vendors))
 
 
 @functools.lru_cache(maxsize=16)
-def _left_out(machine: str, listed: frozenset[str]) -> tuple[LeftOut, ...]:
+def _left_out(machine: str, listed: frozenset[str]) -> Inventory:
     try:
         where = parse_machine(machine)
     except MachineError:  # the inventory was made by hand
-        return ()
-    if where.simulated:
-        return ()
+        return Inventory(machine=machine, devices=())
     environ = {name: value for name, value in os.environ.items() if name not in {ALLOW_VARIABLE, DENY_VARIABLE}}
-    sources, problems = installed(environ)
-    found = [LeftOut(vendor=problem.vendor, reason=problem.reason) for problem in problems]
-    vendors = {source.vendor for source in sources} - listed
-    answers = ask("nodes", where, environ=environ, vendors=vendors)[0] if vendors else {}
-    for vendor, (source, outcome) in answers.items():
-        problem = problem_in(source, outcome, "anyaccel_detect")
-        reason = problem.reason if problem else ""
-        try:
-            devices = tuple(decode(Unlisted, device) for device in (outcome.value or {}).get("devices", ()))
-        except ValueError as error:
-            devices, reason = (), str(error)
-        found.append(LeftOut(vendor=vendor, devices=devices, reason=reason))
-    return tuple(vendor for vendor in found if vendor.vendor not in listed and (vendor.devices or vendor.reason))
+    sources, problems = ([], []) if where.simulated else installed(environ)
+    reports = [report_problem(problem) for problem in problems if problem.vendor not in listed]
+    excluded = {source.vendor for source in sources} - listed
+    found: list[Device] = []
+    for source, outcome in ask("detect", where, environ=environ, vendors=excluded)[0].values() if excluded else ():
+        report, devices = interpret(source, outcome)
+        reports.append(report)
+        found += devices
+    return Inventory(machine=machine, devices=tuple(found), vendors=tuple(reports))

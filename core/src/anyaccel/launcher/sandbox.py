@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 from anyaccel.errors import EnforcementError, PluginError
 from anyaccel.linux.descriptors import list_descriptors
 from anyaccel.linux.process import call_in_thread
-from anyaccel.model import Allocation, Device, Inventory, Value, VendorState, replace
+from anyaccel.model import Allocation, Device, Inventory, Value, VendorReport, VendorState, replace
 
 if TYPE_CHECKING:
-    from anyaccel.inventory.left_out import LeftOut
     from anyaccel.linux.landlock import Node
 
 Enforce = bool | Literal["try"]
@@ -150,7 +149,7 @@ def describe_obstacle() -> str:
     return f"the worker is not confined to its devices: {find_obstacle()}"
 
 
-def plan_sandbox(allocation: Allocation, inventory: Inventory, left_out: Sequence[LeftOut] = ()) -> Sandbox:
+def plan_sandbox(allocation: Allocation, inventory: Inventory, left_out: Inventory | None = None) -> Sandbox:
     """Decide which device nodes a worker may not open; changes nothing.
 
     Nodes of the worker's devices stay open, and nodes that all devices of their vendors share. All other nodes are
@@ -159,14 +158,14 @@ def plan_sandbox(allocation: Allocation, inventory: Inventory, left_out: Sequenc
     Args:
         allocation: The devices of the worker.
         inventory: The inventory from which the allocation was made.
-        left_out: Devices on the machine that the inventory leaves out; see :mod:`anyaccel.inventory.left_out`.
+        left_out: The inventory of excluded vendors; see :mod:`anyaccel.inventory.left_out`.
 
     Raises:
         PluginError: If the plug-in of a device of the worker cannot name the nodes that the device needs.
     """
     held = {device.id for device in allocation.devices}
     detected = [device for device in inventory.devices if not device.declared]
-    others = [device for device in detected if device.id not in held]
+    others = [device for device in detected if device.id not in held] + list(left_out.devices if left_out else ())
     kept: dict[str, None] = {}
     for own in dict.fromkeys(device.vendor for device in detected if device.id in held):
         kept |= dict.fromkeys(_find_needed([device for device in inventory.of_vendor(own) if device.id in held]))
@@ -179,12 +178,12 @@ def plan_sandbox(allocation: Allocation, inventory: Inventory, left_out: Sequenc
             nodes[device.id] = device.nodes
             gaps[_warn_shared(device.vendor, error.problem.reason)] = None
     named = [(_name(device), nodes[device.id]) for device in others]
-    named += [(device.name, device.nodes) for vendor in left_out for device in vendor.devices]
     closed = tuple(dict.fromkeys(node for _, needed in named for node in needed if node not in kept))
     for name, needed in named:
         if all(node in kept for node in needed):  # also if it has no nodes
             gaps[_warn_inseparable(name, needed)] = None
-    gaps |= dict.fromkeys(_warn_unknown(inventory, left_out))
+    reports = (*inventory.vendors, *(left_out.vendors if left_out else ()))
+    gaps |= dict.fromkeys(_warn_unknown(reports))
     return Sandbox(closed=closed, kept=tuple(kept), gaps=tuple(gaps))
 
 
@@ -196,16 +195,13 @@ def _find_needed(devices: Sequence[Device]) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*(node for device in devices for node in device.nodes), *shared)))
 
 
-def _warn_unknown(inventory: Inventory, left_out: Sequence[LeftOut]) -> Iterator[str]:
+def _warn_unknown(reports: Sequence[VendorReport]) -> Iterator[str]:
     """Return warnings about vendors with unknown devices."""
-    for report in inventory.vendors:
+    for report in reports:
         if report.state is VendorState.FAILED:
             yield _warn_failed(report.vendor, report.problem.reason if report.problem else "")
         elif report.partial:
             yield f"devices of {report.vendor} that could not be read may be open to the worker"
-    for vendor in left_out:
-        if vendor.reason:
-            yield (_warn_shared if vendor.devices else _warn_failed)(vendor.vendor, vendor.reason)
 
 
 def _name(device: Device) -> str:

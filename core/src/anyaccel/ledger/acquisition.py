@@ -42,7 +42,7 @@ from anyaccel.ledger.names import (
 )
 from anyaccel.ledger.record import LeaseRecord
 from anyaccel.ledger.tickets import TicketFile
-from anyaccel.ledger.turns import current_policy, list_holdings, own_user, read_ticket
+from anyaccel.ledger.turns import current_policy, hashed, list_holdings, own_user, read_ticket
 from anyaccel.linux import mark as marks
 from anyaccel.linux import process
 from anyaccel.linux.inotify import FileEvents
@@ -543,7 +543,7 @@ class Acquisition:
             priority=self._priority,
             user=own_user(),
             seconds=want.seconds,
-            needs=tuple(replace(need, among=hashes(frozenset(map(str, need.among)))) for need in want.needs),
+            needs=tuple(map(hashed, want.needs)),
             wants=hashes(want.candidates),
             inner=any(map(is_inner, want.candidates)),
         )

@@ -21,6 +21,7 @@ from anyaccel.ledger.names import TicketName, hash_device, hashes, is_inner, par
 from anyaccel.ledger.record import read_number, read_object
 from anyaccel.linux import process
 from anyaccel.linux.users import outside
+from anyaccel.model.device import UNITS_PER_DEVICE
 from anyaccel.policy import PLAIN, Holding, Need, Policy, Waiting
 
 TYPE_CHECKING = False
@@ -61,7 +62,12 @@ def write_ticket_words(want: Want, since: float) -> dict[str, Any]:
         words["inner"] = True
     if want.needs:
         words["needs"] = [
-            [need.count, need.units, None if need.among == want.candidates else sorted(hashes(_texts(need.among)))]
+            [
+                need.count,
+                need.units,
+                None if need.among == want.candidates else sorted(hashes(_texts(need.among))),
+                *([[hash_device(str(device)), units] for device, units in need.sizes.items()],) * bool(need.sizes),
+            ]
             for need in want.needs
         ]
     return words
@@ -126,13 +132,31 @@ def _read_waiting(ticket: TicketName, user: int, body: bytes) -> Waiting:
 
 def _needs(value: object, wants: frozenset[int]) -> Iterable[Need]:
     for each in value[:64] if isinstance(value, list) else ():
-        if not isinstance(each, list) or len(each) != 3:  # noqa: PLR2004
+        if not isinstance(each, list) or len(each) not in {3, 4}:
             continue
-        count, units, among = each
+        count, units, among, *sizes = each
         if type(count) is not int or type(units) is not int or not 0 < count <= 1 << 20 or not 0 < units <= 1 << 20:
             continue
         own = frozenset(one for one in among if type(one) is int) if isinstance(among, list) else wants
-        yield Need(count=count, units=units, among=own)
+        yield Need(count=count, units=units, among=own, sizes=dict(_sizes(*sizes)))
+
+
+def _sizes(value: object = None) -> Iterable[tuple[int, int]]:
+    for each in value[:_REMEMBERED] if isinstance(value, list) else ():
+        if isinstance(each, list) and len(each) == 2:  # noqa: PLR2004
+            device, units = each
+            if type(device) is int and type(units) is int and 0 < units <= UNITS_PER_DEVICE:
+                yield device, units
+
+
+def hashed(need: Need) -> Need:
+    """Return a need with devices as the numbers that tickets compare."""
+    return Need(
+        count=need.count,
+        units=need.units,
+        among=hashes(_texts(need.among)),
+        sizes={hash_device(str(device)): units for device, units in need.sizes.items()},
+    )
 
 
 def list_holdings(directory: int, listing: Listing, over: Collection[str] = ()) -> list[Holding]:

@@ -25,7 +25,7 @@ from anyaccel.model.observation import (
 )
 from anyaccel.model.plugin import PluginInfo
 from anyaccel.model.problem import Problem, ProblemKind
-from anyaccel.model.request import Request, Term, format_units
+from anyaccel.model.request import Request, Term, format_memory, format_units
 from anyaccel.model.wire import decode, encode
 
 __all__ = [
@@ -65,6 +65,7 @@ __all__ = [
     "decode",
     "encode",
     "field",
+    "format_memory",
     "format_slots",
     "format_units",
     "parts_of",

@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 from anyaccel.model._value import Value
-from anyaccel.model.device import UNITS_PER_DEVICE
+from anyaccel.model.device import UNITS_PER_DEVICE, Device
 
 
 def format_units(units: int) -> str:
     """Write 1/10000 devices as an exact decimal: 5000 as ``0.5``, 20000 as ``2``."""
     whole, rest = divmod(units, UNITS_PER_DEVICE)
     return f"{whole}.{rest:04d}".rstrip("0") if rest else str(whole)
+
+
+_UNITS = (
+    *((f"{unit}iB", 1024**power) for power, unit in enumerate("KMGT", 1)),
+    ("B", 1),
+    *((f"{unit}B", 1000**power) for power, unit in enumerate("KMGT", 1)),
+)
+
+
+def format_memory(memory_bytes: int) -> str:
+    """Format an amount of memory exactly, in the unit with the shortest text: ``40GiB``, ``1.5TB``, ``1023B``."""
+    # In tenths of a unit, which size() reads back without loss.
+    exact = [(memory_bytes * 10 // unit, name) for name, unit in _UNITS if memory_bytes * 10 % unit == 0]
+    texts = [f"{tenths // 10}{f'.{tenths % 10}' * bool(tenths % 10)}{name}" for tenths, name in exact]
+    return min(texts, key=lambda text: (len(text), "." in text))
 
 
 class Term(Value):
@@ -22,6 +37,8 @@ class Term(Value):
             right behind the names of the term.
         linked: Whether the devices must be connected directly.
         mixed: Whether the devices may be of several vendors and types.
+        memory_bytes: Share by memory, in bytes, of any one device that has so much; then ``units`` is 0. 0 for a
+            quantity in ``units``.
     """
 
     names: tuple[str, ...]
@@ -29,6 +46,7 @@ class Term(Value):
     filters: tuple[tuple[str, str], ...] = ()
     linked: bool = False
     mixed: bool = False
+    memory_bytes: int = 0
 
     @property
     def count(self) -> int:
@@ -40,15 +58,31 @@ class Term(Value):
         """Whether the term asks for a share of one device."""
         return self.units < UNITS_PER_DEVICE
 
+    @property
+    def quantity(self) -> str:
+        """The quantity as it is written: ``2``, ``0.5`` or ``20GiB``."""
+        return format_memory(self.memory_bytes) if self.memory_bytes else format_units(self.units)
+
+    def units_on(self, device: Device) -> int:
+        """Return the needed units of a device, in 1/10000; more than a device has if the device can never serve.
+
+        A share by memory is rounded up to the next 1/10000 of the device.
+        """
+        if not self.memory_bytes:
+            return min(self.units, UNITS_PER_DEVICE)
+        if not device.memory_bytes:
+            return UNITS_PER_DEVICE + 1
+        return -(-self.memory_bytes * UNITS_PER_DEVICE // device.memory_bytes)
+
     def __str__(self) -> str:
         signs = options = ""
         for name, value in self.filters:
-            if name.isalpha():
+            if name.isalpha():  # a sign, such as the "+" of "H100+", stands at the names
                 options += f",{name}={value}"
             else:
                 signs += name + value
         options += ",linked" * self.linked + ",mixed" * self.mixed
-        return f"{'|'.join(self.names)}{signs}:{format_units(self.units)}{options}"
+        return f"{'|'.join(self.names)}{signs}:{self.quantity}{options}"
 
 
 class Request(Value):

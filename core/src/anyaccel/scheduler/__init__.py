@@ -12,7 +12,7 @@ __all__, __getattr__, __dir__ = face(
         "anyaccel.scheduler.fleet": ("Fleet",),
         "anyaccel.scheduler.grammar": ("parse_request",),
         "anyaccel.scheduler.names": ("goes_by",),
-        "anyaccel.scheduler.placement": ("Validate", "choose_slots"),
+        "anyaccel.scheduler.placement": ("Validate", "choose_slots", "with_units"),
         "anyaccel.model.verdict": ("Reason", "ReasonCode", "Verdict"),
         "anyaccel.scheduler.scheduler": ("Scheduler",),
         "anyaccel.scheduler.serving": ("rules", "serves"),

@@ -53,13 +53,21 @@ def summarize(layouts: Sequence[Layout], plans: Iterable[RequestPlan], *, infeas
         Demand(
             name=name,
             resource=_resource(layouts, found[0][2]),
-            units=sum(hosts * term.units for _, hosts, term in found),
-            largest=max(term.units for _, _, term in found),
+            units=sum(hosts * _units(layouts, term) for _, hosts, term in found),
+            largest=max(_units(layouts, term) for _, _, term in found),
             requests=len({number for number, _, _ in found}),
             infeasible=infeasible,
         )
         for name, found in asking.items()
     )
+
+
+def _units(layouts: Sequence[Layout], term: Term) -> int:
+    """Return the quantity of a term in units; of a share by memory the most that a device would need for it."""
+    if not term.memory_bytes:
+        return term.units
+    devices = (layout.devices[at] for layout in layouts for at in bits(layout.serving(term)))
+    return max(map(term.units_on, devices), default=UNITS_PER_DEVICE)
 
 
 def _resource(layouts: Sequence[Layout], term: Term) -> str:

@@ -238,8 +238,7 @@ def _taken(books: Books, wanted: Sequence[Wanted]) -> Reason:
     label = _label(layout, term) if term else "devices"
     total = mask.bit_count()
     if term and term.fraction:
-        most = format_units(max((free.units[position] for position in bits(mask)), default=0))
-        start = f"no {label} has {format_units(term.units)} free, the most is {most}"
+        start = f"no {label} has {term.quantity} free, the most is {_most_free(layout, free, mask, term)}"
     else:
         partly = sum(free.units[position] > 0 for position in held)
         start = f"{(mask & free.whole).bit_count()} of {total} {label} free"
@@ -247,6 +246,14 @@ def _taken(books: Books, wanted: Sequence[Wanted]) -> Reason:
     by = f"; held by {listed(list(names.values()))}" if names else ""
     ids = tuple(layout.devices[position].id for position in held)
     return Reason(code=ReasonCode.TAKEN, message=start + by, term=term, devices=ids, holders=tuple(names))
+
+
+def _most_free(layout: Layout, free: Occupancy, mask: int, term: Term) -> str:
+    """Return the largest free part of a device in the unit of a term's quantity."""
+    if not term.memory_bytes:
+        return format_units(max((free.units[at] for at in bits(mask)), default=0))
+    sizes = (free.units[at] * (layout.devices[at].memory_bytes or 0) // UNITS_PER_DEVICE for at in bits(mask))
+    return f"{max(sizes, default=0) / (1 << 30):.1f}GiB"
 
 
 def _devices(wanted: Iterable[Wanted]) -> int:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from anyaccel.model import UNITS_PER_DEVICE, Device, Inventory, Term, format_units, replace
+from anyaccel.model import UNITS_PER_DEVICE, Device, Inventory, Term, format_memory, format_units, replace
 from anyaccel.model.extent import format_row, read_row, rows_of
 from anyaccel.model.labels import MOST_LABELS, read_label, write_label, write_labels
 from anyaccel.scheduler.names import goes_by
@@ -133,7 +133,7 @@ class _Memory(Filter[int]):
     def explain_failure(self, asked: AskedFilter[int], devices: Sequence[Device]) -> str:
         largest, term = max(device.memory_bytes or 0 for device in devices), asked.term
         if not largest:
-            return f"the memory is unknown of {listed([device.id for device in devices])}"
+            return explain_unknown_memory(devices)
         share = largest * term.units // UNITS_PER_DEVICE
         part = f", {format_units(term.units)} of it {format_memory(share)}" if term.fraction else ""
         return f"the largest memory is {format_memory(largest)}{part}, less than mem={format_memory(asked.wanted)}"
@@ -152,13 +152,9 @@ class _Memory(Filter[int]):
                 yield with_filter(term, self.name, format_memory(share))
 
 
-def format_memory(memory_bytes: int) -> str:
-    """Format an amount of memory exactly, in the largest binary unit that divides it: ``40GiB``, ``1000B``."""
-    for power, unit in enumerate(("TiB", "GiB", "MiB", "KiB")):
-        size = 1024 ** (4 - power)
-        if memory_bytes and memory_bytes % size == 0:
-            return f"{memory_bytes // size}{unit}"
-    return f"{memory_bytes}B"
+def explain_unknown_memory(devices: Sequence[Device]) -> str:
+    """Explain why devices without known memory do not pass."""
+    return f"the memory is unknown of {listed([device.id for device in devices])}"
 
 
 class _Versions(NamedTuple):

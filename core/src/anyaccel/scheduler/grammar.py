@@ -4,7 +4,7 @@
 
     request  = term { whitespace term }               all terms are served, or none
     term     = name { "|" name } [ ":" quantity ] { "," option }
-    quantity = whole devices "2", or a share of one "0.5" with up to four decimals
+    quantity = whole devices "2", or a share of one: "0.5" with up to four decimals, or by its memory "20GiB"
     option   = "linked" | "mixed" | "else=cpu" | filter "=" value
 
 The filters are those of :data:`~anyaccel.scheduler.filters.FILTERS`; one whose name is a sign stands behind a name.
@@ -19,7 +19,7 @@ from functools import lru_cache
 from anyaccel.errors import RequestError
 from anyaccel.model import UNITS_PER_DEVICE, Request, Term, format_units, replace
 from anyaccel.scheduler.filters import FILTERS, asked, counted
-from anyaccel.text import shown
+from anyaccel.text import shown, size
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ MAX_DEVICES = 1_000_000
 
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]*")
 _DECIMAL = re.compile(r"([0-9]+)(?:\.([0-9]+))?")
+_MEMORY = re.compile(r"[0-9.]+[A-Za-z]+")
 _DECIMALS = 4
 _FLAGS = ("linked", "mixed")
 
@@ -90,8 +91,12 @@ def _parse_term(text: str) -> tuple[Term, bool]:
         mixed="mixed" in given,
     )
     count = _check_filters(text, term)
-    units = _parse_quantity(text, names, quantity) if colon else (count or 1) * UNITS_PER_DEVICE
-    return replace(_written(term), units=units), "else" in given
+    if colon and _MEMORY.fullmatch(quantity):
+        term = _with_memory(text, term, quantity)
+    else:
+        units = _parse_quantity(text, names, quantity) if colon else (count or 1) * UNITS_PER_DEVICE
+        term = replace(term, units=units)
+    return _written(term), "else" in given
 
 
 def _parse_signs(names: str) -> tuple[str, dict[str, str]]:
@@ -132,6 +137,26 @@ def _parse_names(text: str, names: str) -> tuple[str, ...]:
             _refuse(text, f"a name must be a letter, then letters, digits and . _ - (got {shown(name)}){way_out}")
     distinct = {name.lower(): name for name in reversed(found)}  # the first spelling wins
     return tuple(reversed(distinct.values()))
+
+
+def _with_memory(text: str, term: Term, quantity: str) -> Term:
+    """Return the term with a share by memory as its quantity."""
+    try:
+        found = replace(term, units=0, memory_bytes=size(quantity))
+    except ValueError as error:
+        _refuse(text, f"a share by memory {error}")
+    if fault := _memory_fault(found):
+        _refuse(text, fault)
+    return found
+
+
+def _memory_fault(term: Term) -> str:
+    """Describe an invalid share by memory; empty for a valid one."""
+    if term.units or term.memory_bytes < 0:
+        return "a share by memory must be more than 0 bytes, with 0 units"
+    if any(name == "mem" for name, _ in term.filters):
+        return f"a share by memory must stand without 'mem': {term.quantity} is what the share has"
+    return ""
 
 
 def _parse_quantity(text: str, names: str, quantity: str) -> int:
@@ -197,7 +222,7 @@ def _checked(request: Request) -> Request:
             raise RequestError(
                 f"a term's names must each be a letter, then letters, digits and . _ - (got {shown(term.names)})"
             )
-        fault = _units_fault("|".join(term.names), term.units)
+        fault = _memory_fault(term) if term.memory_bytes else _units_fault("|".join(term.names), term.units)
         if fault:
             _refuse(str(term), fault)
         _check_filters(str(term), term)

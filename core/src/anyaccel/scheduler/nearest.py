@@ -50,11 +50,14 @@ def _near(layout: Layout, free: Occupancy, term: Term) -> Iterator[Term]:
     filters = asked(term, layout.inventory)
     others = [near for each in filters for near in islice(each.filter.find_near(each, there), _TRIES)]
     if term.fraction:
-        most = max((free.units[position] for position in bits(want(layout, term).mask)), default=0)
-        if 0 < most < term.units:
-            yield replace(term, units=most)
-        yield from (near for near in others if near.units > term.units)
-        yield replace(term, units=UNITS_PER_DEVICE)
+        if term.memory_bytes:
+            yield from _less_memory(layout, free, term)
+        else:
+            most = max((free.units[position] for position in bits(want(layout, term).mask)), default=0)
+            if 0 < most < term.units:
+                yield replace(term, units=most)
+            yield from (near for near in others if near.units > term.units)
+        yield replace(term, units=UNITS_PER_DEVICE, memory_bytes=0)
     else:
         room = _room(layout, free, term)
         below = min(term.count - 1, room)
@@ -69,6 +72,15 @@ def _near(layout: Layout, free: Occupancy, term: Term) -> Iterator[Term]:
         if 0 < part < UNITS_PER_DEVICE:
             yield replace(term, units=part)
     yield from others
+
+
+def _less_memory(layout: Layout, free: Occupancy, term: Term) -> Iterator[Term]:
+    """Yield the term with the most memory that is free on one device, in whole GiB where there is as much."""
+    able = bits(layout.serving(replace(term, memory_bytes=1)))
+    most = max((free.units[at] * (layout.devices[at].memory_bytes or 0) // UNITS_PER_DEVICE for at in able), default=0)
+    unit = next((unit for unit in (1 << 30, 1 << 20) if most >= unit), 1)
+    if 0 < most < term.memory_bytes:
+        yield replace(term, memory_bytes=most // unit * unit)
 
 
 def _room(layout: Layout, free: Occupancy, term: Term) -> int:

@@ -10,11 +10,23 @@ it. The search is bounded by ``PLACEMENTS``, some tens of milliseconds at worst;
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from typing import NamedTuple
 
-from anyaccel.model import UNITS_PER_DEVICE, Device, Extent, Inventory, Share, Term, Value, parts_of, slot_mask
+from anyaccel.model import (
+    UNITS_PER_DEVICE,
+    Device,
+    Extent,
+    Inventory,
+    Share,
+    Term,
+    Value,
+    field,
+    parts_of,
+    replace,
+    slot_mask,
+)
 from anyaccel.model.extent import bits, union
 from anyaccel.policy import Need
 from anyaccel.scheduler.filters import counted
@@ -262,12 +274,18 @@ class Wanted(Value):
         choices: In order of preference, groups of devices as bit masks. Each group alone may serve the term; groups of
             one choice are equally good.
         mask: The devices of every choice.
+        sizes: Units by position for a share by memory, of which ``units`` is the smallest; empty for other terms.
     """
 
     term: Term
     units: int
     choices: tuple[tuple[int, ...], ...]
     mask: int
+    sizes: Mapping[int, int] = field(default_factory=dict)
+
+    def units_at(self, position: int) -> int:
+        """Return the units of the device at a position that the term needs."""
+        return self.sizes.get(position, self.units)
 
 
 def want(layout: Layout, term: Term) -> Wanted:
@@ -280,7 +298,9 @@ def want(layout: Layout, term: Term) -> Wanted:
     choices = [_groups(layout, term, layout.names.devices(name) & together) for name in term.names]
     if term.count > 1 and (term.mixed or counted(term)):  # named devices may be of several types
         choices.append(layout.compatible(together))
-    return Wanted(term=term, units=min(term.units, UNITS_PER_DEVICE), choices=tuple(choices), mask=together)
+    sizes = {at: term.units_on(layout.devices[at]) for at in bits(together)} if term.memory_bytes else {}
+    units = min(sizes.values(), default=1) if term.memory_bytes else min(term.units, UNITS_PER_DEVICE)
+    return Wanted(term=term, units=units, choices=tuple(choices), mask=together, sizes=sizes)
 
 
 def needs(wanted: Iterable[Wanted], name: Callable[[int], Hashable]) -> tuple[Need, ...]:
@@ -291,7 +311,13 @@ def needs(wanted: Iterable[Wanted], name: Callable[[int], Hashable]) -> tuple[Ne
         name: Returns the policy's name of the device at a position.
     """
     return tuple(
-        Need(count=each.term.count, units=each.units, among=frozenset(map(name, bits(each.mask)))) for each in wanted
+        Need(
+            count=each.term.count,
+            units=max(each.sizes.values(), default=each.units),
+            among=frozenset(map(name, bits(each.mask))),
+            sizes={name(position): units for position, units in each.sizes.items()},
+        )
+        for each in wanted
     )
 
 
@@ -348,12 +374,20 @@ def vetoed(layout: Layout, term: Term, positions: Sequence[int], validate: Valid
         by_vendor.setdefault(device.vendor, []).append(device)
     for vendor, devices in by_vendor.items():
         try:
-            reason = validate(term, devices)
+            reason = validate(with_units(term, devices[0]), devices)
         except Exception as error:  # noqa: BLE001 -- a faulty rule refuses, and must not break another request's release
             reason = f"the rule of vendor {vendor!r} failed: {type(error).__name__}: {error}"
         if reason:
             return reason
     return ""
+
+
+def with_units(term: Term, device: Device) -> Term:
+    """Return a term that asks a device for the same in units: vendors and clusters know no shares by memory."""
+    if not term.memory_bytes:
+        return term
+    filters = (*term.filters, ("mem", term.quantity))
+    return replace(term, units=term.units_on(device), memory_bytes=0, filters=filters)
 
 
 def _groups(layout: Layout, term: Term, mask: int) -> tuple[int, ...]:
@@ -370,7 +404,7 @@ def _groups(layout: Layout, term: Term, mask: int) -> tuple[int, ...]:
 
 def _choice(wanted: Wanted) -> tuple[int, int]:
     """Return the sort key of terms: least choice first, then the largest, which is hardest to fit in."""
-    return wanted.mask.bit_count(), -wanted.term.units
+    return wanted.mask.bit_count(), -(wanted.term.units or wanted.units)
 
 
 def _enough(free: Occupancy, wanted: Sequence[Wanted]) -> bool:
@@ -394,7 +428,7 @@ def _candidates(
         groups = [group & ~barred for group in choice] if barred else choice
         for positions in _sets(layout, free, wanted, groups):
             if not vetoed(layout, wanted.term, positions, validate):
-                yield tuple(free.spot(position, wanted.units) for position in positions)
+                yield tuple(free.spot(position, wanted.units_at(position)) for position in positions)
 
 
 def _sets(layout: Layout, free: Occupancy, wanted: Wanted, groups: Sequence[int]) -> Iterator[tuple[int, ...]]:
@@ -408,7 +442,7 @@ def _sets(layout: Layout, free: Occupancy, wanted: Wanted, groups: Sequence[int]
         return
     for group in groups:
         if term.fraction:
-            broken = (at for at in bits(group & ~free.whole) if free.units[at] >= wanted.units)
+            broken = (at for at in bits(group & ~free.whole) if free.units[at] >= wanted.units_at(at))
             yield from ((position,) for position in sorted(broken, key=free.units.__getitem__))
         yield from ((position,) for position in topology.singles(free.whole & group))
 

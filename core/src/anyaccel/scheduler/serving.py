@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from anyaccel.model import UNITS_PER_DEVICE, Device, Health, Inventory, Term
+from anyaccel.model import UNITS_PER_DEVICE, Device, Health, Inventory, Term, format_memory
 from anyaccel.model.verdict import ReasonCode
-from anyaccel.scheduler.filters import AskedFilter, asked
+from anyaccel.scheduler.filters import AskedFilter, asked, explain_unknown_memory
 from anyaccel.scheduler.names import goes_by
 from anyaccel.text import listed
 
@@ -47,6 +47,8 @@ def rules(term: Term, inventory: Inventory) -> Iterator[DeviceRule]:
         yield _of_filter(each)
     yield _VISIBLE
     yield _HEALTHY
+    if term.memory_bytes:
+        yield _large_enough(term)
     yield _DIVISIBLE if term.fraction else _WHOLE
 
 
@@ -59,6 +61,18 @@ def _of_filter(asked: AskedFilter[Any]) -> DeviceRule:
         filter=entry.name,
         counts=entry.count(asked.wanted) is not None,
     )
+
+
+def _large_enough(term: Term) -> DeviceRule:
+    """Return the condition of a share by memory."""
+
+    def explain(devices: Sequence[Device]) -> str:
+        largest = max(device.memory_bytes or 0 for device in devices)
+        if not largest:
+            return explain_unknown_memory(devices)
+        return f"the largest memory is {format_memory(largest)}, less than {term.quantity}"
+
+    return DeviceRule(ReasonCode.FILTER, lambda device: term.units_on(device) <= UNITS_PER_DEVICE, explain, "mem")
 
 
 def _ids(devices: Sequence[Device]) -> str:

@@ -77,11 +77,6 @@ def __getattr__(name: str) -> Callable[[Payload], dict[str, Any]]:
     return lambda payload: _guard(payload, lambda loaded: _ask(loaded, name, payload))
 
 
-def nodes(payload: Payload) -> dict[str, Any]:
-    """Find the devices and the device nodes that users of these open: ``{"devices": [{"name", "nodes"}]}``."""
-    return _guard(payload, lambda loaded: _nodes(loaded.plugin, payload))
-
-
 def record(payload: Payload) -> dict[str, Any]:
     """Record which facts the hooks read: ``{"info", "recording"}``, and the answer of :func:`detect`."""
     return _guard(payload, lambda loaded: _record(loaded.plugin, payload))
@@ -139,14 +134,14 @@ def _load(payload: Payload) -> Loaded:
         os.environ.clear()  # libraries read the variables of the caller
         os.environ.update(payload["environ"])
     if "load" in payload:
-        sys.path[:] = payload["load"]["path"]
+        sys.path[:] = payload["load"]["path"]  # the fork server may be older than changes of the path
         _last[:] = [decode(Source, payload["load"]["source"])]
     source = _last[0]
     if source not in _loaded:
         try:
             _loaded[source] = Loaded(source)
         except PluginError as error:
-            _loaded[source] = error
+            _loaded[source] = error  # a second import would find half-initialised modules
     found = _loaded[source]
     if isinstance(found, PluginError):
         raise found
@@ -171,6 +166,7 @@ def _detect(loaded: Loaded, payload: Payload) -> dict[str, Any]:
         environ = payload["environ"]
     else:
         facts = machine.facts(payload["environ"])
+        # On a recording, masks of the caller count like on the recorded machine.
         environ = {**facts.environ, **_own_variables(plugin, payload["environ"])}
         try:
             detected = plugin.detect(ProbeContext(facts, start + payload["seconds"]))
@@ -210,21 +206,6 @@ def _describe(plugin: VendorPlugin, detected: Detected, environ: Mapping[str, st
     except PluginError as error:
         return detected, _problem(error)
     return replace(detected, notes=(*detected.notes, *notes)), {"value": encode(visible)}
-
-
-def _nodes(plugin: VendorPlugin, payload: Payload) -> dict[str, Any]:
-    detected = plugin.detect(_context(payload))
-    devices = detected.devices if detected is not None else ()
-    found: list[dict[str, Any]] = []
-    answer: dict[str, Any] = {"devices": found}
-    for device in devices:
-        nodes = dict.fromkeys(device.nodes)
-        try:
-            nodes |= dict.fromkeys(plugin.container([device]).nodes)  # with the nodes that all devices share
-        except PluginError as error:
-            answer["problem"] = encode(error.problem)
-        found.append({"name": f"{plugin.info.vendor}/{device.index} ({device.id})", "nodes": list(nodes)})
-    return answer
 
 
 def _record(plugin: VendorPlugin, payload: Payload) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from anyaccel.engines.remote import Fitting, Plan, find_fitting, listed
+from anyaccel.engines.remote import Fitting, Plan, describe_nodes, find_fitting
 from anyaccel.exports.ray import (
     MIXED,
     TYPE_PREFIX,
@@ -24,7 +24,7 @@ from anyaccel.model import (
     field,
     replace,
 )
-from anyaccel.scheduler import asked, goes_by, rules, serves
+from anyaccel.scheduler import asked, goes_by, rules, serves, with_units
 
 TYPE_SHARE = 0.001
 """How much of ``accelerator_type:TYPE`` a call asks for, of the 1 that a node has: what Ray itself asks for."""
@@ -62,7 +62,7 @@ class RayPlan(Plan):
 
 def find_plan(
     request: Request, kinds: Sequence[NodeKind], products: Products, *, grows: bool
-) -> tuple[RayPlan | None, Fitting[tuple[str, ...]]]:
+) -> tuple[RayPlan | None, Fitting[tuple[tuple[str, ...], Request]]]:
     """Find out what to ask for.
 
     Args:
@@ -74,33 +74,41 @@ def find_plan(
     Returns:
         What to ask for, or None; and what came of looking at the nodes.
     """
-    named = [(listed(kind.names), kind.inventory) for kind in kinds]
+    named = [(describe_nodes(kind.names), kind.inventory) for kind in kinds]
     found = find_fitting(request, named, lambda number: _resources_of(request, kinds[number]))
     if not found.served:
         return _plan_ahead(request, products) if grows else None, found
-    served = [(terms, kinds[number]) for number, terms in found.served.items()]
-    terms, _ = min(served, key=lambda each: _preference(request, *each))
-    chosen = [kind for own, kind in served if own == terms]
-    return _plan(request, terms, chosen, kinds, products), found
+    served = [(own, kinds[number]) for number, own in found.served.items()]
+    (terms, asked_for), _ = min(served, key=lambda each: _preference(request, each[0][0], each[1]))
+    chosen = [kind for own, kind in served if own == (terms, asked_for)]
+    return _plan(asked_for, terms, chosen, kinds, products), found
 
 
-def _resources_of(request: Request, kind: NodeKind) -> tuple[tuple[str, ...] | None, str]:
-    """The resource for each term on a node whose devices would do; or None, and why Ray cannot be asked for them."""
+def _resources_of(request: Request, kind: NodeKind) -> tuple[tuple[tuple[str, ...], Request] | None, str]:
+    """The resource for each term on a node whose devices would do; or None, and why Ray cannot be asked for them.
+
+    With the request as this node serves it: Ray counts devices, so a share by memory becomes one in units, the largest
+    that one of the node's devices needs.
+    """
     terms: list[str] = []
+    plain: list[Term] = []
     why = ""
     for term in request.terms:
         for resource, devices in _by_preference(term, kind.inventory):
-            why = _obstacle(term, resource, devices, kind) or _shared_obstacle(request, terms, term, resource)
+            own = with_units(term, max(devices, key=term.units_on))
+            why = _obstacle(own, resource, devices, kind) or _shared_obstacle(request, terms, own, resource)
             if not why:
                 terms.append(resource)
+                plain.append(own)
                 break
         else:
             return None, why or f"nothing serves {term}"
-    wanted = _quantities(request, tuple(terms))
+    asked_for = replace(request, terms=tuple(plain))
+    wanted = _quantities(asked_for, tuple(terms))
     for resource, quantity in wanted.items():
         if quantity > kind.resources.get(resource, 0):
             return None, f"it was started with {kind.resources.get(resource, 0):g} {resource}"
-    return tuple(terms), ""
+    return (tuple(terms), asked_for), ""
 
 
 def _by_preference(term: Term, inventory: Inventory) -> list[tuple[str, list[Device]]]:
@@ -198,6 +206,8 @@ def _plan_ahead(request: Request, products: Products) -> RayPlan | None:
     terms, selector = [], {}
     share: dict[str, float] = {}
     if any(not each.filter.typed for term in request.terms for each in asked(term)):
+        return None
+    if any(term.memory_bytes for term in request.terms):  # how much of a device it is depends on the node
         return None
     for term in request.terms:
         for resource, own in products().items():
