@@ -67,7 +67,7 @@ GROUPS = {
 """The commands under the titles of ``anyaccel --help``, each with what it does."""
 COMMANDS = {name: text for group in GROUPS.values() for name, text in group.items()}
 DEFAULT = "status"
-SURVEYS = {"status", "top", "metrics", "run", "sweep", "hold", "select", "why", "env", "doctor", "export"}
+SURVEYS = {"status", "top", "metrics", "report", "run", "sweep", "hold", "select", "why", "env", "doctor", "export"}
 """Commands that detect the machine's devices."""
 RUNS = {"run", "sweep", "testbed"}
 """Commands that take a command to run, after ``--``."""
@@ -86,7 +86,7 @@ DIAGNOSES = {"doctor"}
 """Commands that take defaults from these files and report errors in them themselves."""
 ABOUT_PLUGINS = {"plugins", "doctor", "check", "record"}
 """Commands that examine plug-ins."""
-APART = UNCONFIGURED | {"release", "queue", "new", "testbed", "jobs", "logs", "cancel", "wait", "redo", "report"}
+APART = UNCONFIGURED | {"release", "queue", "new", "testbed", "jobs", "logs", "cancel", "wait", "redo"}
 """Commands that have no ``--machine``."""
 
 
