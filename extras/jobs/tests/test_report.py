@@ -136,7 +136,7 @@ def test_the_table_json_and_csv_say_the_same(anyaccel, written):
     (row,) = csv.DictReader(io.StringIO(anyaccel("report", "--by", "job", "--csv").stdout))
     assert row["job"].endswith("=cmd()")
     assert "25.00" in anyaccel("report", "--since", "60d").stdout
-    assert anyaccel("report", "--since", "1s").stdout == "No lease has ended in the last 1s.\n"
+    assert anyaccel("report", "--since", "1s").stdout.startswith("No lease was held between ")
 
 
 def test_the_use_is_shown_in_the_table_json_csv_and_picture(anyaccel, tmp_path):
@@ -144,7 +144,7 @@ def test_the_use_is_shown_in_the_table_json_csv_and_picture(anyaccel, tmp_path):
     assert journal.write(use(began=now - 3600, ended=now - 10, fared=fared(0.876, 10.0, 3 << 30), timeouts=1))
     assert journal.write(use(began=now - 7210, ended=now - 3610, units=5000, fared=fared(0.0, 100.0, 1 << 30)))
     done = anyaccel("report", "--plot", str(tmp_path / "t.svg"))
-    assert done.stdout.splitlines()[1].split()[2:] == ["1.50", "0s", "0s", "88%", "0.50", "3.0", "GiB", "1"]
+    assert done.stdout.splitlines()[1].split()[2:] == ["1.50", "-", "0s", "0s", "88%", "0.50", "3.0", "GiB", "1"]
     assert "how busy shares are is not told" in done.stderr
     drawn = (tmp_path / "t.svg").read_text()
     assert "3590 s, device 88% busy" in drawn

@@ -105,9 +105,9 @@ def has_value(values: Iterable[str]) -> bool:
 def fit_columns(columns: Sequence[Column], natural: Sequence[int], room: int | None) -> tuple[int, list[int]]:
     """Divide the width of a terminal among columns.
 
-    In turn, each column with a turn below :data:`_WANTED` gets its least width, and then up to :data:`_MODEST`. The other
-    columns follow if there is room, and what is left goes to the widest cells. Two blanks separate columns, or one if two
-    would leave out a column below :data:`_WANTED`.
+    In turn, each column with a turn below :data:`_WANTED` gets its least width, and then up to :data:`_MODEST`. The
+    other columns follow if there is room, and what is left goes to the widest cells. Two blanks separate columns, or
+    one if two would leave out a column below :data:`_WANTED`.
 
     Args:
         columns: The columns.
