@@ -67,17 +67,17 @@ class Catalog:
             module: ``__file__`` of a module in the directory of the file.
             name: Name of the file.
         """
-        self._path = os.path.join(os.path.dirname(module), name)
+        self.path = os.path.join(os.path.dirname(module), name)
 
     @cached_property
     def data(self) -> Mapping[str, Any]:
         """The whole file, for tables that only this vendor has."""
-        with open(self._path, encoding="utf-8", newline="") as file:
+        with open(self.path, encoding="utf-8", newline="") as file:
             text = file.read()
         try:
             return toml.loads(text)
         except ValueError as error:
-            raise ValueError(f"{os.path.basename(self._path)}: {error}") from error
+            raise ValueError(f"{os.path.basename(self.path)}: {error}") from error
 
     @cached_property
     def entries(self) -> tuple[Entry, ...]:
@@ -90,7 +90,7 @@ class Catalog:
         found: dict[str, Mapping[str, Any]] = {}
         entries = []
         for number, written in enumerate(self.data.get("products", ()), start=1):
-            where = f"{os.path.basename(self._path)}: product {number}"
+            where = f"{os.path.basename(self.path)}: product {number}"
             if "like" in written and written["like"] not in found:
                 raise ValueError(f"{where} is like {written['like']!r}, which is the key of none further up")
             # A product "like" another shares what the chip is; ids, names and instance types belong to one product.
