@@ -8,7 +8,7 @@ themselves. Processes are killed with SIGKILL, launchers and fork servers among 
 any privilege, asks for the device. The truth is a control group for each tree, which only this test has. The user who
 gets the device while a process of the tree is left was given it too early; the user who does not get it once all have
 ended is kept from it. Needs root. Prints, for each way, trees, kills, questions, early and late; the exit status says
-whether any was wrong. The way ``ray`` is none of the default: it starts a cluster of Ray, and a tree takes seconds there.
+whether any was wrong. The way ``ray`` is not run by default: it starts a cluster of Ray, and a tree takes seconds.
 """
 
 from __future__ import annotations
