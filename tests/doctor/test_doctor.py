@@ -216,7 +216,8 @@ def test_nodes_and_memory_of_this_host(install, tmp_path):
         ("ok", "acme plug-in 1.2.3, 3 devices", ""),
     ]  # fmt: skip
     gone = {**here, "ACME_NODES": "/dev/null,/dev/no-such,/dev/nor-this"}
-    assert ("fail", "device nodes of acme are missing: /dev/no-such, /dev/nor-this") in [each[:2] for each in found(environ=gone)]
+    missing = "device nodes of acme are missing: /dev/no-such, /dev/nor-this"
+    assert ("fail", missing) in [each[:2] for each in found(environ=gone)]
 
 
 @pytest.mark.parametrize("closed_directory", [False, True])
