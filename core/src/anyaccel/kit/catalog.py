@@ -199,16 +199,22 @@ def tag(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("._-")
 
 
-def pci_name(ctx: ProbeContext, vendor: int, device: int) -> str:
+def pci_name(ctx: ProbeContext, vendor: int, device: int, *, chip: bool = False) -> str:
     """Look up the name of a device in the machine's own list of PCI ids.
 
+    Args:
+        ctx: The machine.
+        vendor: PCI vendor id.
+        device: PCI device id.
+        chip: Whether to return the name of the chip, and not of the product.
+
     Returns:
-        The product in brackets behind the chip, as in ``AC102 [Acme One]``, else the whole name; empty if the machine
-        has no list, or the list no such id.
+        Of ``AC102 [Acme One]`` the product in brackets, or the chip before them. Without brackets the whole name;
+        empty if the machine has no list, or the list no such id.
     """
     name = str(try_query(ctx, f"pci.ids/{vendor:04x}:{device:04x}", lambda: look_up(vendor, device)) or "")
-    match = re.search(r"\[(.+)\]\s*$", name)
-    return match[1] if match else name
+    match = re.search(r"^(.*?)\s*\[(.+)\]\s*$", name)
+    return name if match is None else match[1 if chip else 2]
 
 
 def look_up(vendor: int, device: int, paths: tuple[str, ...] = PCI_IDS) -> str:

@@ -68,7 +68,7 @@ def begin_for(machine: str | None, environ: Mapping[str, str]) -> None:
 
 def close() -> None:
     """End the processes of all vendors, if there are any. The next call starts the processes again."""
-    if process := sys.modules.get("anyaccel.vendors.process"):
+    if process := sys.modules.get("anyaccel.vendors.process"):  # not imported: no vendor was called
         process.close()
     client.close_all(client.ForkServer)
 
