@@ -11,7 +11,14 @@ if find_spec("amdsmi") is None:
     pytest.skip("tox -e real-amd installs amdsmi", allow_module_level=True)
 from anyaccel_amd import smi_child
 
-KEYS = {"market_name", "vram_used", "current_partition_id", "gfx_activity", "current_socket_power", "average_socket_power"}
+KEYS = {
+    "market_name",
+    "vram_used",
+    "current_partition_id",
+    "gfx_activity",
+    "current_socket_power",
+    "average_socket_power",
+}
 
 
 def test_every_name_exists(report):

@@ -1,4 +1,4 @@
-"""torch-npu reads ASCEND_RT_VISIBLE_DEVICES as the plug-in does. Its source is compiled, and not imported: it needs torch."""
+"""torch-npu reads ASCEND_RT_VISIBLE_DEVICES as the plug-in does. Its source is compiled: an import needs torch."""
 
 import ast
 import os

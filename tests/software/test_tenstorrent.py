@@ -76,4 +76,3 @@ def test_a_mask_leaves_the_chips_that_tt_umd_opens(recordings, ask, shim, report
             ours = visible(mask, found, {device.pci_bus_id for device in devices})
             agreeing[f"{name} {mask!r}"] = [] if ours == chips else [ours, chips]
     report("tenstorrent", "tt-umd", "chips left by values of TT_VISIBLE_DEVICES", agreeing)
-

@@ -47,7 +47,9 @@ def test_chips_types_and_nodes_are_those_of_tpu_info(recordings, ask, whole, rep
         # tpu7x shows two functions of each chip, which tpu-info counts; what is given out is the chip.
         count = chips if per_chip == 2 and nodes else functions
         said = {device.model.removeprefix("TPU").strip().removeprefix("v") for device in ours}
-        faults = [] if (said, len(ours)) == ({str(kind).removeprefix("v").removeprefix("TPU")}, count) else [kind, count]
+        faults = (
+            [] if (said, len(ours)) == ({str(kind).removeprefix("v").removeprefix("TPU")}, count) else [kind, count]
+        )
         mine = [device.nodes[0] for device in ours if device.nodes and "vfio" in device.nodes[0]]
         if nodes and mine and nodes != mine:
             faults += [nodes, mine]
