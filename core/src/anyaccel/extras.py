@@ -6,7 +6,7 @@ from anyaccel.errors import UsageError
 
 COMMANDS = {
     "top": "jobs", "sweep": "jobs", "jobs": "jobs", "logs": "jobs", "wait": "jobs", "report": "jobs", "metrics": "jobs",
-    "check": "testing", "new": "testing", "testbed": "testing", "ray": "ray",
+    "export": "export", "check": "testing", "new": "testing", "testbed": "testing", "ray": "ray",
 }  # fmt: skip
 """Extras by command."""
 OPTIONS = {"--detach": "jobs"}

@@ -66,7 +66,7 @@ def _make(ray: Any) -> None:
         WorkerStartError: When Ray cannot start one.
     """
     from anyaccel import detect
-    from anyaccel.exports.ray import describe  # processes on nodes do without
+    from anyaccel_export.ray import describe  # processes on nodes do without
 
     node = describe(detect())
     before = {name: os.environ.get(name) for name in node.variables}

@@ -5,13 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from anyaccel.engines.remote import Fitting, Plan, find_fitting, listed
-from anyaccel.exports.ray import (
-    MIXED,
-    TYPE_PREFIX,
-    by_resource,
-    label_name,
-    label_value,
-)
 from anyaccel.model import (
     UNITS_PER_DEVICE,
     Device,
@@ -25,6 +18,13 @@ from anyaccel.model import (
     replace,
 )
 from anyaccel.scheduler import asked, goes_by, rules, serves, with_units
+from anyaccel_export.ray import (
+    MIXED,
+    TYPE_PREFIX,
+    by_resource,
+    label_name,
+    label_value,
+)
 
 TYPE_SHARE = 0.001
 """How much of ``accelerator_type:TYPE`` a call asks for, of the 1 that a node has: what Ray itself asks for."""
