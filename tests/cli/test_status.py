@@ -75,7 +75,7 @@ def test_colours_have_a_meaning():
 
 
 @pytest.mark.parametrize("variables", [{"NO_COLOR": "1"}, {"TERM": "dumb"}, {"TERM": "unknown"}])
-def test_there_are_no_colours_where_nobody_wants_them(variables):
+def test_there_are_no_colours_where_none_are_wanted(variables):
     assert "\x1b" not in picture("eight", columns=80, **variables)
     assert "\x1b[1m" in picture("eight", columns=80, NO_COLOR="")
 
@@ -166,7 +166,7 @@ def watch(*arguments, file, machine="one", **variables):
     )
 
 
-def test_a_terminal_is_redrawn_in_place_until_somebody_interrupts():
+def test_a_terminal_is_redrawn_in_place_until_it_is_interrupted():
     main, side = pty.openpty()
     process = watch(*WATCHED, file=side)
     os.close(side)

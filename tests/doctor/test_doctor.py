@@ -238,7 +238,7 @@ def test_the_group_that_opens_a_node_is_named(closed_directory, tmp_path):
     device = Device(id="a0", index=0, model="A", vendor="acme", nodes=(str(node),))
     output, child_end = os.pipe()
     child = os.fork()
-    if child == 0:  # as nobody, who must not get back into pytest
+    if child == 0:  # as another user, who must not return into pytest
         answer = "it did not get so far"
         try:
             os.setgroups([])

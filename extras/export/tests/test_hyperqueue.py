@@ -9,7 +9,7 @@ from export_machines import device, machines, source
 from hypothesis import given, settings
 from lengths import length
 
-ACME = (Path(__file__).parent.parent / "vendors" / "acme.py").read_text()
+ACME = (Path(__file__).parents[3] / "tests" / "vendors" / "acme.py").read_text()
 
 # HyperQueue is distributed as a binary outside of PyPI, and its Python package starts workers without options. This is
 # what its manual says of --resource: names of letters, digits and slashes that begin with a letter; values in brackets,

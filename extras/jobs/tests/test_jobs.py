@@ -81,7 +81,7 @@ def test_a_job_runs_with_its_devices_and_its_end_is_known(run):
     assert Ledger.open().leases() == ()
 
 
-def test_whoever_reads_our_output_to_its_end_does_not_wait_for_the_job(run):
+def test_a_reader_of_our_output_does_not_wait_for_the_job(run):
     script = f"exec 3>&1; {sys.executable} -m anyaccel run --detach A1:1 -- sleep 1000"
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=PATIENCE, check=True)
     assert state(done.stdout.strip()) == "running"

@@ -66,7 +66,7 @@ def test_a_hold_is_idle_where_a_device_stood_idle_for_most_of_the_time():
     entries = [
         use(fared=fared(0.6, 40.0, 1 << 30)),  # idle for less than half of the time, though it was
         use(fared=fared(0.3, 60.0, 3 << 30)),
-        use(ended=7200.0),  # nobody told
+        use(ended=7200.0),  # unknown
     ]
     (row,) = report.summarize(entries, "user")
     assert (row.leases, row.idle_leases, row.idle_device_seconds) == (3, 1, 3600.0)

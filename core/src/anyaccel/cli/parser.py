@@ -134,6 +134,7 @@ def _perform(name: str, arguments: list[str], command: list[str] | None) -> int:
         vars(args).update(defaults(name))
     else:
         args = parse(name, module, arguments)
+    args.typed = [*arguments, *(["--", *command] if command is not None else [])]
     if name in RUNS:
         args.command = command
     elif command is not None:

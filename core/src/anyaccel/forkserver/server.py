@@ -229,7 +229,7 @@ class Server:
                 self.owners[pid] = frozenset((family,))
             finally:
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, masked)
-        for descriptor in descriptors:
+        for descriptor in descriptors:  # the child has copies
             os.close(descriptor)
         if reason:
             self._post("gone", number, pid=0, status=None, reason=reason)
@@ -277,7 +277,7 @@ class Server:
         with contextlib.suppress(BlockingIOError):
             while chunk := os.read(self.wake, 512):
                 numbers.update(chunk)
-        if numbers - {signal.SIGCHLD}:
+        if numbers - {signal.SIGCHLD}:  # SIGTERM or SIGHUP
             self._close()
         self._look_after_families()
 

@@ -67,6 +67,7 @@ def diagnose(
     """
     environ = dict(os.environ if environ is None else environ)
     where = parse_machine(machine, environ)
+    # Absent vendors too: a faulty presence.json would hide a vendor whose hardware is here.
     inventory = detect(where, timeout=timeout, environ=environ, everybody=True)
     found = [] if where.simulated else _ask_vendors(where, inventory, timeout, environ)
     if where.text == HOST:
@@ -116,6 +117,7 @@ def _observe(inventory: Inventory, timeout: float, environ: Mapping[str, str]) -
     for device in inventory.devices:
         seen = observed.get(device.id, Stats())
         used, total = seen.memory_used_bytes, device.memory_bytes
+        # None stands for unknown processes, so only an empty list says that memory has no owner.
         if seen.processes == () and used and total and used > total * ORPHANED_SHARE:
             message = f"{device.name} has {used / 2**30:.1f} GiB in use, and no process that holds it can be seen here"
             fix = "end the processes of other users or containers that use it; reset the device when there are none"
@@ -222,7 +224,7 @@ def _group(path: str) -> str:
         status = os.stat(path)
     except OSError:
         return ""
-    if not status.st_mode & 0o040 or status.st_gid == 0:
+    if not status.st_mode & 0o040 or status.st_gid == 0:  # no user should join the group of root
         return ""
     try:
         return grp.getgrgid(status.st_gid).gr_name

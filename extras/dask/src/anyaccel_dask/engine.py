@@ -18,10 +18,10 @@ from anyaccel.engines.remote import (
     Order,
     Plan,
     Started,
+    describe_nodes,
     find_fitting,
+    get_outcome,
     last_line,
-    listed,
-    outcome,
 )
 from anyaccel.errors import UsageError, WorkerStartError
 from anyaccel.launcher import KnownNames, validate
@@ -92,7 +92,7 @@ class DaskCluster(Cluster[DaskPlan]):
         self._client.subscribe_topic(self._topic, self._on_news)
         self._client.subscribe_topic(NODES_TOPIC, self._on_node)
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Hear which nodes there are; where they have changed, say anew where calls may run."""
         nodes, more = self._ask("nodes", known=list(self._inventories))
         self._inventories |= {digest: pickle.loads(data) for digest, data in more.items()}  # noqa: S301 - of our node
@@ -114,13 +114,13 @@ class DaskCluster(Cluster[DaskPlan]):
         for name, digest in self._nodes:
             names.setdefault(digest, []).append(name)
         digests = list(names)
-        kinds = [(listed(names[digest]), self._inventories[digest]) for digest in digests]
+        kinds = [(describe_nodes(names[digest]), self._inventories[digest]) for digest in digests]
         found = find_fitting(request, kinds, lambda number: (_wanted(request, kinds[number][1]), ""))
         if not found.served:
             found.refuse(request)
         return {digests[number]: quantities for number, quantities in found.served.items()}
 
-    def find(self, request: Request) -> DaskPlan:
+    def find_plan(self, request: Request) -> DaskPlan:
         wanted = self._quantities(request)
         if not wanted:
             return DaskPlan()
@@ -160,7 +160,7 @@ class DaskCluster(Cluster[DaskPlan]):
     async def _cancel(self, future: Any) -> None:
         await self._client.cancel([future], force=True, asynchronous=True)
 
-    def recall(self, key: str, ref: Any) -> None:  # noqa: ARG002
+    def cancel_unstarted(self, key: str, ref: Any) -> None:  # noqa: ARG002
         future = self._futures.get(key)
         if future is not None:
             self._spawn(self._recall(future))
@@ -169,14 +169,14 @@ class DaskCluster(Cluster[DaskPlan]):
         if await self._client.scheduler.anyaccel_recall(key=future.key):
             await self._cancel(future)
 
-    def recalled(self, error: BaseException) -> bool:
+    def was_recalled(self, error: BaseException) -> bool:
         return isinstance(error, (self._node.RecalledError, CancelledError, asyncio.CancelledError))
 
-    def forget(self, key: str, *, left: bool) -> None:  # noqa: ARG002
+    def remove_call(self, key: str, *, left: bool) -> None:  # noqa: ARG002
         self._futures.pop(key, None)  # the last reference: Dask forgets it, too
         self._hosted.pop(key, None)
 
-    def lost(self, error: BaseException) -> str:
+    def explain_loss(self, error: BaseException) -> str:
         from distributed import KilledWorker
         from distributed.comm.core import CommClosedError
 
@@ -227,7 +227,7 @@ class DaskCluster(Cluster[DaskPlan]):
     def _look_now(self) -> None:
         with self._lock, contextlib.suppress(Exception):  # then it is found out when the next request comes
             if self.connected:
-                self.look()
+                self.refresh()
 
     def _ask(self, what: str, **arguments: Any) -> Any:
         """Ask the dispatcher.
@@ -261,7 +261,7 @@ class DaskHost:
         task.add_done_callback(self._on_end)
 
     def _on_end(self, task: Future[Any]) -> None:
-        value, error = outcome(task)
+        value, error = get_outcome(task)
         answer = None if error is not None else loads(value)
         for each in (self._started, self._ended):
             if each.done():

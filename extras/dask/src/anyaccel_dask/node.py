@@ -22,12 +22,12 @@ from anyaccel.engines.remote import (
     Order,
     PoolSpec,
     Started,
-    alike,
-    end_host,
-    loaded,
-    pickled,
+    close_host,
+    load_cached,
+    make_pickled,
+    run_call,
+    without_durations,
 )
-from anyaccel.engines.remote import run as run_call
 from anyaccel.ledger import find
 from anyaccel.model import Allocation, Inventory, encode
 from anyaccel.pool import CPU, Broker, Options, broker_of
@@ -85,7 +85,7 @@ async def advertise(worker: Worker) -> Inventory:
 
 def node_inventory() -> Inventory:
     """What is on this machine, as far as this worker may use it."""
-    return alike(detect())
+    return without_durations(detect())
 
 
 def quantities(inventory: Inventory) -> dict[str, float]:
@@ -125,7 +125,7 @@ class DaskNodeAdapter(NodeAdapter):
     def options(self, order: Order) -> Options:
         """How workers are to run a call."""
         if order not in self._options:
-            self._options[order] = Options.of(needs=order.request, max_calls=order.max_calls, timeout=order.timeout)
+            self._options[order] = Options.make(needs=order.request, max_calls=order.max_calls, timeout=order.timeout)
         return self._options[order]
 
     def expected(self, options: Options) -> Allocation | None:
@@ -205,9 +205,9 @@ def run(spec: bytes, call: tuple[bytes, str, str | None], data: bytes, buffers: 
     def begun(started: Started) -> None:
         task.tell(started=pickle.dumps(started))
 
-    task = _Task(key, devices=loaded(order).request is not None)
+    task = _Task(key, devices=load_cached(order).request is not None)
     with task.begun():
-        body = pickled(data, buffers)
+        body = make_pickled(data, buffers)
         return pickle.dumps(run_call(spec, DaskNodeAdapter, order, log, body, ended=task.unwanted.is_set, begun=begun))
 
 
@@ -234,7 +234,7 @@ async def on_actor(key: str, method: str, *arguments: Any) -> Answer | None:
 
 async def end(pool: str) -> None:
     """A pool has ended: return when its workers here have."""
-    await _in_thread(partial(end_host, pool))
+    await _in_thread(partial(close_host, pool))
 
 
 async def _in_thread(function: Callable[[], T]) -> T:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import time
-from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +23,6 @@ LARGE = 1 << 15
 """Bytes from which what each call needs is stored once."""
 THREADS = 4
 """Of an actor's host: for a call, for word of its end, and for whatever ends it; one more for each further call."""
-_LOOK_UP_SECONDS = 0.2
-"""How often somebody who waits for Ray looks whether there still is a reason to."""
 
 
 def open_engine(settings: PoolSettings) -> Driver:
@@ -66,7 +62,7 @@ class RayCluster(Cluster[RayPlan]):
         self._watch = NoticePoller(driver, self.ray)
         self._spec = spec if len(spec) < LARGE else self.ray.put(spec)
 
-    def find(self, request: Request) -> RayPlan:
+    def find_plan(self, request: Request) -> RayPlan:
         return self.nodes.find(request)
 
     def place(self, order: Order, plan: RayPlan, *, actor: bool, bundle: Any = None) -> Any:
@@ -103,40 +99,29 @@ class RayCluster(Cluster[RayPlan]):
         found: Future[Any] = ref.future()
         return found
 
-    def attend(self, ref: Any, pending: Callable[[], bool], seconds: float | None) -> tuple[Any, Any] | None:
-        end = float("inf") if seconds is None else time.monotonic() + seconds
-        while pending() and self.connected and (left := end - time.monotonic()) > 0:
-            try:
-                return self.ray.get(ref, timeout=min(left, _LOOK_UP_SECONDS)), None
-            except self.ray.exceptions.GetTimeoutError:
-                continue
-            except Exception as error:  # noqa: BLE001 - Ray raises many kinds
-                return None, error
-        return None
-
     def cancel(self, key: str, ref: Any) -> None:
         if key in self._spared:
             spare_no_more(key)
         if self.connected:
             self.ray.cancel(ref)
 
-    def recall(self, key: str, ref: Any) -> None:
+    def cancel_unstarted(self, key: str, ref: Any) -> None:
         self._spared.add(key)
         spare(key)
         if self.connected:
             self.ray.cancel(ref)
 
-    def recalled(self, error: BaseException) -> bool:
+    def was_recalled(self, error: BaseException) -> bool:
         return isinstance(error, self.ray.exceptions.TaskCancelledError)
 
-    def forget(self, key: str, *, left: bool) -> None:
+    def remove_call(self, key: str, *, left: bool) -> None:
         if key in self._spared:
             self._spared.discard(key)
             spare_no_more(key)
         if left:
             remove(key)
 
-    def lost(self, error: BaseException) -> str:
+    def explain_loss(self, error: BaseException) -> str:
         return last_line(error) if isinstance(error, self.ray.exceptions.RayTaskError) else ""
 
     def tell(self, method: Any, *arguments: object) -> None:

@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from anyaccel.engines.remote import Driver, RemoteCall, last_line, order_of
+from anyaccel.engines.remote import Driver, RemoteCall, last_line, make_order
 from anyaccel.errors import NeverFitsError, WorkerStartError
 from anyaccel.launcher import Rendezvous
 from anyaccel.model import Request, Value
-from anyaccel.pool import Call, GangFuture, Options, dumps, ranked
+from anyaccel.pool import Call, GangFuture, Options, dumps, make_ranked_call
 from anyaccel.scheduler import Verdict
 from anyaccel_export.ray import slice_label
 
@@ -34,8 +34,6 @@ RayNodeInfo = Mapping[str, Any]
 class GangCall(RemoteCall):
     """One call of a gang."""
 
-    __slots__ = ("_cluster", "_plan", "bundle", "over")
-
     def __init__(self, driver: Driver, cluster: RayCluster, call: Call, plan: RayPlan) -> None:
         super().__init__(driver, call)
         self._cluster = cluster
@@ -45,17 +43,17 @@ class GangCall(RemoteCall):
 
     def place(self, call: Call) -> tuple[Any, bytes]:
         """What to ask Ray for: a place in what is reserved."""
-        order = order_of(call.name, call.options, self._plan)
+        order = make_order(call.name, call.options, self._plan)
         return self._cluster.place(order, self._plan, actor=False, bundle=self.bundle), pickle.dumps(order)
 
     def stop(self, grace: float) -> None:
         """End it; nobody asks Ray for it any more if nobody has."""
         super().stop(grace)
-        self.recall()
+        self.cancel_unstarted()
 
-    def recall(self) -> None:
+    def cancel_unstarted(self) -> None:
         """Cancel the gang, if nothing is reserved for it."""
-        if self.bundle is None and self.call is not None:
+        if self.bundle is None:
             self.call.future.cancel()
 
     def end(self, *, left: bool) -> None:
@@ -96,7 +94,7 @@ class RayGang:
             with self._reserved() as bundles, self._rendezvous(bundles) as rendezvous:
                 for rank, (each, call, bundle) in enumerate(zip(self.calls, self._calls, bundles, strict=True)):
                     each.bundle = bundle
-                    call.body = dumps(ranked(rank, len(self.calls), rendezvous, work))
+                    call.body = dumps(make_ranked_call(rank, len(self.calls), rendezvous, work))
                     each.launch(call)
                 for each in self.calls:
                     each.over.wait()  # what is reserved goes with whatever still runs there

@@ -9,8 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 
-from anyaccel.engines.remote import ActorHost, Order, PoolSpec, Started, pickled
-from anyaccel.engines.remote import run as run_call
+from anyaccel.engines.remote import ActorHost, Order, PoolSpec, Started, make_pickled, run_call
 from anyaccel.model import Allocation, Inventory
 from anyaccel.pool import CPU, LocalEngine, Options, loads
 
@@ -45,7 +44,7 @@ class RayNodeAdapter:
     def options(self, order: Order) -> Options:
         """How workers are to run it: on the devices that Ray has given to us."""
         if order.request is None:
-            return Options.of(max_calls=order.max_calls, timeout=order.timeout)
+            return Options.make(max_calls=order.max_calls, timeout=order.timeout)
         slots = held_slots()
         key = (order, tuple((name, tuple(held)) for name, held in slots.items()))
         if key not in self._options:
@@ -56,7 +55,7 @@ class RayNodeAdapter:
                 check_known(needs)
             # Nobody could be told to give devices back that are kept where leases are not shared.
             max_calls = order.max_calls if self._shared else 1
-            self._options[key] = Options.of(needs=needs, max_calls=max_calls, timeout=order.timeout)
+            self._options[key] = Options.make(needs=needs, max_calls=max_calls, timeout=order.timeout)
         return self._options[key]
 
     def expected(self, options: Options) -> Allocation | None:
@@ -69,7 +68,7 @@ class RayNodeAdapter:
     def settle(self, core: LocalEngine) -> None:
         """Where nobody else would wait for devices that are on their way back, wait for them."""
         end = time.monotonic() + self._grace + MARGIN_SECONDS
-        while not self._shared and any(member.held for member in tuple(core.members)) and time.monotonic() < end:
+        while not self._shared and any(member.lease for member in tuple(core.members)) and time.monotonic() < end:
             time.sleep(_SETTLE_SECONDS)
 
 
@@ -101,7 +100,7 @@ def run(spec: bytes, call: bytes, data: bytes, *buffers: bytes) -> bytes:
         return not spared(key)
 
     with _uninterrupted() as interrupted:
-        answer = run_call(spec, RayNodeAdapter, order, log, pickled(data, buffers), ended=ended, begun=begun)
+        answer = run_call(spec, RayNodeAdapter, order, log, make_pickled(data, buffers), ended=ended, begun=begun)
         if noticed:
             remove(key)
     return pickle.dumps(answer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from anyaccel.engines.remote import Fitting, Plan, find_fitting, listed
+from anyaccel.engines.remote import Fitting, Plan, describe_nodes, find_fitting
 from anyaccel.model import (
     UNITS_PER_DEVICE,
     Device,
@@ -74,7 +74,7 @@ def find_plan(
     Returns:
         What to ask for, or None; and what came of looking at the nodes.
     """
-    named = [(listed(kind.names), kind.inventory) for kind in kinds]
+    named = [(describe_nodes(kind.names), kind.inventory) for kind in kinds]
     found = find_fitting(request, named, lambda number: _resources_of(request, kinds[number]))
     if not found.served:
         return _plan_ahead(request, products) if grows else None, found

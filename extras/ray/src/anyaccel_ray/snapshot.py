@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Mapping
 
 from anyaccel import detect
-from anyaccel.engines.remote import alike
+from anyaccel.engines.remote import without_durations
 from anyaccel.errors import StateDirectoryError, UsageError
 from anyaccel.model import Inventory, decode, encode
 
@@ -46,7 +46,7 @@ def write_snapshot(inventory: Inventory, environ: Mapping[str, str] | None = Non
     state = find(os.environ if environ is None else environ)
     state.close(state.open(make=True))
     directory = state.path
-    content = {"schema": SCHEMA, "inventory": encode(alike(inventory))}
+    content = {"schema": SCHEMA, "inventory": encode(without_durations(inventory))}
     data = json.dumps(content, separators=(",", ":"), sort_keys=True).encode()
     path = os.path.join(directory, f"ray-{os.geteuid()}-{hashlib.sha256(data).hexdigest()[:16]}.json")
     temporary = None
