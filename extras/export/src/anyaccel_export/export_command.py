@@ -10,6 +10,8 @@ import anyaccel
 from anyaccel.accelerators import instance_type
 from anyaccel.cli import output, survey, whole
 from anyaccel.errors import AnyaccelError, UsageError
+from anyaccel.inventory import ALLOCATION_VARIABLE
+from anyaccel.launcher import DEVICES_VARIABLE
 from anyaccel.linux import write_whole
 from anyaccel.model import Allocation, Device, EnvEdits, Grant, Inventory, Request, Share, Term, VendorState
 from anyaccel.probe import HOST
@@ -119,8 +121,8 @@ def _environment(devices: Sequence[Device], inventory: Inventory) -> EnvEdits:
 
 def _masks(edits: EnvEdits) -> EnvEdits:
     """Remove the variables of a lease: a process that sees every device has none."""
-    masks = {name: value for name, value in edits.set.items() if not name.startswith("ANYACCEL_")}
-    return EnvEdits(set=masks, unset=edits.unset)
+    given = (ALLOCATION_VARIABLE, DEVICES_VARIABLE)
+    return EnvEdits(set={name: value for name, value in edits.set.items() if name not in given}, unset=edits.unset)
 
 
 def _refuse_failed(inventory: Inventory) -> None:
