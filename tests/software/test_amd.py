@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from names import attributes
+from binding_names import attributes
 
 if find_spec("amdsmi") is None:
     pytest.skip("tox -e real-amd installs amdsmi", allow_module_level=True)

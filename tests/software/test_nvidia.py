@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from names import attributes
+from binding_names import attributes
 
 if find_spec("pynvml") is None:
     pytest.skip("tox -e real-nvidia installs nvidia-ml-py", allow_module_level=True)
