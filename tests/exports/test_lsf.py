@@ -54,7 +54,7 @@ def test_quantities_are_consumable_and_types_are_text():
     assert rows["acceltype_gpu"]["TYPE"] == "String"
 
 
-def test_nobody_is_promised_a_type_where_there_are_several():
+def test_no_single_type_is_promised_where_there_are_several():
     devices = (device(0), device(1, tags=("Acme-Two",)))
     assert "(mixed@[node-1])" in resource_map(source(*devices)).text
 

@@ -35,7 +35,7 @@ def test_resources_are_counted():
     assert 'qmgr -c "create resource ngpus type=long,flag=nh"' in note
 
 
-def test_nobody_is_promised_a_type_where_there_are_several():
+def test_no_single_type_is_promised_where_there_are_several():
     assert read(export(source(device(0), device(1, model="Acme Two", tags=()))).text)["accelerator_type"] == "mixed"
 
 

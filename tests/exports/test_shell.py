@@ -31,7 +31,7 @@ def test_env_with_the_assignments_starts_a_process_that_has_them():
 
 
 @pytest.mark.parametrize("value", ["a\nb", "a\x1b[31m", "\u202e", "\u2028", "\udcff"])
-def test_a_value_that_nobody_could_read_is_refused(value):
+def test_a_value_that_no_shell_could_read_is_refused(value):
     edits = EnvEdits(set={"NASTY": value})
     with pytest.raises(UsageError, match=r"a shell command takes printable text only \(got 'a?.*'\)"):
         export(source(device(0), everything=edits))

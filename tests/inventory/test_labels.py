@@ -59,7 +59,7 @@ def test_where_no_device_has_them_that_is_said_with_what_is_near():
         "h100-3 (reserved)"
     )
     assert str(verdict.nearest) == "H100:1,label=rack=a3"
-    assert str(Scheduler(INVENTORY).why("GPU:1,label=nobody").nearest) == "GPU:1"
+    assert str(Scheduler(INVENTORY).why("GPU:1,label=unknown").nearest) == "GPU:1"
 
 
 @pytest.mark.parametrize(

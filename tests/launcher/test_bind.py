@@ -134,11 +134,11 @@ def test_whole_devices_of_this_host_are_near_without_a_wish(install, nodes):
         "near/1": [OURS[half:]] * 2,
         "near/0-1": [OURS] * 2,
         "near/1:0.5": [OURS, []],  # its other holder needs them, too
-        "near/2": [OURS, []],  # nobody knows where it is
+        "near/2": [OURS, []],  # its node is unknown
     }
 
 
-def test_a_node_without_a_processor_of_ours_binds_nobody(acme, nodes):
+def test_a_node_without_a_processor_of_ours_binds_no_process(acme, nodes):
     nodes({0: [4095], 1: [4094]})
     done = aa.run("A1:1", [sys.executable, "-c", SHOW], machine=MACHINE, bind=True, capture_output=True, check=True)
     assert json.loads(done.stdout) == [OURS, []]

@@ -69,7 +69,7 @@ def test_one_request_never_gets_a_device_and_its_part(cards):
     assert str(verdict.nearest) == "CARD:2,mixed"
 
 
-def test_who_waits_for_a_device_is_not_passed_by_those_who_want_its_parts(cards):
+def test_a_request_for_a_device_is_not_passed_by_requests_for_its_parts(cards):
     scheduler = cards(2)
     half = scheduler.allocate("Half:1")
     wholes = scheduler.submit("Whole:2")
@@ -91,7 +91,7 @@ def test_neighboring_parts_do_not_wait_for_each_other(cards):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_nobody_ever_gets_a_part_of_what_another_one_holds(cards, seed):
+def test_no_request_ever_gets_a_part_of_what_another_one_holds(cards, seed):
     scheduler, rng, held = cards(3), random.Random(seed), []
     for _ in range(150):
         if held and rng.random() < 0.45:

@@ -247,7 +247,7 @@ def test_memory_is_never_by_agreement(tree, acme):
 @pytest.mark.parametrize(
     ("file", "text"), [("memory_max", "4096"), ("cpu_max", "50000 100000"), ("dmem_max", f"acme/{ONE}/vram 4096")]
 )
-def test_nobody_is_taken_out_of_a_group_that_limits_something(tree, acme, file, text):
+def test_no_process_is_taken_out_of_a_group_that_limits_something(tree, acme, file, text):
     tree.group("/ours/shell", "memory", procs="1", **{file: text})
     message, _ = refused(memory=GIB)
     assert f"/ours/shell/{file.replace('_', '.')} limits this process already" in message
@@ -383,14 +383,14 @@ def test_doctor_names_what_root_would_have_to_do(tree, pci, session):
     assert (tree.path / HOME.strip("/") / "cgroup.subtree_control").read_text() == "memory\n", "it only looks"
     tree.group(HOME, "memory", "memory")
     (tree.path / "dmem.capacity").write_text(f"other/{ONE}/memory {16 * GIB}\n")
-    assert "hold shares" not in anyaccel(tree, "doctor").stdout, "its plug-in lets nobody write there"
+    assert "hold shares" not in anyaccel(tree, "doctor").stdout, "its plug-in lets no user write there"
 
 
 # The kernel's own groups.
 
 
 def mounted():
-    """Where cgroup v2 is mounted with a controller whose limits cost nobody anything; None where it is not."""
+    """Where cgroup v2 is mounted with a controller whose limits affect no process; None where it is not."""
     with contextlib.suppress(OSError), open("/proc/mounts", encoding="utf-8") as file:
         for line in file:
             _, path, kind, *_ = line.split()

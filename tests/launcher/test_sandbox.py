@@ -1,6 +1,6 @@
 """The sandbox of a worker: the kernel refuses it the device nodes of others, and nothing else that it needs.
 
-Device nodes of this machine stand in for accelerators: /dev/full is the device of somebody else.
+Device nodes of this machine stand in for accelerators: /dev/full is the device of another holder.
 """
 
 import json
@@ -24,7 +24,7 @@ from anyaccel.model import Problem, ProblemKind
 from anyaccel.model.wire import decode, encode
 from system_calls import FORBID
 
-NOBODY = 65534
+UNPRIVILEGED = 65534
 CONFINES = pytest.mark.skipif(bool(find_obstacle()), reason=f"workers cannot be confined here: {find_obstacle()}")
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make device nodes and mounts")
 OTHERS = Sandbox(closed=("/dev/full",), kept=("/dev/zero",))
@@ -68,7 +68,7 @@ def child(code: str, sandbox: Sandbox = OTHERS, *, user: int = 0, apply: bool = 
     return json.loads(done.stdout)
 
 
-@pytest.fixture(params=[0, NOBODY], ids=["this-user", "nobody"])
+@pytest.fixture(params=[0, UNPRIVILEGED], ids=["this-user", "nobody"])
 def user(request) -> int:
     if request.param and os.geteuid() != 0:
         pytest.skip("only root can become another user")

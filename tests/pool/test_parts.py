@@ -232,7 +232,7 @@ def test_a_line_of_progress_is_redrawn(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["tqdm", "rich", None])
-def test_progress_is_shown_where_somebody_watches(monkeypatch, name):
+def test_progress_is_shown_on_a_terminal(monkeypatch, name):
     if name is not None:
         pytest.importorskip(name)
     for other in {"tqdm", "rich"} - {name}:

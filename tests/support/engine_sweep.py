@@ -60,7 +60,7 @@ def test_commands_that_run_at_once_have_devices_of_their_own(cluster, anyaccel, 
 
 
 def test_a_sweep_that_is_stopped_leaves_nothing_running(cluster, tmp_path):
-    """Whoever stops it gets 130; what runs on the nodes is ended."""
+    """A sweep that is stopped returns 130; what runs on the nodes is ended."""
     script = f"echo $$ > {tmp_path}/{{n}}.pid; exec sleep 1000"
     command = [
         sys.executable,

@@ -257,7 +257,7 @@ def test_fractions_share_devices(sweep):
 
 
 def test_another_user_of_the_machine_gets_its_turn(acme):
-    """Devices are kept from one command to the next only while nobody waits for them."""
+    """Devices are kept from one command to the next only while no other request waits for them."""
     script = "until test -e stop{n}; do sleep 0.02; done"
     command = [
         sys.executable,

@@ -1,4 +1,4 @@
-"""Ray's authentication tokens: used by the nodes and the pools that have one, refused clearly, and told to nobody."""
+"""Ray's authentication tokens: used by the nodes and the pools that have one, refused clearly, and never printed."""
 
 import contextlib
 import json

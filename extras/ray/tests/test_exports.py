@@ -1,4 +1,4 @@
-"""What Ray itself makes of the exports; for whoever has Ray installed, since the tests do not bring it along."""
+"""What Ray itself makes of the exports; only where Ray is installed, since the tests do not bring it along."""
 
 import json
 import shlex
