@@ -68,6 +68,8 @@ class Vendor:
         entry_attribute: Attribute of a device that holds the key of its entry in the catalog.
         mask: The variable by which a process sees certain devices; None if the vendor's software has no such variable.
             Then each launch names the vendor, whose devices are open to every worker that is not confined.
+        masked_software: The software that obeys the mask, if not all of the vendor's does: ``the old runtime``. Each
+            launch warns that the devices are open to other software.
         alike: Further variables that are set to the value of the mask, because some software reads them instead.
         variables: Further variables that the plug-in sets or unsets.
         borrowed: Variables among all of these that belong to another vendor and that the runtime obeys. No worker gets
@@ -116,6 +118,7 @@ class Vendor:
     catalog: Catalog
     entry_attribute: str = ""
     mask: Mask | None
+    masked_software: str = ""
     alike: Sequence[str] = ()
     variables: Sequence[str] = ()
     borrowed: Sequence[str] = ()
@@ -165,6 +168,7 @@ class Vendor:
             exclusive=self.exclusive,
             control_nodes=tuple(self.control_nodes),
             maskable=self.mask is not None,
+            masked_software=self.masked_software,
             ray_switch=self.ray_switch,
         )
 

@@ -219,8 +219,8 @@ def _edits(
             given = tuple([share.device for share in own.values()])
             ctx = EnvContext(devices=inventory.of_vendor(report.vendor), shares=own, environ=environ, mask=mask)
             edits[report.vendor] = _vendor(report.vendor).env(given, ctx)
-            if len(given) < len(ctx.devices) and not confined and not _hides(report, edits[report.vendor]):
-                gaps.append(_unhidden(report.vendor, "its other devices"))
+            if len(given) < len(ctx.devices) and not confined:
+                gaps += _unhidden(report, edits[report.vendor], "its other devices")
         elif unallocated == "hide" and report.state in {VendorState.OK, VendorState.FAILED}:
             try:
                 edits[report.vendor] = report.hidden or _ask_to_hide(report, inventory, environ, mask)
@@ -229,21 +229,19 @@ def _edits(
                     gaps.append(_not_asked_to_hide(report.vendor, error.problem.reason))
             else:
                 here = report.state is VendorState.FAILED or report.partial or inventory.of_vendor(report.vendor)
-                if here and not confined and not _hides(report, edits[report.vendor]):
-                    gaps.append(_unhidden(report.vendor, "them"))
+                if here and not confined:
+                    gaps += _unhidden(report, edits[report.vendor], "them")
     return edits, gaps
 
 
-def _hides(report: VendorReport, edits: EnvEdits) -> bool:
-    """Whether a worker with these edits does not see all of a vendor's devices."""
-    return report.maskable and bool(edits.set or edits.unset.difference(report.cleared))
-
-
-def _unhidden(vendor: str, what: str) -> str:
-    return (
-        f"devices of {vendor} may be open to the worker: no variable hides {what}; confine the worker (--enforce, or"
-        " enforce=True) to close their nodes"
-    )
+def _unhidden(report: VendorReport, edits: EnvEdits, what: str) -> list[str]:
+    """Return the gap of a worker with these edits that may see devices of a vendor: a sentence, or none."""
+    hides = report.maskable and bool(edits.set or edits.unset.difference(report.cleared))
+    if hides and not report.masked_software:
+        return []
+    why = f"its variable binds {report.masked_software} alone" if hides else f"no variable hides {what}"
+    remedy = "confine the worker (--enforce, or enforce=True) to close their nodes"
+    return [f"devices of {report.vendor} may be open to the worker: {why}; {remedy}"]
 
 
 def _not_asked_to_hide(vendor: str, reason: str) -> str:
