@@ -1,6 +1,6 @@
 from anyaccel.launcher import time_limit as time_limit
-from anyaccel.launcher.capacity import count_capacity as count_capacity
 from anyaccel.launcher.choosing import KnownNames as KnownNames
+from anyaccel.launcher.choosing import count_capacity as count_capacity
 from anyaccel.launcher.choosing import validate as validate
 from anyaccel.launcher.command import run as run
 from anyaccel.launcher.detached import JOB_NAME as JOB_NAME
