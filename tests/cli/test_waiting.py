@@ -14,8 +14,8 @@ from pathlib import Path
 
 import anyaccel as aa
 import pytest
-from anyaccel.exports.shell import exports
 from anyaccel.ledger import Ledger
+from anyaccel.shell import exports
 from terminals import assert_plain, read_to_end, run_on_terminal
 from waiting import PATIENCE, until
 

@@ -7,7 +7,7 @@ __all__, __getattr__, __dir__ = face(
     {
         "anyaccel.launcher.command": ("run",),
         "anyaccel.launcher.detached": ("JOB_NAME", "fork_child", "start_detached"),
-        "anyaccel.launcher.environment": ("WorkerEnvironment", "worker_environment"),
+        "anyaccel.launcher.environment": ("DEVICES_VARIABLE", "WorkerEnvironment", "worker_environment"),
         "anyaccel.launcher.hold": ("DeviceLease", "acquire", "acquire_async", "take_async"),
         "anyaccel.launcher.launch": ("Launch", "prepare"),
         "anyaccel.launcher.monitor": ("end_in_time",),
