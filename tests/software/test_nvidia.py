@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from binding_names import attributes
 
-if find_spec("pynvml") is None:
-    pytest.skip("tox -e real-nvidia installs nvidia-ml-py", allow_module_level=True)
+if "ANYACCEL_TEST_NVIDIA" not in os.environ or find_spec("pynvml") is None:
+    pytest.skip("tox -e real-nvidia installs nvidia-ml-py and Debian's packages", allow_module_level=True)
 import pynvml
 from anyaccel_nvidia import nvml
 
-DEBIAN = os.environ.get("ANYACCEL_TEST_NVIDIA", "")  # read once: tests run without variables of ours
+DEBIAN = os.environ["ANYACCEL_TEST_NVIDIA"]  # read once: tests run without variables of ours
 RELEASE = "535.261.03-1"
 CONSTANTS = {
     "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION": nvml._RECOVERY_ACTION,
@@ -40,8 +40,6 @@ def test_every_name_and_constant_exists(report):
 @pytest.fixture
 def debian(tmp_path, monkeypatch):
     """Put Debian's libraries and programs on the paths, and give the MPS daemon directories of the test's own."""
-    if not DEBIAN:
-        pytest.skip("tox -e real-nvidia fetches Debian's packages")
     root = Path(DEBIAN) / "root" / "usr"
     monkeypatch.setenv("PATH", f"{root / 'bin'}:{root / 'sbin'}:{os.environ['PATH']}")
     monkeypatch.setenv("LD_LIBRARY_PATH", str(root / "lib" / "x86_64-linux-gnu" / "nvidia" / "current"))
