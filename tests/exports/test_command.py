@@ -85,7 +85,7 @@ def test_a_vendor_that_failed_is_not_a_vendor_without_devices(acme, install, any
 def test_no_devices(acme, anyaccel, tmp_path):
     status, out, err = run(anyaccel, "export", "docker")
     assert (status, out) == (0, "")
-    assert "There is no usable device to export" in err
+    assert "there is no usable device to export" in err
     target = tmp_path / "spec.json"
     target.write_text("old")
     status, _, err = run(anyaccel, "export", "cdi", "--out", str(target))
