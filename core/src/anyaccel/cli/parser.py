@@ -43,6 +43,7 @@ GROUPS = {
         "jobs": "list the jobs that run without a terminal",
         "logs": "print the output of a job",
         "wait": "wait until jobs have ended",
+        "redo": "submit a job again",
     },
     "Administer a machine": {
         "report": "show who used which devices, from the journal of ended leases",
@@ -66,7 +67,7 @@ GROUPS = {
 """The commands under the titles of ``anyaccel --help``, each with what it does."""
 COMMANDS = {name: text for group in GROUPS.values() for name, text in group.items()}
 DEFAULT = "status"
-SURVEYS = {"status", "top", "metrics", "run", "sweep", "hold", "select", "why", "env", "doctor", "export"}
+SURVEYS = {"status", "top", "metrics", "report", "run", "sweep", "hold", "select", "why", "env", "doctor", "export"}
 """Commands that detect the machine's devices."""
 RUNS = {"run", "sweep", "testbed"}
 """Commands that take a command to run, after ``--``."""
@@ -85,7 +86,7 @@ DIAGNOSES = {"doctor"}
 """Commands that take defaults from these files and report errors in them themselves."""
 ABOUT_PLUGINS = {"plugins", "doctor", "check", "record"}
 """Commands that examine plug-ins."""
-APART = UNCONFIGURED | {"release", "queue", "new", "testbed", "jobs", "logs", "cancel", "wait", "report"}
+APART = UNCONFIGURED | {"release", "queue", "new", "testbed", "jobs", "logs", "cancel", "wait", "redo"}
 """Commands that have no ``--machine``."""
 
 
@@ -134,7 +135,7 @@ def _perform(name: str, arguments: list[str], command: list[str] | None) -> int:
         vars(args).update(defaults(name))
     else:
         args = parse(name, module, arguments)
-    args.typed = [*arguments, *(["--", *command] if command is not None else [])]
+    args.typed = [name, *arguments, *(["--", *command] if command is not None else [])]
     if name in RUNS:
         args.command = command
     elif command is not None:

@@ -77,8 +77,8 @@ def gap() -> str:
     if version() >= IOCTL:
         return ""
     return (
-        "a program that means to can send control calls to other devices: this kernel's Landlock refuses reading and"
-        " writing alone; the rest came with Linux 6.10"
+        "the worker could send control calls (ioctl) to other devices: this kernel's Landlock refuses only reading and"
+        " writing; Linux 6.10 refuses control calls"
     )
 
 

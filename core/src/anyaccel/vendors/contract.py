@@ -266,7 +266,7 @@ class Hook(NamedTuple):
         answer: Type of an answer.
         check: Yields the faults of an answer, given the arguments of the call, the key of the ``vendor`` and the
             plug-in's ``info``.
-        shape: Name of the answer in messages about its type; empty where the check compares the type.
+        shape: Name of the answer in messages about its type; empty for a check with messages of its own about types.
         listed: Name of the items where the answer is a list or tuple.
         required: Whether every plug-in must have the hook.
         default: Makes the answer for a plug-in without the hook, given the arguments of the call.
@@ -276,7 +276,7 @@ class Hook(NamedTuple):
     name: str
     answer: Any
     check: Callable[[Any, Arguments], Iterable[str]] = lambda *_: ()
-    shape: str = ""
+    shape: str = "the answer"
     listed: str = ""
     required: bool = False
     default: Callable[[Arguments], Any] = lambda _: None
@@ -318,11 +318,18 @@ _TABLE = (
         "detect",
         Detected | None,
         lambda value, arguments: detected_faults(value, arguments["vendor"]),
+        shape="",
         required=True,
         seconds=None,
     ),
-    Hook("fractional", Fractional, lambda value, given: fractional_faults(value, given["device"]), required=True),
-    Hook("tags", tuple[str, ...], tags_faults, listed="tags", required=True),
+    Hook(
+        "fractional",
+        Fractional,
+        lambda value, arguments: fractional_faults(value, arguments["device"]),
+        shape="",
+        required=True,
+    ),
+    Hook("tags", tuple[str, ...], tags_faults, shape="", listed="tags", required=True),
     Hook(
         "env",
         EnvEdits,
@@ -334,9 +341,10 @@ _TABLE = (
         "visible",
         tuple[str | VisiblePart, ...] | None,
         lambda value, arguments: visible_faults(value, arguments["devices"]),
+        shape="",
         listed="device ids",
     ),
-    Hook("validate", str | None, reason_faults),
+    Hook("validate", str | None, reason_faults, shape=""),
     Hook("stats", Mapping[str, Stats], stats_faults, shape="stats", default=lambda _: {}, seconds=None),
     Hook("container", ContainerEdits, container_faults, shape="ContainerEdits", default=_device_nodes),
     Hook("diagnose", tuple[Finding, ...], shape="Finding", listed="Findings", default=lambda _: (), seconds=None),

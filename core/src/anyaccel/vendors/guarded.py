@@ -44,7 +44,7 @@ BUSY_SECONDS = 5.0
 """The same for a process that only waits for a processor."""
 ABORTED = "Fatal Python error: Aborted\n\n"
 """First lines of that output, which are no part of the traceback."""
-NO_ANSWER = "its process sent what is no answer"
+NO_ANSWER = "its process sent an invalid answer"
 
 
 class Outcome(Value):
@@ -436,8 +436,7 @@ class _Exchange:
             elif kind != ANSWER:
                 return _refuse(process, NO_ANSWER)
             elif size > self._limit:  # before the rest is read: the size comes from a plug-in
-                largest = f"an answer may have {self._limit / 1e6:.1f} MB"
-                return _refuse(process, f"it answered {size / 1e6:.1f} MB, and {largest}")
+                return _refuse(process, f"its answer has {size / 1e6:.1f} MB (at most {self._limit / 1e6:.1f} MB)")
             elif len(data) < HEADER.size + size:
                 return None
             else:

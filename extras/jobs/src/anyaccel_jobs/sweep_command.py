@@ -41,6 +41,7 @@ from anyaccel.model import format_slots, replace
 from anyaccel.text import elapsed
 
 from anyaccel_jobs.jobs_command import detach
+from anyaccel_jobs.run_option import add_job_options, check_job_options
 from anyaccel_jobs.supervisor import Supervisor
 from anyaccel_jobs.sweep import JOB_LOG, Commands, Ended, JobLog, Sweep, SweepSetting, Tally, call, parse_each, written
 
@@ -103,6 +104,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--detach", action="store_true", help="go on without this terminal, as a job: see 'anyaccel jobs'"
     )
+    add_job_options(parser)
     parser.add_argument(
         "--engine",
         type=_engine,
@@ -147,6 +149,7 @@ def main(args: argparse.Namespace) -> int:
     if args.dry_run:
         output.print_lines(written(command) for _, command in commands)
         return 0
+    check_job_options(args)
     if args.detach:
         return _detach(args, commands)
     return _run(args, commands)
@@ -156,6 +159,7 @@ def _detach(args: argparse.Namespace, commands: Commands) -> int:
     """Run the sweep as a job, which supervises itself, and print its number."""
 
     def supervise(supervisor: Supervisor) -> int:
+        supervisor.hold_back(args.grace)
         status = _run(args, commands, supervisor)
         supervisor.finish(status, state="cancelled" if status in (130, 143) else "")
         return status
@@ -247,11 +251,11 @@ def _folder(args: argparse.Namespace) -> str:
 
 def _resume_line(args: argparse.Namespace) -> str:
     """Return the command line that goes on with this sweep."""
-    words, own = list[str](), args.typed[: args.typed.index("--")] if "--" in args.typed else args.typed
+    words, own = list[str](), args.typed[1 : args.typed.index("--")] if "--" in args.typed else args.typed[1:]
     for before, word in zip(["", *own], own, strict=False):
         if word not in ("--resume", "--out") and before != "--out" and not word.startswith("--out="):
             words.append(word)
-    return shlex.join(["anyaccel", "sweep", "--resume", "--out", args.out, *words, *args.typed[len(own) :]])
+    return shlex.join(["anyaccel", "sweep", "--resume", "--out", args.out, *words, *args.typed[len(own) + 1 :]])
 
 
 def _on_cluster(
