@@ -36,11 +36,12 @@ def main(directory: Path) -> None:
     subprocess.run(["apt-get", *options, "download", *names], check=True, cwd=directory)
     for package in directory.glob("*.deb"):
         subprocess.run(["dpkg-deb", "-x", package, root], check=True)
-    # The packages make these names when they are configured.
+    # Debian's alternatives make these names when a package is configured.
     libraries = root / "usr" / "lib" / "x86_64-linux-gnu" / "nvidia" / "current"
     for name in ("libcuda", "libnvidia-ml"):
-        (found,) = libraries.glob(f"{name}.so.*")
-        (libraries / f"{name}.so.1").symlink_to(found.name)
+        link = libraries / f"{name}.so.1"
+        if not link.exists():
+            link.symlink_to(f"{name}.so.{VERSION.partition('-')[0]}")
 
 
 if __name__ == "__main__":
