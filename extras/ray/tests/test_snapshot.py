@@ -51,7 +51,7 @@ def damage(path, **changes):
     ("spoil", "reason"),
     [
         (lambda path: path.unlink(), "cannot be read: No such file"),
-        (lambda path: path.chmod(0o622), "writable for nobody but you"),
+        (lambda path: path.chmod(0o622), "writable by you alone"),
         (lambda path: path.write_text("{"), "is damaged: Expecting property name"),
         (lambda path: path.write_text("[" * 100_000), "is damaged"),
         (lambda path: path.write_text("7"), "the schema must be anyaccel.ray-node/1"),

@@ -1,4 +1,4 @@
-"""The engine that has Ray place calls, which workers of our own then run on the nodes."""
+"""The Ray engine: Ray places calls on nodes, where workers of our own run them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from anyaccel.engines.remote import Cluster, Driver, Order, last_line
-from anyaccel.exports.ray import PREDEFINED
 from anyaccel.model import Request
 from anyaccel.pool import Options, Pickled, PoolSettings
+from anyaccel_export.ray import PREDEFINED
 
 from anyaccel_ray import node
 from anyaccel_ray.cluster import Nodes
@@ -20,27 +20,27 @@ if TYPE_CHECKING:
     from anyaccel.pool import GangFuture
 
 LARGE = 1 << 15
-"""Bytes from which what each call needs is stored once."""
+"""Size in bytes from which the pool's specification is stored once in Ray's object store."""
 THREADS = 4
-"""Of an actor's host: for a call, for word of its end, and for whatever ends it; one more for each further call."""
+"""Threads of an actor's host: for one call, for ended(), for stop() and close(); one more for each concurrent call."""
 
 
 def open_engine(settings: PoolSettings) -> Driver:
-    """Make it.
+    """Make the engine of a pool on Ray.
 
     Raises:
-        UsageError: When Ray is not installed or not there, or an argument is for one machine.
+        UsageError: When Ray is not installed, there is no cluster, or a setting is for the local engine.
     """
     settings.check_cluster("Ray")
     return Driver(RayCluster(settings.address), settings)
 
 
 class RayCluster(Cluster[RayPlan]):
-    """Ray, as one pool uses it.
+    """A Ray cluster, as one pool uses it.
 
     Attributes:
         ray: The module.
-        nodes: What there is.
+        nodes: The nodes.
     """
 
     title = "Ray"
@@ -49,7 +49,7 @@ class RayCluster(Cluster[RayPlan]):
         super().__init__()
         self.nodes = Nodes(address)
         self.ray = self.nodes.ray
-        # Whatever dies is told at once, and run again by us where that was asked for.
+        # Ray must not retry: the pool retries calls itself, as often as its options say.
         self._run = self.ray.remote(max_calls=0, max_retries=0)(node.run)
         self._actors = self.ray.remote(max_restarts=0, max_task_retries=0)(node.RayActorHost)
         self._spared: set[str] = set()
@@ -66,15 +66,15 @@ class RayCluster(Cluster[RayPlan]):
         return self.nodes.find(request)
 
     def place(self, order: Order, plan: RayPlan, *, actor: bool, bundle: Any = None) -> Any:
-        """Our task, or the class of our actors, with what to ask Ray for.
+        """Return our task, or the class of our actors, with its resources as options.
 
         Args:
-            order: How it is run.
-            plan: What it needs.
+            order: The order.
+            plan: The plan of its request.
             actor: Whether it is an actor.
-            bundle: The part of what Ray has reserved that it is to use, which has its node already.
+            bundle: The bundle of a placement group in which it runs, or None.
         """
-        # Actors are idle for most of the time, as calls with devices leave the processors to others.
+        # Actors and calls with devices ask for no processor: they are idle, or wait for a device, most of the time.
         wanted: dict[str, Any] = {"num_cpus": 0 if actor or plan.request is not None else 1}
         if plan.request is not None:
             resources = dict(plan.resources)
@@ -125,12 +125,12 @@ class RayCluster(Cluster[RayPlan]):
         return last_line(error) if isinstance(error, self.ray.exceptions.RayTaskError) else ""
 
     def tell(self, method: Any, *arguments: object) -> None:
-        """Call a method of an actor of Ray, and expect no answer."""
-        if self.connected:  # else Ray would start a cluster to do that
+        """Call a method of an actor of Ray without waiting for the answer."""
+        if self.connected:  # else Ray would start a cluster for the call
             method.remote(*arguments)
 
     def kill(self, actor: Any) -> None:
-        """End an actor of Ray."""
+        """Kill an actor of Ray."""
         if self.connected:
             self.ray.kill(actor)
 
@@ -143,11 +143,11 @@ class RayCluster(Cluster[RayPlan]):
         return gang.future
 
     def close(self) -> None:
-        """Hosts end by themselves, and the connection is of the whole process."""
+        """Do nothing: idle hosts exit by themselves, and the connection belongs to the whole process."""
 
 
 class RayHost:
-    """An actor of Ray that hosts one of ours; see :class:`~anyaccel.engines.remote.cluster.RemoteHost`."""
+    """An actor of Ray that hosts one actor of the pool; see :class:`~anyaccel.engines.remote.cluster.RemoteHost`."""
 
     def __init__(self, cluster: RayCluster, actor: Any) -> None:
         self._cluster = cluster
