@@ -36,12 +36,6 @@ def main(directory: Path) -> None:
     subprocess.run(["apt-get", *options, "download", *names], check=True, cwd=directory)
     for package in directory.glob("*.deb"):
         subprocess.run(["dpkg-deb", "-x", package, root], check=True)
-    # Debian's alternatives make these names when a package is configured.
-    libraries = root / "usr" / "lib" / "x86_64-linux-gnu" / "nvidia" / "current"
-    for name in ("libcuda", "libnvidia-ml"):
-        link = libraries / f"{name}.so.1"
-        if not link.exists():
-            link.symlink_to(f"{name}.so.{VERSION.partition('-')[0]}")
 
 
 if __name__ == "__main__":
