@@ -115,7 +115,14 @@ class Scope(Value):
             needs: How much is needed of which of them, by id.
             more: The other attributes of :class:`~anyaccel.ledger.Want`.
         """
-        more["needs"] = tuple(replace(need, among=self.keys(map(str, need.among))) for need in needs)
+        more["needs"] = tuple(
+            replace(
+                need,
+                among=self.keys(map(str, need.among)),
+                sizes={key: units for each, units in need.sizes.items() for key in self.names[str(each)]},
+            )
+            for need in needs
+        )
         wholes = frozenset(key for each in candidates for key in self.wholes.get(each, ()))
         return Want(candidates=self.keys(self.with_parts(candidates)), wholes=wholes, **more)
 

@@ -97,9 +97,9 @@ class SharedScheduler(Scheduler):
                 settled.append(ticket)
         return settled
 
-    def _look(self) -> ActiveLeases:
+    def _look(self, time: float | None = None) -> ActiveLeases:
         """Count what everybody holds now."""
-        held = ActiveLeases.read(self.inventory, self._ledger, self._environ)
+        held = ActiveLeases.read(self.inventory, self._ledger, self._environ, time=time)
         self._forget_others()
         self._own.recount()
         self._arrangement.note(0)
@@ -179,7 +179,7 @@ class SharedScheduler(Scheduler):
         return max(own, wait.told) if own and wait else own
 
     def _judge(self, plan: RequestPlan, waiting: Waiting) -> Verdict:
-        held = self._look()
+        held = self._look(waiting.seconds)
         verdict = held.with_ways_out(super()._judge(plan, waiting))
         if not plan.ever_fits:
             return verdict

@@ -159,7 +159,7 @@ def verdict_of(
     priority: int,
 ) -> Verdict:
     """Say whether a request that came now would be served."""
-    verdict = judge_beside(ActiveLeases.read(inventory, ledger, environ), inventory, request)
+    verdict = judge_beside(ActiveLeases.read(inventory, ledger, environ, time=time), inventory, request)
     if not verdict.ever_fits:
         return verdict
     want = _wanted(inventory, request, environ, time)
@@ -193,16 +193,19 @@ class ActiveLeases(Value):
     holders: Mapping[str, str]
 
     @classmethod
-    def read(cls, inventory: Inventory, ledger: Ledger, environ: Mapping[str, str]) -> ActiveLeases:
+    def read(
+        cls, inventory: Inventory, ledger: Ledger, environ: Mapping[str, str], *, time: float | None = None
+    ) -> ActiveLeases:
         """Look at the leases of a machine's devices.
 
         Raises:
             StateDirectoryError: When the ledger cannot be read.
         """
         by_lease: dict[str, list[LeaseRecord]] = {}
-        records = Scope.make(inventory, environ).ours(ledger.leases())
+        records = Scope.make(inventory, environ).ours(ledger.find_obstacles(time))
         for record in records:
-            by_lease.setdefault(record.id or f"unknown-{len(by_lease)}", []).append(record)
+            kind = {"drained": "drain", "reserved": "reservation"}.get(record.state, "unknown")
+            by_lease.setdefault(record.id or f"{kind}-{len(by_lease)}", []).append(record)
         listed = {device.id for device in inventory.devices}
         devices = {
             lease: {
