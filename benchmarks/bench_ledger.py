@@ -6,7 +6,7 @@ those of pools and commands do.
 
 from __future__ import annotations
 
-import ctypes  # noqa: F401 - loaded by those who wait; like sqlite3, it is there before anybody competes
+import ctypes  # noqa: F401 - loaded by waiting processes; like sqlite3, it is there before they compete
 import multiprocessing
 import os
 import signal
@@ -250,7 +250,7 @@ def rows(rounds: int = ROUNDS) -> list[Row]:
     found.append(at_most("next holder after SIGKILL, median", samples[len(samples) // 2], TAKEOVER_SECONDS))
     found.append(Row(what=f"next holder after SIGKILL, slowest of {rounds}", seconds=samples[-1]))
     floor, samples = noticed(rounds), takeover(rounds, parent_first=True)
-    found.append(Row(what="end of a process noticed by one who waits for it", seconds=floor[len(floor) // 2]))
+    found.append(Row(what="end of a process noticed by a process that waits for it", seconds=floor[len(floor) // 2]))
     found.append(at_most(f"{LAST}, median", samples[len(samples) // 2], TAKEOVER_SECONDS))
     found.append(Row(what=f"{LAST}, slowest of {rounds}", seconds=samples[-1]))
     for number in LINES[: rounds + 1]:

@@ -28,7 +28,7 @@ MACHINES = {"recorded": str(PLUGINS / "nvidia/recordings/h100-8gpu-nvswitch"), "
 WITH_DEVICES = 6
 """How many times as long as an interpreter that does nothing a command may take on them."""
 MANY = 20
-"""Plug-ins that somebody may have installed: those of all vendors that there are, and more."""
+"""Plug-ins that a user may have installed: those of all vendors, and more."""
 UNSET = ("PYTHONDONTWRITEBYTECODE", "PYTHONPATH")
 """The first would have Python compile the command line's modules at each start."""
 BARE_CALL = "subprocess.run(true)"

@@ -79,7 +79,7 @@ os._exit(0)
 
 
 def rows(rounds: int = ROUNDS) -> list[Row]:
-    """Measure it alone, and with those who wait."""
+    """Measure it alone, and with waiting processes."""
     with tempfile.TemporaryDirectory() as directory:
         site = Path(directory)
         info = site / "anyaccel_bench-1.dist-info"

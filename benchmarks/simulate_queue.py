@@ -1,4 +1,4 @@
-"""Compare orders of service in virtual time, with the rules that those who wait go by: ``anyaccel.policy``.
+"""Compare orders of service in virtual time, with the rules of the queue: ``anyaccel.policy``.
 
     python benchmarks/simulate_queue.py [--devices 8] [--requests 2000] [--swf FILE]
 
@@ -39,7 +39,7 @@ class Job(Value):
 
 
 def made_up(number: int, devices: int, seed: int = 7) -> list[Job]:
-    """Requests that nobody made, at about nine tenths of what the machine can do."""
+    """Invented requests, at about nine tenths of what the machine can do."""
     draw, now, jobs = random.Random(seed), 0.0, []
     while len(jobs) < number:
         now += draw.expovariate(1 / 1100)

@@ -1,10 +1,10 @@
 """Leases in a table of SQLite in WAL mode: what the ledger is compared with.
 
 One row per lease, summed in an immediate transaction, and retries at random intervals. Some processes are served
-thousands of times more often than others then. In order it does what the ledger does: it keeps a table of those who
-wait, too, serves the first, and goes on when the first or a holder has died, which it finds out where it matters only:
-of the first in line at every look, of holders when nothing fits. SQLite's own wait for its lock gets longer and longer,
-so that most would never get into the line; in order, that is retried at random intervals as well.
+thousands of times more often than others then. In order it does what the ledger does: it also keeps a table of waiting
+processes, serves the first, and continues when the first or a holder has died. It checks the first at every look, and
+holders when nothing fits. SQLite's own wait for its lock gets longer and longer, so that most processes would never
+be queued; in order, that is retried at random intervals as well.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class SqliteLeases:
         for tries in count():
             try:
                 self._table.execute("BEGIN IMMEDIATE")
-            except sqlite3.OperationalError:  # somebody else has begun
+            except sqlite3.OperationalError:  # another process has begun
                 os.sched_yield() if tries < SPINS else pause()
             else:
                 return

@@ -27,7 +27,7 @@ class Model:
 
 
 class Models:
-    """Those that are loaded and free; whoever finds none waits."""
+    """The models that are loaded and free; a request that finds none waits."""
 
     def __init__(self, pool: anyaccel.Pool) -> None:
         self._pool = pool

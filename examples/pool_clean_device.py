@@ -1,4 +1,4 @@
-"""Whoever follows a task that leaks gets a clean device, since each task with devices has a process of its own.
+"""The task after one that leaks gets a clean device, since each task with devices has a process of its own.
 
 With ``max_calls=0`` the process is used again: faster, and what leaks stays.
 

@@ -1,4 +1,4 @@
-"""A Prefect flow whose tasks run on devices: each waits until one is free, whoever else uses the machine.
+"""A Prefect flow whose tasks run on devices: each waits until one is free, also beside other programs.
 
 pip install prefect
 ANYACCEL_MACHINE=sim:H100:2 python examples/prefect_flow.py

@@ -4,7 +4,7 @@ Needs ``pip install 'anyaccel[ray]'``. Without an address, a cluster of this mac
 to be found.
 
 Prints:
-    4 calls, each with 1 device that nobody else had
+    4 calls, each with 1 device of its own
 """
 
 import os
@@ -24,4 +24,4 @@ if __name__ == "__main__":
     with aa.Pool("GPU:1", engine="ray", retries=2) as pool:
         runs = list(pool.map(train, range(4)))
     (each,) = {len(devices) for _, devices in runs}
-    print(f"{len(runs)} calls, each with {each} device that nobody else had")
+    print(f"{len(runs)} calls, each with {each} device of its own")

@@ -1,7 +1,7 @@
 """Record a terminal, as an SVG that moves, for the landing page of the site.
 
 A shell runs on a pseudo-terminal, commands are typed into it, and what it shows is drawn: nothing is written by hand.
-The machine is simulated. Pauses are shortened to what somebody takes to read.
+The machine is simulated. Pauses are shortened to the time that reading takes.
 
     python scripts/recording.py [FILE]
 """

@@ -22,7 +22,7 @@ def write(path, text, mode=0o644):
 
 
 def as_machine(path):
-    """Read a file as the machine's; it belongs to whoever runs the tests, root or not."""
+    """Read a file as the machine's; it belongs to the user who runs the tests, root or not."""
     return configuration._read(str(path), "machine", {os.geteuid()})
 
 
@@ -32,7 +32,7 @@ def test_without_a_file_everything_has_its_default(machine_file):
     assert found.get("queue.backfill") == 0
     assert found.get("queue.fair_shares") is False
     assert found.get("limits.devices") is None
-    assert found.get("users.anybody.weight") == 1
+    assert found.get("users.unknown.weight") == 1
 
 
 def test_what_it_says_is_read_with_its_units(machine_file):

@@ -1,4 +1,4 @@
-"""The order of those who wait: nobody starves, nobody is delayed past the bound, all compute the same."""
+"""The order of waiting requests: none starves, none is delayed past the bound, all processes compute the same."""
 
 import os
 import random
@@ -47,7 +47,7 @@ def simulate(jobs, rules, *, on_look=None, until=100_000):
         edges = [edge for block in rules.blocks for edge in (block.begin, block.end)]
         moments += [edge for edge in edges if now < edge < until] if waiting else []
         now = max(now, min(moments)) if moments else now
-        assert now < until, "somebody starves"
+        assert now < until, "a request starves"
         running = [(job, held) for job, held in running if job.started + job.lasts > now]
         while coming and coming[0].waiting.since <= now:
             waiting.append(coming.pop(0))
@@ -116,7 +116,7 @@ def made(jobs):
 
 @CASES
 @given(days(one_kind=True))
-def test_nobody_starts_later_than_in_turn(jobs):
+def test_no_request_starts_later_than_in_turn(jobs):
     """Where everything lasts as long as it says and the bound is 0; beside the order without backfill."""
     in_turn = simulate(made([job | {"known": False} for job in jobs]), Policy())
     found = simulate(made(jobs), Policy())
@@ -142,7 +142,7 @@ def test_no_head_is_delayed_past_the_bound(jobs, bound):
 @CASES
 @given(days(), st.booleans(), st.sampled_from([None, 1, 2]), st.integers(0, 1000))
 def test_everybody_computes_the_same_order_from_the_same_facts(jobs, fair, most, seed):
-    """In whichever order the facts are listed, whoever asks; and nobody is left out or comes twice."""
+    """In whichever order the facts are listed, for every process; and no request is left out or comes twice."""
     rules = Policy(fair_shares=fair, patience=15.0, limits=Limits(devices=most, priority=3))
     waiting = [job.waiting for job in made(jobs)]
     held = [Holding(device=device, user=number % 3 + 1) for number, device in enumerate("wxyz")]
@@ -159,7 +159,7 @@ def test_everybody_computes_the_same_order_from_the_same_facts(jobs, fair, most,
 
 @CASES
 @given(days(), st.booleans(), st.sampled_from([0.0, 5.0]))
-def test_nobody_starves(jobs, fair, bound):
+def test_no_request_starves(jobs, fair, bound):
     """Whatever shares, priorities and backfill say, everybody starts; who has waited long is next."""
     rules = Policy(backfill=bound, fair_shares=fair, patience=30.0)
     starts = simulate(made(jobs), rules)
@@ -219,7 +219,7 @@ def test_a_reserved_device_is_given_to_its_user_though_others_came_first():
 
 @CASES
 @given(days(), st.integers(1, 4))
-def test_a_limit_holds_and_keeps_nobody_else_waiting(jobs, most):
+def test_a_limit_holds_and_keeps_no_other_user_waiting(jobs, most):
     rules = Policy(limits=Limits(devices=most))
     fitting = [job for job in jobs if job["count"] <= most]
     jobs = made(fitting)
@@ -305,7 +305,7 @@ def test_the_configuration_becomes_the_rules():
         "limits.devices": 2,
         "limits.time": 3600.0,
         f"users.{os.geteuid()}.devices": 8,
-        "users.nobody-of-this-name.devices": 8,
+        "users.no-user-of-this-name.devices": 8,
     }
     rules = Policy.from_configuration(Configuration(path="x", found=True, values=values))
     own = Limits(devices=8, seconds=3600.0)

@@ -97,7 +97,7 @@ def test_a_node_is_known_before_it_exists(named):
         instance_type("a1.xlarg")
 
 
-def test_importing_the_module_asks_nobody(install):
+def test_importing_the_module_asks_no_vendor(install):
     install("bad", "raise SystemExit('asked')")
     code = "import anyaccel.accelerators as a, sys; a.instance_type; print('anyaccel.inventory.detect' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

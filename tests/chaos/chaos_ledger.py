@@ -1,9 +1,9 @@
-"""Chaos: processes take and give back devices while others of them are killed and stopped, and somebody watches.
+"""Chaos: processes take and give back devices while others of them are killed and stopped, and another process watches.
 
     python tests/chaos/chaos_ledger.py [--rounds N] [--claimants N] [--seed N]
 
 The watchman is independent of the ledger: each claimant that has a device also locks a file of its own for every unit
-of it, and finds it locked when somebody else has the device, too. A round is one kill or stop. In the end everything
+of it, and finds it locked when another process has the device, too. A round is one kill or stop. In the end everything
 must be free again. Prints rounds, kills, double allocations, devices lost and how long claimants waited; the exit
 status says whether anything was wrong.
 """
@@ -40,7 +40,7 @@ class Outcome:
         rounds: Kills and stops.
         kills: Kills among them.
         leases: Leases that were taken.
-        doubles: Times at which somebody found a part of a device in use that it had been given.
+        doubles: Times at which a claimant found a part of a device in use that it had been given.
         lost: Devices that were not free in the end.
         debris: Files that were left in the end, after one sweep.
         waits: Seconds that each lease was waited for, sorted.
@@ -97,7 +97,7 @@ class Watchman:
 
 
 def claim_for_ever(home: Path, seed: int) -> None:
-    """Be a claimant: take something, look whether anybody else has it, hold it for a moment, give it back."""
+    """Be a claimant: take something, look whether another process has it, hold it for a moment, give it back."""
     rng = random.Random(seed)
     watchman = Watchman(home)
     log = os.open(home / "log", os.O_WRONLY | os.O_APPEND | os.O_CREAT)

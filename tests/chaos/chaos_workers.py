@@ -4,7 +4,7 @@
 
 The watchman is independent of anyaccel: a call locks a file of its own for every part of the devices that it was given,
 and finds it locked when anything else still has the device. Some calls leave a process behind that carries the
-locks on. A round is one signal. In the end everything must be free, and nobody may be left. Prints rounds, kills,
+locks on. A round is one signal. In the end everything must be free, and no process may be left. Prints rounds, kills,
 double allocations, devices lost, processes and files left, and how long calls waited; the exit status says whether
 anything was wrong.
 """
@@ -78,7 +78,7 @@ class Outcome:
 
 
 def use(home: str, seed: int, since: float, leave: bool = True) -> None:
-    """The call: lock what was given, look whether anybody else has it, and sometimes leave somebody behind."""
+    """The call: lock what was given, look whether another process has it, and sometimes leave a process behind."""
     rng = random.Random(seed)
     waited = time.monotonic() - since
     log = os.open(f"{home}/log", os.O_WRONLY | os.O_APPEND | os.O_CREAT)

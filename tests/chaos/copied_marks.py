@@ -7,7 +7,7 @@ Each tree holds a device and grows in shapes of its own: forks, double forks, se
 processes that are stopped, that ignore SIGTERM, that replace themselves all the time, in namespaces, of another user.
 A second user puts each mark of the state directory on processes of its own. Then the tree is ended, in one of the ways
 that there are, and a third user asks for the device. The truth is a control group for each tree. What must hold: the
-command that ends the tree ends while the copies live, and none of the tree is left; no copy is ended; nobody gets the
+command that ends the tree ends while the copies live, and none of the tree is left; no copy is ended; no user gets the
 device while a process of the tree is left; and it is free once copies and tree have gone. What a plug-in has started
 holds no device: it ends with the vendor's process. Needs root. Prints a table: for each way the trees, those whose
 device was given too early, too late, those of which a process was left, what else went wrong, and the seconds that an
@@ -171,7 +171,7 @@ def plans(rng: random.Random, *, root: bool, inside: bool) -> list[str]:
     return drawn
 
 
-# Those who start one inside of Python.
+# Programs that start a tree inside of Python.
 
 
 def call(command: list[str]) -> None:

@@ -57,7 +57,7 @@ def test_no_descendant_loses_its_device_and_no_device_is_lost(way):
 @pytest.mark.parametrize("way", copied_marks.WAYS)
 @pytest.mark.skipif(bool(torture.able()), reason=torture.able() or "-")
 def test_what_ends_a_tree_does_not_wait_for_a_user_who_copies_its_mark(way):
-    """It ends while the copies live; nothing of the tree is left then, and nobody has got its device before."""
+    """It ends while the copies live; nothing of the tree is left then, and its device was not free before."""
     if subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode:
         pytest.skip("no mount namespace can be made here, in which other users may run this Python")
     command = [sys.executable, copied_marks.__file__, "--ways", way, "--trees", str(COPIED), "--slots", "2"]

@@ -5,10 +5,10 @@
 Each tree is a command, or a call of a pool, that holds a device and starts others in every way that Python and the
 shell know: some of them close their descriptors, clear their environment, open sessions, fork twice or replace
 themselves. Processes are killed with SIGKILL, launchers and fork servers among them. Meanwhile another user, without
-any privilege, asks for the device. The truth is a control group for each tree, which only this test has: whoever gets
-the device while a process of the tree is left was given it too early, and whoever does not get it once all have ended
-is kept from it. Needs root. Prints, for each way, trees, kills, questions, early and late; the exit status says whether
-any was wrong. The way ``ray`` is none of the default: it starts a cluster of Ray, and a tree takes seconds there.
+any privilege, asks for the device. The truth is a control group for each tree, which only this test has. The user who
+gets the device while a process of the tree is left was given it too early; the user who does not get it once all have
+ended is kept from it. Needs root. Prints, for each way, trees, kills, questions, early and late; the exit status says
+whether any was wrong. The way ``ray`` is not run by default: it starts a cluster of Ray, and a tree takes seconds.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def grow(group: str, rng: random.Random, depth: int) -> None:  # noqa: C901 -- o
         os.execv(argv[0], argv)
 
 
-# Those who hold the device.
+# Processes that hold the device.
 
 
 def start(way: str, group: str, seed: int, resource: str = "GPU", address: str = "") -> None:
@@ -223,7 +223,7 @@ class Place(NamedTuple):
 
     Attributes:
         state: The state directory.
-        environ: Environment of whoever starts the tree.
+        environ: Environment of the process that starts the tree.
         arguments: What that is told beside the way, the group and the seed.
         device: The device by its name in the ledger; empty for the only one.
     """
@@ -455,7 +455,7 @@ def all_of(ways: tuple[str, ...], trees: int, seed: int) -> dict[str, Counter[st
 
 
 def main() -> int:
-    """Run it by hand; or be a tree, or one who starts it."""
+    """Run it by hand; or be a tree, or a process that starts one."""
     if sys.argv[1:2] == ["tree"]:
         tree(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
         os._exit(0)  # waits for none of them

@@ -119,22 +119,25 @@ def test_setup_makes_an_image_that_is_ready(tmp_path, anyaccel):
     config, tmpfiles = tmp_path / "etc/anyaccel/config.toml", tmp_path / "etc/tmpfiles.d/anyaccel.conf"
     assert tmpfiles.read_text().splitlines()[-1] == "d /run/anyaccel 1777 root root -"
     assert stat.S_IMODE(config.stat().st_mode) == 0o644
+    assert stat.S_IMODE((tmp_path / "var/lib/anyaccel/journal").stat().st_mode) == 0o1777
     config.write_text("# mine\n")
     again = anyaccel("setup", "--root", str(tmp_path), "--json")
-    assert [step["state"] for step in json.loads(again.stdout)["steps"]] == ["there", "there"]
+    assert [step["state"] for step in json.loads(again.stdout)["steps"]] == ["there", "there", "there"]
     assert config.read_text() == "# mine\n"
 
 
 def test_a_dry_run_changes_nothing(tmp_path, anyaccel):
     done = anyaccel("setup", "--dry-run", "--root", str(tmp_path))
-    assert done.stdout.count("to be made") == 2
-    assert list(tmp_path.glob("etc")) == []
+    assert done.stdout.count("to be made") == 3
+    assert list(tmp_path.iterdir()) == []
 
 
 MOUNTS = """
 set -e
 cp -a /etc /dev/shm/etc
 mount -n --bind /dev/shm/etc /etc
+mkdir /dev/shm/lib
+mount -n --bind /dev/shm/lib /var/lib
 exec "$0" "$@"
 """
 SHARES = """
@@ -159,6 +162,7 @@ assert held.returncode == 0, held
 made = run("setup")
 assert made.returncode == 0, made
 assert os.stat("/run/anyaccel").st_mode & 0o7777 == 0o1777
+assert os.stat("/var/lib/anyaccel/journal").st_mode & 0o7777 == 0o1777
 assert os.path.exists("/etc/anyaccel/config.toml") and os.path.exists("/etc/tmpfiles.d/anyaccel.conf")
 assert ask("run", "APU:1", *declared, "--no-wait", "--", "true").returncode == 4
 assert run("run", "APU:1", *declared, "--no-wait", "--", "true").returncode == 4

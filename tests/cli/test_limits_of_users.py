@@ -142,7 +142,7 @@ def test_six_commands_and_calls_give_one_answer_about_a_limit(limit):
         assert (done[call][0], done[call][1].splitlines()[0]) == (status, prefix + verdict), call
     if status == 4:
         assert done["run"] == (0, f"anyaccel: waiting, place 1 in line: {answer}\n")
-        assert done["select"][0] == 0  # it says what would serve, whoever holds it
+        assert done["select"][0] == 0  # it says what would serve, although it is held
         assert f"anyaccel: {verdict}\n" in done["select"][1]
         assert json.loads(done["select --json"][1])["limits"] == [answer]
     else:

@@ -108,7 +108,7 @@ def test_the_process_ends_without_being_taken_apart():
     ],
     ids=["a function at exit", "a thread", "a profiler"],
 )
-def test_what_somebody_waits_for_is_done(before):
+def test_what_a_caller_waits_for_is_done(before):
     done = ended(before, "nonsense", capture_output=True)
     assert done.stdout == "at the end\n"
     assert done.returncode == 2

@@ -63,7 +63,7 @@ def test_the_table_has_room_on_every_terminal(machine, width):
 
 
 def test_colours_have_a_meaning():
-    shown = picture("eight", columns=120)
+    shown = picture("eight", columns=160)
     styles = {text.strip(): style for style, text in re.findall(r"\x1b\[(\d+)m([^\x1b]*)\x1b\[0m", shown)}
     named = output.STYLES
     assert styles["DEVICE"] == styles["acme/0"] == named["bold"]
@@ -71,11 +71,11 @@ def test_colours_have_a_meaning():
     assert styles["free"] == styles["0.25 free"] == named["good"]
     assert styles["busy"] == styles["kept"] == styles["84C"] == named["warn"]
     assert styles["unhealthy"] == styles["93C"] == named["bad"]
-    assert assert_plain(shown.encode()) == picture("eight", columns=120, NO_COLOR="1")
+    assert assert_plain(shown.encode()) == picture("eight", columns=160, NO_COLOR="1")
 
 
 @pytest.mark.parametrize("variables", [{"NO_COLOR": "1"}, {"TERM": "dumb"}, {"TERM": "unknown"}])
-def test_there_are_no_colours_where_nobody_wants_them(variables):
+def test_there_are_no_colours_where_none_are_wanted(variables):
     assert "\x1b" not in picture("eight", columns=80, **variables)
     assert "\x1b[1m" in picture("eight", columns=80, NO_COLOR="")
 
@@ -166,7 +166,7 @@ def watch(*arguments, file, machine="one", **variables):
     )
 
 
-def test_a_terminal_is_redrawn_in_place_until_somebody_interrupts():
+def test_a_terminal_is_redrawn_in_place_until_it_is_interrupted():
     main, side = pty.openpty()
     process = watch(*WATCHED, file=side)
     os.close(side)

@@ -39,7 +39,7 @@ def test_the_page_of_a_lab_does_what_it_says():
         "check": "python -c 'import anyaccel'",
         "commands": [(user, step.command) for user, step in steps],
     }
-    inner = ["bash", "-c", '"$@"; exit $?', "bash", sys.executable, str(SCRIPT)]  # bash collects whom nobody waits for
+    inner = ["bash", "-c", '"$@"; exit $?', "bash", sys.executable, str(SCRIPT)]  # bash reaps orphans
     command = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", *inner]
     done = subprocess.run(command, input=json.dumps(given), capture_output=True, text=True, timeout=280, check=False)
     if done.stderr.startswith("unshare:"):

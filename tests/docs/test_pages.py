@@ -67,7 +67,7 @@ def run_session(steps: list[Step], where: Path) -> list[tuple[int, str]]:
         "PATH": f"{Path(sys.executable).parent}:{environ['PATH']}",
         "HOME": str(where),
         "ANYACCEL_MACHINE": machine,
-        "ANYACCEL_STATE_DIR": str(where / "state"),  # nobody else's leases
+        "ANYACCEL_STATE_DIR": str(where / "state"),  # no other leases
         "XDG_STATE_HOME": str(where / "state"),  # nor jobs
         "PYTHONUNBUFFERED": "1",
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",

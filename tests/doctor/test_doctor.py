@@ -211,12 +211,13 @@ def test_nodes_and_memory_of_this_host(install, tmp_path):
     install("acme", HOST_NODES)
     here = {**os.environ, "ACME_NODES": "/dev/null,/dev/zero,/dev/full"}
     assert found(environ=here) == [
-        ("warn", "acme/1 has 0.5 GiB in use, and no process that holds it can be seen here",
-         "end the processes of other users or containers that use it; reset the device when there are none"),
+        ("warn", "acme/1 has 0.5 GiB in use without a visible process",
+         "end processes of other users or containers; if there are none, reset the device"),
         ("ok", "acme plug-in 1.2.3, 3 devices", ""),
     ]  # fmt: skip
     gone = {**here, "ACME_NODES": "/dev/null,/dev/no-such,/dev/nor-this"}
-    assert ("fail", "/dev/no-such, /dev/nor-this of acme are not here") in [each[:2] for each in found(environ=gone)]
+    missing = "device nodes of acme are missing: /dev/no-such, /dev/nor-this"
+    assert ("fail", missing) in [each[:2] for each in found(environ=gone)]
 
 
 @pytest.mark.parametrize("closed_directory", [False, True])
@@ -238,7 +239,7 @@ def test_the_group_that_opens_a_node_is_named(closed_directory, tmp_path):
     device = Device(id="a0", index=0, model="A", vendor="acme", nodes=(str(node),))
     output, child_end = os.pipe()
     child = os.fork()
-    if child == 0:  # as nobody, who must not get back into pytest
+    if child == 0:  # as another user, who must not return into pytest
         answer = "it did not get so far"
         try:
             os.setgroups([])

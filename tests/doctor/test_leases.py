@@ -21,7 +21,7 @@ from anyaccel.ledger.names import boot
 from anyaccel.model import Severity
 from waiting import PATIENCE, until
 
-NOBODY = 65534
+UNPRIVILEGED = 65534
 MACHINE = "sim:A1:2"
 
 TELLING = """
@@ -69,7 +69,7 @@ def wrong(machine: str = MACHINE) -> list[tuple[str, str]]:
 
 @contextlib.contextmanager
 def locked(state: Path) -> Iterator[None]:
-    """Nobody else has the ledger locked meanwhile: doctor would speak of that first, and rightly."""
+    """No other process has the ledger locked meanwhile: doctor would report that first, and rightly."""
     descriptor = os.open(state, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -230,7 +230,7 @@ def test_a_state_directory_that_must_not_be_used(acme, state, anyaccel, trouble,
     )
 
 
-def test_a_state_directory_that_somebody_keeps_locked(acme, state):
+def test_a_state_directory_that_another_process_keeps_locked(acme, state):
     hold = "import fcntl, os, sys; fcntl.flock(os.open(sys.argv[1], 0), fcntl.LOCK_EX); print(flush=True); input()"
     command = [sys.executable, "-c", hold, str(state)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
@@ -269,14 +269,14 @@ def test_files_that_only_others_can_remove(acme, monkeypatch, count, severity):
         state.chmod(0o1777)
         os.chmod(home, 0o755)
         monkeypatch.setenv("ANYACCEL_STATE_DIR", str(state))
-        marker = state / f"checked.{boot()}.{NOBODY}"  # the test of the lock, which has tests of its own
+        marker = state / f"checked.{boot()}.{UNPRIVILEGED}"  # the test of the lock, which has tests of its own
         made = f"v2.acme-0.10000.1.1.{'0' * 16}.{1 - int(boot()[0] == '1')}{'0' * 7}"
         left = [state / f"{made}{each:012x}" for each in range(count)]
-        for path, owner in [(marker, NOBODY), *((path, 12345) for path in left)]:
+        for path, owner in [(marker, UNPRIVILEGED), *((path, 12345) for path in left)]:
             path.touch()
             os.chown(path, owner, owner)
         done = subprocess.run(
-            [sys.executable, "-c", AS_NOBODY], capture_output=True, text=True, timeout=PATIENCE, check=True
+            [sys.executable, "-c", AS_UNPRIVILEGED], capture_output=True, text=True, timeout=PATIENCE, check=True
         )
         first, second = done.stdout.splitlines()
         assert first.startswith(f"{severity} {count} files in {state} are left from processes of 12345 that have ended")
@@ -284,13 +284,13 @@ def test_files_that_only_others_can_remove(acme, monkeypatch, count, severity):
         assert wrong() == []  # root removes them when it next takes devices
 
 
-AS_NOBODY = f"""
+AS_UNPRIVILEGED = f"""
 import os
 import anyaccel as aa
 from anyaccel.cli.diagnose import diagnose_leases
 inventory = aa.Inventory(machine="host", devices=())
 diagnose_leases(inventory)  # which loads all that it needs: another user may not be able to read this installation
-os.setgroups([]), os.setgid({NOBODY}), os.setuid({NOBODY})
+os.setgroups([]), os.setgid({UNPRIVILEGED}), os.setuid({UNPRIVILEGED})
 for each in diagnose_leases(inventory):
     print(each.severity.value, each.reason)
 """

@@ -75,7 +75,7 @@ def test_a_model_that_is_lost_is_replaced(serve):
     assert statuses <= {200, 503}
 
 
-def test_it_starts_while_somebody_else_has_a_device(serve, start):
+def test_it_starts_while_another_program_has_a_device(serve, start):
     with anyaccel.acquire("GPU:1", machine="sim:H100:2") as lease:
         server, client = serve()
         assert {device_of(client)[0] for _ in range(3)}.isdisjoint({lease.devices[0].id})

@@ -17,7 +17,7 @@ TEST = """
     def test_own_device(accel):
         pathlib.Path(f"there-{os.getpid()}").write_text(json.dumps([accel.devices[0].id, os.environ["ACME_VISIBLE"]]))
         until = time.monotonic() + 200
-        # Whoever is done gives its device back: all four must have theirs before the first one is.
+        # A worker that is done gives its device back: all four must have theirs before the first one is.
         while len(list(pathlib.Path().glob("there-*"))) < 4:
             assert time.monotonic() < until
             time.sleep(0.02)

@@ -1,4 +1,4 @@
-"""Devices that somebody declares."""
+"""Devices that are declared."""
 
 import pytest
 from anyaccel.errors import UsageError

@@ -501,8 +501,8 @@ def test_the_vendor_says_what_to_do_about_a_node(machine):
 def test_the_kernels_log_is_empty_where_it_may_not_be_read(machine, status, log):
     ctx = machine(commands=[{"argv": ["dmesg"], "returncode": status, "stdout": "acme: hot\n", "stderr": ""}])
 
-    assert kernel_log(ctx) == log
-    assert kernel_log(machine()) == ""
+    assert kernel_log(ctx, "acme") == log
+    assert kernel_log(machine(), "acme") == ""
 
 
 def test_of_the_kernels_log_only_the_lines_that_count_are_kept(program, tmp_path):

@@ -36,7 +36,7 @@ def test_options_of_subprocess_run_work(acme, tmp_path):
     assert (done.returncode, done.stdout.strip()) == (4, aa.detect("sim:A1").devices[0].id)
 
 
-def test_what_subprocess_run_would_refuse_is_refused_before_anybody_waits(acme):
+def test_what_subprocess_run_would_refuse_is_refused_before_the_request_waits(acme):
     with aa.acquire("APU", machine="sim:A1"):
         for command, options, told in (
             (

@@ -12,7 +12,6 @@ from pathlib import Path
 import anyaccel as aa
 import pytest
 from anyaccel.errors import NeverFitsError, NotFreeError
-from anyaccel.exports.ray import by_resource, node_resources
 from holders import end, hold_and_show, in_line
 from waiting import PATIENCE, until
 
@@ -69,7 +68,7 @@ def test_one_request_never_gets_a_device_and_its_part(cards):
     assert str(verdict.nearest) == "CARD:2,mixed"
 
 
-def test_who_waits_for_a_device_is_not_passed_by_those_who_want_its_parts(cards):
+def test_a_request_for_a_device_is_not_passed_by_requests_for_its_parts(cards):
     scheduler = cards(2)
     half = scheduler.allocate("Half:1")
     wholes = scheduler.submit("Whole:2")
@@ -91,7 +90,7 @@ def test_neighboring_parts_do_not_wait_for_each_other(cards):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_nobody_ever_gets_a_part_of_what_another_one_holds(cards, seed):
+def test_no_request_ever_gets_a_part_of_what_another_one_holds(cards, seed):
     scheduler, rng, held = cards(3), random.Random(seed), []
     for _ in range(150):
         if held and rng.random() < 0.45:
@@ -181,12 +180,14 @@ if __name__ == "__main__":
 
 
 def test_ray_counts_parts_and_not_what_they_are_parts_of(cards):
+    exports = pytest.importorskip("anyaccel_export.ray", reason="needs anyaccel-export")
     devices = cards(2).inventory.devices
-    assert [device.type for device in by_resource(devices)["CARD"]] == ["Half"] * 4
-    assert node_resources(devices) == {"CARD": 4, "accelerator_type:Half": 1}
+    assert [device.type for device in exports.by_resource(devices)["CARD"]] == ["Half"] * 4
+    assert exports.node_resources(devices) == {"CARD": 4, "accelerator_type:Half": 1}
 
 
 def test_parts_are_exported_and_not_what_they_are_parts_of(anyaccel):
+    pytest.importorskip("anyaccel_export", reason="needs anyaccel-export")
     exported = anyaccel("export", "hyperqueue")
     assert ("card-0-b" in exported.stdout, "card-0 is left out" in exported.stderr) == (True, True), exported
     assert "card-0," not in exported.stdout

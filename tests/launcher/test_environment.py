@@ -125,7 +125,7 @@ def test_what_is_only_cleared_stays_with_a_vendor_that_obeys_it(acme, polite):
     assert inherited.values["ACME_VISIBLE"] == "acme-3"  # to clear it would show all of them
 
 
-def test_what_is_cleared_goes_where_nobody_obeys_it(acme, polite, record):
+def test_what_is_cleared_goes_where_no_vendor_reads_it(acme, polite, record):
     made = environment("R1", "sim:R1:4", environ={"ACME_VISIBLE": "acme-3"})
     assert "ACME_VISIBLE" not in made.values
     assert made.unset == {"ACME_VISIBLE"}

@@ -262,7 +262,7 @@ def anyaccel_stats(devices, ctx):
 """
 
 
-def test_devices_that_somebody_uses_without_a_lease(install, record, anyaccel, acme):
+def test_devices_in_use_without_a_lease(install, record, anyaccel, acme):
     """They are shown, given out by the memory that is really free, and left alone on demand."""
     source = acme.read_text()
     at = source.index("@hookimpl\ndef anyaccel_stats")

@@ -1,4 +1,4 @@
-"""Ctrl-C, at any moment, leaves no device held that nobody can give back."""
+"""Ctrl-C, at any moment, leaves no device held that cannot be released."""
 
 import asyncio
 import os

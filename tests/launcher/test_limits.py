@@ -215,7 +215,7 @@ def test_a_reason_is_shown_on_wish(tree, pci):
     told = anyaccel(tree, "run", "pci/0:0.5", "--verbose", "--", "true")
     assert (quiet.returncode, told.returncode) == (0, 0), told.stderr
     assert "cgroup" not in quiet.stderr
-    assert "no cgroup holds it to memory of the device: no cgroup that this user may write" in told.stderr
+    assert "no cgroup limits its device memory: no cgroup that this user may write" in told.stderr
 
 
 def refused(**options):
@@ -247,7 +247,7 @@ def test_memory_is_never_by_agreement(tree, acme):
 @pytest.mark.parametrize(
     ("file", "text"), [("memory_max", "4096"), ("cpu_max", "50000 100000"), ("dmem_max", f"acme/{ONE}/vram 4096")]
 )
-def test_nobody_is_taken_out_of_a_group_that_limits_something(tree, acme, file, text):
+def test_no_process_is_taken_out_of_a_group_that_limits_something(tree, acme, file, text):
     tree.group("/ours/shell", "memory", procs="1", **{file: text})
     message, _ = refused(memory=GIB)
     assert f"/ours/shell/{file.replace('_', '.')} limits this process already" in message
@@ -273,7 +273,7 @@ def test_an_amount_that_makes_no_sense_is_refused(tree, acme, memory):
 
 
 def test_a_process_that_runs_already_takes_no_memory(tree, acme):
-    with pytest.raises(UsageError, match="about to be started"):
+    with pytest.raises(UsageError, match="about to start"):
         aa.use("acme/0", machine="sim:A1:2", memory=GIB)
 
 
@@ -376,21 +376,21 @@ def test_doctor_names_what_root_would_have_to_do(tree, pci, session):
     (line,) = (line for line in done.stdout.splitlines() if "memory" in line)
     slices = f"/user.slice/user-{USER}.slice"
     files = " ".join(f"{tree.path}{group}/cgroup.subtree_control" for group in ("", "/user.slice", slices))
-    assert line.startswith("warn  the kernel can hold shares of pci/0 to their memory, and this user may not let it")
+    assert line.startswith("warn  the kernel can limit the memory of shares of pci/0, but not for this user")
     assert line.endswith(f"->  once per boot: echo +dmem | sudo tee {files}")
     tree.group(HOME, "memory dmem", "memory")
-    assert "hold shares" not in anyaccel(tree, "doctor").stdout
+    assert "memory of shares" not in anyaccel(tree, "doctor").stdout
     assert (tree.path / HOME.strip("/") / "cgroup.subtree_control").read_text() == "memory\n", "it only looks"
     tree.group(HOME, "memory", "memory")
     (tree.path / "dmem.capacity").write_text(f"other/{ONE}/memory {16 * GIB}\n")
-    assert "hold shares" not in anyaccel(tree, "doctor").stdout, "its plug-in lets nobody write there"
+    assert "hold shares" not in anyaccel(tree, "doctor").stdout, "its plug-in lets no user write there"
 
 
 # The kernel's own groups.
 
 
 def mounted():
-    """Where cgroup v2 is mounted with a controller whose limits cost nobody anything; None where it is not."""
+    """Where cgroup v2 is mounted with a controller whose limits affect no process; None where it is not."""
     with contextlib.suppress(OSError), open("/proc/mounts", encoding="utf-8") as file:
         for line in file:
             _, path, kind, *_ = line.split()
@@ -463,7 +463,7 @@ from anyaccel.cli import main
 from anyaccel.launcher import limits
 from anyaccel.linux import cgroup
 cgroup.ROOT = sys.argv.pop(1)
-make, limits.check = cgroup.make, lambda **_: None
+make, limits.check_memory_limit = cgroup.make, lambda **_: None
 cgroup.make = lambda lines, through: make({"hugetlb.2MB.max": str(2 << 20)}, through)
 sys.exit(main())
 """

@@ -88,7 +88,7 @@ def test_a_run_whose_monitor_is_killed_goes_on_with_its_devices(tmp_path):
 
 
 def test_the_monitor_holds_nothing_of_the_callers(anyaccel, lines):
-    """No standard stream and no other descriptor: whoever reads to the end gets there when the command has ended."""
+    """No standard stream and no other descriptor: a reader gets to the end when the command has ended."""
     read, write = os.pipe()
     command = [
         sys.executable,

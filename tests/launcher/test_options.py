@@ -57,7 +57,7 @@ def test_a_value_that_makes_no_sense_is_refused_by_each_function_alike(function,
 
 def test_what_is_for_a_process_that_starts_is_refused_by_use(acme):
     for name, value in {"memory": "1GiB", "enforce": True, "environ": {}}.items():
-        with pytest.raises(aa.UsageError, match=f"^{name} is for what is about to be started"):
+        with pytest.raises(aa.UsageError, match=f"^{name} applies to a process that is about to start"):
             aa.use("A1", machine=MACHINE, **{name: value})
 
 

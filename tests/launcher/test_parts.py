@@ -1,4 +1,4 @@
-"""Devices that users see divided differently: whoever holds a physical part, nobody else gets a device with it in."""
+"""Devices that users see divided differently: a held physical part keeps each device that contains it."""
 
 import json
 import os
@@ -114,7 +114,7 @@ def test_who_waits_gets_the_device_when_the_last_of_its_parts_is_free(halves):
 
 
 def test_a_lease_inside_of_a_lease_never_gets_a_part_more(halves, anyaccel):
-    """Whoever changes the variable inside of a lease sees devices that it does not hold: nothing is left then."""
+    """A program that changes the variable inside of a lease sees devices that it does not hold, so none is left."""
     inner = f"{sys.executable} -m anyaccel run HALF:1 --no-wait -- true"
     done = anyaccel("run", "HALF:1", "--", "sh", "-c", f"SIZE=1 {inner}", env=user(2))
     assert done.returncode == 3, done.stderr

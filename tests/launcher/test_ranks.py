@@ -261,19 +261,19 @@ def test_a_port_alone_for_a_command_that_starts_its_ranks_itself(job):
 # The port
 
 
-def test_a_port_is_nobody_elses_and_the_jobs_own():
+def test_a_port_is_the_jobs_own_and_no_other_programs():
     with contextlib.closing(Rendezvous()) as one, contextlib.closing(Rendezvous()) as other:
         assert one.port != other.port
         for family, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET, "0.0.0.0")):
             with socket.socket(family) as rival, pytest.raises(OSError, match="in use") as refused:
-                rival.bind((address, one.port))  # somebody who does not know of it
+                rival.bind((address, one.port))  # a program that does not know of it
             assert refused.value.errno == errno.EADDRINUSE
-        with socket.create_server(("127.0.0.1", one.port)) as server:  # as those who were told it do
+        with socket.create_server(("127.0.0.1", one.port)) as server:  # as the ranks do
             socket.create_connection(server.getsockname()[:2], PATIENCE).close()
             server.accept()[0].close()
 
 
-def test_the_kernel_gives_a_kept_port_to_nobody():
+def test_the_kernel_gives_a_kept_port_to_no_program():
     with contextlib.closing(Rendezvous()) as kept:
         ports = set()
         for _ in range(3000):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import anyaccel as aa
 import pytest
-from anyaccel.launcher.sampling import LIMIT_SECONDS, Sampler, sampler
+from anyaccel.launcher.sampling import LIMIT_SECONDS, Sampler, make_sampler
 from anyaccel.linux import process
 from anyaccel.model import Stats
 from waiting import PATIENCE, until
@@ -120,7 +120,7 @@ def test_means_and_peaks_of_what_the_vendor_tells_go_to_the_journal(vendor, star
     end()
     entry = line()
     (*_, observed, busy, idle, peak), (*_, observed1, busy1, idle1, peak1) = entry["devices"]
-    assert 1 < observed1 < observed <= entry["held"]  # from some time on, nobody told of the second
+    assert 1 < observed1 < observed <= entry["held"]  # from some time on, no vendor reported the second
     assert 0 < busy < 1
     assert idle == pytest.approx(
         observed * (1 - busy), abs=0.01 * observed
@@ -181,11 +181,11 @@ def test_a_lease_ends_in_time_while_a_vendor_hangs(vendor, machine, anyaccel):
 
 
 def ask(vendor, machine, words):
-    """Ask until nobody is asked any more; the answers."""
+    """Ask until no vendor is asked any more; return the answers."""
     vendor.tell(*words)
     told = []
     with aa.acquire("APU:2", machine=machine) as hold:
-        asking = sampler(hold.launch.inventory, hold.allocation.shares, told.append)
+        asking = make_sampler(hold.launch.inventory, hold.allocation.shares, told.append)
         deadline = time.monotonic() + PATIENCE
         while asking.seconds < float("inf") and len(told) < 2:
             assert time.monotonic() < deadline
@@ -209,15 +209,15 @@ def test_who_fails_again_and_again_or_tells_nothing_is_asked_no_more(vendor, mac
     assert [seen for told in both for seen in told.values() if seen != Stats()] == [Stats(utilization=0.25)] * 2
 
 
-def test_nobody_is_asked_where_nobody_would_answer(acme, machine):
+def test_no_vendor_is_asked_where_none_would_answer(acme, machine):
     shown = aa.detect("sim:A1:1")
     with aa.acquire("APU:1", inventory=shown) as hold:
-        assert sampler(shown, hold.allocation.shares, print) is None
+        assert make_sampler(shown, hold.allocation.shares, print) is None
     with aa.acquire("APU:1", machine=machine) as hold:
         inventory, shares = hold.launch.inventory, hold.allocation.shares
-        assert isinstance(sampler(inventory, shares, print), Sampler)
+        assert isinstance(make_sampler(inventory, shares, print), Sampler)
         configure("sample_every = 0")
-        assert sampler(inventory, shares, print) is None
+        assert make_sampler(inventory, shares, print) is None
 
 
 def monitors():

@@ -73,7 +73,7 @@ class Other:
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch):
-    """Nobody here is passed because the machine does much else, and who waits cannot show for a while that it does."""
+    """On a busy machine a waiting process may not stamp its ticket in time: no request is passed for that here."""
     monkeypatch.setattr(tickets, "_PATIENCE", PATIENCE)
 
 
@@ -144,7 +144,7 @@ def test_who_waits_knows_the_place_and_the_reason_and_is_next(other):
     assert (queued(), scheduler.pending()) == ([], ())
 
 
-def test_one_who_stands_behind_another_program_says_so(other):
+def test_a_request_behind_that_of_another_program_says_so(other):
     there, scheduler = other(1), new(1)
     there.does("ask", "theirs")
     there.does("ask", "waits")
@@ -262,7 +262,7 @@ def test_who_can_never_be_served_any_more_stands_in_nobodys_way():
     scheduler.release(ticket.allocation)
 
 
-def test_a_ticket_that_somebody_cancels_from_outside_says_so(anyaccel):
+def test_a_ticket_that_is_cancelled_from_outside_says_so(anyaccel):
     scheduler = new(1)
     held = scheduler.allocate("declared")
 
@@ -419,7 +419,7 @@ asyncio.run(main())
 """
 
 
-def test_two_programs_never_have_one_device_and_nobody_starves(tmp_path):
+def test_two_programs_never_have_one_device_and_no_request_starves(tmp_path):
     (tmp_path / "held").mkdir()
     programs = [
         subprocess.Popen(

@@ -67,7 +67,7 @@ class Schedulers:
 
 @given(st.lists(st.tuples(st.integers(0, 1), STEPS), max_size=20))
 @settings(max_examples=25)
-def test_no_device_is_given_twice_and_whoever_waits_is_served_in_the_end(steps):
+def test_no_device_is_given_twice_and_each_request_is_served_in_the_end(steps):
     with tempfile.TemporaryDirectory() as state:
         run(Schedulers(f"{state}/leases"), steps)
 

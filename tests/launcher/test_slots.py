@@ -159,7 +159,7 @@ if __name__ == "__main__":
 
 
 def test_a_mask_that_we_start_in_leaves_its_slots_only(anyaccel, monkeypatch):
-    """Without any lease of ours: somebody else's launcher, or a container, has set the mask."""
+    """Without any lease of ours: another launcher, or a container, has set the mask."""
     monkeypatch.setenv("SLICES", "slice-0:2-3-4-5")
     (device,) = aa.detect().devices
     assert (device.units, device.own_slots, device.visible) == (5_000, (2, 3, 4, 5), True)

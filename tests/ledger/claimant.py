@@ -171,7 +171,7 @@ def give():
 def main():
     exec("".join(sys.argv[1:]), {})
     nest = socket.socket(fileno=0)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for claimants: they are watched from outside
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no process waits for claimants: they are watched from outside
     while True:
         message, descriptors, _, _ = socket.recv_fds(nest, 1, 1)
         if not message:  # the tests are over, or were killed: so is all that was started here

@@ -19,7 +19,7 @@ from claimant import SILENCE, Claimant, eventually
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch):
-    """Nobody is passed because it got no processor for some seconds, as in claimants."""
+    """No waiter is passed because it got no processor for some seconds, as in claimants."""
     monkeypatch.setattr(tickets, "_PATIENCE", SILENCE)
 
 

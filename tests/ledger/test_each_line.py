@@ -82,7 +82,7 @@ def claimed(state):
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("how", ["deleted", "deleted and made", "emptied", "emptied and looked at"])
 @pytest.mark.parametrize("wait", WAITS)
-def test_the_directory_goes_while_somebody_holds(claim, claimed, state, how, wait):
+def test_the_directory_goes_while_a_process_holds(claim, claimed, state, how, wait):
     holder, other = claim(), claim()
     holder.do("take('a')")
 
@@ -99,7 +99,7 @@ def test_the_directory_goes_while_somebody_holds(claim, claimed, state, how, wai
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("gone", GONE)
-def test_the_directory_goes_and_somebody_else_claims(claim, claimed, state, gone, files):
+def test_the_directory_goes_and_another_process_claims(claim, claimed, state, gone, files):
     """One of the two gets the device, and what is held is listed."""
     other = claim()
 
@@ -144,7 +144,7 @@ def test_a_lease_becomes_one_that_only_its_mark_keeps(claim, claimed, ledger, be
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("gone", GONE)
 def test_the_directory_goes_and_the_device_becomes_free(claim, claimed, state, gone):
-    """Whoever waits gets it."""
+    """The waiting process gets it."""
     holder = claim()
 
     def ready():
@@ -160,7 +160,7 @@ def test_the_directory_goes_and_the_device_becomes_free(claim, claimed, state, g
 
 
 def test_what_is_being_given_back_is_not_brought_over(claim, claimed, state):
-    """By somebody who looks at it for the first time, and takes a deleted file that is locked for one that was lost."""
+    """By a process that looks for the first time, and takes a deleted file that is locked for one that was lost."""
     other = claim()
 
     def happen():

@@ -81,7 +81,7 @@ def test_no_link_is_followed(environ, file, tmp_path):
     assert list(journal.read(environ)) == []
 
 
-def test_what_somebody_made_up_is_left_out_or_made_harmless(environ, file):
+def test_false_entries_are_left_out_or_made_harmless(environ, file):
     file.parent.mkdir(parents=True)
     line = journal._line(ENTRY).decode()
     file.write_text(
@@ -96,7 +96,7 @@ def test_what_somebody_made_up_is_left_out_or_made_harmless(environ, file):
                 line.replace('"held": 60.0', '"held": -1'),
                 line.replace('"held": 60.0', '"held": NaN'),
                 line.replace("a note", "x" * 20_000),
-                line.replace("a note", "\\u001b[31m").replace('"v": 1', '"v": 1, "user": "somebody-else"'),
+                line.replace("a note", "\\u001b[31m").replace('"v": 1', '"v": 1, "user": "another-user"'),
                 line.replace("10000", "0").replace("2500", "true"),
             ]
         )
@@ -119,5 +119,5 @@ def test_in_the_machines_directory_the_owner_of_a_file_is_the_user(tmp_path, env
     assert journal.write(ENTRY, environ)
     assert sorted(os.listdir(machine)) == [f"{os.geteuid()}-1.jsonl", f"{os.geteuid()}.jsonl"]
     assert sorted(entry.user for entry in journal.read(environ)) == sorted(["61002", user_name(os.geteuid())])
-    machine.chmod(0o777)  # not sticky: anybody could replace files, so it is not the machine's
+    machine.chmod(0o777)  # not sticky: any user could replace files, so it is not the machine's
     assert list(journal.read(environ)) == []

@@ -207,7 +207,7 @@ def test_a_release_that_leaves_something_behind_keeps_the_device(claim, ledger, 
         assert len(files()) == 1
 
 
-def test_release_ends_those_who_carry_the_mark(claim, ledger):
+def test_release_ends_the_carriers_of_the_mark(claim, ledger):
     holder = claim()
     child = carrier(holder)
     holder.kill()

@@ -51,7 +51,7 @@ class Process:
 
 
 State = tuple[tuple[Process, ...], int]
-"""The processes, and who has the directory locked; -1 for nobody."""
+"""The processes, and who has the directory locked; -1 for none."""
 
 
 class Model:
@@ -92,7 +92,7 @@ class Model:
         return any(units > CAPACITY for units in used.values())
 
     def unfinished(self, state: State) -> bool:
-        """In a state without a next one: whether somebody is stuck, or something is lost for those who come later."""
+        """In a state without a next one: whether a process is stuck, or something is lost for later ones."""
         processes, mutex = state
         stuck = any(process.at not in ("done", "gone") for process in processes)
         lost = any(self.counts(state, number, at) for number, at, _ in self.names(state))
@@ -105,7 +105,7 @@ class Model:
                     yield number, at, file
 
     def counts(self, state: State, number: int, at: int) -> bool:
-        """Whether a file is in force for somebody who looks at its lock."""
+        """Whether a file is active for a process that tests its lock."""
         process = state[0][number]
         return process.files[at].locked or (self.rules.wait_for_exit and process.at != "gone")
 

@@ -47,7 +47,7 @@ def test_clocks_that_jump_in_a_time_namespace(claim, ledger, state):
 @needs_root
 @pytest.mark.parametrize("offset", [1000, -1000])
 def test_a_time_namespace_changes_nobodys_turn(claim, ledger, in_line, state, offset):
-    """Stamps and the time of arrival are those of the machine's clock, whoever looks."""
+    """Stamps and the time of arrival are those of the machine's clock, in every process that looks."""
     code = (
         "import sys; from anyaccel.ledger import Ledger, Want, tickets; from anyaccel.model import Extent\n"
         f"tickets._PATIENCE = {SILENCE}; ledger = Ledger.open({{'ANYACCEL_STATE_DIR': sys.argv[1]}})\n"
@@ -111,8 +111,8 @@ def test_a_stopped_holder_keeps_its_device_and_is_shown(claim, ledger):
 
 
 @needs_root
-def test_ten_thousand_files_of_somebody_else(claim, ledger, state):
-    """Junk, dead leases and dead tickets: nobody is kept from a device by them, and root removes what is dead."""
+def test_ten_thousand_files_of_another_user(claim, ledger, state):
+    """Junk, dead leases and dead tickets: no process is kept from a device by them, and root removes what is dead."""
     os.chmod(state, 0o1777)
     dead = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
     pid = int(dead.stdout)

@@ -57,7 +57,7 @@ def told():
 
 @pytest.fixture
 def as_user():
-    """Start claimants as users, root among them, on a machine where nobody has used a ledger before."""
+    """Start claimants as users, root among them, on a machine where no process has used a ledger before."""
     python = next(filter(None, (shutil.which("python3", path="/usr/bin:/bin:/usr/local/bin"), sys.executable)))
     script = str(Path(__file__).parent / "claimant.py")
     ours, theirs = socket.socketpair()
@@ -356,7 +356,7 @@ def test_a_user_inside_and_outside_of_a_namespace_has_one_directory(as_user, in_
     assert inside.do("held()") == [["a", 0, inside.pid], ["b", 0, outside.pid]]
 
 
-def test_a_directory_of_one_who_is_not_shown_is_refused_with_the_right_remedy(as_user, in_container):
+def test_a_directory_of_a_user_who_is_not_shown_is_refused_with_the_right_remedy(as_user, in_container):
     mallory = as_user(MALLORY)
     mallory.do("os.umask(0); os.mkdir('/dev/shm/hers', 0o1777)")
     inside = in_container(ALICE)

@@ -119,7 +119,7 @@ def test_p2_a_forked_child_carries_the_lease_and_does_not_end_it(claim, ledger):
     eventually(lambda: held(ledger) == [])
 
 
-def test_p2_an_explicit_end_is_the_end_whoever_carries_it(claim, ledger):
+def test_p2_an_explicit_end_is_the_end_whichever_process_carries_it(claim, ledger):
     holder, rival = claim(), claim()
     holder.do("take('a')")
     child = holder.do("pid = os.fork()\nif pid == 0:\n    time.sleep(600)\n    os._exit(0)\nresult = pid")
@@ -229,7 +229,7 @@ def test_p5_waiters_are_served_in_the_order_of_their_arrival(claim, ledger, in_l
     assert served == sorted(served)
 
 
-def test_p5_a_stopped_or_dead_waiter_blocks_nobody(claim, in_line):
+def test_p5_a_stopped_or_dead_waiter_blocks_no_request(claim, in_line):
     holder, stopped, dead, last = claim(), claim(), claim(), claim()
     last.do("from anyaccel.ledger import tickets; tickets._PATIENCE = 2")
     holder.do("take('a')")
@@ -246,8 +246,8 @@ def test_p5_a_stopped_or_dead_waiter_blocks_nobody(claim, in_line):
     assert stopped.end() == {"a": 10_000}
 
 
-def test_p5_whoever_comes_later_does_not_pass(claim, in_line):
-    """One who waits for two devices is not starved by those who want one."""
+def test_p5_a_later_request_does_not_pass(claim, in_line):
+    """A request for two devices is not starved by requests for one."""
     first, second, greedy, late = claim(), claim(), claim(), claim()
     first.do("take('a')")
     second.do("take('b')")
@@ -256,12 +256,12 @@ def test_p5_whoever_comes_later_does_not_pass(claim, in_line):
     first.do("give()")
     assert "1 earlier request for the same devices" in refused(late, "take('a')")
     refused(late, "take('a', wait=0.3)")
-    assert late.do("take('c')") == {"c": 10_000}  # nobody waits for that one
+    assert late.do("take('c')") == {"c": 10_000}  # no request waits for that one
     second.do("give()")
     assert greedy.end() == {"a": 10_000, "b": 10_000}
 
 
-def test_p6_a_choice_that_hangs_or_raises_costs_nobody_else(claim, ledger, files):
+def test_p6_a_choice_that_hangs_or_raises_costs_no_other_claimant(claim, ledger, files):
     slow, broken, other = claim(), claim(), claim()
     slow.begin("ledger.acquire(Want(candidates=frozenset('a')), lambda taken: time.sleep(600))")
     with pytest.raises(ClaimantError, match="FileNotFoundError"):

@@ -18,7 +18,7 @@ def test_the_holder_is_asked_to_end(claim, ledger):
     assert ledger.leases() == ()
 
 
-def test_so_are_all_that_carry_it_and_nobody_else(claim, ledger):
+def test_so_are_all_that_carry_it_and_no_other_process(claim, ledger):
     holder, bystander = claim(), claim()
     holder.do("take('a'); other = subprocess.Popen(['sleep', '600']).pid")
     bystander.do("take('b')")

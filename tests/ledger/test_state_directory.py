@@ -214,7 +214,7 @@ def test_it_is_emptied_while_it_is_used(claim, ledger, state):
     assert old.do("take('a')") == {"a": 10_000}
 
 
-def test_it_is_deleted_while_somebody_looks(claim, ledger, state):
+def test_it_is_deleted_while_a_process_looks(claim, ledger, state):
     """A file that went with the directory says that its lease is over for this look, and not for the next one."""
     holder = claim()
     holder.do("take('a')")
@@ -267,7 +267,7 @@ def test_what_was_given_back_before_it_was_deleted_is_free(claim, state):
     assert rival.do("take('a', 'b')") == {"a": 10_000}
 
 
-def test_odd_names_disturb_nobody(claim, ledger, state, files):
+def test_odd_names_disturb_no_process(claim, ledger, state, files):
     holder = claim()
     odd = ["v1", "v1.", "t1.", ".x", ".", "v1.a.b.c.d.e", "naïve", "-rf", "v2.a.5000.1.1.zz", "t1.0.0", "x" * 255]
     for name in odd:
@@ -418,7 +418,7 @@ def test_a_fork_in_the_middle_of_everything_leaves_the_lock_to_its_owner(claim, 
 
 
 def test_what_is_being_made_may_be_taken_for_debris(claim, ledger, files):
-    """As by somebody in another container, who sees the file and not the process; it is made again."""
+    """As by a process in another container, which sees the file and not the process; it is made again."""
     eager, claimant = claim(), claim()
     stop = os.path.join(os.path.dirname(ledger.path), "stop")
     eager.begin(

@@ -159,7 +159,7 @@ def test_an_error_at_each_step(scene, wait):
             claimant.close()
     with contextlib.suppress(KeyError):
         del outcomes["done"]
-    # An error in a release is nobody's error; one in a claim is ours, never a bare OSError.
+    # An error in a release is not raised; one in a claim is ours, never a bare OSError.
     ours = {"LedgerError", "StateDirectoryError", "LedgerBusyError", "DevicesBusyError", "ConfigurationError"}
     assert set(outcomes) <= ours
     assert outcomes["LedgerError"]
@@ -194,7 +194,7 @@ def test_without_a_descriptor_a_lease_that_only_its_process_keeps_is_in_force(cl
     holder.do("take('a')")
     for path in state.iterdir():
         path.unlink()
-    assert ledger.leases()  # which has made its file again; nobody locks that one
+    assert ledger.leases()  # which has made its file again; no process locks that one
     number = 1
     failing = "openat", "pidfd_open"
     while starved("", "-e", f"trace={','.join(failing)}", "-e", f"inject=openat:error=EMFILE:when={number}",

@@ -35,7 +35,7 @@ def some(count, devices="ab"):
 
 @contextlib.contextmanager
 def waiting(ledger, in_line, number, wanted, count, **options):
-    """Somebody who waits, in a thread, and gives back at once."""
+    """A claimant that waits, in a thread, and gives back at once."""
     served = threading.Event()
 
     def wait():
@@ -96,7 +96,7 @@ def test_who_waits_passes_once_it_may(ledger, in_line):
     assert big.is_set()
 
 
-def test_without_a_known_end_nobody_passes(ledger, in_line):
+def test_without_a_known_end_no_request_passes(ledger, in_line):
     first = ledger.acquire(want(1), some(1), wait=0)
     with waiting(ledger, in_line, 1, want(2), 2):
         with pytest.raises(DevicesBusyError, match="1 earlier request"):
@@ -221,7 +221,7 @@ def test_looking_does_not_mind_a_wrong_configuration(ledger, monkeypatch):
 
 @pytest.mark.parametrize("seconds", [None, 5.0])
 def test_the_directory_is_asked_under_a_lock_by_the_same_rule(ledger, in_line, seconds):
-    """Nobody slips in between: who came in front after the choice is seen before it is published."""
+    """No request slips in between: one that came in front after the choice is seen before it is published."""
     first = ledger.acquire(want(1, 3600), some(1), wait=0)
     entered = []
 

@@ -116,7 +116,7 @@ def test_what_belongs_to_another_cannot_be_touched(user, ledger, state, operatio
 
 
 def test_who_locks_a_dead_lease_denies_and_is_not_believed(user, ledger, state):
-    """All that a lock on a file of somebody else can do is to keep a device from being used."""
+    """All that a lock on a file of another user can do is to keep a device from being used."""
     alice, bob, carol = user(ALICE), user(BOB), user(61_003)
     alice.do("take('a')")
     (name,) = [name for name in os.listdir(state) if name.startswith("v2.")]
@@ -134,7 +134,7 @@ def test_who_locks_a_dead_lease_denies_and_is_not_believed(user, ledger, state):
 
 
 def test_what_cannot_be_read_counts(user, state):
-    """Permission to look at the lock is refused, so nobody can tell that it is free."""
+    """Permission to look at the lock is refused, so no process can tell that it is free."""
     alice, bob = user(ALICE), user(BOB)
     name = state / "v2.a.10000.1.1.0000000000000000.00000000000000000000"
     alice.do(f"os.close(os.open({str(name)!r}, os.O_CREAT, 0o600))")
@@ -232,7 +232,7 @@ def may_run(python, user):
 
 
 def test_a_real_user_with_a_name(ledger, state):
-    """As somebody who is logged in, with a command of its own."""
+    """As a user who is logged in, with a command of its own."""
     name = "anyaccel-test-a"
     made = subprocess.run(["useradd", "-M", "-N", name], capture_output=True, text=True, check=False)
     if made.returncode:
@@ -295,7 +295,7 @@ def test_a_file_that_cannot_be_opened_harms_its_maker_alone(user, ledger, state,
 
 
 @pytest.mark.parametrize("make", ["os.mkfifo(name, 0)", "os.mkdir(name, 0)", "os.symlink('/dev/tty', name)"])
-def test_what_is_no_file_is_no_lease_of_anybody(user, ledger, state, make):
+def test_what_is_no_file_is_no_lease_of_any_user(user, ledger, state, make):
     mallory, alice = user(ALICE), user(BOB)
     for name in ("v2.a.10000.1.1.0000000000000000.", "t1.0000000.0000000000000000.1.1."):
         mallory.do(f"name = {str(state / name)!r} + '0' * 20; {make}; name += '.+'; {make}")
@@ -305,7 +305,7 @@ def test_what_is_no_file_is_no_lease_of_anybody(user, ledger, state, make):
 
 
 @pytest.mark.parametrize("body", ["'[' * 10**6", "'{\"wanted\": [1e999]}'", "'{\"wanted\": [' + '9' * 10**5 + ']}'"])
-def test_words_that_are_no_words_disturb_nobody(user, ledger, state, body):
+def test_words_that_are_no_words_disturb_no_user(user, ledger, state, body):
     mallory, alice = user(ALICE), user(BOB)
     owner, tag = f"{mallory.pid}.1", f"{boot()}deadbeef000"
     for name in (

@@ -1,4 +1,4 @@
-"""Waiting: the order, the end of patience, interruptions, and what wakes those who wait."""
+"""Waiting: the order, the end of patience, interruptions, and what wakes waiting processes."""
 
 import asyncio
 import contextlib
@@ -59,7 +59,7 @@ def test_who_has_priority_is_served_first(claim, ledger, in_line):
     assert [served[moment] for moment in sorted(served)] == [2, 4, 1, 3]
 
 
-def test_those_who_do_not_compete_pass(claim, in_line):
+def test_requests_that_do_not_compete_pass(claim, in_line):
     holder, first, second = claim(), claim(), claim()
     holder.do("take('a')")
     first.begin("take('a', wait=60)")
@@ -88,7 +88,7 @@ def test_many_devices_that_are_not_in_the_name_of_a_ticket_compete_by_what_they_
     assert len(waiter.end()) == 40
 
 
-def test_whoever_came_in_front_during_the_choice_is_not_passed(claim, ledger, in_line):
+def test_a_request_that_came_in_front_during_the_choice_is_not_passed(claim, ledger, in_line):
     holder, greedy = claim(), claim()
     holder.do("take('a')")
     chosen = []
@@ -122,7 +122,7 @@ def test_what_was_taken_during_the_choice_is_chosen_anew(claim, ledger):
         assert dict(lease.devices) == {"b": Extent()}
 
 
-def test_whoever_waits_is_told_how_it_goes(claim, ledger, in_line):
+def test_a_waiting_caller_is_told_its_place(claim, ledger, in_line):
     holder, first = claim(), claim()
     holder.do("take('a', note='training')")
     first.begin("take('a', wait=60)")
@@ -143,7 +143,7 @@ def test_whoever_waits_is_told_how_it_goes(claim, ledger, in_line):
     assert [(record.device, record.pid, record.note) for record in told[0][1]] == [("a", holder.pid, "training")]
 
 
-def test_what_the_one_who_is_told_raises_ends_the_wait(claim, ledger, files):
+def test_what_the_callback_raises_ends_the_wait(claim, ledger, files):
     claim().do("take('a')")
     with pytest.raises(ZeroDivisionError):
         ledger.acquire(ANY, one, on_wait=lambda place, holders: 1 // 0)

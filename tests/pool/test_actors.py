@@ -149,7 +149,7 @@ def test_a_method_that_takes_too_long_ends_the_actor(pool, tmp_path):
         counter.add(1).result()
 
 
-def test_an_actor_that_nobody_refers_to_gives_its_device_back(pool):
+def test_an_actor_without_a_reference_gives_its_device_back(pool):
     one = pool("A1:1", machine="sim:A1:1")
     counter = one.actor(Counter)
     assert counter.add(1).result() == 1
@@ -214,7 +214,7 @@ class Together:
 
 
 def test_coroutines_of_an_actor_that_ends_are_told_of_its_end(pool):
-    """That closes their loop, which cancels them: but nobody has cancelled their calls."""
+    """That closes their loop, which cancels them: but their calls were not cancelled."""
     together = pool().options(max_concurrency=4).actor(Together)
     waiting = [together.wait() for _ in range(3)]
     until(lambda: together.count().result() == 3, "all of them")

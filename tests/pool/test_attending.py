@@ -21,7 +21,7 @@ def test_a_result_may_be_waited_for_for_some_time_only(pool, tmp_path):
     assert isinstance(failed.exception(60), ValueError)
 
 
-def test_answers_arrive_whether_or_not_somebody_waits(pool):
+def test_answers_arrive_whether_or_not_a_caller_waits(pool):
     one = pool()
     for _ in range(30):
         assert one.submit(pow, 2, 3).result() == 8
@@ -31,6 +31,6 @@ def test_answers_arrive_whether_or_not_somebody_waits(pool):
 
 
 def test_a_future_is_made_as_its_base_class_makes_it():
-    bare, ours = vars(Future()), vars(Call("x", Options.of(), print).future)
+    bare, ours = vars(Future()), vars(Call("x", Options.make(), print).future)
     del bare["_condition"]
     assert {name: ours[name] for name in bare} == bare

@@ -35,18 +35,18 @@ class Echo:
 def test_a_method_that_is_cancelled_while_it_is_handed_over_leaves_its_actor_alive(pool, monkeypatch):
     echo = pool().actor(Echo)
     echo.ready.result()
-    give = WorkerProcess.give
+    send_call = WorkerProcess.send_call
 
-    def cancel_and_give(member, call, **options):
+    def cancel_and_send(member, call, **options):
         if call.kind == MessageKind.METHOD:
-            monkeypatch.setattr(WorkerProcess, "give", give)
+            monkeypatch.setattr(WorkerProcess, "send_call", send_call)
             other = threading.Thread(target=call.future.cancel)
             other.start()
             until(call.future.cancelled, "the cancellation")
             other.join()
-        give(member, call, **options)
+        send_call(member, call, **options)
 
-    monkeypatch.setattr(WorkerProcess, "give", cancel_and_give)
+    monkeypatch.setattr(WorkerProcess, "send_call", cancel_and_send)
     first = echo.say("first")
     until(first.cancelled, "the cancellation")
     assert echo.say("second").result(PATIENCE) == "second"

@@ -65,7 +65,7 @@ def test_three_halves_are_packed_0_0_1(pool):
     assert indexes(one, *futures) == [[0], [0], [1]]
 
 
-def test_whoever_follows_a_leaking_task_gets_a_clean_device(pool, tmp_path):
+def test_a_task_after_a_leaking_one_gets_a_clean_device(pool, tmp_path):
     """Memory of a device is held by a process: here a lock that the process never lets go of."""
 
     def leak(path):
@@ -73,7 +73,7 @@ def test_whoever_follows_a_leaking_task_gets_a_clean_device(pool, tmp_path):
         import fcntl
 
         builtins.leaked = [*getattr(builtins, "leaked", []), os.open(path, os.O_RDWR | os.O_CREAT)]
-        fcntl.flock(builtins.leaked[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails if somebody has it still
+        fcntl.flock(builtins.leaked[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails if a process has it still
         return os.getpid()
 
     path = tmp_path / "memory of the device"

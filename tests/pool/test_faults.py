@@ -76,7 +76,7 @@ def test_a_process_that_was_forked_ahead_and_died_unused_is_replaced(pool, needs
 
     spare = until(forked_ahead, "a process that was forked ahead")
     user = one.options(needs=needs)
-    os.kill(server, signal.SIGSTOP)  # so nobody hears of its death before it is used
+    os.kill(server, signal.SIGSTOP)  # so its death is not seen before it is used
     try:
         os.kill(spare, signal.SIGKILL)
         until(lambda: gone(spare), "its death")
@@ -131,7 +131,7 @@ def test_a_daemon_does_not_outlive_its_call(pool, tmp_path):
 
     one = pool("A1:1", machine="sim:A1:1", grace=0.1)
     one.submit(daemonize).result()
-    assert one.submit(pow, 2, 2).result() == 4  # whoever has the device next has it alone
+    assert one.submit(pow, 2, 2).result() == 4  # the next holder has the device alone
     assert gone(int(Path(path).read_text()))
 
 
@@ -184,15 +184,15 @@ def test_processes_that_fork_while_they_are_killed(pool):
     until(lambda: len(found_by(find)) <= 3, "the end of all others")
 
 
-def test_what_a_worker_leaves_costs_nobody_else_anything(pool, tmp_path):
-    """It leaves a child, whose child dies without being reaped: then nobody can say whose the grandchildren are."""
+def test_what_a_worker_leaves_affects_no_other_call(pool, tmp_path):
+    """It leaves a child, whose child dies without being reaped: then it is unknown whose the grandchildren are."""
 
     def leave():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if os.fork():
             return os.getpid()
         if os.fork():
-            time.sleep(1000)  # and reaps nobody
+            time.sleep(1000)  # and reaps no process
         for seconds in (0.3, 0.6, 1000):
             if not os.fork():
                 until((tmp_path / "left").exists, "the end of the worker")
@@ -269,9 +269,9 @@ def test_a_fork_server_that_cannot_live(pool, tmp_path, monkeypatch):
         ("raise OSError('no such chip')", "the module 'unfit' cannot be preloaded: OSError: no such chip"),
         (
             "import threading, time; threading.Thread(target=time.sleep, args=(999,), daemon=True).start()",
-            r"the fork server has 2 threads .*; preload less",
+            r"the fork server has 2 \(.*; preload fewer modules",
         ),
-        ("f = open('/dev/fuse')", "the fork server has /dev/fuse open, because of a preloaded module"),
+        ("f = open('/dev/fuse')", "a preloaded module has opened /dev/fuse"),
     ],
 )
 def test_a_fork_server_that_must_not_fork_says_why(pool, tmp_path, monkeypatch, source, why):
@@ -321,7 +321,7 @@ def test_nothing_outlives_a_caller_that_is_killed(script, when):
 
 
 def test_nothing_outlives_the_terminal(acme, tmp_path):
-    """The kernel hangs up on whoever leads the terminal's session; workers have sessions of their own."""
+    """The kernel sends SIGHUP to the leader of the terminal's session; workers have sessions of their own."""
     program = tmp_path / "program.py"
     begin = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
     program.write_text(begin + CALLER.format(then="futures[0].result()"))
@@ -444,7 +444,7 @@ def test_a_caller_without_output(script):
         import os, anyaccel as aa
         os.close(1); os.close(2)
         with aa.Pool("A1:1", machine="sim:A1:1") as pool:
-            pool.submit(print, "nobody hears").result()
+            pool.submit(print, "unheard").result()
             os._exit(pool.submit(pow, 7, 1).result())
         """
     )

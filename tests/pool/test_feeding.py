@@ -62,7 +62,7 @@ def stands(tmp_path):
     return stands
 
 
-def test_a_call_that_is_cancelled_in_line_is_not_run_and_costs_nobody_else(kept, stands):
+def test_a_call_that_is_cancelled_in_line_is_not_run_and_affects_no_other(kept, stands):
     ran, end, before, middle, behind = stands(kept, block)
     assert all(future.cancel() for future in behind[:3])
     end.touch()
@@ -105,7 +105,7 @@ def test_a_timeout_of_the_first_does_not_cost_those_behind_it(pool, tmp_path):
 
 
 @pytest.mark.parametrize("options", [{}, {"needs": "A1:1", "max_calls": 0}])
-def test_whoever_is_free_runs_what_stands_behind_a_long_call(pool, tmp_path, options):
+def test_a_free_process_runs_what_stands_behind_a_long_call(pool, tmp_path, options):
     two = pool(max_workers=2).options(**options)
     for _ in range(5):
         begun, end = tmp_path / "begun", tmp_path / "end"
@@ -231,7 +231,7 @@ def test_what_an_actor_never_began_with_is_run_by_others(stands_behind_method):
     assert actors.ready.done()
 
 
-def test_methods_run_in_order_whoever_waits_for_them(pool, tmp_path):
+def test_methods_run_in_order_whichever_thread_waits_for_them(pool, tmp_path):
     actor = pool().actor(Notes)
     futures = [actor.note(tmp_path / "ran", number) for number in range(2000)]
     with concurrent.futures.ThreadPoolExecutor(8) as threads:

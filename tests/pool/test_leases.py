@@ -49,7 +49,7 @@ def test_devices_are_given_at_once_and_come_back(pool, shared, tmp_path):
     (tmp_path / "two").touch()
 
 
-def test_whoever_came_first_is_served_first(pool, shared, tmp_path):
+def test_the_first_request_is_served_first(pool, shared, tmp_path):
     two, one = pool("A1:2", shared=shared), pool("A1:1", shared=shared)
     holder = two.submit(wait_for, tmp_path / "holder")
     both = two.submit(wait_for, tmp_path / "both")
@@ -83,7 +83,7 @@ def test_what_can_never_be_served(pool, shared):
     ] * 2
 
 
-def test_those_who_compete_for_nothing_pass(pool, shared, tmp_path):
+def test_calls_that_compete_for_nothing_pass(pool, shared, tmp_path):
     one = pool("A1:1", machine="sim:A1:1,Acme-Whole:4", shared=shared)
     holder, waiting = one.submit(wait_for, tmp_path / "end"), one.submit(os.getpid)
     assert one.options(needs="Acme-Whole:1").submit(pow, 2, 2).result() == 4
@@ -125,7 +125,7 @@ def at_once(path, number):
     return os.getpid()
 
 
-def test_only_as_many_idle_processes_end_as_somebody_else_needs(pool, shared, tmp_path):
+def test_only_as_many_idle_processes_end_as_another_request_needs(pool, shared, tmp_path):
     keeps = pool("A1:1", machine="sim:A1:8", max_calls=0, shared=shared, idle=1000)
     pids = {future.result() for future in [keeps.submit(at_once, tmp_path / "eight", 8) for _ in range(8)]}
     assert len(pids) == 8
@@ -320,7 +320,7 @@ def test_a_device_that_still_lists_the_dead_is_quarantined(pool, lingering, tmp_
         running.result()
     waiting = one.submit(pow, 2, 2)
     until(lambda: one.quarantined and f"still in use by process {pid}" in one.quarantined[0][1], "the reason")
-    say(pids=[os.getpid()])  # somebody else's
+    say(pids=[os.getpid()])  # those of another process
     assert waiting.result() == 4
 
 

@@ -21,7 +21,7 @@ from anyaccel.pool import payload, progress
 from anyaccel.pool.channel import MOST_INLINE, MessageKind, receive, send
 from anyaccel.pool.logs import Logs
 from anyaccel.pool.payload import LARGE, Pickled, dumps, dumps_whole, loads
-from anyaccel.pool.progress import Progress, ProgressLine, shown
+from anyaccel.pool.progress import Progress, ProgressLine, find_display
 from anyaccel.pool.reactor import Reactor
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -150,7 +150,7 @@ def test_large_buffers_are_not_copied():
     pickled = dumps([pickle.PickleBuffer(data), pickle.PickleBuffer(bytearray(LARGE - 1))])
     assert [len(buffer) for buffer in pickled.buffers] == [LARGE]
     assert pickled.size == len(pickled.data) + LARGE
-    frozen = pickled.frozen()
+    frozen = pickled.copy()
     data[0] = 9
     assert (pickled.buffers[0][0], frozen.buffers[0][0]) == (9, 0)
 
@@ -232,7 +232,7 @@ def test_a_line_of_progress_is_redrawn(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["tqdm", "rich", None])
-def test_progress_is_shown_where_somebody_watches(monkeypatch, name):
+def test_progress_is_shown_on_a_terminal(monkeypatch, name):
     if name is not None:
         pytest.importorskip(name)
     for other in {"tqdm", "rich"} - {name}:
@@ -242,7 +242,7 @@ def test_progress_is_shown_where_somebody_watches(monkeypatch, name):
         monkeypatch.setitem(sys.modules, f"{other}.console", None)
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    tell = shown(4)
+    tell = find_display(4)
     for done in range(1, 5):
         tell(Progress(done=done, failed=int(done > 2), total=4, seconds=done))
     words = {"tqdm": "| 4/4 [", "rich": "100%", None: "4 of 4 done, 1 failed in 4s\n"}
@@ -252,7 +252,7 @@ def test_progress_is_shown_where_somebody_watches(monkeypatch, name):
 
 def test_progress_is_not_shown_in_a_log(monkeypatch):
     monkeypatch.setattr(sys, "stderr", io.StringIO())
-    assert shown(4) is None
+    assert find_display(4) is None
 
 
 def invert(number):

@@ -155,7 +155,7 @@ def test_processes_are_used_again_on_demand(pool):
     assert len({cpu.options(max_calls=1).submit(os.getpid).result() for _ in range(3)}) == 3
 
 
-def test_an_unused_process_gives_its_devices_to_whoever_wants_them(pool):
+def test_an_unused_process_gives_its_devices_to_other_requests(pool):
     keeps = pool("A1:2", max_calls=0)
     pid = keeps.submit(os.getpid).result()
     assert pool("A1:1").submit(square, 2).result() == 4  # another pool's
@@ -543,7 +543,7 @@ def test_shutdown_cancels_on_demand(pool, tmp_path):
     assert running.result() > 0
 
 
-def test_a_pool_that_nobody_refers_to_ends_after_its_calls(pool):
+def test_a_pool_without_a_reference_ends_after_its_calls(pool):
     forgotten = aa.Pool("A1:1", machine="sim:A1:2")
     core, future = forgotten._core, forgotten.options(timeout=60).submit(square, 3)
     del forgotten
@@ -627,7 +627,7 @@ def test_a_gang_that_is_not_taken_leaves_no_port_open(pool):
     closed.shutdown()
     with pytest.raises(RuntimeError, match="after shutdown"):
         closed.gang(1, os.getpid)
-    gc.collect()  # a socket that nobody has closed is an error of this test
+    gc.collect()  # a socket that was not closed is an error of this test
 
 
 @pytest.mark.parametrize("cancel", [False, True])

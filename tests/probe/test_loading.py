@@ -1,4 +1,4 @@
-"""A recording comes from anybody: it is read whole and right, or refused in one message that names what is wrong."""
+"""A recording may come from any user: it is read whole and right, or refused in one message that names the fault."""
 
 import contextlib
 import json

@@ -55,7 +55,7 @@ def test_the_higher_priority_comes_first():
     assert order == ["high", "low", "later"]
 
 
-def test_when_the_time_is_over_the_verdict_says_why_and_nobody_waits():
+def test_when_the_time_is_over_the_verdict_says_why_and_no_request_waits():
     scheduler = new()
     held = scheduler.allocate("GPU", note="training of ada")
     with pytest.raises(NotFreeError, match=r"not free within 0\.01 s: .*training of ada") as caught:
@@ -110,7 +110,7 @@ def test_a_ticket_can_be_awaited_by_many_as_often_as_they_like():
     assert seen == [again, again]
 
 
-def test_a_ticket_that_is_cancelled_wakes_those_who_await_it():
+def test_a_ticket_that_is_cancelled_wakes_the_tasks_that_await_it():
     scheduler = new()
 
     async def main():
@@ -154,7 +154,7 @@ def test_what_comes_when_the_loop_is_closed_goes_to_the_next():
     assert (scheduler.pending(), scheduler.free("h100-0")) == ((), 10_000)
 
 
-def test_a_closed_loop_on_which_somebody_looked_takes_nothing_from_who_waits_on_another_one():
+def test_a_closed_loop_on_which_a_task_looked_takes_nothing_from_a_waiter_on_another_one():
     scheduler = new()
     held = scheduler.allocate("GPU")
 

@@ -41,7 +41,7 @@ def placed(inventory, *request, taken=()):
         (BORROWER, SECOND, "LIST"),
         (OWNER, POLITE, ""),
         (BORROWER, POLITE, ""),
-        (OWNER, report("same", "ORDER"), ""),  # nobody says that it is borrowed: the launch decides
+        (OWNER, report("same", "ORDER"), ""),  # no plug-in says that it is borrowed: the launch decides
         (OWNER, report("strange", "ELSE", borrowed=("ELSE",)), ""),
     ],
 )
@@ -72,7 +72,7 @@ def test_mixed_devices_are_of_vendors_that_go_together():
     assert placed(mixed(OWN, TWO, MORE, LAST), "GPU:5,mixed") is None
 
 
-def test_a_vendor_that_is_not_on_the_machine_keeps_nobody_apart():
+def test_a_vendor_that_is_not_on_the_machine_keeps_no_vendors_apart():
     assert placed(mixed(TWO, LAST), "GPU:4,mixed") == [["b1-0", "b1-1", "p1-0", "p1-1"]]
     assert not Scheduler(mixed(TWO, LAST)).why("GPU:5,mixed").fits_now
 

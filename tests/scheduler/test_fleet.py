@@ -73,7 +73,7 @@ def test_who_came_first_is_first_also_where_machines_differ():
     small = both.submit("GPU:1", note="small")
     urgent = both.submit("GPU:1", note="urgent", priority=1)
     tpu = both.submit("TPU:1", note="other devices")
-    assert tpu.allocation.machine == "two", "it competes with nobody"
+    assert tpu.allocation.machine == "two", "it competes with no request"
     assert [ticket.place for ticket in (urgent, big, small, tpu)] == [1, 2, 3, 0]
     assert "in front: t3 (urgent), t1 (big)" in small.why().message
     both.release(second)
@@ -182,7 +182,7 @@ def test_the_public_name_takes_machines_by_name_and_documents_say_the_machine():
 
 @pytest.mark.parametrize("seed", range(20))
 def test_nothing_is_given_twice_and_nothing_is_refused_that_one_machine_could_serve(seed):
-    """Against a brute-force look at each machine, where nobody waits."""
+    """Against a brute-force look at each machine, where no request waits."""
     chance = random.Random(seed)
     machines = {f"m{number}": machine(gpus(chance.randint(0, 3)), chips(chance.choice((0, 2)))) for number in range(3)}
     both, held = Fleet(machines, validate=chip_rule, known=("GPU", "TPU", "H100")), []

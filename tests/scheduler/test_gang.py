@@ -68,7 +68,7 @@ def test_a_gang_that_never_fits_is_told_at_once_with_the_number_that_would():
     assert never.value.hint == "ask for 2 hosts"
     assert (never.value.verdict.nearest, never.value.verdict.nearest_now) == (None, None)
     ticket = some.submit("GPU:2", hosts=3, infeasible="pend")
-    assert some.allocate("GPU:2", hosts=2), "it stands in nobody's way"
+    assert some.allocate("GPU:2", hosts=2), "it stands in no request's way"
     assert [(each.units, each.largest, each.requests) for each in some.demand()] == [(60_000, 20_000, 1)]
     some.update("four", machine(gpus(2)))
     some.update("five", machine(gpus(2)))
@@ -98,7 +98,7 @@ def test_small_requests_for_the_same_devices_do_not_overtake_a_gang():
     gang = some.submit("GPU:2", hosts=2, note="gang", on_placed=told.append)
     small = [some.submit("GPU") for _ in range(3)]
     urgent = some.submit("GPU", priority=1)
-    assert some.allocate("TPU").machine == "three", "it competes with nobody"
+    assert some.allocate("TPU").machine == "three", "it competes with no request"
     assert (gang.place, small[0].place) == (2, 3)
     assert "in front: t5 (urgent)" not in gang.why().message
     some.release(held.pop())
@@ -156,7 +156,7 @@ def test_a_machine_that_is_lost_while_a_gang_waits_and_one_that_comes():
     assert cpu.allocation.cpu
     verdict = gang.why()
     assert (verdict.ever_fits, verdict.hint) == (False, "ask for 1 host")
-    assert some.allocate("GPU").machine == "one", "what can never be served stands in nobody's way"
+    assert some.allocate("GPU").machine == "one", "what can never be served stands in no request's way"
     some.release(held)
     some.update("three", machine(gpus(2)))
     assert gang.allocation is None
@@ -310,7 +310,7 @@ class GangModel(RuleBasedStateMachine):
         ]
 
     def settle(self):
-        """Book who was placed: all of a gang, each member on a machine of its own, and nobody before a rival."""
+        """Book the placed requests: all of a gang, each member on a machine of its own, and none before a rival."""
         placed = [each for each in self.waiting if each[0].allocation]
         self.waiting = [each for each in self.waiting if not each[0].allocation]
         for ticket, hosts in placed:
@@ -360,7 +360,7 @@ class GangModel(RuleBasedStateMachine):
                 }
 
     @invariant()
-    def nobody_waits_who_could_be_served(self):
+    def no_request_waits_that_could_be_served(self):
         for ticket, hosts in self.waiting:
             if not self.ahead(ticket):
                 assert len(self.able(ticket.request, ever=False)) < hosts

@@ -29,7 +29,7 @@ def test_known_names_are_looked_at_only_when_needed():
     assert DeviceNames(machine(gpus(1)), known()).devices("GPU") == 1
 
 
-NOBODY = "unknown name 'H10O': no device and no installed plug-in goes by it; "
+UNKNOWN = "unknown name 'H10O': no device and no installed plug-in goes by it; "
 
 
 @pytest.mark.parametrize(
@@ -43,4 +43,4 @@ NOBODY = "unknown name 'H10O': no device and no installed plug-in goes by it; "
 def test_an_unknown_name_offers_close_ones(inventory, way_out):
     with pytest.raises(UnknownNameError) as refused:
         DeviceNames(inventory).devices("H10O")
-    assert str(refused.value) == NOBODY + way_out
+    assert str(refused.value) == UNKNOWN + way_out

@@ -108,7 +108,7 @@ def test_tickets_are_served_in_order_and_told():
     assert repr(third) == f"<Ticket t3 GPU:1: {third.allocation.id}>"
 
 
-def test_nobody_overtakes_a_rival_that_waits():
+def test_no_request_overtakes_a_rival_that_waits():
     scheduler = Scheduler(machine(gpus(2), chips(1)))
     scheduler.allocate("GPU:1")
     big = scheduler.submit("GPU:2", note="big")
@@ -272,9 +272,9 @@ def test_threads_share_one_scheduler():
 def test_unknown_devices_are_key_errors():
     scheduler = Scheduler(machine(gpus(1)))
     with pytest.raises(KeyError):
-        scheduler.free("nobody")
+        scheduler.free("unknown")
     with pytest.raises(KeyError):
-        scheduler.holders("nobody")
+        scheduler.holders("unknown")
 
 
 def test_importing_is_cheap():

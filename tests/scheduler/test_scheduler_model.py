@@ -56,7 +56,7 @@ class SchedulerModel(RuleBasedStateMachine):
         self.collected.append(allocation)
 
     def settle(self):
-        """Book who was placed since the last call: nobody may have passed a rival that still waits."""
+        """Book the requests placed since the last call: none may have passed a rival that still waits."""
         placed = [ticket for ticket in self.waiting if ticket.allocation]
         self.waiting = [ticket for ticket in self.waiting if not ticket.allocation]
         for ticket in placed:
@@ -116,7 +116,7 @@ class SchedulerModel(RuleBasedStateMachine):
             assert {allocation.id for allocation in self.scheduler.holders(device.id)} == holders
 
     @invariant()
-    def nobody_waits_who_could_be_served(self):
+    def no_request_waits_that_could_be_served(self):
         assert list(self.scheduler.pending()) == sorted(self.waiting, key=lambda each: (-each.priority, each.number))
         for ticket in self.waiting:
             if not self.ahead(ticket):

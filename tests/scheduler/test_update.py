@@ -61,7 +61,7 @@ def test_who_can_never_be_served_any_more_waits_for_the_device_to_come_back():
     scheduler.update(machine(h100))
     assert ticket.why().ever_fits is False
     assert fallback.allocation.cpu
-    assert scheduler.submit("GPU").allocation.devices == h100  # nobody in the way
+    assert scheduler.submit("GPU").allocation.devices == h100  # no request in the way
     scheduler.release(held)
     assert ticket.allocation is None
     scheduler.update(machine(h100, a100))
@@ -107,7 +107,7 @@ def test_slots_stay_taken_where_a_device_has_others():
     assert scheduler.free(device.id) == 8_750
 
 
-def test_what_is_held_beyond_a_device_that_shrank_is_free_for_nobody():
+def test_what_is_held_beyond_a_device_that_shrank_is_free_for_no_request():
     (device,) = gpus(1)
     scheduler = Scheduler(machine([device]))
     first, second = scheduler.allocate("GPU:0.5"), scheduler.allocate("GPU:0.5")
@@ -216,7 +216,7 @@ def test_after_an_update_it_decides_as_a_fresh_scheduler_does(first, steps, last
 
 
 def check_against_a_fresh_one(scheduler, held, waiting):
-    """One that was told what is held, and then the requests of those who waited, in the order of service."""
+    """One that was told what is held, and then the requests that waited, in the order of service."""
     inventory = scheduler.inventory
     fresh = Scheduler(inventory, chip_rule, KNOWN)
     there = {device.id for device in inventory.devices}

@@ -175,7 +175,7 @@ def browser():
 
 @pytest.fixture(scope="module", params=MODES, ids=lambda mode: f"{mode[0][0]}-{mode[1]}")
 def view(request, browser, address):
-    """A window of one size in one scheme, and what went wrong in it since somebody asked."""
+    """A window of one size in one scheme, and its faults since the list was cleared."""
     (width, height), scheme = request.param
     context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
     page = context.new_page()

@@ -449,7 +449,7 @@ def test_a_method_that_takes_too_long_ends_the_actor(pool):
         until(lambda: actor.add().result(WAIT) < 0, "its end")
 
 
-def test_an_actor_that_nobody_refers_to_gives_its_devices_back(pool):
+def test_an_actor_without_a_reference_gives_its_devices_back(pool):
     one = pool("A1:4")
     actor = one.actor(Counter)
     assert actor.add().result(WAIT) == 1

@@ -335,7 +335,7 @@ def test_actors_share_calls(pool, tmp_path):
         found = {workers.pid().result(WAIT) for _ in range(5)}
         assert not blocked.done()
         (tmp_path / "go").touch()
-        assert {blocked.result(WAIT)} | found == set(pids), "nobody waits for one that is busy"
+        assert {blocked.result(WAIT)} | found == set(pids), "no call waits for a busy actor"
         assert list(workers.map("square", range(20))) == [n * n for n in range(20)]
         assert sorted(workers.map_unordered("square", range(20), batch=6)) == [n * n for n in range(20)]
         results = workers.map("invert", [2, 0, 4], batch=3)

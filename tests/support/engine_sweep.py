@@ -20,11 +20,11 @@ def rows(folder):
 
 def test_commands_run_on_the_nodes_and_what_they_print_comes_back(cluster, anyaccel, tmp_path):
     done = anyaccel(
-        "sweep", "A1:1", *cluster, "--retries", "1", "--each", "n=0..2",
+        "sweep", "A1:1", "--out", "anyaccel-sweep", *cluster, "--retries", "1", "--each", "n=0..2",
         "--", "sh", "-c", 'echo "{n} $ACME_VISIBLE"; exit {n}', cwd=tmp_path, timeout=SECONDS,
     )  # fmt: skip
     assert (done.returncode, "1 of 3 done, 2 failed" in done.stderr) == (1, True), done.stderr
-    logs = [(tmp_path / "anyaccel-sweep" / f"{number}.log").read_text().split() for number in (1, 2, 3)]
+    logs = [(tmp_path / "anyaccel-sweep" / f"n={number}.log").read_text().split() for number in (0, 1, 2)]
     assert [words[0::2] for words in logs] == [["0"], ["1", "1"], ["2", "2"]]
     assert all(len(words) == (2 if words[0] == "0" else 4) for words in logs)
     assert rows(tmp_path / "anyaccel-sweep") == [("1", "0"), ("2", "1"), ("3", "2")]
@@ -34,21 +34,33 @@ def test_commands_that_run_at_once_have_devices_of_their_own(cluster, anyaccel, 
     """Four of six at once, on four devices; a wait for the others in each shows that they do run at once."""
     together = f'd={tmp_path}; echo "$ACME_VISIBLE" > $d/{{#}}.here; [ {{#}} -gt 4 ] || until [ $(ls $d/*.here | wc -l) -ge 4 ]; do sleep 0.05; done'  # noqa: E501
     done = anyaccel(
-        "sweep", "A1:1", *cluster, "--each", "n=1..6", "--", "sh", "-c", together, cwd=tmp_path, timeout=SECONDS
+        "sweep",
+        "A1:1",
+        "--out",
+        "anyaccel-sweep",
+        *cluster,
+        "--each",
+        "n=1..6",
+        "--",
+        "sh",
+        "-c",
+        together,
+        cwd=tmp_path,
+        timeout=SECONDS,
     )
     assert done.returncode == 0, done.stderr
     first = {(tmp_path / f"{number}.here").read_text() for number in range(1, 5)}
     assert len(first) == 4
     assert rows(tmp_path / "anyaccel-sweep") == [(str(number), "0") for number in range(1, 7)]
     again = anyaccel(
-        "sweep", "A1:1", *cluster, "--resume", "--each", "n=1..6",
+        "sweep", "A1:1", "--out", "anyaccel-sweep", *cluster, "--resume", "--each", "n=1..6",
         "--", "sh", "-c", together, cwd=tmp_path, timeout=SECONDS,
     )  # fmt: skip
     assert (again.returncode, "6 of 6 done (6 of them before)" in again.stderr) == (0, True), again.stderr
 
 
 def test_a_sweep_that_is_stopped_leaves_nothing_running(cluster, tmp_path):
-    """Whoever stops it gets 130; what runs on the nodes is ended."""
+    """A sweep that is stopped returns 130; what runs on the nodes is ended."""
     script = f"echo $$ > {tmp_path}/{{n}}.pid; exec sleep 1000"
     command = [
         sys.executable,

@@ -23,7 +23,7 @@ from anyaccel.model import (
 GIB = 1 << 30
 YEARS_AHEAD = 4_070_952_000.0
 """A time limit that is shown by its date, the same on every day."""
-NOBODY = 4_194_305
+NO_PROCESS = 4_194_305
 """The lowest number that no process has: see ``pid_max`` in ``proc_sys_kernel(5)``."""
 
 
@@ -58,8 +58,8 @@ def lease(number, of, user, *, share=1.0, program="python", ago=2 * 3600 + 14 * 
         id=f"{0xA1B2C3D4 + number:08x}{number:012x}",
         device=of.id,
         units=int(share * UNITS_PER_DEVICE),
-        pid=NOBODY + number,
-        uid=NOBODY + number,
+        pid=NO_PROCESS + number,
+        uid=NO_PROCESS + number,
         user=user,
         since=time.time() - ago - 5,
         command=program,
@@ -71,8 +71,8 @@ def ticket(number, user, request, *, waited=125.0, **more):
     return TicketRecord(
         id=f"{number:020x}",
         priority=0,
-        pid=NOBODY + 500 + number,
-        uid=NOBODY + number,
+        pid=NO_PROCESS + 500 + number,
+        uid=NO_PROCESS + number,
         user=user,
         waited=waited,
         request=request,
@@ -116,7 +116,7 @@ def eight():
         seen(71.4, 0.97, 93, 661),
         seen(12.0, 0.31, 48, 210),
         seen(),
-        seen(0.6, 0.0, 35, 62, processes=(DeviceProcess(pid=NOBODY + 77, memory_bytes=GIB),)),
+        seen(0.6, 0.0, 35, 62, processes=(DeviceProcess(pid=NO_PROCESS + 77, memory_bytes=GIB),)),
         seen(33.0, 1.0, 84, 699),
         None,
         seen(79.6, 0.5, 71, 400),

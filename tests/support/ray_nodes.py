@@ -1,4 +1,4 @@
-"""Real nodes of Ray on loopback, that leave nothing behind and end nobody else's."""
+"""Real nodes of Ray on loopback, that leave nothing behind and end no other ones."""
 
 import contextlib
 import importlib.util
@@ -36,7 +36,7 @@ OWNERS = (
 
 
 def forget_masks(monkeypatch):
-    """Leave the test without masks and settings of whoever tests."""
+    """Leave the test without masks and settings of the user who tests."""
     for name in [name for name in os.environ if name.startswith(OWNERS)]:
         monkeypatch.delenv(name)
 
@@ -54,7 +54,7 @@ NODE_OPTIONS = (
 
 
 def environment(**changes):
-    """The environment of a node and its drivers: Ray beside this interpreter, and no settings of whoever tests."""
+    """The environment of a node and its drivers: Ray beside this interpreter, and no settings of the user who tests."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "ANYACCEL_MACHINE"))}
     # Without the mode, a token in the home directory decides, and decides differently for nodes and for drivers.

@@ -28,7 +28,7 @@ RIVALS = [
 
 @pytest.fixture(autouse=True)
 def plugins(monkeypatch):
-    """Nobody else is asked; TPUs are what has nothing to do with any of them."""
+    """No other vendor is asked; TPUs have nothing to do with any of them."""
     monkeypatch.setenv("ANYACCEL_PLUGINS", ",".join([*PRODUCTS, "tpu"]))
 
 
@@ -81,7 +81,7 @@ def test_the_own_variable_of_the_borrower_hides_it_beside_the_owner():
     assert (made.set[CUDA], made.set[MACA]) == ("0", "")
 
 
-def test_a_variable_that_is_only_cleared_keeps_nobody_apart():
+def test_a_variable_that_is_only_cleared_keeps_no_vendors_apart():
     """Moore Threads' runtime does not obey it; neither does AMD's beside its own."""
     made = environment(["moorethreads:1", "nvidia:1"], sim("moorethreads", "nvidia"), mask="index")
     assert (made.set[CUDA], made.set[MUSA], made.allocation.gaps) == ("0", "0", ())

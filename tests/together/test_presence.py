@@ -62,7 +62,7 @@ def test_every_plugin_says_by_what_it_is_recognised_and_for_which_resource():
         assert said.resource == resource
 
 
-def test_nobody_is_asked_on_a_machine_that_has_nothing(tmp_path):
+def test_no_vendor_is_asked_on_a_machine_that_has_nothing(tmp_path):
     recording = {"schema": "anyaccel.recording/1", "paths": NETWORK_CARD}
     (tmp_path / "machine.json").write_text(json.dumps(recording))
     inventory = aa.detect(str(tmp_path))

@@ -18,7 +18,7 @@ def by_importlib():
 
 @pytest.fixture(autouse=True)
 def usual(monkeypatch):
-    """Only Python's own finder, as where nobody has imported the package importlib_metadata, which swaps it."""
+    """Only Python's own finder, as long as no module has imported the package importlib_metadata, which replaces it."""
     own = [each for each in sys.meta_path if each is PathFinder or not hasattr(each, "find_distributions")]
     monkeypatch.setattr(sys, "meta_path", own)
     if not hasattr(PathFinder, "find_distributions"):

@@ -68,6 +68,14 @@ def test_every_hook_of_the_specification_is_in_the_table():
     assert all(callable(getattr(hookspecs, f"anyaccel_{name}")) for name in HOOKS)
 
 
+@pytest.mark.parametrize("name", HOOKS)
+def test_an_answer_of_a_wrong_type_is_a_fault_of_every_hook(name):
+    device = Device(id="c0", index=0, model="C")
+    arguments = {"vendor": "careless", "info": None, "devices": (device,), "device": device}
+    for answer in (object(), 5, {"id": 5}, [[]]):
+        assert list(HOOKS[name].faults(answer, arguments)), answer
+
+
 def test_answers_are_checked_in_our_process(careless):
     device = Device(id="c0", index=0, model="C", vendor="careless")
     vendor = careless()

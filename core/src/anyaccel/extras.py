@@ -5,11 +5,12 @@ from __future__ import annotations
 from anyaccel.errors import UsageError
 
 COMMANDS = {
-    "top": "jobs", "sweep": "jobs", "jobs": "jobs", "logs": "jobs", "wait": "jobs", "report": "jobs", "metrics": "jobs",
-    "check": "testing", "new": "testing", "testbed": "testing", "ray": "ray",
+    "top": "jobs", "sweep": "jobs", "jobs": "jobs", "logs": "jobs", "wait": "jobs", "redo": "jobs", "report": "jobs",
+    "metrics": "jobs",
+    "export": "export", "check": "testing", "new": "testing", "testbed": "testing", "ray": "ray",
 }  # fmt: skip
 """Extras by command."""
-OPTIONS = {"--detach": "jobs"}
+OPTIONS = dict.fromkeys(("--detach", "--after", "--after-ok", "--begin", "--notify"), "jobs")
 """Extras by the option that they add to a command."""
 ENGINES = {"dask": "dask", "ray": "ray"}
 """Extras by engine."""

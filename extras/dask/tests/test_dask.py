@@ -276,7 +276,7 @@ def test_the_client_that_there_is_is_used_and_left_alone(nodes):
         assert client.submit(pow, 2, 5).result(WAIT) == 32
 
 
-def test_an_address_where_nobody_is():
+def test_an_address_without_a_scheduler():
     import dask
 
     soon = dask.config.set({"distributed.comm.timeouts.connect": "1s"})

@@ -81,7 +81,7 @@ def test_a_job_runs_with_its_devices_and_its_end_is_known(run):
     assert Ledger.open().leases() == ()
 
 
-def test_whoever_reads_our_output_to_its_end_does_not_wait_for_the_job(run):
+def test_a_reader_of_our_output_does_not_wait_for_the_job(run):
     script = f"exec 3>&1; {sys.executable} -m anyaccel run --detach A1:1 -- sleep 1000"
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=PATIENCE, check=True)
     assert state(done.stdout.strip()) == "running"
@@ -329,7 +329,7 @@ def test_records_are_private_and_those_of_others_are_not_trusted(run, tmp_path):
     with pytest.raises(JobNotFoundError, match="there is no job '1'"):
         jobs_.find("1")
     os.chmod(jobs_.directory(), 0o777)
-    with pytest.raises(JobStateError, match="nobody else may write to"):
+    with pytest.raises(JobStateError, match="other users cannot write to"):
         jobs_.jobs()
     assert "nobody else may write to" in json.loads(run("jobs", "--json", status=6))["error"]["message"]
     os.chmod(jobs_.directory(), 0o700)

@@ -3,6 +3,8 @@
 import json
 import os
 import pty
+import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -34,15 +36,16 @@ def sweep(acme, anyaccel):
     """Run a sweep; its exit status and what it said."""
 
     def sweep(*arguments, **options):
-        done = anyaccel("sweep", "A1:1", *arguments, **options)
+        out = () if "--out" in arguments else ("--out", str(FOLDER))
+        done = anyaccel("sweep", "A1:1", *out, *arguments, **options)
         assert "Traceback" not in done.stdout + done.stderr
         return done.returncode, done.stderr if not done.stdout else done.stdout
 
     return sweep
 
 
-def job_log():
-    heading, *rows = [line.split("\t") for line in (FOLDER / "jobs.tsv").read_text().splitlines()]
+def job_log(folder=FOLDER):
+    heading, *rows = [line.split("\t") for line in (folder / "jobs.tsv").read_text().splitlines()]
     assert tuple(heading) == COLUMNS
     return {int(row[0]): dict(zip(heading, row, strict=True)) for row in rows}
 
@@ -71,13 +74,33 @@ def test_each_combination_is_made_the_last_fastest():
         ("n=-1..1", "n", ["-1", "0", "1"]),
         ("n=08..10", "n", ["08", "09", "10"]),
         ("path=../data,a=b", "path", ["../data", "a=b"]),
+        ("lr=1e-4..1e-1:4:log", "lr", ["0.0001", "0.001", "0.01", "0.1"]),
+        ("lr=0.1..0.5:3", "lr", ["0.1", "0.3", "0.5"]),
+        ("n=10..1:4,-.5..1e0:2", "n", ["10", "7", "4", "1", "-0.5", "1"]),
+        ("url=a..b:3", "url", ["a..b:3"]),
     ],
 )
 def test_values_are_lists_and_ranges(text, name, values):
     assert parse_each(text) == (name, tuple(values))
 
 
-@pytest.mark.parametrize("text", ["lr", "=1", "l r=1", "lr=", "lr=1,,2", "lr=0.1..0.3", "n=1..99999999", "1=2"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "lr",
+        "=1",
+        "l r=1",
+        "lr=",
+        "lr=1,,2",
+        "lr=0.1..0.3",
+        "n=1..99999999",
+        "1=2",
+        "n=1..5:1",
+        "n=1..5:9999999",
+        "n=0..1:3:log",
+        "n=-2..-1:3:log",
+    ],
+)
 def test_wrong_values_are_refused(text):
     with pytest.raises(UsageError, match=r"--each|range|value"):
         parse_each(text)
@@ -95,13 +118,32 @@ def test_lines_are_values_or_commands_and_no_shell_reads_them():
         made((), ["a 'b"])
 
 
-def test_braces_that_name_nothing_stay_and_are_told():
-    commands = Commands(("awk", "{print} {lr", '{"a": {lr}}'), {"lr": ("1",), "seed": ("2",)})
-    assert list(commands) == [(1, ("awk", "{print} {lr", '{"a": 1}'))]
-    assert commands.notes == (
-        "'{print}' names no value of --each, and stays as it is",
-        "no argument has '{seed}': each value of seed runs the same",
-    )
+def test_an_unknown_name_is_an_error_with_the_nearest_and_a_way_to_write_braces():
+    commands = Commands(("awk", "{{print}} {lr {}", '{"a": {lr}} {{}}'), {"lr": ("1",), "seed": ("2",)})
+    assert list(commands) == [(1, ("awk", "{print} {lr {}", '{"a": 1} {}'))]
+    assert commands.notes == ("no argument has '{seed}': each value of seed runs the same",)
+    for name, told in (("LR", ": did you mean {lr}?"), ("sed", ": did you mean {seed}?"), ("print", "")):
+        with pytest.raises(UsageError) as refused:
+            Commands(("x", f"{{{name}}}"), {"lr": ("1",), "seed": ("2",)})
+        assert str(refused.value) == f"{{{name}}} is not one of --each{told}"
+        assert refused.value.hint == f"for the text {{{name}}} itself write {{{{{name}}}}}"
+
+
+@pytest.mark.parametrize(
+    ("each", "lines", "names"),
+    [
+        ({"lr": ("0.1", "1e-3"), "seed": ("1", "2")}, None,
+         ["lr=0.1,seed=1.log", "lr=0.1,seed=2.log", "lr=1e-3,seed=1.log", "lr=1e-3,seed=2.log"]),
+        ({"path": ("a/b", "a_b")}, None, ["1.log", "2.log"]),
+        ({"n": ("1", "1")}, None, ["1.log", "2.log"]),
+        ({"n": ("x" * 300,)}, None, ["1.log"]),
+        ({"n": ("1",)}, ["line"], ["1.log"]),
+        ({}, None, ["1.log"]),
+    ],
+)  # fmt: skip
+def test_logs_are_named_by_values_where_these_can_name_files(each, lines, names):
+    commands = Commands(("x", "{}{#}", *(f"{{{name}}}" for name in each)), each, lines)
+    assert [commands.log_name(number) for number, _ in commands] == names
 
 
 def test_values_are_not_read_again():
@@ -119,7 +161,7 @@ def test_a_sweep_runs_on_all_devices_at_once_and_logs_each(sweep):
     assert status == 1
     assert "1 failed with exit status 1: sh -c" in said
     assert "0 of 2 done, 2 failed in" in said
-    logs = [(FOLDER / f"{n}.log").read_text().split() for n in (1, 2)]
+    logs = [(FOLDER / f"n={n}.log").read_text().split() for n in (1, 2)]
     assert [words[0] for words in logs] == ["1", "2"]
     assert len({words[1] for words in logs}) == 2
     rows = job_log()
@@ -178,6 +220,19 @@ def test_lines_come_from_standard_input_and_the_end_is_json(sweep):
     assert found["failures"][0]["command"] == ["test", "c", "=", "a b"]
 
 
+def test_each_sweep_has_a_new_dated_folder(acme, anyaccel):
+    for _ in range(2):
+        done = anyaccel("sweep", "A1:1", "--each", "n=1", "--", "echo", "{n}")
+        assert done.returncode == 0, done.stderr
+    folders = sorted(Path().glob("anyaccel-sweep-*"))
+    assert [(folder / "n=1.log").read_text() for folder in folders] == ["1\n", "1\n"]
+    assert re.fullmatch(r"anyaccel-sweep-\d{8}-\d{6}(-2)?", folders[0].name)
+    shutil.rmtree(folders[0])
+    shutil.rmtree(folders[1])
+    done = anyaccel("sweep", "A1:1", "--resume", "--each", "n=1", "--", "echo", "{n}")
+    assert (done.returncode, "there is no anyaccel-sweep-DATE-TIME here to go on with" in done.stderr) == (2, True)
+
+
 def test_dry_run_prints_the_commands(sweep):
     assert sweep("--dry-run", "--each", "a=1,x y", "--", "echo", "{a}")[1] == "echo 1\necho 'x y'\n"
     assert not FOLDER.exists()
@@ -202,7 +257,7 @@ def test_fractions_share_devices(sweep):
 
 
 def test_another_user_of_the_machine_gets_its_turn(acme):
-    """Devices are kept from one command to the next only while nobody waits for them."""
+    """Devices are kept from one command to the next only while no other request waits for them."""
     script = "until test -e stop{n}; do sleep 0.02; done"
     command = [
         sys.executable,
@@ -210,6 +265,8 @@ def test_another_user_of_the_machine_gets_its_turn(acme):
         "anyaccel",
         "sweep",
         "A1:1",
+        "--out",
+        str(FOLDER),
         "--jobs",
         "2",
         "--each",
@@ -221,12 +278,12 @@ def test_another_user_of_the_machine_gets_its_turn(acme):
     ]
     process = subprocess.Popen(command)
     try:
-        until((FOLDER / "2.log").exists, "two commands")
+        until((FOLDER / "n=2.log").exists, "two commands")
         waiting = subprocess.Popen([sys.executable, "-m", "anyaccel", "run", "A1:1", "--", "true"])
         for number in range(1, 8):  # who has not shown for a while that it waits is passed, and gets the next one
             until(lambda: [each for each in Ledger.open().tickets() if each.responsive], "the ticket")
             Path(f"stop{number}").touch()
-            following = FOLDER / f"{number + 2}.log"
+            following = FOLDER / f"n={number + 2}.log"
             until(lambda: waiting.poll() is not None or following.exists(), "the next one")  # noqa: B023
             if waiting.poll() is not None:
                 break
@@ -243,7 +300,7 @@ def test_what_a_command_leaves_running_keeps_its_device_from_the_next(sweep):
     """The sweep goes on with the other device, and nothing else gets the first one."""
     script = "echo $ACME_VISIBLE; test {n} != 1 || { setsid sleep 1000 >/dev/null 2>&1 & echo $! > pid; }"
     status, _ = sweep("--jobs", "1", "--each", "n=1..3", "--", "sh", "-c", script)
-    first, second, third = [(FOLDER / f"{n}.log").read_text() for n in (1, 2, 3)]
+    first, second, third = [(FOLDER / f"n={n}.log").read_text() for n in (1, 2, 3)]
     assert (status, first == second, second == third) == (0, False, True)
     (lease,) = Ledger.open().leases()
     assert lease.state == "kept"
@@ -254,8 +311,10 @@ def test_what_a_command_leaves_running_keeps_its_device_from_the_next(sweep):
 STUBBORN = "trap '' TERM; setsid sh -c 'echo $$ > inner{n}; while :; do sleep 0.1; done' & touch ready{n}; wait; wait"
 
 
-@pytest.mark.parametrize("script", ["touch ready{n}; sleep 1000", STUBBORN], ids=["at once", "killed in the end"])
-def test_ctrl_c_on_a_terminal_stops_tidily(script, acme):
+@pytest.mark.parametrize(
+    "script", ["touch ready{n}; test -e go || sleep 1000", STUBBORN], ids=["at once", "killed in the end"]
+)
+def test_ctrl_c_on_a_terminal_stops_tidily_and_says_how_to_go_on(script, acme, anyaccel):
     command = [
         sys.executable,
         "-m",
@@ -281,11 +340,22 @@ def test_ctrl_c_on_a_terminal_stops_tidily(script, acme):
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 130
     finally:
         os.close(terminal)
-    assert "0 of 9 done, 2 failed in" in assert_plain(data.replace(b"^C", b""))
-    rows = job_log()
+    shown = assert_plain(data.replace(b"^C", b""))
+    (folder,) = Path().glob("anyaccel-sweep-*-*")
+    assert "0 of 9 done, 2 interrupted, 7 not started (3-9) in" in shown
+    assert f"; logs: {folder}\n" in shown
+    again = shown.splitlines()[-1]
+    assert again == shlex.join(["anyaccel", "sweep", "--resume", "--out", str(folder), *command[4:]])
+    rows = job_log(folder)
     assert sorted(rows) == [1, 2]
     assert {row["Signal"] for row in rows.values()} <= {str(int(signal.SIGTERM)), str(int(signal.SIGKILL))}
     assert Ledger.open().leases() == ()
+    if script != STUBBORN:
+        Path("go").touch()
+        done = anyaccel(*shlex.split(again)[1:])
+        assert (done.returncode, "9 of 9 done in" in done.stderr) == (0, True), done.stderr
+        assert sorted(job_log(folder)) == list(range(1, 10))
+        assert anyaccel("sweep", "--resume", *command[4:]).returncode == 0, "the newest folder"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to act as another user")
@@ -330,7 +400,7 @@ def test_a_sweep_runs_as_a_job_and_is_cancelled_tidily(acme, anyaccel):
     assert anyaccel("cancel", done.stdout.strip()).returncode == 0
     (job,) = json.loads(anyaccel("jobs", "--json").stdout)["jobs"]
     assert (job["state"], job["exit_status"], job["request"]) == ("cancelled", 143, "A1:1")
-    assert "0 of 9 done, 2 failed" in anyaccel("logs", job["job"]).stdout
+    assert "0 of 9 done, 2 interrupted, 7 not started (3-9)" in anyaccel("logs", job["job"]).stdout
     assert Ledger.open().leases() == ()
 
 
@@ -395,4 +465,4 @@ def test_commands_are_started_with_the_options_that_run_has(sweep):
     options = "--try-enforce", "--no-bind", "--mask", "index"
     status, said = sweep(*options, "--each", "n=1", "--", sys.executable, "-c", program, "{n}")
     assert status == 0, said
-    assert (FOLDER / "1.log").read_text() == f"{not find_obstacle()} 0\n"
+    assert (FOLDER / "n=1.log").read_text() == f"{not find_obstacle()} 0\n"

@@ -179,7 +179,7 @@ def test_a_sweep_says_which_commands_their_limit_ended(run):
     assert (failure["number"], failure["timeout"], failure["exit_status"]) == (2, True, 124)
     assert "2 was ended by its time limit" in done.stderr
     assert Path(failure["log"]).read_text() == f"anyaccel: time limit of {seconds}s reached: ended\n"
-    assert Path(f"out-{seconds}/1.log").read_text() == ""
+    assert Path(f"out-{seconds}/end=soon.log").read_text() == ""
     assert sum(line["timeouts"] for line in entries(2)) >= 1
 
 
@@ -224,7 +224,7 @@ def test_a_command_of_a_sweep_saves_what_it_has(run):
     def attempt(text, seconds):
         out = ("--out", str(seconds), "--time", text, "--signal", "usr1@1s", "--each", "x=1")
         run("sweep", "A1:1", *out, "--", sys.executable, "-c", SAVES, "{x}", status=1)
-        return Path(f"{seconds}/1.log").read_text()
+        return Path(f"{seconds}/x=1.log").read_text()
 
     seconds, log = saved_in_time(attempt)
     assert log.splitlines() == [

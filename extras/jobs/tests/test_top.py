@@ -49,7 +49,7 @@ async def until(pilot, seen):
 
 
 def drive(act, source, size=(80, 24), interval=0.2, look_for_jobs=tuple):
-    """Run an application, and let somebody act on it."""
+    """Run an application, and let a user act on it."""
 
     async def main():
         app = Top(source, look_for_jobs, interval=interval)

@@ -1,4 +1,4 @@
-"""Ray's authentication tokens: used by the nodes and the pools that have one, refused clearly, and told to nobody."""
+"""Ray's authentication tokens: used by the nodes and the pools that have one, refused clearly, and never printed."""
 
 import contextlib
 import json
@@ -147,7 +147,7 @@ def test_the_dry_run_says_the_mode_and_not_the_token(where, anyaccel):
     environ = {"HOME": where.having, "RAY_AUTH_MODE": None, "RAY_AUTH_TOKEN": SECRET, "RAY_AUTH_TOKEN_PATH": None}
     done = anyaccel("ray", "start", "--dry-run", "--head", env=environ)
     assert "RAY_AUTH_MODE=token" in done.stdout
-    assert "asks for the token of Ray's in RAY_AUTH_TOKEN" in done.stderr
+    assert "requires Ray's token in RAY_AUTH_TOKEN" in done.stderr
     assert SECRET not in done.stdout + done.stderr
 
 
@@ -247,7 +247,7 @@ def test_the_token_stands_in_no_command_line_and_no_message(secured):
         with contextlib.suppress(psutil.Error):
             assert SECRET not in " ".join(each.cmdline())
     assert SECRET not in secured.said
-    assert "this node asks for the token of Ray's in ~/.ray/auth_token" in secured.said
+    assert "this node requires Ray's token in ~/.ray/auth_token" in secured.said
 
 
 @uses_ray

@@ -1,4 +1,4 @@
-"""What Ray itself makes of the exports; for whoever has Ray installed, since the tests do not bring it along."""
+"""What Ray itself makes of the exports; only where Ray is installed, since the tests do not bring it along."""
 
 import json
 import shlex
@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import yaml
-from anyaccel.exports.ray import command, node_type
+from anyaccel_export.ray import command, node_type
 
 sys.path.append(str(Path(__file__).parents[3] / "tests" / "exports"))
 

@@ -36,7 +36,7 @@ def vendor(request, monkeypatch):
     if importlib.util.find_spec(f"anyaccel_{request.param}") is None:
         pytest.skip(f"needs the plug-in anyaccel-{request.param}, which is not installed here")
     forget_masks(monkeypatch)
-    monkeypatch.setenv("ANYACCEL_PLUGINS", request.param)  # nobody else needs to be asked
+    monkeypatch.setenv("ANYACCEL_PLUGINS", request.param)  # no other vendor needs to be asked
     before = dict(os.environ)
     yield request.param
     os.environ.clear()
@@ -100,7 +100,7 @@ def test_a_mask_is_written_as_ray_writes_it(ids, pair, monkeypatch):
     assert ours.get_current_process_visible_accelerator_ids() == ids
 
 
-def test_whoever_keeps_ray_from_masks_keeps_us_from_them(pair, monkeypatch):
+def test_a_user_who_keeps_ray_from_masks_keeps_us_from_them(pair, monkeypatch):
     ours, rays = pair
     module = import_module(rays.__module__)
     [switch] = [value for name, value in vars(module).items() if name.startswith("NOSET_") and name.endswith("ENV_VAR")]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import anyaccel as package
 import pytest
-from anyaccel.exports.ray import describe
+from anyaccel_export.ray import describe
 from anyaccel_ray.snapshot import read_snapshot
 from anyaccel_ray.start import narrowed
 from ray_nodes import (
@@ -28,7 +28,10 @@ UNITS = "RAY_custom_unit_instance_resources=neuron_cores,TPU,NPU,HPU,RBLN,FURIOS
 
 def dry_run(anyaccel, *arguments, **options):
     """What would be run: variables, and the words behind ``ray start``."""
-    options["env"] = {"RAY_AUTH_MODE": "disabled", **options.get("env", {})}  # whoever tests may have a token of Ray's
+    options["env"] = {
+        "RAY_AUTH_MODE": "disabled",
+        **options.get("env", {}),
+    }  # the user who tests may have a token of Ray's
     done = anyaccel("ray", "start", "--dry-run", *arguments, **options)
     assert done.returncode == 0, done.stderr
     words = shlex.split(done.stdout)
@@ -87,7 +90,7 @@ def test_as_json(acme, anyaccel):
     assert [f"{name}={value}" for name, value in document["variables"].items()] == [UNITS]
 
 
-def test_devices_that_somebody_declares_are_counted(acme, anyaccel):
+def test_declared_devices_are_counted(acme, anyaccel):
     _, words, _ = dry_run(anyaccel, "--declare", "GPU=3", "--num-gpus", "2")
     assert words[0] == "--num-gpus=2"
 
@@ -195,7 +198,7 @@ def test_a_node_has_what_was_found_and_listens_on_loopback_alone_where_it_shall(
     assert (resources["APU"], resources["CPU"], labels["anyaccel/APU"]) == (3, 2, "Acme-One")
     assert [share for _, share in slots] == [1.0]
     assert seen == machine
-    assert not growing, "nobody can add nodes"
+    assert not growing, "no autoscaler can add nodes"
     assert [device.index for device in read_snapshot(snapshot).devices] == [0, 1, 2]
     assert devices == 2
     assert addresses

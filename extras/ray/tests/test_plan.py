@@ -3,10 +3,10 @@
 import anyaccel as aa
 import pytest
 from anyaccel.errors import WorkerStartError
-from anyaccel.exports.ray import label_value, node_labels, node_resources, type_label, unit_instances
 from anyaccel.model import Device, Extent, Fractional, Inventory, Product
 from anyaccel.scheduler import Choice, parse_request
-from anyaccel_ray.given import Preferred, given, has_rules, plain
+from anyaccel_export.ray import label_value, node_labels, node_resources, type_label, unit_instances
+from anyaccel_ray.given import Preferred, has_rules, identify_devices, plain
 from anyaccel_ray.plan import NodeKind, find_plan
 
 GIB = 1 << 30
@@ -154,10 +154,10 @@ def test_what_is_counted_one_by_one():
 
 def test_slots_are_devices_in_their_order():
     wanted = parse_request("GPU:2 TPU:1")
-    found = given(wanted, ("GPU", "TPU"), {"GPU": [(3, 1.0), (1, 1.0)], "TPU": [(2, 1.0)]}, OTHER.inventory)
+    found = identify_devices(wanted, ("GPU", "TPU"), {"GPU": [(3, 1.0), (1, 1.0)], "TPU": [(2, 1.0)]}, OTHER.inventory)
     assert [share.device.id for grant in found.grants for share in grant.shares] == ["MI300X-1", "MI300X-3", "V4-2"]
-    again = given(wanted, ("GPU", "TPU"), {"GPU": [(1, 1.0), (3, 1.0)], "TPU": [(2, 1.0)]}, OTHER.inventory)
-    other = given(wanted, ("GPU", "TPU"), {"GPU": [(1, 1.0), (2, 1.0)], "TPU": [(2, 1.0)]}, OTHER.inventory)
+    again = identify_devices(wanted, ("GPU", "TPU"), {"GPU": [(1, 1.0), (3, 1.0)], "TPU": [(2, 1.0)]}, OTHER.inventory)
+    other = identify_devices(wanted, ("GPU", "TPU"), {"GPU": [(1, 1.0), (2, 1.0)], "TPU": [(2, 1.0)]}, OTHER.inventory)
     assert found == again != other
     assert hash(found) == hash(again)
     assert plain(found) == wanted
@@ -174,16 +174,16 @@ def test_slots_are_devices_in_their_order():
 )
 def test_slots_that_are_no_devices(slots, words):
     with pytest.raises(WorkerStartError, match=words):
-        given(parse_request("GPU:2"), ("GPU",), slots, OTHER.inventory)
+        identify_devices(parse_request("GPU:2"), ("GPU",), slots, OTHER.inventory)
 
 
 def test_a_resource_that_ray_counts_as_one_pool():
     with pytest.raises(WorkerStartError, match="one pool on this node"):
-        given(parse_request("WPU:1"), ("WPU",), {"WPU": [(0, 1.0)]}, OTHER.inventory)
+        identify_devices(parse_request("WPU:1"), ("WPU",), {"WPU": [(0, 1.0)]}, OTHER.inventory)
 
 
 def test_devices_that_others_hold_are_waited_for():
-    wanted = given(parse_request("GPU:2"), ("GPU",), {"GPU": [(0, 1.0), (1, 1.0)]}, H100.inventory)
+    wanted = identify_devices(parse_request("GPU:2"), ("GPU",), {"GPU": [(0, 1.0), (1, 1.0)]}, H100.inventory)
     choice = Preferred(H100.inventory, wanted, ruled=False)
     assert isinstance(choice, Choice)
     assert choice.choose({}) == wanted.grants
@@ -192,7 +192,7 @@ def test_devices_that_others_hold_are_waited_for():
 
 
 def test_where_a_vendor_has_rules_others_are_chosen_too():
-    wanted = given(parse_request("GPU:2"), ("GPU",), {"GPU": [(0, 1.0), (1, 1.0)]}, H100.inventory)
+    wanted = identify_devices(parse_request("GPU:2"), ("GPU",), {"GPU": [(0, 1.0), (1, 1.0)]}, H100.inventory)
     choice = Preferred(H100.inventory, wanted, ruled=True)
     assert choice.choose({}) == wanted.grants
     (grant,) = choice.choose({"H100-1": Extent()})

@@ -2,10 +2,10 @@
 
 import pytest
 from anyaccel.errors import WorkerStartError
-from anyaccel.exports.ray import node_labels, node_resources
 from anyaccel.model import replace
 from anyaccel.scheduler import parse_request
-from anyaccel_ray.given import given
+from anyaccel_export.ray import node_labels, node_resources
+from anyaccel_ray.given import identify_devices
 from anyaccel_ray.plan import NodeKind, find_plan
 from lanes import laned, lanes
 from small_machines import gpus, machine
@@ -50,7 +50,7 @@ class TestAFilterOfATest:
 
     def test_a_device_of_rays_that_does_not_pass_is_refused_on_the_node(self):
         with pytest.raises(WorkerStartError, match="Ray gave h100-0 for GPU:1,lanes=8"):
-            given(parse_request("GPU:1,lanes=8"), ("GPU",), {"GPU": [(0, 1.0)]}, machine(laned(4, 16)))
+            identify_devices(parse_request("GPU:1,lanes=8"), ("GPU",), {"GPU": [(0, 1.0)]}, machine(laned(4, 16)))
 
 
 def test_ray_is_asked_for_the_labels_of_devices():

@@ -22,7 +22,7 @@ def test_what_was_written_is_read(inventory):
     assert written.vendors == tuple(replace(report, seconds=0.0) for report in inventory.vendors)
 
 
-def test_the_same_devices_leave_one_file_that_nobody_else_reads(inventory, tmp_path):
+def test_the_same_devices_leave_one_file_that_no_other_user_reads(inventory, tmp_path):
     path = write_snapshot(inventory)
     assert write_snapshot(inventory) == path
     assert [str(entry) for entry in (tmp_path / "leases").glob("ray-*")] == [path]
@@ -51,7 +51,7 @@ def damage(path, **changes):
     ("spoil", "reason"),
     [
         (lambda path: path.unlink(), "cannot be read: No such file"),
-        (lambda path: path.chmod(0o622), "writable for nobody but you"),
+        (lambda path: path.chmod(0o622), "writable by you alone"),
         (lambda path: path.write_text("{"), "is damaged: Expecting property name"),
         (lambda path: path.write_text("[" * 100_000), "is damaged"),
         (lambda path: path.write_text("7"), "the schema must be anyaccel.ray-node/1"),
@@ -62,7 +62,7 @@ def damage(path, **changes):
         (lambda path: os.truncate(path, 65 << 20), "must have at most 67108864 bytes"),
     ],
 )
-def test_a_file_that_may_be_somebody_elses_work_is_refused(spoil, reason, inventory, tmp_path):
+def test_a_file_that_may_be_another_users_work_is_refused(spoil, reason, inventory, tmp_path):
     name = os.path.basename(write_snapshot(inventory))
     spoil(tmp_path / "leases" / name)
     with pytest.raises(UsageError, match=reason) as raised:

@@ -1,4 +1,4 @@
-"""A device on a node of Ray stays with what a call has started, whoever above it is killed."""
+"""A device on a node of Ray stays with what a call has started, whichever process above it is killed."""
 
 import contextlib
 import os

@@ -160,6 +160,9 @@ BROKEN = {
         "ids must not be indexes (got acme-0, acme-1",
         inventory=True,
     ),
+    "takes the bare index for the identity": Broken(
+        "C09", ((IDENTITY, "id=str(index),"),), "ids must not be indexes (got 0, 1", inventory=True
+    ),
     # Letters, not digits: an id of digits is already refused as an index.
     "takes the order of a directory for the identity": Broken(
         "C09",
@@ -382,6 +385,19 @@ BROKEN = {
         "in anyaccel_detect), so it always fails on such a machine",
         seconds=3,
         timeout=0.3,
+    ),
+    "hangs in another hook": Broken(
+        "C27",
+        (body("tags", "while True: pass"),),
+        "anyaccel_tags takes longer than its deadline of 0.3 s (it was at ",
+        seconds=3,
+        timeout=0.3,
+    ),
+    "answers more than is taken": Broken(
+        "C27",
+        (detecting("return Detected(notes=('x' * (9 << 20),))"),),
+        "and at most 8388608 are taken",
+        inventory=True,
     ),
     # The plug-in itself is correct; the fault is in the file beside it.
     "says junk of its presence": Broken("C28", (), "it must not have 'path'", presence='{"path": ["/dev/acme"]}'),

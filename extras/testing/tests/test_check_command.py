@@ -19,7 +19,7 @@ def test_one_line_per_check(anyaccel, install, recordings):
     install("acme", ACME)
     done = anyaccel("check", "acme", "--recordings", str(recordings(ACME)))
     assert done.returncode == 0, done.stdout
-    assert states(done.stdout) == {check.id: "ok" for check in CHECKS} | dict.fromkeys(("C23", "C24", "C28"), "skipped")
+    assert states(done.stdout) == {check.id: "ok" for check in CHECKS} | dict.fromkeys(("C23", "C28", "C29"), "skipped")
     assert done.stderr == f"anyaccel: {len(CHECKS)} checks: {len(CHECKS) - 3} ok, 0 failed, 3 skipped\n"
 
 
@@ -173,6 +173,31 @@ def test_an_inventory_is_replaced_by_force_and_keeps_its_form_and_other_vendors(
     assert (document["kept"], document["written"][str(quad)]) == ([], "4 Acme One")
     assert json.loads(pair.read_text()) == right
     assert json.loads(quad.read_text())["vendors"].keys() == {"acme", "zeta"}
+
+
+def test_nothing_is_written_for_a_plugin_that_does_not_load(anyaccel, install, recordings):
+    install("acme", "import no_such_library\n" + ACME)
+    directory = recordings(ACME)
+    before = {path: path.read_text() for path in directory.glob("*/expected.json")}
+    done = anyaccel("check", "acme", "--write-expected", "--force")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "the plug-in of acme does not load: " in done.stderr
+    assert "ModuleNotFoundError: No module named 'no_such_library'" in done.stderr
+    assert "nothing was written" in done.stderr
+    assert {path: path.read_text() for path in directory.glob("*/expected.json")} == before
+
+
+def test_recordings_without_a_usable_device_are_told(anyaccel, install, recordings):
+    warning = "warning: no recording of acme has a usable device, so nothing that needs one was checked"
+    source = ACME.replace('facts.get("health", "unknown")', '"unhealthy"').replace(
+        '"reason", ""', '"reason", "it is dead"'
+    )
+    assert source.count("it is dead") == 1
+    install("acme", source)
+    recordings(ACME)
+    written = anyaccel("check", "acme", "--write-expected", "--force")
+    assert warning in written.stderr
+    assert warning in anyaccel("check", "acme").stderr
 
 
 def test_an_inventory_says_what_fails(anyaccel, install, recordings):

@@ -119,6 +119,7 @@ def test_no_word_of_the_template_is_left(anyaccel, tmp_path):
         (("../x",), "a vendor must match"),
         (("acme", "--resource", "a b"), "a resource must match"),
         (("acme", "--kind", "GPU"), "a kind must match"),
+        (("acme", "--brand", 'A"'), "a brand must match"),
         (("acme", "--directory", "/proc/x"), "cannot be written: No such file or directory; choose another"),
         (("acme", "--directory", "full"), "full exists and is not empty; choose another one with --directory"),
         ((), "the following arguments are required: VENDOR"),
@@ -131,6 +132,16 @@ def test_what_cannot_be_written_is_refused(arguments, message, anyaccel, tmp_pat
     assert (status, out) == (2, "")
     assert message in err
     assert [path.name for path in tmp_path.rglob("*")] == ["full", "file"]
+
+
+def test_a_brand_of_its_own_names_devices_and_tags(anyaccel, tmp_path):
+    status, _, err = new(anyaccel, "zeta9", "--brand", "Zeta & Co.", cwd=tmp_path)
+    assert status == 0, err
+    source = tmp_path / "anyaccel-zeta9" / "src" / "anyaccel_zeta9"
+    assert 'key, resource, kind, brand = "zeta9", "ZETA9", "npu", "Zeta & Co."' in (source / "__init__.py").read_text()
+    catalog = (source / "products.toml").read_text()
+    assert 'model = "Zeta & Co. One"' in catalog
+    assert 'tags = ["Zeta-Co.-One", "Zeta-Co"]' in catalog
 
 
 @pytest.mark.parametrize("variant", ["sysfs", "tool"])

@@ -86,7 +86,9 @@ def test_the_revision_decides_where_an_id_stands_for_several(device_id, revision
         (0x67DF, 0xC7, ("AMD-Radeon-RX-480", "AMD-67df")),  # by libdrm's list
         (0x67DF, None, ("AMD-67df",)),  # by pci.ids: a name that stands for seven cards is no type
         (0x7310, 0x00, ("AMD-Radeon-Pro-W5700X", "AMD-7310")),
-        (0x730F, None, ("AMD-730f",)),  # by the driver's own table: a chip is no type
+        (0x730F, None, ("AMD-Fiji", "AMD-730f")),  # by the driver's own table: a chip
+        (0x6863, None, ("AMD-Radeon-Vega-Frontier-Edition", "AMD-6863")),
+        (0x1900, None, ("AMD-HawkPoint-1", "AMD-1900")),
         (0x150E, 0xC5, ("AMD-Radeon-890M", "Radeon-890M")),  # another revision of a product
     ],
 )
@@ -110,6 +112,46 @@ def test_a_device_that_is_no_product_has_a_public_name_for_people(recorded):
         found = plugin.anyaccel_detect(context(recording))
         assert found is not None
         assert found.devices[0].model == model
+
+
+@pytest.mark.parametrize(
+    ("changes", "queries", "model", "tags"),
+    [
+        # A revision that no list has: the chip, by the machine's own pci.ids.
+        ({}, "Strix Halo [Radeon Graphics / Radeon 8050S Graphics / Radeon 8060S Graphics]", None, "AMD-Strix-Halo"),
+        ({}, None, None, None),
+        ({"product_name": "AMD Radeon 8060S\n"}, None, "AMD Radeon 8060S", "AMD-Radeon-8060S"),
+        (
+            {"product_name": "AMD Radeon Graphics\n"},
+            "Strix Halo [Radeon 8060S]",
+            "AMD Radeon 8060S",
+            "AMD-Radeon-8060S",
+        ),
+    ],
+)
+def test_a_device_without_an_entry_has_a_type_that_can_be_asked_for(recorded, changes, queries, model, tags):
+    card = "/sys/bus/pci/devices/0000:03:00.0"
+    files = {f"{card}/device": "0x1586", f"{card}/revision": "0xfe", "/sys/class/kfd": None}
+    files |= {f"{card}/{name}": text for name, text in changes.items()}
+    recording = recorded("rx6750xt-1gpu", files)
+    recording["queries"] = {"pci.ids/1002:1586": {"value": queries}} if queries else {}
+    (found,) = plugin.anyaccel_detect(context(recording)).devices
+    assert model in (None, found.model)
+    assert [*plugin.anyaccel_tags(found)][: 1 + bool(tags)] == [*([tags] if tags else []), "AMD-1586"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "model", "first"),
+    [("AMD Radeon 8060S", "AMD Radeon 8060S", "AMD-Radeon-8060S"), ("AMD Radeon Graphics", None, "AMD-1586")],
+)
+def test_the_marketing_name_of_amdsmi_is_a_type_where_it_means_one_product(recorded, answer, model, first):
+    card = "/sys/bus/pci/devices/0000:03:00.0"
+    files = {f"{card}/device": "0x1586", f"{card}/revision": "0xfe", "/sys/class/kfd": None}
+    recording = recorded("rx6750xt-1gpu", files)
+    recording["queries"] = {"amdsmi/names": {"value": [{"bdf": "0000:03:00.0", "market_name": answer}]}}
+    (found,) = plugin.anyaccel_detect(context(recording)).devices
+    assert model in (None, found.model)
+    assert plugin.anyaccel_tags(found)[0] == first
 
 
 def test_names_that_programs_use_stay_usable():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from anyaccel import accelerators
 from anyaccel.plugin import Device, Fractional
+from anyaccel.vendors.simulate import find_cards, simulate
 from anyaccel_ascend import plugin
 
 MIB = 1 << 20
@@ -130,3 +131,14 @@ def test_a_container_with_vnpus_says_virtual(devices):
 def test_a_container_without_npus_is_told_so():
     edits = plugin.anyaccel_container(())
     assert (edits.env, edits.nodes, edits.mounts) == ({"ASCEND_VISIBLE_DEVICES": "void"}, (), ())
+
+
+@pytest.mark.parametrize(
+    "name", sorted({value for product in plugin.anyaccel_products() for value in product.constants.values()})
+)
+def test_every_constant_can_be_simulated(name):
+    """``anyaccel.accelerators`` has these names, those of families among them."""
+    cards = find_cards(name, 1, plugin.anyaccel_products())
+    assert cards is not None
+    (device,) = simulate("ascend", [cards]).devices
+    assert name in plugin.anyaccel_tags(device)

@@ -238,6 +238,16 @@ def test_the_disputed_pci_id_is_told_by_its_memory(machine, mebibytes: str, tag:
     assert plugin.anyaccel_tags(only(machine))[0] == tag
 
 
+def test_the_disputed_pci_id_is_a_gaudi2_without_the_tool(machine) -> None:
+    machine.hpu("0000:19:00.0", device="0x1030", module_id="0")
+
+    device = only(machine)
+
+    assert (device.memory_bytes, plugin.anyaccel_tags(device)[0]) == (96 << 30, "Intel-GAUDI2")
+    assert device.model == "Habana-1030"
+    assert "baseboard" not in device.attributes
+
+
 def test_cards_in_slots_claim_no_links(machine) -> None:
     for minor in range(4):
         machine.hpu(f"0000:1{minor}:00.0", device="0x1063", minor=minor, module_id=str(minor))

@@ -116,6 +116,15 @@ def test_ids_that_the_drivers_bind_have_a_name_and_the_health_that_can_be_known(
     assert plugin.anyaccel_tags(only)[0] == tag
 
 
+@pytest.mark.parametrize("pci_id", ["0x5693", "0x5694", "0x4908", "0x4905"])
+def test_cards_whose_memory_no_file_has_get_the_products(pci_id, devices):
+    """i915 shows memory of these in no file of the upstream kernel."""
+    card = "/sys/bus/pci/devices/0000:03:00.0"
+    changes = {f"{card}/device": {"text": f"{pci_id}\n"}, f"{card}/tile0/vram0/total_bytes": {"dir": True}}
+    (only,) = devices("b580-unseen-by-xpu-smi", changes=changes)
+    assert (only.memory_bytes, only.attributes["integrated"]) == (4 * GIB, False)
+
+
 def test_gpu_that_no_runtime_serves_takes_no_number_and_says_so(devices):
     changes = {"/sys/bus/pci/devices/0000:00:02.0/device": {"text": "0x0412\n"}}
     (only,) = devices("uhd770-alone", changes=changes)

@@ -217,6 +217,7 @@ def test_a_driver_without_a_chip_is_a_warning(machine):
     ("environ", "message"),
     [
         ({"NEURON_RT_VISIBLE_CORES": "0", "NEURON_RT_NUM_CORES": "2"}, "is ignored beside"),
+        ({"NEURON_RT_VISIBLE_CORES": "0,1"}, "is one core for optimum-neuron"),
         ({"NEURON_LOGICAL_NC_CONFIG": "2"}, "cores here are of size 1"),
         ({"NEURON_RT_VIRTUAL_CORE_SIZE": "2"}, "cores here are of size 1"),
     ],

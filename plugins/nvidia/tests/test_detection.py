@@ -201,6 +201,23 @@ def test_bus_ids_are_written_as_sysfs_writes_them(machine, bus_id, address):
     assert device.pci_bus_id == address
 
 
+def test_a_domain_of_32_bits_is_the_kernels_of_16(machine):
+    """Azure and Hyper-V (nvidia-docker#1316): NVML says 03F8CFDD, the kernel and the driver's files cfdd."""
+    address = "cfdd:00:00.0"
+    numa = {f"/sys/bus/pci/devices/{address}/numa_node": {"text": "1"}}
+    paths = card(address) | numa | information(address, f"GPU UUID: {UUID}\nDevice Minor: 0\n") | NODE
+    (device,) = plugin.anyaccel_detect(machine(paths, one_gpu(bus_id="03F8CFDD:00:00.0"))).devices
+    assert (device.id, device.pci_bus_id, device.numa_node) == (UUID, address, 1)
+    assert device.nodes == ("/dev/nvidia0",)
+
+
+def test_a_wide_domain_that_the_kernel_has_is_kept(machine):
+    """Intel's VMD begins at 10000; its lower 16 bits may be those of another card."""
+    paths = card("10000:01:00.0") | card("0000:01:00.0", "vfio-pci") | NODE
+    first, _ = plugin.anyaccel_detect(machine(paths, one_gpu(bus_id="00010000:01:00.0"))).devices
+    assert first.pci_bus_id == "10000:01:00.0"
+
+
 def test_a_malformed_bus_id_is_an_error(machine):
     with pytest.raises(ValueError, match=r"00000000:0C:00\.0 \(got 'PCI:1'\)"):
         plugin.anyaccel_detect(machine(NODE, one_gpu(bus_id="PCI:1")))

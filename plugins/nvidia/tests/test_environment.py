@@ -29,6 +29,11 @@ VECTORS = {
     "0,2,-1,1": [0, 2],
     "0,7,1": [0],
     "0,0": [],
+    # A repetition behind a bad entry voids the list, too: PyTorch answers no GPU.
+    "1,4,1": [],
+    "0,9,9": [],
+    "1,x,1": [1],
+    f"{OTHERS[0]},GPU-ffffffff-0000-0000-0000-000000000000,{OTHERS[0]}": [],
     "0,1,2,3,0": [],
     " 0 , 1 ": [0, 1],
     "1gpu2,2ampere": [1, 2],

@@ -13,10 +13,10 @@ from anyaccel.cli import output
 from anyaccel.cli.options import acquire, add_launch, add_request, add_time, add_wait, start_options
 from anyaccel.cli.parser import report_errors
 from anyaccel.errors import UsageError
-from anyaccel.exports.shell import exports, shell_quote
 from anyaccel.inventory.current import ALLOCATION_VARIABLE, LEASE_VARIABLE
 from anyaccel.launcher.detached import start_detached
 from anyaccel.linux import process
+from anyaccel.shell import exports, shell_quote
 from anyaccel.vendors import close as close_vendors
 
 TYPE_CHECKING = False

@@ -43,6 +43,7 @@ GROUPS = {
         "jobs": "list the jobs that run without a terminal",
         "logs": "print the output of a job",
         "wait": "wait until jobs have ended",
+        "redo": "submit a job again",
     },
     "Administer a machine": {
         "report": "show who used which devices, from the journal of ended leases",
@@ -70,7 +71,7 @@ GROUPS = {
 COMMANDS = {name: text for group in GROUPS.values() for name, text in group.items()}
 DEFAULT = "status"
 SURVEYS = {
-    *("status", "top", "metrics", "run", "sweep", "hold", "select", "why", "env", "doctor", "export"),
+    *("status", "top", "metrics", "report", "run", "sweep", "hold", "select", "why", "env", "doctor", "export"),
     *("drain", "undrain", "reserve"),
 }
 """Commands that detect the machine's devices."""
@@ -91,7 +92,7 @@ DIAGNOSES = {"doctor"}
 """Commands that take defaults from these files and report errors in them themselves."""
 ABOUT_PLUGINS = {"plugins", "doctor", "check", "record"}
 """Commands that examine plug-ins."""
-APART = UNCONFIGURED | {"release", "queue", "new", "testbed", "jobs", "logs", "cancel", "wait", "report"}
+APART = UNCONFIGURED | {"release", "queue", "new", "testbed", "jobs", "logs", "cancel", "wait", "redo"}
 """Commands that have no ``--machine``."""
 
 
@@ -140,6 +141,7 @@ def _perform(name: str, arguments: list[str], command: list[str] | None) -> int:
         vars(args).update(defaults(name))
     else:
         args = parse(name, module, arguments)
+    args.typed = [name, *arguments, *(["--", *command] if command is not None else [])]
     if name in RUNS:
         args.command = command
     elif command is not None:

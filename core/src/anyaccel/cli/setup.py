@@ -1,4 +1,4 @@
-"""Make what all users of this machine share: the directory of leases with its line for tmpfiles.d, and a configuration.
+"""Make what all users of this machine share: the directories of leases and of their journals, and a configuration.
 
 Without it, each user sees only their own leases. Existing files stay unchanged, so that the command can be repeated.
 Leases that users hold already are moved into the directory.

@@ -105,9 +105,9 @@ def has_value(values: Iterable[str]) -> bool:
 def fit_columns(columns: Sequence[Column], natural: Sequence[int], room: int | None) -> tuple[int, list[int]]:
     """Divide the width of a terminal among columns.
 
-    In turn, each column gets its least width while there is room. In turn again, each grows to :data:`_MODEST`, then
-    to its widest cell. Two blanks separate columns, or one if two would leave out a column with a turn below
-    :data:`_WANTED`.
+    In turn, each column with a turn below :data:`_WANTED` gets its least width, and then up to :data:`_MODEST`. The
+    other columns follow if there is room, and what is left goes to the widest cells. Two blanks separate columns, or
+    one if two would leave out a column below :data:`_WANTED`.
 
     Args:
         columns: The columns.
@@ -119,23 +119,34 @@ def fit_columns(columns: Sequence[Column], natural: Sequence[int], room: int | N
     """
     if room is None:
         return _GAP, list(natural)
-    turns = [column.turn or 0 for column in columns]
-    order = sorted((at for at in range(len(columns)) if natural[at]), key=turns.__getitem__)
+    order = sorted((at for at in range(len(columns)) if natural[at]), key=lambda at: columns[at].turn or 0)
+    wanted = [at for at in order if (columns[at].turn or 0) < _WANTED]
     gap, left, widths = _GAP, 0, [0] * len(columns)
-    for gap in (_GAP, 1):
-        left, widths = room + gap, [0] * len(columns)
-        for at in order:
+
+    def place(ats: Sequence[int]) -> None:
+        nonlocal left
+        for at in ats:
             least = min(natural[at], columns[at].least or natural[at])
             if at == order[0]:
                 least = max(1, min(least, room))  # a terminal is never too narrow for the first column
             if least + gap <= left:
                 widths[at] = least
                 left -= least + gap
-        if all(widths[at] for at in order if turns[at] < _WANTED):
-            break
-    for most in (_MODEST, room):  # a name of 200 characters must not keep the other columns narrow
+
+    def grow(most: int) -> None:
+        nonlocal left
         for at in order:
             more = min(max(0, min(natural[at], most) - widths[at]), left) if widths[at] else 0
             widths[at] += more
             left -= more
+
+    for gap in (_GAP, 1):
+        left, widths = room + gap, [0] * len(columns)
+        place(wanted)
+        if all(widths[at] for at in wanted):
+            break
+    grow(_MODEST)  # a name of 200 characters must not keep the other columns narrow
+    place([at for at in order if at not in wanted])
+    grow(_MODEST)
+    grow(room)
     return gap, widths

@@ -1,1 +1,1 @@
-"""The same pool on other schedulers: they place, our plug-ins say what a worker must see."""
+"""Engines of pools: this machine, and what engines of clusters have in common."""

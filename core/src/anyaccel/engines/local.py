@@ -8,10 +8,10 @@ from anyaccel.pool.engine import PoolSettings
 
 
 def open_engine(settings: PoolSettings) -> LocalEngine:
-    """Make it.
+    """Make the local engine of a pool.
 
     Raises:
-        UsageError: When it shall find a cluster.
+        UsageError: When the settings have the address of a cluster.
     """
     if settings.address is not None:
         raise UsageError(

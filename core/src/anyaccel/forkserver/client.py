@@ -85,7 +85,7 @@ class ForkServer:
         self.alive = True
         self.lock = RLock()
         self.hearing = RLock()
-        self._numbers = count(1)
+        self._numbers = count(1)  # numbers in place of process ids, which are reused
         self.children: dict[int, Any] = {}
         self._status: int | None = None
         self.pid, control = start_server({**DEFAULTS, **config, "caller": os.getpid()}, env=env, apart=apart)
@@ -185,7 +185,7 @@ class ForkServer:
             return True
         with self.lock:
             child = self.children.get(number) if gone is None else self.children.pop(number, None)
-        if child is not None:
+        if child is not None:  # a process that send_or_drop() has dropped
             if gone is None:
                 child.on_stuck(reason)
             else:

@@ -229,7 +229,7 @@ class Server:
                 self.owners[pid] = frozenset((family,))
             finally:
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, masked)
-        for descriptor in descriptors:
+        for descriptor in descriptors:  # the child has copies
             os.close(descriptor)
         if reason:
             self._post("gone", number, pid=0, status=None, reason=reason)
@@ -277,7 +277,7 @@ class Server:
         with contextlib.suppress(BlockingIOError):
             while chunk := os.read(self.wake, 512):
                 numbers.update(chunk)
-        if numbers - {signal.SIGCHLD}:
+        if numbers - {signal.SIGCHLD}:  # SIGTERM or SIGHUP
             self._close()
         self._look_after_families()
 
@@ -419,15 +419,14 @@ def _unfit() -> str:
     """Return the reason why this process must not fork; empty for none."""
     if touched := touched_devices():
         return (
-            f"the fork server has {', '.join(touched)} open, because of a preloaded module, and must not fork then;"
-            " do not preload what uses a device when it is imported"
+            f"a preloaded module has opened {', '.join(touched)}, and a process with an open device must not fork;"
+            " do not preload modules that use a device at their import"
         )
     names = threads()
     if len(names) > 1:
         return (
-            f"the fork server has {len(names)} threads ({', '.join(names)}), which preloaded modules started,"
-            " which do not end at a fork, and must not fork then; preload less, or keep the module from starting"
-            " threads when it is imported"
+            f"preloaded modules have started threads, so the fork server has {len(names)} ({', '.join(names)}) and must"
+            " not fork; preload fewer modules, or start no thread at their import"
         )
     return ""
 

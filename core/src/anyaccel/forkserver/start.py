@@ -107,7 +107,7 @@ def _spawn(config: Mapping[str, Any], control: int, env: Mapping[str, str] | Non
             [sys.executable, "-I", *(["-S"] if apart else []), "-c", BOOTSTRAP],
             os.environ if env is None else env,
             file_actions=actions,
-            setsid=True,  # Ctrl-C at the terminal is the caller's business
+            setsid=True,  # Ctrl-C at the terminal must reach the caller alone
         )
     finally:
         for descriptor in opened:

@@ -55,6 +55,7 @@ def make_patience(request: Request, present: Mapping[str, Presence | None], sour
     def enough(outcomes: Mapping[VendorProcess, Outcome]) -> float | None:
         heard = {process.source.vendor: outcome for process, outcome in outcomes.items()}
         for vendor in present:
+            # A vendor without known names may be the one that the request means.
             if vendor not in heard and not own.get(vendor, named).isdisjoint(named):
                 return None
         offered = [names for vendor, outcome in heard.items() for names in _offered(vendor, outcome)]
@@ -97,7 +98,7 @@ def interpret(source: Source, outcome: Outcome) -> tuple[VendorReport, list[Devi
     try:
         info = check_answer(source, "info", answer.get("info")) if "info" in answer or problem is None else None
         detected = check_answer(source, "detect", answer.get("detected"))
-        for device in detected.devices if detected else ():
+        for device in detected.devices if detected else ():  # their hooks were called in the vendor's process
             check_answer(source, "tags", device.tags)
             check_answer(source, "fractional", device.fractional, info, [device])
         hidden = check_answer(source, "env", answer["hidden"], info) if info and "hidden" in answer else None
@@ -109,7 +110,7 @@ def interpret(source: Source, outcome: Outcome) -> tuple[VendorReport, list[Devi
     if problem is not None:
         detected = None
     state = VendorState.FAILED if problem else VendorState.OK if detected else VendorState.ABSENT
-    seconds = answer.get("seconds", 0.0)
+    seconds = answer.get("seconds", 0.0)  # of the vendor's process, like all of the answer
     report = VendorReport(
         vendor=source.vendor,
         state=state,
@@ -145,6 +146,7 @@ def _show(
     if slots is None:
         slots = {device.id: () for device in devices}
     place = {device_id: position for position, device_id in enumerate(slots)}
+    # Hidden devices follow in the order of indexes.
     devices.sort(key=lambda device: place.get(device.id, len(place) + device.index))
     shown = [device.narrowed(slots[device.id]) if slots.get(device.id) else device for device in devices]
     return [replace(device, visible=device.id in place, order=order) for order, device in enumerate(shown)], notes
@@ -169,6 +171,7 @@ def renumber_nodes(found: Mapping[str, list[Device]]) -> dict[str, list[Device]]
     highest = 0
     separate: dict[str, list[Device]] = {}
     for vendor, devices in found.items():
+        # The last number of a path is its position: /dev/acme/card3.
         own = {node: int(number[0]) for each in devices for node in each.nodes if (number := _NUMBER.search(node))}
         by = 0 if taken.isdisjoint(own) else highest + 1
         taken.update(_numbered(node, by) for node in own)
@@ -202,6 +205,7 @@ def check_products(machine: Machine, answers: Answers, names: VendorNames) -> di
     for name in (item.product for item in machine.products):
         makers = [vendor for vendor, listed in known.items() if name.casefold() in map(str.casefold, listed)]
         whole = name.partition("/")[0]
+        # A product that another vendor owns does not count: a plug-in must not take over a known name.
         owners = [vendor for vendor in makers if names.owner(whole, vendor) is None]
         if len(owners) > 1:
             raise MachineError(f"{name!r} is a product of {' and '.join(owners)}: set ANYACCEL_PLUGINS to one of them")

@@ -53,7 +53,7 @@ def families(devices: Sequence[Device], control_nodes: Collection[str] = ()) -> 
 
 def _outermost(device_id: str, parents: Mapping[str, str | None]) -> str:
     seen = {device_id}
-    while (above := parents.get(device_id)) is not None and above not in seen:
+    while (above := parents.get(device_id)) is not None and above not in seen:  # parents may form a circle
         seen.add(above)
         device_id = above
     return device_id
@@ -75,6 +75,7 @@ def place(node: str) -> str:
     if not kind or not os.path.exists(path):
         return ""
     path = os.path.realpath(path)
+    # The last address is the function itself; bridges come before.
     functions = [part for part in path.split("/") if _ADDRESS.fullmatch(part)]
     if functions:
         return f"{PCI_FUNCTIONS}/{functions[-1]}"
@@ -89,7 +90,7 @@ def places(device: Device, own_nodes: Iterable[str]) -> tuple[str, ...]:
         device: A device of this host.
         own_nodes: Device nodes of this device alone.
     """
-    if device.pci_bus_id:
+    if device.pci_bus_id:  # also without such a directory: two vendors that name an address mean one device
         return (f"{PCI_FUNCTIONS}/{device.pci_bus_id}",)
     own = frozenset(own_nodes)
     return tuple(dict.fromkeys(filter(None, (place(node) for node in device.nodes if node in own))))
@@ -149,7 +150,7 @@ def _claims(own: Own, *, host: bool) -> Iterator[Claim]:
 
 def _words(shared: Sequence[Claim], claims: Mapping[Claim, Collection[str]]) -> dict[str, str]:
     """Return the reason why no request gets a device, and the way out; a PCI function is named first."""
-    kind, name = min(shared, key=lambda claim: claim[0] != PCI_FUNCTION)
+    kind, name = min(shared, key=lambda claim: claim[0] != PCI_FUNCTION)  # what lspci shows as well
     vendors = sorted({vendor for claim in shared for vendor in claims[claim]})
     all_of_them = "both" if len(vendors) == 2 else "all"  # noqa: PLR2004 - both
     ways = " or ".join(f"{DENY_VARIABLE}={','.join(v for v in vendors if v != kept)}" for kept in vendors)

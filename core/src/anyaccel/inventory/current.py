@@ -62,7 +62,7 @@ def _covered(lease: str, environ: Mapping[str, str]) -> bool:
         reason = Ledger.open(environ).explain_refusal(lease)
     except LedgerError as error:
         reason = str(error)
-    if reason and lease not in _told:
+    if reason and lease not in _told:  # a training loop may ask at every step
         import logging
 
         _told.add(lease)
@@ -81,6 +81,7 @@ def narrow(devices: Sequence[Device], machine: Machine, environ: Mapping[str, st
         machine: The machine; an allocation on another machine does not count.
         environ: Our environment.
     """
+    # A worker of a simulated machine may look at the host, whose devices have other owners.
     held = current(environ) if machine.text == environ.get(MACHINE_VARIABLE, HOST) else None
     if held is None:
         return list(devices)
@@ -91,6 +92,6 @@ def narrow(devices: Sequence[Device], machine: Machine, environ: Mapping[str, st
 
 
 def _narrow(device: Device, share: Share) -> Device:
-    if device.slots == 1:
+    if device.slots == 1:  # shares without a position, or a whole device
         return replace(device, units=share.units)
     return device if share.whole else device.narrowed(share.slots)

@@ -49,9 +49,9 @@ def declare(inventory: Inventory, devices: Mapping[str, int]) -> Inventory:
         resource, wanted = _checked(name, number)
         here = [device for device in known if device.resource.lower() == resource.lower()]
         if here:
-            resource = here[0].resource
+            resource = here[0].resource  # in the vendor's spelling: requests compare without case
         usable = [device.id for device in here if device.usable]
-        surplus = set(usable[wanted:])
+        surplus = set(usable[wanted:])  # hidden, not removed: their nodes must still be closed to workers
         known = [replace(device, visible=False) if device.id in surplus else device for device in known]
         taken = {device.id for device in known}
         for index in range(wanted - len(usable)):

@@ -67,6 +67,7 @@ def diagnose(
     """
     environ = dict(os.environ if environ is None else environ)
     where = parse_machine(machine, environ)
+    # Absent vendors too: a faulty presence.json would hide a vendor whose hardware is here.
     inventory = detect(where, timeout=timeout, environ=environ, everybody=True)
     found = [] if where.simulated else _ask_vendors(where, inventory, timeout, environ)
     if where.text == HOST:
@@ -116,9 +117,10 @@ def _observe(inventory: Inventory, timeout: float, environ: Mapping[str, str]) -
     for device in inventory.devices:
         seen = observed.get(device.id, Stats())
         used, total = seen.memory_used_bytes, device.memory_bytes
+        # None stands for unknown processes, so only an empty list says that memory has no owner.
         if seen.processes == () and used and total and used > total * ORPHANED_SHARE:
-            message = f"{device.name} has {used / 2**30:.1f} GiB in use, and no process that holds it can be seen here"
-            fix = "end the processes of other users or containers that use it; reset the device when there are none"
+            message = f"{device.name} has {used / 2**30:.1f} GiB in use without a visible process"
+            fix = "end processes of other users or containers; if there are none, reset the device"
             finding = Finding(severity=Severity.WARN, reason=message, remedy=fix)
             yield Diagnosis(vendor=device.vendor, finding=finding)
 
@@ -188,7 +190,7 @@ def _nodes(machine: Machine, devices: Sequence[Device]) -> Iterator[Named]:
     # A recording has only the facts that were read, so a missing node is certain on this host alone.
     missing = [path for path in paths if machine.recording is None and path not in closed and not facts.exists(path)]
     if missing:
-        message = f"{listed(missing)} of {devices[0].vendor} are not here"
+        message = f"device nodes of {devices[0].vendor} are missing: {listed(missing)}"
         fix = "pass them to the container (docker run --device ...), or load the vendor's driver"
         yield Finding(severity=Severity.FAIL, reason=message, remedy=fix), tuple(missing)
     for group, members in _by_group(closed, machine).items():
@@ -222,7 +224,7 @@ def _group(path: str) -> str:
         status = os.stat(path)
     except OSError:
         return ""
-    if not status.st_mode & 0o040 or status.st_gid == 0:
+    if not status.st_mode & 0o040 or status.st_gid == 0:  # no user should join the group of root
         return ""
     try:
         return grp.getgrgid(status.st_gid).gr_name

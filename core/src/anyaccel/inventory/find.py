@@ -45,12 +45,12 @@ def find(
         reports += asked
     elif where.simulated:
         raise MachineError(f"no plug-in is installed that could simulate {where.text!r}")
-    reports.sort(key=lambda report: report.vendor)
+    reports.sort(key=lambda report: report.vendor)  # answers come in any order
     if not where.simulated:
         from anyaccel.inventory.memory import limited
 
         found = limited(found, facts)
-    devices = narrow(found, where, environ)
+    devices = narrow(found, where, environ)  # after contest(), which needs the full devices of both vendors
     inventory = Inventory(machine=where.text, devices=tuple(devices), vendors=tuple(reports))
     if declare:
         from anyaccel.inventory.declared import declare as add_declared
@@ -97,6 +97,7 @@ def _ask(
         sources, said, {vendor: answers.product_names(outcome) for vendor, (_, outcome) in outcomes.items()}
     )
     if machine.simulated:
+        # Only after all answers is it known whose product a name is; a vendor that simulated another's starts again.
         for vendor, own in answers.check_products(machine, outcomes, names).items():
             rest = replace(machine, products=own)
             outcomes |= detect(rest, vendors=[vendor], more={vendor: {"simulate": True}})[0]

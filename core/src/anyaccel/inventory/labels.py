@@ -53,7 +53,7 @@ def _meant(name: str, devices: Sequence[Device]) -> list[int]:
         return by_id
     called, _, row = name.rpartition("/")
     found = read_row(row) if called else None
-    first, last = found or (0, 1 << 62)
+    first, last = found or (0, 1 << 62)  # every index
     called = (called if found else name).lower()
     return [
         position

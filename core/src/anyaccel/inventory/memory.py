@@ -26,14 +26,14 @@ def limited(devices: Sequence[Device], facts: Facts) -> list[Device]:
         devices: Devices with their full memory.
         facts: The machine.
     """
-    if all(device.pci_bus_id is None for device in devices):
+    if all(device.pci_bus_id is None for device in devices):  # regions are known by PCI address alone
         return list(devices)
     most = _limits(facts)
     found = []
     for device in devices:
         limit = most.get(device.pci_bus_id or "")
         if limit is not None and (device.memory_bytes is None or limit < device.memory_bytes):
-            device = replace(device, memory_bytes=max(limit, 1))  # noqa: PLW2901 - the same one
+            device = replace(device, memory_bytes=max(limit, 1))  # noqa: PLW2901 - 0 would break the contract
         found.append(device)
     return found
 

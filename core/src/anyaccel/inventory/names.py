@@ -71,7 +71,7 @@ class VendorNames:
             sharing: Whether two vendors with a product of the same name may both use the name.
         """
         name = name.casefold()
-        key = self._keys.get(name)
+        key = self._keys.get(name)  # keys go first: they are unique among installed plug-ins
         if key is not None:
             return None if key == vendor else Owner(key, "key")
         if self._resources.get(vendor) == name:
@@ -89,6 +89,7 @@ class VendorNames:
         self, reports: Sequence[VendorReport], found: Mapping[str, list[Device]]
     ) -> tuple[list[VendorReport], dict[str, list[Device]]]:
         """Remove tags with names of other vendors, and add a note to the vendors' reports."""
+        # A plug-in without presence.json gives its resource name only in its answer.
         self._resources |= {report.vendor: report.resource.casefold() for report in reports if report.resource}
         taken = {vendor: self._taken(vendor, devices) for vendor, devices in found.items()}
         if not any(taken.values()):

@@ -98,7 +98,7 @@ def record(
     if not raw:
         recording, replacements = sanitize(recording, collect_private_names() if where.text == HOST else None)
     size = _write(target, recording)
-    found = expect(directory, timeout=timeout, environ=environ)
+    found = expect(directory, timeout=timeout, environ=environ)  # by a replay, which is what tests will see
     _write(os.path.join(directory, EXPECTED), found)
     for vendor, (source, outcome) in answers.items():  # a hook that failed shows in what the replay finds
         if vendor not in recorded and (fault := problem_in(source, outcome, "")):
@@ -135,6 +135,7 @@ def expect(
     owned = {
         name for _, outcome in answers.values() for name in (outcome.value or {}).get("info", {}).get("env_vars", ())
     }
+    # Masks of this process would hide devices of the recording, which must replay alike everywhere.
     environ = {name: text for name, text in environ.items() if name not in owned}
     answers, _ = ask("detect", machine, timeout=timeout, environ=environ, vendors=chosen)
     return _expected(answers)
@@ -255,7 +256,7 @@ def _own(device: Device) -> Device:
 
 def _differences(expected: Mapping[str, Any], found: Mapping[str, Any], replacements: Mapping[str, str]) -> list[str]:
     """Return the vendors of both inventories with a difference. Messages of failures may differ."""
-    wanted = json.loads(json.dumps(replace_in(expected, replacements)))
+    wanted = json.loads(json.dumps(replace_in(expected, replacements)))  # tuples become lists, as in the file
     known = _vendors(wanted) & _vendors(found)
     return sorted(
         vendor

@@ -63,7 +63,7 @@ def compare(before: Inventory, after: Inventory) -> Change:
     reports = [_kept(before.report(each.vendor), each) if each.vendor in silent else each for each in after.vendors]
     known = {device.id: device for device in before.devices}
     devices = (*after.devices, *kept)
-    if kept:
+    if kept:  # the order of vendors must not change because one has failed
         ranks = {device.vendor: rank for rank, device in enumerate(before.devices)}
         devices = tuple(sorted(devices, key=lambda device: ranks.get(device.vendor, len(before.devices))))
     there = {device.id for device in devices}
@@ -134,7 +134,7 @@ class Watch:
             stop.set()
 
         future: Future[Change | None] = Future()
-        future.set_running_or_notify_cancel()
+        future.set_running_or_notify_cancel()  # so that a cancelled task cannot cancel the thread's future
 
         def wait() -> None:
             try:
@@ -142,6 +142,7 @@ class Watch:
             except Exception as error:  # noqa: BLE001 -- raised where the change is awaited
                 future.set_exception(error)
 
+        # A daemon thread: a hanging vendor must not keep the program from exiting.
         Thread(target=wait, name="anyaccel-watch", daemon=True).start()
         try:
             change = await asyncio.wrap_future(future)

@@ -5,7 +5,7 @@ overrides a method only where the vendor differs from the default. The kit uses 
 plug-in may also use single parts of the kit, or none.
 """
 
-from anyaccel.kit.caps import Cap, cap_frameworks
+from anyaccel.kit.caps import GROWTH, Cap, cap_frameworks
 from anyaccel.kit.card import Card, board_links
 from anyaccel.kit.catalog import Catalog, Entry, pci_name, tag
 from anyaccel.kit.fault import Condition, Fault, FaultError, condition, fail, warn
@@ -26,6 +26,7 @@ from anyaccel.kit.tools import Measures, Row, Tool, pairs
 from anyaccel.kit.vendor import Vendor, inventory
 
 __all__ = [
+    "GROWTH",
     "PCI_DEVICES",
     "Cap",
     "Card",

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from anyaccel.plugin import Device, EnvEdits, Share
+from anyaccel.plugin import Device, EnvContext, EnvEdits, Share, replace
 
 Unit = Literal["fraction", "bytes", "MiB"]
 """Unit of a variable's value; ``fraction`` is a fraction of the device's memory, between 0 and 1."""
@@ -39,33 +39,45 @@ class Cap(NamedTuple):
         return (self.variable, self.rival) if self.rival else (self.variable,)
 
 
-def cap_frameworks(caps: Iterable[Cap], device: Device, share: Share, environ: Mapping[str, str]) -> EnvEdits:
-    """Limit frameworks to a share of a device, the only visible one. A tighter cap of the user stays.
+GROWTH = "TF_FORCE_GPU_ALLOW_GROWTH"
+"""TensorFlow allocates nearly all memory at start and has no variable for a cap: it is set to grow on demand.
+
+PyTorch has a variable since 2.10 only, and earlier versions end at it: the core sets its cap at the import.
+"""
+
+
+def cap_frameworks(caps: Sequence[Cap], edits: EnvEdits, devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:
+    """Limit frameworks to the share of a worker's only device. A tighter cap of the user stays.
+
+    A worker with a whole device, or with several devices, gets no cap: a cap counts for each visible device.
 
     Args:
-        caps: The caps of the vendor's frameworks.
-        device: The device.
-        share: The share; a cap in bytes needs its memory.
-        environ: The environment of the user.
+        caps: The caps of the frameworks.
+        edits: The edits so far.
+        devices: The worker's devices.
+        ctx: Shares and environment; a cap in bytes needs the memory of the share.
 
     Returns:
-        The variables to set, the rival names to unset, and the frameworks that obey the caps in this environment.
+        The edits with the caps, rival names unset, and the frameworks that obey the caps in this environment.
     """
-    values: dict[str, str] = {}
+    share = ctx.shares.get(devices[0].id) if len(devices) == 1 else None
+    if share is None or share.whole or not caps:
+        return edits
+    values = {GROWTH: "true"}
     limited: list[str] = []
     unset: set[str] = set()
     for cap in caps:
-        limit = _share_in_unit(cap.unit, device, share)
+        limit = _share_in_unit(cap.unit, devices[0], share)
         if limit is None:
             continue
-        value = min([limit, *_user_caps(cap, device, environ)])
+        value = min([limit, *_user_caps(cap, devices[0], ctx.environ)])
         # Cut off after four digits, never rounded up: two rounded halves would be more than the device.
         values[cap.variable] = f"{int(value * 10_000) / 10_000:g}" if cap.unit == "fraction" else str(int(value))
         # A framework with both names set takes one of them or fails; only one is left.
         unset |= {cap.rival} - {""}
-        if not cap.void or environ.get(cap.void[0], "").lower() not in cap.void[1:]:
+        if not cap.void or ctx.environ.get(cap.void[0], "").lower() not in cap.void[1:]:
             limited.append(cap.framework)
-    return EnvEdits(set=values, unset=frozenset(unset), limited_by=tuple(limited))
+    return replace(edits, set={**edits.set, **values}, unset=edits.unset | unset, limited_by=tuple(limited))
 
 
 def _share_in_unit(unit: Unit, device: Device, share: Share) -> float | None:

@@ -67,17 +67,17 @@ class Catalog:
             module: ``__file__`` of a module in the directory of the file.
             name: Name of the file.
         """
-        self._path = os.path.join(os.path.dirname(module), name)
+        self.path = os.path.join(os.path.dirname(module), name)
 
     @cached_property
     def data(self) -> Mapping[str, Any]:
         """The whole file, for tables that only this vendor has."""
-        with open(self._path, encoding="utf-8", newline="") as file:
+        with open(self.path, encoding="utf-8", newline="") as file:
             text = file.read()
         try:
             return toml.loads(text)
         except ValueError as error:
-            raise ValueError(f"{os.path.basename(self._path)}: {error}") from error
+            raise ValueError(f"{os.path.basename(self.path)}: {error}") from error
 
     @cached_property
     def entries(self) -> tuple[Entry, ...]:
@@ -90,7 +90,7 @@ class Catalog:
         found: dict[str, Mapping[str, Any]] = {}
         entries = []
         for number, written in enumerate(self.data.get("products", ()), start=1):
-            where = f"{os.path.basename(self._path)}: product {number}"
+            where = f"{os.path.basename(self.path)}: product {number}"
             if "like" in written and written["like"] not in found:
                 raise ValueError(f"{where} is like {written['like']!r}, which is the key of none further up")
             # A product "like" another shares what the chip is; ids, names and instance types belong to one product.
@@ -199,16 +199,22 @@ def tag(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("._-")
 
 
-def pci_name(ctx: ProbeContext, vendor: int, device: int) -> str:
+def pci_name(ctx: ProbeContext, vendor: int, device: int, *, chip: bool = False) -> str:
     """Look up the name of a device in the machine's own list of PCI ids.
 
+    Args:
+        ctx: The machine.
+        vendor: PCI vendor id.
+        device: PCI device id.
+        chip: Whether to return the name of the chip, and not of the product.
+
     Returns:
-        The product in brackets behind the chip, as in ``AC102 [Acme One]``, else the whole name; empty if the machine
-        has no list, or the list no such id.
+        Of ``AC102 [Acme One]`` the product in brackets, or the chip before them. Without brackets the whole name;
+        empty if the machine has no list, or the list no such id.
     """
     name = str(try_query(ctx, f"pci.ids/{vendor:04x}:{device:04x}", lambda: look_up(vendor, device)) or "")
-    match = re.search(r"\[(.+)\]\s*$", name)
-    return match[1] if match else name
+    match = re.search(r"^(.*?)\s*\[(.+)\]\s*$", name)
+    return name if match is None else match[1 if chip else 2]
 
 
 def look_up(vendor: int, device: int, paths: tuple[str, ...] = PCI_IDS) -> str:

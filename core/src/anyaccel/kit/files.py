@@ -69,7 +69,7 @@ def physical_function(ctx: ProbeContext, address: str) -> str | None:
     return link.rpartition("/")[2].lower() if link else None
 
 
-def kernel_log(ctx: ProbeContext, pattern: str = "") -> str:
+def kernel_log(ctx: ProbeContext, pattern: str) -> str:
     """Read the lines of the kernel log that match a pattern; empty if ``dmesg`` is missing or not permitted.
 
     Args:
@@ -77,13 +77,12 @@ def kernel_log(ctx: ProbeContext, pattern: str = "") -> str:
         pattern: Regular expression of the lines that count. Then no other line gets into a recording: the log names
             hosts, users and serial numbers.
     """
-    if pattern:
-        path, seconds = ctx.environ.get("PATH", os.defpath), min(KERNEL_LOG_SECONDS, ctx.remaining() / 2)
-        try:
-            return str(ctx.query(f"dmesg/{pattern}", lambda: _matching(pattern, path, seconds)))
-        except QueryError as error:
-            if error.kind != "NotRecorded":
-                return ""
+    path, seconds = ctx.environ.get("PATH", os.defpath), min(KERNEL_LOG_SECONDS, ctx.remaining() / 2)
+    try:
+        return str(ctx.query(f"dmesg/{pattern}", lambda: _matching(pattern, path, seconds)))
+    except QueryError as error:
+        if error.kind != "NotRecorded":
+            return ""
     try:  # recordings made by hand have the whole log
         result = ctx.run(["dmesg"], timeout=min(KERNEL_LOG_SECONDS, ctx.remaining() / 2))
     except (CommandTimeoutError, OSError):

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
+from anyaccel.kit.caps import GROWTH, Cap, cap_frameworks
 from anyaccel.kit.card import Card
 from anyaccel.kit.catalog import Catalog, Entry, pci_name, tag
 from anyaccel.kit.fault import Fault, FaultError, fail, warn
@@ -71,6 +72,7 @@ class Vendor:
         variables: Further variables that the plug-in sets or unsets.
         borrowed: Variables among all of these that belong to another vendor and that the runtime obeys. No worker gets
             devices of both vendors.
+        caps: Memory limits of frameworks. A worker with a share of one device gets them, by :func:`cap_frameworks`.
         cleared: Other vendors' variables that the runtime ignores and the plug-in only unsets.
         sharing: Whether several holders may share a device.
         exclusive: A clause that says why a device can have only one holder, if ``sharing`` is ``Fractional.NO``.
@@ -113,6 +115,7 @@ class Vendor:
     alike: Sequence[str] = ()
     variables: Sequence[str] = ()
     borrowed: Sequence[str] = ()
+    caps: Sequence[Cap] = ()
     cleared: Sequence[str] = ()
     sharing: Fractional = Fractional.NO
     exclusive: str = ""
@@ -147,7 +150,7 @@ class Vendor:
             vendor=self.key,
             resource=self.resource,
             kind=self.kind,
-            env_vars=(*self._mask_variables, *self.variables),
+            env_vars=(*self._mask_variables, *self.variables, *self._cap_variables),
             borrowed=tuple(self.borrowed),
             cleared=tuple(self.cleared),
             url=self.url,
@@ -426,7 +429,12 @@ class Vendor:
             FaultError: The mask cannot name a device, or a device is listed twice.
         """
         values = dict.fromkeys(self._mask_variables, self.write_mask(devices)) if self._mask_variables else {}
-        return EnvEdits(set=values, unset=frozenset(self.cleared))
+        return cap_frameworks(self.caps, EnvEdits(set=values, unset=frozenset(self.cleared)), devices, ctx)
+
+    @property
+    def _cap_variables(self) -> tuple[str, ...]:
+        """The variables to limit frameworks with."""
+        return (GROWTH, *(name for cap in self.caps for name in cap.variables)) if self.caps else ()
 
     @property
     def _mask_variables(self) -> tuple[str, ...]:

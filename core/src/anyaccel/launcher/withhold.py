@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from anyaccel.errors import NotFreeError, UnknownNameError, UsageError
-from anyaccel.launcher.choosing import choice_of
+from anyaccel.launcher.choosing import local_scheduler, make_choice
 from anyaccel.launcher.scope import Scope
 from anyaccel.ledger import Ledger
 from anyaccel.ledger.blocks import DeviceBlock
@@ -146,14 +146,12 @@ def reserve(  # noqa: PLR0917 -- in the order of the command's arguments
     if any(term.fraction for term in request.terms) or request.else_cpu:
         raise UsageError(f"a reservation must be of whole devices (got {request})")
     environ = os.environ if environ is None else environ
-    scope, choice = Scope.make(inventory, environ), choice_of(inventory, request)
+    scope, choice = Scope.make(inventory, environ), make_choice(inventory, request)
     if not choice.ever_fits:
-        from anyaccel.launcher.choosing import local_scheduler
-
         local_scheduler(inventory).allocate(request)  # which raises the reason
 
     def choose(taken: Mapping[str, Extent]) -> frozenset[str] | None:
-        grants = choice.choose(scope.taken(taken))
+        grants = choice.choose(scope.to_devices(taken))
         return None if grants is None else scope.keys(share.device.id for grant in grants for share in grant.shares)
 
     block = Ledger.open(environ).reserve(

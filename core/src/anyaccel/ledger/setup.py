@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from anyaccel import configuration
 from anyaccel.errors import AnyaccelError, UsageError
+from anyaccel.ledger.journal import MACHINE_DIRECTORY
 from anyaccel.ledger.ledger import Ledger
 from anyaccel.ledger.places import MACHINE_WIDE, MODE_SHARED
 from anyaccel.linux.files import write_whole
@@ -42,6 +43,7 @@ def steps(root: str = "") -> list[Step]:
     """
     directory = f"{root}{MACHINE_WIDE}"
     tmpfiles, config = f"{root}{TMPFILES}", f"{root}{configuration.MACHINE_FILE}"
+    journal = f"{root}{MACHINE_DIRECTORY}"
     line = os.path.join(os.path.dirname(__file__), "tmpfiles.conf")
     with open(line, encoding="utf-8") as file:
         setting = file.read()
@@ -57,6 +59,12 @@ def steps(root: str = "") -> list[Step]:
             summary="settings for all users, with comments",
             done=os.path.lexists(config),  # with any content: the file belongs to the administrator
             perform=lambda: _write(config, configuration.template("machine")),
+        ),
+        Step(
+            path=journal,
+            summary="journals of ended leases, for reports about all users",
+            done=_is_shared(journal),
+            perform=lambda: _make_journal(journal),
         ),
     ]
     if not root:
@@ -97,6 +105,15 @@ def _share() -> None:
         os.chmod(MACHINE_WIDE, MODE_SHARED)
     environ = {name: value for name, value in os.environ.items() if name != "ANYACCEL_STATE_DIR"}
     Ledger.open(environ).make()
+
+
+def _make_journal(path: str) -> None:
+    """Make the directory in which each user appends to a file of their own."""
+    try:
+        os.makedirs(path, mode=0o755, exist_ok=True)
+        os.chmod(path, MODE_SHARED)  # makedirs applies the umask
+    except OSError as error:
+        raise AnyaccelError(f"{path} cannot be made: {error.strerror}", hint="run setup as root") from error
 
 
 def _holds(path: str, text: str) -> bool:

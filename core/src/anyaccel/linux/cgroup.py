@@ -92,6 +92,7 @@ def enter(path: str) -> None:
     """
     own = str(os.getpid())
     _write(f"{path}/cgroup.procs", own)
+    # Read back: only a process in the group is held to its limits.
     if own not in _read(f"{path}/cgroup.procs").split():
         raise OSError(f"this process was written into {path} and is not in it")
 
@@ -161,7 +162,7 @@ def _limit(path: str, text: str) -> None:
     try:
         _write(path, text)
     except OSError:
-        if path.endswith(SWAP) and not os.path.exists(path):
+        if path.endswith(SWAP) and not os.path.exists(path):  # no swap, so no limit is needed
             return  # the kernel was built, or started, without swap
         raise
     kept = _values(_read(path))
@@ -196,6 +197,7 @@ def _own() -> str:
             f"there is no cgroup v2 at {ROOT}", "boot with systemd.unified_cgroup_hierarchy=1, or do without"
         )
     lines = _read(OWN).splitlines()
+    # "/../" stands for a group outside of our cgroup namespace.
     own = next((line[len("0::") :] for line in lines if line.startswith("0::/")), "/..")
     if "/../" in f"{own}/":
         raise UnavailableError(f"the cgroup of this process is not below {ROOT}", "mount it there, or do without")

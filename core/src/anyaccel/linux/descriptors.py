@@ -78,7 +78,7 @@ def lock_owner(file: os.stat_result) -> int | None:
         except OSError:
             return None
         owners = [int(fields[4]) for fields in lines if fields[1] == "FLOCK" and fields[5] == wanted]
-        if pid := next((pid for pid in owners if pid > 0), None):
+        if pid := next((pid for pid in owners if pid > 0), None):  # not positive: of another pid namespace
             return pid
     return None
 

@@ -18,12 +18,12 @@ def write_whole(path: str, text: str, mode: int = 0o644) -> None:
         OSError: When the file cannot be written.
     """
     new = f"{path}.new"
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(FileNotFoundError):  # of a process that was killed in between
         os.unlink(new)
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
     try:
         with open(descriptor, "w", encoding="utf-8") as file:
-            os.fchmod(descriptor, mode)
+            os.fchmod(descriptor, mode)  # the umask does not count
             file.write(text)
             file.flush()
             os.fsync(descriptor)

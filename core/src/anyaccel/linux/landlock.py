@@ -77,8 +77,8 @@ def gap() -> str:
     if version() >= IOCTL:
         return ""
     return (
-        "a program that means to can send control calls to other devices: this kernel's Landlock refuses reading and"
-        " writing alone; the rest came with Linux 6.10"
+        "the worker could send control calls (ioctl) to other devices: this kernel's Landlock refuses only reading and"
+        " writing; Linux 6.10 refuses control calls"
     )
 
 
@@ -102,7 +102,7 @@ def restrict(paths: Iterable[str], closed: Collection[Node]) -> None:
     try:
         for path in paths:
             _grant(ruleset, path, on_files, closed)
-        prctl(SET_NO_NEW_PRIVS, 1)
+        prctl(SET_NO_NEW_PRIVS, 1)  # the kernel demands this of users without privilege
         syscall(LANDLOCK_RESTRICT_SELF, ruleset, 0)
     finally:
         os.close(ruleset)
@@ -110,7 +110,7 @@ def restrict(paths: Iterable[str], closed: Collection[Node]) -> None:
 
 def _grant(ruleset: int, path: str, on_files: Right, closed: Collection[Node]) -> None:
     try:
-        target = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+        target = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)  # O_PATH: the device itself is not opened
     except OSError:  # a path that cannot be looked up here cannot be opened by the worker either
         return
     try:

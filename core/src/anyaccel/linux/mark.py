@@ -35,7 +35,7 @@ _ROUNDS = 100
 _FASTEST_FORK = 2e-6
 """Least seconds of a fork, over all processors: bounds how soon the process ids can wrap."""
 _SEEN_SECONDS = 60.0
-"""How long a pool relies on its last scan. A scan takes a process of another user about 10 µs."""
+"""How long a pool relies on its last scan. A scan takes a system call for each process."""
 
 _lock = renew_in_child(allocate_lock())
 _of_process: tuple[int, Mark] = (0, ())
@@ -136,7 +136,7 @@ def draw_often(used: Collection[Mark] = ()) -> Mark:
 
 def _draw(outer: Mark, *used: Collection[Mark]) -> Mark:
     while True:
-        mark = (*outer, 1 + int.from_bytes(os.urandom(4)) % (_ONES - 1))
+        mark = (*outer, 1 + int.from_bytes(os.urandom(4)) % (_ONES - 1))  # neither 0 nor all ones
         if not any(mark in each for each in used):
             return mark
 
@@ -166,7 +166,7 @@ def draw_for_process(used: Collection[Mark] = ()) -> Mark:
 
 def put(mark: Mark) -> None:
     """Set a mark on this process and its future descendants, for good; an empty mark changes nothing."""
-    if mark and not carried(mark):
+    if mark and not carried(mark):  # an inner mark stands for the outer one as well
         resource.prlimit(0, _LOCKS, (limit(mark), limit(mark)))
 
 

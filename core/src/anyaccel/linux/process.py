@@ -42,7 +42,7 @@ def exists(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except (PermissionError, OverflowError):
+    except (PermissionError, OverflowError):  # a process of another user; a number that no kernel gives
         return True
     return True
 

@@ -59,6 +59,6 @@ def prctl(option: int, value: int) -> None:
 
 @cache
 def _libc() -> ctypes.CDLL:
-    import ctypes  # late: few processes need it, and the import takes 5 ms
+    import ctypes  # late: few processes need it, and the import takes several ms
 
     return ctypes.CDLL(None, use_errno=True)

@@ -54,7 +54,7 @@ class _ValueType(type):
         """Make a class whose annotations are text, as with ``from __future__ import annotations``."""
         own = [each for each, kind in namespace.get("__annotations__", {}).items() if not kind.startswith("ClassVar")]
         fields: dict[str, object] = {}
-        for base in bases:
+        for base in bases:  # inherited fields come first, as in dataclasses
             fields |= getattr(base, "_fields", {})
         fields |= {each: namespace.pop(each, REQUIRED) for each in own}
         made = super().__new__(cls, name, bases, {"__slots__": own, "_fields": fields, **namespace})
@@ -74,18 +74,18 @@ def _initializer(kind: _ValueType) -> Callable[..., None]:
     count = len(slots)
 
     def __init__(self: Value, **given: object) -> None:  # noqa: N807
-        content = given
+        content = given  # no copy where the caller gives every field, as decode() and replace() do
         if len(given) != count:
             content = {**defaults, **given}
             for name, make in factories.items():
                 if name not in given:
                     content[name] = make()
         try:
-            for name, put in slots:
+            for name, put in slots:  # by the slot's descriptor, since __setattr__ refuses
                 put(self, content[name])
-        except KeyError:
+        except KeyError:  # a check ahead of the loop would cost each value, a mistake costs only its author
             raise _wrong(type(self), given) from None
-        if len(content) != count:
+        if len(content) != count:  # an unknown name
             raise _wrong(type(self), given)
 
     return __init__
@@ -122,7 +122,8 @@ def _dataclass_fields(kind: type[Value]) -> dict[str, Field[Any]]:
             how = {}
         elif isinstance(default, _Factory):
             how = {"default_factory": default.make}
-        made.append((name, object, dataclasses.field(**how)))
+        made.append((name, object, dataclasses.field(**how)))  # dataclasses.replace() ignores the type
+    # dataclasses.Field has no public constructor, so a real dataclass with the same fields lends its own.
     twin: Any = dataclasses.make_dataclass(kind.__name__, made, kw_only=True)
     found: dict[str, Field[Any]] = twin.__dataclass_fields__
     return found
@@ -161,7 +162,7 @@ class Value(metaclass=_ValueType):
     def __repr__(self) -> str:
         return f"{type(self).__qualname__}({', '.join(f'{name}={getattr(self, name)!r}' for name in self._fields)})"
 
-    def __reduce__(self) -> tuple[object, ...]:
+    def __reduce__(self) -> tuple[object, ...]:  # pickle restores slots by setattr(), which a value refuses
         return _make, (type(self), {name: getattr(self, name) for name in self._fields})
 
     def __replace__(self, **changes: object) -> Self:

@@ -55,7 +55,8 @@ class Share(Value):
     def with_other(self, other: Share) -> Share:
         """Return the union of two shares of a device."""
         units = self.units + other.units
-        part = units < UNITS_PER_DEVICE
+        part = units < UNITS_PER_DEVICE  # parts that add up to the whole device need no enforcement
+        # One unknown part makes the sum unknown: a smaller number would be taken for a limit.
         known = self.memory_bytes is not None and other.memory_bytes is not None
         return replace(
             self,
@@ -147,7 +148,7 @@ class Allocation(Value):
     @property
     def devices(self) -> tuple[Device, ...]:
         """The devices of the request, in the order of the terms."""
-        return tuple([share.device for share in self.shares])
+        return tuple([share.device for share in self.shares])  # a list is faster here than a generator
 
     @property
     def by_device(self) -> dict[str, Share]:
@@ -156,6 +157,7 @@ class Allocation(Value):
         for grant in self.grants:
             for share in grant.shares:
                 known = held.get(share.device.id)
+                # Two terms may share a device: "GPU:0.25 GPU:0.25" may get both parts of one.
                 held[share.device.id] = share if known is None else known.with_other(share)
         return held
 

@@ -132,7 +132,7 @@ class Device(Value):
     @property
     def raw_id(self) -> str:
         """The id of the vendor: :attr:`id` begins with ``vendor/`` where two vendors use the same id."""
-        return self.id.removeprefix(f"{self.vendor}/")
+        return self.id.removeprefix(f"{self.vendor}/")  # no vendor may use such an id itself: the contract refuses it
 
     @property
     def usable(self) -> bool:
@@ -141,14 +141,15 @@ class Device(Value):
 
     def rounded(self, units: int) -> int:
         """Round units up to the next share that the device can have: to whole slots, where it has slots."""
-        slot = UNITS_PER_DEVICE // self.slots if self.slots > 1 else 1
-        return -(-units // slot) * slot
+        slot = UNITS_PER_DEVICE // self.slots if self.slots > 1 else 1  # exact: slots divide 10000
+        return -(-units // slot) * slot  # rounded up, in integers
 
     def narrowed(self, slots: Iterable[int]) -> Device:
         """Return the device with at most the given slots to hand out."""
         mine = tuple(sorted(set(slots).intersection(self.own_slots or range(self.slots))))
         if len(mine) == self.slots:
             return self
+        # Never more than before: an outer worker may hold less than these slots.
         units = min(self.units, len(mine) * (UNITS_PER_DEVICE // self.slots))
         return replace(self, own_slots=mine, units=units, visible=self.visible and bool(mine))
 

@@ -33,6 +33,7 @@ def to_json(value: Inventory | Request | Allocation) -> dict[str, Any]:
     Raises:
         TypeError: When the value has no kind of document.
     """
+    # A gang is an allocation, too, so its kind stands before Allocation in the table.
     name = next((name for name, kind in KINDS.items() if isinstance(value, kind)), None)
     if name is None:
         raise TypeError(f"a document holds an Inventory, a Request or an Allocation (got a {type(value).__name__})")
@@ -67,6 +68,7 @@ def from_json(document: Any) -> Inventory | Request | Allocation:
 
 def _faults(found: Inventory | Request | Allocation) -> Iterator[str]:
     """Yield the faults of a value whose fields have the right types."""
+    # The rest of the program trusts these numbers, for example as shifts of bit masks.
     devices = () if isinstance(found, Request) else found.devices
     yield from label_faults(devices)
     for device in devices:

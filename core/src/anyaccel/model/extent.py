@@ -50,6 +50,7 @@ class Extent(_Fields):
         if wanted.divided:
             return not self.units
         overlap = self.slots & wanted.slots
+        # ANY_SLOTS is -1, which overlaps every mask: a share with a position never joins shares without.
         apart = not overlap or self.slots == wanted.slots == ANY_SLOTS
         return not self.divided and apart and self.units + wanted.units <= UNITS_PER_DEVICE
 
@@ -68,8 +69,8 @@ def slot_mask(slots: Iterable[int]) -> int:
 
 def bits(mask: int) -> Iterator[int]:
     """Yield the positions of the bits in a mask, lowest first; none for :data:`ANY_SLOTS`."""
-    while mask > 0:
-        low = mask & -mask
+    while mask > 0:  # ANY_SLOTS is negative
+        low = mask & -mask  # the lowest bit
         yield low.bit_length() - 1
         mask ^= low
 

@@ -17,9 +17,9 @@ def parts_of(devices: Iterable[Device]) -> dict[str, frozenset[str]]:
     parents = {device.id: device.parent for device in devices}
     found: dict[str, set[str]] = {}
     for device_id, parent in parents.items():
-        above, seen = parent, {device_id}
+        above, seen = parent, {device_id}  # a document may have parents in a circle
         while above is not None and above not in seen:
-            if above in parents:
+            if above in parents:  # a parent need not be listed
                 found.setdefault(above, set()).add(device_id)
             seen.add(above)
             above = parents.get(above)

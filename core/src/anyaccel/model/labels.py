@@ -42,7 +42,7 @@ def read_labels(texts: Iterable[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for text in texts:
         key, value = read_label(text)
-        if key in found:
+        if key in found:  # two values of a key would depend on the order of files
             raise ValueError(f"a label must be given once (got {shown(key)} twice)")
         found[key] = value
     if len(found) > MOST_LABELS:

@@ -60,6 +60,7 @@ class PluginInfo(Value):
 
     def refusal(self, term: Term, devices: Sequence[Device]) -> str | None:
         """Return the reason why a job cannot have a term of the vendor's devices; None when it can."""
+        # The reason of the vendor comes before that of the numbers: no number would help.
         if self.exclusive and term.fraction:
             whole = f": {_listed(self.counts)}" if self.counts else ""
             return (

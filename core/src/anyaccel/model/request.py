@@ -77,7 +77,7 @@ class Term(Value):
     def __str__(self) -> str:
         signs = options = ""
         for name, value in self.filters:
-            if name.isalpha():
+            if name.isalpha():  # a sign, such as the "+" of "H100+", stands at the names
                 options += f",{name}={value}"
             else:
                 signs += name + value

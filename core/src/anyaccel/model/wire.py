@@ -61,6 +61,7 @@ def plain(value: Any, without: Collection[str] = ()) -> Any:
         found = {}
         for name, default in _defaults(type(value)).items():
             content = getattr(value, name)
+            # A reader of a later version adds new fields with their default, so documents stay small and stable.
             if (default is REQUIRED or content != default) and name not in without:
                 found[name] = content
         return found
@@ -68,7 +69,7 @@ def plain(value: Any, without: Collection[str] = ()) -> Any:
         return value.value
     if isinstance(value, Mapping):
         return {str(key): content for key, content in value.items()}
-    return sorted(value) if isinstance(value, frozenset) else value
+    return sorted(value) if isinstance(value, frozenset) else value  # sorted: equal values, equal documents
 
 
 def decode(kind: type[T], data: Any, where: str = "") -> T:
@@ -109,6 +110,7 @@ def faults(value: Any, kind: Any, where: str) -> Iterator[str]:
     if isinstance(kind, UnionType):
         found = {option: list(faults(value, option, where)) for option in _arguments(kind)}
         if all(found.values()):
+            # The faults of the one option that is a class say more than "must be X | None".
             meant = [option for option in found if isinstance(value, (dict, Value)) and _is_value(option)]
             yield from found[meant[0]] if meant else [_mismatch(value, kind, where)]
     elif not _fits(value, kind):
@@ -134,6 +136,7 @@ def _wrong_fields(data: Mapping[Any, Any], kind: type[Value], where: str) -> Ite
             yield f"{where} must have the field {name!r}"
 
 
+# 0.5 ms for 64 devices, where faults() alone takes 9 ms: each detection and each start of a worker checks values.
 @cache
 def _satisfies(kind: Any) -> Check:  # noqa: PLR0911 - one for each kind of annotation
     """Return a fast check of an annotation. A value that fails the check may still fit: :func:`faults` decides."""
@@ -143,7 +146,7 @@ def _satisfies(kind: Any) -> Check:  # noqa: PLR0911 - one for each kind of anno
     if origin is Literal:
         return lambda value: value in arguments
     if kind in (int, float):
-        return lambda value: type(value) is kind and _is_usual(value)
+        return lambda value: type(value) is kind and _is_usual(value)  # not isinstance: a bool is an int
     if origin in (tuple, frozenset):
         inside = _satisfies(arguments[0])
         if origin is tuple and arguments[-1] is not Ellipsis:
@@ -198,7 +201,7 @@ def _fits(value: Any, kind: Any) -> bool:
         return False
     if origin is tuple and isinstance(value, tuple) and _arguments(kind)[-1] is not Ellipsis:
         return len(value) == len(_arguments(kind))
-    accepted = (int, float) if kind is float else origin or kind
+    accepted = (int, float) if kind is float else origin or kind  # JSON has no difference between 1 and 1.0
     return isinstance(value, accepted)
 
 
@@ -206,7 +209,7 @@ def _is_usual(number: Any) -> bool:
     """Return whether every JSON reader accepts a number: finite, and at most 64 bits for an integer."""
     if isinstance(number, float):
         return math.isfinite(number)
-    return not isinstance(number, int) or -(1 << 63) <= number < 1 << 64
+    return not isinstance(number, int) or -(1 << 63) <= number < 1 << 64  # Go and C readers have no larger
 
 
 def _parts(value: Any, kind: Any, where: str) -> Iterator[tuple[Any, Any, str]]:
@@ -264,7 +267,7 @@ def _builder(kind: Any) -> Builder | None:  # noqa: PLR0911 - one for each kind 
             return None
         return lambda data: {k: content(v) for k, v in data.items()} if isinstance(data, dict) else data
     if issubclass(kind, Enum):
-        members = {member.value: member for member in kind}  # of texts
+        members = {member.value: member for member in kind}  # values of enums are texts
         return lambda data: members.get(data, data) if isinstance(data, str) else data
     return _value_builder(kind) if issubclass(kind, Value) else None
 

@@ -1,4 +1,4 @@
-"""Processes that run Python functions on devices: the fork server that forks them, pools and actors."""
+"""Pools of processes that run Python functions on devices, and actors."""
 
 from anyaccel._faces import face
 
@@ -10,7 +10,7 @@ __all__, __getattr__, __dir__ = face(
         "anyaccel.pool.dispatcher": ("PROCESSORS", "Broker", "LocalEngine", "broker_of"),
         "anyaccel.pool.call": ("BrokenPoolError", "Call", "Options"),
         "anyaccel.pool.engine": ("Engine", "PoolSettings", "find_engine"),
-        "anyaccel.pool.gang": ("GangFuture", "ranked"),
+        "anyaccel.pool.gang": ("GangFuture", "make_ranked_call"),
         "anyaccel.pool.launching": ("CPU",),
         "anyaccel.pool.payload": ("Pickled", "dumps", "loads"),
         "anyaccel.pool.pool": ("Pool",),

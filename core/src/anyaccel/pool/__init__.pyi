@@ -11,7 +11,7 @@ from anyaccel.pool.engine import Engine as Engine
 from anyaccel.pool.engine import PoolSettings as PoolSettings
 from anyaccel.pool.engine import find_engine as find_engine
 from anyaccel.pool.gang import GangFuture as GangFuture
-from anyaccel.pool.gang import ranked as ranked
+from anyaccel.pool.gang import make_ranked_call as make_ranked_call
 from anyaccel.pool.launching import CPU as CPU
 from anyaccel.pool.payload import Pickled as Pickled
 from anyaccel.pool.payload import dumps as dumps

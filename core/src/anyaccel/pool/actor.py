@@ -1,4 +1,4 @@
-"""An object that lives in a worker, and the calls of its methods."""
+"""Actors: an object that lives in a worker, and the calls of its methods."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from anyaccel.errors import BrokenWorkerError, WorkerError
-from anyaccel.pool.call import AwaitableFuture, Call, CallFuture, Options, name_of
+from anyaccel.pool.call import AwaitableFuture, Call, CallFuture, Options, get_call_name
 from anyaccel.pool.channel import MessageKind
 from anyaccel.pool.payload import dumps
 from anyaccel.pool.reactor import reactor
@@ -19,27 +19,27 @@ if TYPE_CHECKING:
     from anyaccel.pool.engine import Engine
 
 Method = str | Callable[..., Any]
-"""What is called of an actor's object: a method by its name, or a function that is given the object first."""
+"""A method by its name, or a function that takes the object as its first argument."""
 
 
 class Callee:
-    """What has methods to be called: an actor, or several that are alike.
+    """The receiver of method calls: one actor, or a group of equal ones.
 
-    What is private here is done in the thread of the reactor, as all that concerns a worker.
+    Private methods run in the thread of the reactor, like everything that concerns a worker.
 
     Attributes:
-        name: Name of its class.
-        options: How its calls are to be run.
-        kept: The same for its processes, which run calls of nobody else.
-        queue: Calls of its methods that wait.
-        closing: Whether it gets no more calls.
-        death: Why it can run no call any more, or None.
+        name: Name of the class in messages.
+        options: Options of the calls.
+        process_options: Options of the processes, which run no other calls.
+        queue: Method calls that wait.
+        closing: Whether no more calls are taken.
+        death: Why no call can be run any more, or None.
     """
 
     def __init__(self, core: Engine, name: str, options: Options) -> None:
         self.name = name
         self.options = options
-        self.kept = options.kept()
+        self.process_options = options.for_actor_process()
         self.queue: deque[Call] = deque()
         self.closing = False
         self.death: WorkerError | None = None
@@ -47,7 +47,7 @@ class Callee:
 
     @property
     def ready(self) -> AwaitableFuture[Any]:
-        """Future of its construction."""
+        """Future of the construction."""
         raise NotImplementedError
 
     @property
@@ -56,65 +56,60 @@ class Callee:
         return self._core.settings.preparation.plain
 
     def call(self, method: Method, args: Any, kwargs: Any) -> CallFuture:
-        """Call a method once those that came before have begun, and there is room for it.
+        """Call a method after the calls that came before.
 
         Raises:
-            RuntimeError: When it was closed.
+            RuntimeError: When the actor was closed.
         """
-        call = self.prepare(name_of(method, args))
+        call = self.prepare(get_call_name(method, args))
         try:
             call.body = dumps((method, args, kwargs))
-        except Exception as error:  # noqa: BLE001 - it belongs to the future
+        except Exception as error:  # noqa: BLE001 - the future reports it
             call.fail(error)
         else:
             self.enter(call)
         return call.future
 
     def prepare(self, method: str) -> Call:
-        """A call of a method, which has no arguments yet."""
+        """Make a call of a method, without its arguments."""
         call = Call(f"{self.name}.{method}", self.options, self._on_cancel)
         call.kind = MessageKind.METHOD
         return call
 
     def enter(self, call: Call) -> None:
-        """Let a call be run once those that came before have begun, and there is room for it.
+        """Queue a call by a note to the reactor; any thread may.
 
         Raises:
-            RuntimeError: When it was closed, or this is a fork of the process that it belongs to.
+            RuntimeError: When the actor was closed, or belongs to the parent of this process.
         """
         if self._core.foreign:
             self._core.check_open()
         if self.death is None and self.closing:
             raise RuntimeError(f"the actor {self.name} was closed and takes no more calls")
-        self._core.keep(call)
+        self._core.copy_arguments(call)
         reactor().call_soon(partial(self._enter, call))
 
     def _enter(self, call: Call) -> None:
         if self.death is not None:
-            call.fail(self._obituary(self.death))
+            call.fail(self._make_gone_error(self.death))
             return
-        with self._core.lock:
-            self.queue.append(call)
+        self.queue.append(call)
         self._pull()
 
     def _pull(self) -> None:
-        """Have a worker take the calls that wait, as many as it takes."""
+        """Have a worker take calls from the queue."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Take no more calls; end when those that wait have been run."""
+        """Take no more calls, and end after those that wait; any thread may."""
         raise NotImplementedError
 
     def stop(self, grace: float) -> None:
-        """End now, whatever it is doing.
-
-        Args:
-            grace: Seconds between asking a process to end and killing it.
-        """
+        """End at once, with so many seconds between SIGTERM and SIGKILL; any thread may."""
         raise NotImplementedError
 
-    def _obituary(self, death: WorkerError) -> BrokenWorkerError:
-        """Why a call is not run; each call has its own, since an exception remembers who raised it."""
+    def _make_gone_error(self, death: WorkerError) -> BrokenWorkerError:
+        """Make the error of one call: a new one, because an exception keeps the traceback of each raise."""
         error = BrokenWorkerError(
             f"the actor {self.name} has gone: {death}", exit_status=getattr(death, "exit_status", None)
         )
@@ -122,25 +117,23 @@ class Callee:
         return error
 
     def _fail_waiting(self, death: WorkerError) -> None:
-        """Let calls that wait fail, since it is dead."""
-        with self._core.lock:
-            waiting = tuple(self.queue)
-            self.queue.clear()
+        waiting = tuple(self.queue)
+        self.queue.clear()
         for call in waiting:
-            call.fail(self._obituary(death))
+            call.fail(self._make_gone_error(death))
 
     def _on_cancel(self, call: Call) -> None:
-        """A call was cancelled that had not begun: it is passed over, or taken back."""
         self._core.on_cancel(call)
 
 
 class ActorState(Callee):
-    """An actor, from the wish for it to its end.
+    """One actor, from the request for it to its end.
 
     Attributes:
-        member: Its worker, once there is one: the engine's, which has ``takes`` and ``pull``, ``finish`` and ``stop``.
+        member: Its worker, once there is one: a class of the engine with ``accepts``, ``pull``, ``shut_down``,
+            ``stop``.
         construction: The call that makes the object.
-        pipelined: Whether its calls may be sent while others run: they are for no other worker.
+        pipelined: Whether calls may be sent while others run, because no other worker could run them.
     """
 
     pipelined = True
@@ -148,14 +141,14 @@ class ActorState(Callee):
     def __init__(self, core: Engine, name: str, options: Options) -> None:
         super().__init__(core, name, options)
         self.member: Any = None
-        self.construction = Call(name, Options.of(needs=options.needs, max_calls=1), self._on_cancel)
+        self.construction = Call(name, Options.make(needs=options.needs, max_calls=1), self._on_cancel)
         self.construction.kind = MessageKind.CONSTRUCT
         self.construction.actor = self
         self.construction.future.add_done_callback(self._on_constructed)
 
     @property
     def ready(self) -> CallFuture:
-        """Future of its construction."""
+        """Future of the construction."""
         return self.construction.future
 
     def _pull(self) -> None:
@@ -163,23 +156,19 @@ class ActorState(Callee):
             self.member.pull()
 
     def close(self) -> None:
-        """Take no more calls; end when those that wait have been run."""
+        """Take no more calls, and end after those that wait; any thread may."""
         if not self._core.foreign:
-            reactor().call_soon(self._close)  # first: an interrupt may come in between
+            reactor().call_soon(self._close)  # before the flag: an interrupt may come in between
             self.closing = True
 
     def _close(self) -> None:
         self.closing = True
         member = self.member
         if member is not None and not (member.outstanding or self.queue or member.ending):
-            member.finish()
+            member.shut_down()
 
     def stop(self, grace: float) -> None:
-        """End now, whatever it is doing.
-
-        Args:
-            grace: Seconds between asking its process to end and killing it.
-        """
+        """End at once, with so many seconds between SIGTERM and SIGKILL; any thread may."""
         if not self._core.foreign:
             reactor().call_soon(partial(self._stop, grace))
             self.closing = True
@@ -189,57 +178,53 @@ class ActorState(Callee):
         if self.member is not None:
             self.member.stop(grace)
         else:
-            self.bury(BrokenWorkerError("it was killed before it had been made"))
+            self.on_gone(BrokenWorkerError("it was killed before it had been made"))
             self._core.on_cancel(self.construction)
 
     def next_for(self, member: Any) -> Call | None:
-        """Give its worker the next call that waits, if it takes that."""
-        with self._core.lock:
-            while self.queue and not self.queue[0].undecided():  # cancelled
-                self.queue.popleft()
-            if not self.queue or not member.takes(self.queue[0]):
-                return None
-            return self.queue.popleft()
+        """Take the next call from the queue, if the worker accepts it."""
+        while self.queue and not self.queue[0].is_pending():  # cancelled
+            self.queue.popleft()
+        if not self.queue or not member.accepts(self.queue[0]):
+            return None
+        return self.queue.popleft()
 
     def put_back(self, calls: list[Call]) -> None:
-        """Let calls wait again, in front of the others."""
-        with self._core.lock:
-            self.queue.extendleft(reversed(calls))
+        """Put calls back in front of the queue."""
+        self.queue.extendleft(reversed(calls))
 
-    def die(self, death: WorkerError) -> None:
-        """No call will be run any more."""
-        with self._core.lock:
-            self.death = self.death or death
+    def set_death(self, death: WorkerError) -> None:
+        """Record why no call will be run any more; the first reason counts."""
+        self.death = self.death or death
 
-    def bury(self, death: WorkerError) -> None:
-        """It has gone: whatever waits for it fails."""
-        self.die(death)
+    def on_gone(self, death: WorkerError) -> None:
+        """Fail the construction and all calls that wait, because the worker has gone."""
+        self.set_death(death)
         self.construction.fail(death)
         self._fail_waiting(self.death or death)
 
     def _on_constructed(self, future: Future[Any]) -> None:
-        """The object has been made, or never will be."""
         cause = None if future.cancelled() else future.exception()
         if cause is not None:
             death = BrokenWorkerError(f"it could not be made: {type(cause).__name__}: {cause}")
             death.__cause__ = cause
-            self.bury(death)
+            self.on_gone(death)
 
     def _on_cancel(self, call: Call) -> None:
         super()._on_cancel(call)
         if call is self.construction:
-            if self.member is not None:  # which may have made it this moment
+            if self.member is not None:  # the object may have been made just now
                 self.member.stop(self._core.settings.grace)
-            self.bury(BrokenWorkerError("its construction was cancelled"))
+            self.on_gone(BrokenWorkerError("its construction was cancelled"))
 
 
 class Actor:
     """An object in a process of its own, on devices of its own; made by :meth:`anyaccel.Pool.actor`.
 
-    ``actor.method(...)`` calls a method there and returns a future. Calls begin in the order in which they were made,
-    one after the other; so many run at the same time as the pool's ``max_concurrency`` says, in threads, those of
-    ``async`` methods in one event loop. The devices are held until the process is gone; it ends with :meth:`close`,
-    with :meth:`kill`, with its pool, and when nobody refers to the actor any more.
+    ``actor.method(...)`` calls a method there and returns a future. Calls start in the order in which they were made,
+    one after the other. With ``max_concurrency``, so many run at the same time, in threads, and ``async`` methods in
+    one event loop. The devices are held until the process has exited: after :meth:`close`, after :meth:`kill`, with its
+    pool, and when nothing refers to the actor any more.
 
     Attributes:
         ready: Future of the construction; its result is the process id.
@@ -261,7 +246,7 @@ class Actor:
     def __init__(self, state: Callee) -> None:
         self._state = state
         self.ready = state.ready
-        # A finalizer runs wherever garbage is collected, perhaps under one of our locks: it only leaves a note.
+        # A finalizer runs in any thread that collects garbage, perhaps under one of our locks: it only leaves a note.
         weakref.finalize(self, reactor().call_soon, state.close).atexit = False
 
     def __enter__(self) -> Self:
@@ -276,7 +261,7 @@ class Actor:
         return partial(self.call, name)
 
     def call(self, method: str, /, *args: Any, **kwargs: Any) -> CallFuture:
-        """Call a method by name, such as one that is called like a method of this class.
+        """Call a method by its name, such as one that has the name of a method of this class.
 
         Raises:
             RuntimeError: When the actor was closed.
@@ -284,11 +269,11 @@ class Actor:
         return self._state.call(method, args, kwargs)
 
     def close(self) -> None:
-        """Take no more calls, and end once those that there are have been run."""
+        """Take no more calls, and end after those that wait."""
         self._state.close()
 
     def kill(self) -> None:
-        """End the process now. Calls that have not been answered fail."""
+        """End the process at once. Calls without an answer fail."""
         self._state.stop(0)
 
     def __reduce__(self) -> str:

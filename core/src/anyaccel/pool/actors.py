@@ -1,4 +1,4 @@
-"""Several actors that are alike: each call goes to one that is free."""
+"""Groups of equal actors: each call goes to one that is free."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
 
 class ActorGroup(Callee):
-    """Actors that are alike, from the wish for them to the end of the last.
+    """Equal actors that take their calls from one queue, from the request for them to the end of the last.
 
-    All take their calls from one queue. One that has died is replaced as soon as there are calls for it; one that could
-    not be made is not, since the next one would fail as well.
+    An actor that has died is replaced as soon as there are calls for it. One that could not be constructed is not
+    replaced, because the next one would fail as well.
 
     Args:
         core: The engine.
-        name: Name of their class.
-        options: How their calls are to be run.
-        work: What makes one, pickled.
-        size: How many there are to be.
+        name: Name of the class in messages.
+        options: Options of the calls.
+        work: The pickled construction of one actor.
+        size: Number of actors.
     """
 
     def __init__(self, core: Engine, name: str, options: Options, work: Pickled, size: int) -> None:
@@ -47,7 +47,7 @@ class ActorGroup(Callee):
             state.ready.add_done_callback(self._on_made)
 
     def begin(self) -> None:
-        """Have the first ones made.
+        """Start the construction of all actors.
 
         Raises:
             RuntimeError: When the pool was shut down.
@@ -57,7 +57,7 @@ class ActorGroup(Callee):
 
     @property
     def ready(self) -> AwaitableFuture[list[int]]:
-        """Future of the process ids of those that are made first."""
+        """Future of the process ids of the first actors, without later replacements."""
         return self._ready
 
     def _enter(self, call: Call) -> None:
@@ -66,22 +66,22 @@ class ActorGroup(Callee):
             self._replace()
 
     def close(self) -> None:
-        """Take no more calls; end when those that wait have been run."""
+        """Take no more calls, and end after those that wait; any thread may."""
         if not self._core.foreign:
             self.closing = True
             for state in tuple(self._states):
                 state.close()
 
     def stop(self, grace: float) -> None:
-        """End all now."""
+        """End all actors at once, with so many seconds between SIGTERM and SIGKILL; any thread may."""
         if not self._core.foreign:
             self.closing = True
             self._size = 0
             for state in tuple(self._states):
                 state.stop(grace)
 
-    def on_buried(self, state: _GroupedActor, death: WorkerError) -> None:
-        """One of them has gone."""
+    def on_actor_gone(self, state: _GroupedActor, death: WorkerError) -> None:
+        """Replace an actor that has gone; fail the calls that wait if none is left."""
         if state not in self._states:
             return
         self._states.remove(state)
@@ -100,21 +100,20 @@ class ActorGroup(Callee):
             min(free, key=lambda member: len(member.outstanding)).pull()
 
     def _replace(self) -> None:
-        """Make others for those that have gone, if there is anything to do for them."""
+        """Construct replacements of dead actors while calls wait."""
         while self.queue and len(self._states) < self._size:
             state = _GroupedActor(self)
             self._states.append(state)
             try:
                 self._core.enter(state.construction, self._work)
             except RuntimeError as error:  # the pool was shut down
-                state.bury(BrokenWorkerError(f"it cannot be made again: {error}"))
+                state.on_gone(BrokenWorkerError(f"it cannot be made again: {error}"))
 
     def _on_made(self, _: Future[Any]) -> None:
-        """One of the first ones has been made, or not."""
         self._unmade -= 1
         if self._unmade:
             return
-        failed = [error for state in self._first if (error := state.failure()) is not None]
+        failed = [error for state in self._first if (error := state.get_failure()) is not None]
         if failed:
             self._ready.set_exception(failed[0])
         else:
@@ -122,38 +121,37 @@ class ActorGroup(Callee):
 
 
 class _GroupedActor(ActorState):
-    """One of several actors that are alike: any of them may run their calls."""
+    """One actor of a group. Its calls are not pipelined, because any actor of the group may run them."""
 
     pipelined = False
 
     def __init__(self, group: ActorGroup) -> None:
         super().__init__(group._core, group.name, group.options)  # noqa: SLF001 - its part
-        self.kept = group.kept
+        self.process_options = group.process_options
         self.queue = group.queue
         self.closing = group.closing
         self._group = group
 
     @property
     def made(self) -> bool:
-        """Whether there was an object."""
-        return self.ready.done() and self.failure() is None
+        """Whether its object was constructed."""
+        return self.ready.done() and self.get_failure() is None
 
-    def failure(self) -> BaseException | None:
-        """Why there was none; None where there was, or it is not known yet."""
+    def get_failure(self) -> BaseException | None:
+        """Return why the construction failed; None if it did not, or is not over."""
         if self.ready.cancelled():
             return BrokenWorkerError("its construction was cancelled")
         return self.ready.exception() if self.ready.done() else None
 
     def _fail_waiting(self, death: WorkerError) -> None:
-        """The calls are for all of them."""
-        self._group.on_buried(self, death)
+        self._group.on_actor_gone(self, death)  # the other actors may run the calls
 
 
 class Actors(Actor):
-    """Actors that are alike, used as one; made by :meth:`anyaccel.Pool.actors`.
+    """A group of equal actors, used as one; made by :meth:`anyaccel.Pool.actors`.
 
-    ``actors.method(...)`` calls a method of one that is free, and returns a future. One that has died is replaced as
-    soon as there are calls for it; the calls that it ran fail, or are run again as often as the pool's ``retries``
+    ``actors.method(...)`` calls a method of one that is free, and returns a future. An actor that has died is replaced
+    as soon as there are calls for it; the calls that it ran fail, or are run again as often as the pool's ``retries``
     says.
 
     Attributes:
@@ -188,7 +186,7 @@ class Actors(Actor):
         batch: int = 1,
         progress: bool | ProgressCallback = False,
     ) -> Results:
-        """The same; each result comes as soon as it is there."""
+        """Call a method over arguments; each result comes as soon as it is there."""
         return self._run_all(method, iterables, timeout, batch, progress, in_order=False)
 
     def _run_all(
@@ -206,7 +204,7 @@ class Actors(Actor):
             zip(*iterables, strict=False),
             lambda part, _: self._state.call(call_each_method, (method, part), {}),
             size=batch,
-            most_ahead=0,
+            prefetch_limit=0,
             in_order=in_order,
             progress=progress,
         )

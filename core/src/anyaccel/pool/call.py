@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 AHEAD = 16
-"""Items that a stream may be ahead of whoever takes them, where nothing else is said."""
+"""Default number of items that a stream is prefetched."""
 
 _numbers = count(1)
 _first = 0
-"""Calls of lower numbers are those of the process that this one was forked from."""
+"""Calls with lower numbers belong to the process that this one was forked from."""
 _kinds: dict[tuple[Request | None, int], int] = {}
 _kind_numbers = count(1)
 
@@ -45,16 +45,16 @@ class BrokenPoolError(WorkerError, BrokenExecutor):
 
 
 class Options(Value):
-    """How calls are to be run.
+    """Options of calls.
 
     Attributes:
         needs: The devices that a call holds while it runs, or None for the CPU alone.
-        max_calls: Calls after which a worker's process is replaced; 0 for never.
-        timeout: Seconds that a call may run, or None. Waiting for its devices does not count.
-        retries: Times that a call is run again when its worker or its machine has died.
-        concurrency: Methods of an actor that may run at the same time.
-        ahead: Items that a stream may be ahead of whoever takes them.
-        alike: Calls for which this is equal ask for the same, wait in one line and share processes.
+        max_calls: Calls after which a worker process is replaced; 0 for never.
+        timeout: Seconds that a call may run, or None. Waiting for devices does not count.
+        retries: Number of times that a call is run again when its worker or its machine has died.
+        concurrency: Number of methods of an actor that may run at the same time.
+        ahead: Number of items that a stream is prefetched.
+        alike: Calls with the same number have the same request, wait in one queue, and share processes.
     """
 
     needs: Request | None
@@ -65,12 +65,12 @@ class Options(Value):
     ahead: int
     alike: int
 
-    def kept(self) -> Options:
-        """The same for processes that are kept for calls that nobody else's processes run: those of an actor."""
+    def for_actor_process(self) -> Options:
+        """Return these options for the process of an actor, which no other calls share."""
         return replace(self, max_calls=0, alike=next(_kind_numbers))
 
     @classmethod
-    def of(
+    def make(
         cls,
         *,
         needs: Request | None = None,
@@ -80,8 +80,8 @@ class Options(Value):
         concurrency: int = 1,
         ahead: int = AHEAD,
     ) -> Options:
-        """Make options, and number what calls must have in common to share a process."""
-        # A number, since it is looked up several times for each call, and a request takes long to hash.
+        """Make options, with the number that equal requests share."""
+        # A number, because each call looks it up several times, and a request takes long to hash.
         alike = _kinds.setdefault((needs, max_calls), next(_kind_numbers))
         return cls(
             needs=needs, max_calls=max_calls, timeout=timeout, retries=retries, concurrency=concurrency, ahead=ahead,
@@ -89,53 +89,34 @@ class Options(Value):
         )  # fmt: skip
 
 
-def checked(*, max_calls: object, timeout: object, retries: object, max_concurrency: object, ahead: object) -> None:
-    """Check options that are numbers.
+def check_whole(least: int, **values: object) -> None:
+    """Check that arguments are whole numbers of at least so much.
 
     Raises:
-        UsageError: When one makes no sense.
+        UsageError: When one is not.
     """
-    if max_calls is not None and not is_whole(max_calls, 0):
-        raise UsageError(f"max_calls must be a whole number, 0 for unlimited (got {max_calls!r:.60})")
-    if timeout is not None and not (isinstance(timeout, (int, float)) and timeout > 0):
-        raise UsageError(f"timeout must be a positive number of seconds, or None for no limit (got {timeout!r:.60})")
-    if not is_whole(retries, 0):
-        raise UsageError(f"retries must be a whole number, 0 for none (got {retries!r:.60})")
-    for name, value in (("max_concurrency", max_concurrency), ("ahead", ahead)):
-        if not is_whole(value, 1):
-            raise UsageError(f"{name} must be a whole number, 1 or more (got {value!r:.60})")
+    for name, value in values.items():
+        if not is_whole(value, least):
+            raise UsageError(f"{name} must be a whole number, {least} or more (got {value!r:.60})")
 
 
 def is_whole(value: object, least: int) -> bool:
-    """Whether a value is a whole number, and large enough."""
+    """Return whether a value is a whole number of at least so much."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
-class Runner:
-    """Whatever runs a call, or is about to."""
-
-    __slots__ = ()
-
-    @property
-    def begun(self) -> bool:
-        """Whether it runs the call by now, as far as is known."""
-        return True
-
-    def attend(self, pending: Callable[[], bool], seconds: float | None) -> None:
-        """Take its next answer in this thread, where that saves time and the call still waits for it."""
-
-
-class _Condition(_thread.RLock, threading.Condition):  # type: ignore[misc]  # final for type checkers alone
+class InterruptibleCondition(_thread.RLock, threading.Condition):  # type: ignore[misc]  # final for type checkers alone
     """A condition that is its own lock: it is made and locked without a line of Python, where Ctrl-C might come."""
 
     def __init__(self) -> None:
         self._waiters: deque[Any] = deque()
 
-    def await_end(self, pending: Callable[[], bool], seconds: float | None) -> None:
-        """Wait until something has ended, without the lock.
+    def wait_while(self, pending: Callable[[], bool], seconds: float | None) -> None:
+        """Wait without the lock until ``pending`` returns False and :meth:`notify_all` was called, or time is over.
 
-        An interrupt in :meth:`wait` may come between the release of the lock and the statement that takes it again, and
-        its caller releases it twice, which is a RuntimeError. Here, an interrupt leaves a waiter that harms nothing.
+        :meth:`wait` is not interruptible: a signal handler may raise between the release of the lock and the statement
+        that takes it again. Its caller then releases the lock twice, which is a RuntimeError. Here an exception of a
+        handler leaves a waiter behind that does no harm.
         """
         waiter = _thread.allocate_lock()
         waiter.acquire()
@@ -145,13 +126,35 @@ class _Condition(_thread.RLock, threading.Condition):  # type: ignore[misc]  # f
                 self._waiters.remove(waiter)
 
     def notify_all(self) -> None:
-        """Wake all who wait, who mostly are none."""
+        """Wake all waiters; cheap in the usual case that there are none."""
         if self._waiters:
             super().notify_all()
 
 
+class InterruptibleEvent:
+    """An event like ``threading.Event``, except that a signal handler may raise during :meth:`wait`."""
+
+    def __init__(self) -> None:
+        self._condition = InterruptibleCondition()
+        self._set = False
+
+    def is_set(self) -> bool:
+        """Return whether :meth:`set` was called."""
+        return self._set
+
+    def set(self) -> None:
+        """Set the event, and wake all waiters."""
+        with self._condition:
+            self._set = True
+            self._condition.notify_all()
+
+    def wait(self) -> None:
+        """Wait until the event is set."""
+        self._condition.wait_while(lambda: not self._set, None)
+
+
 class AwaitableFuture(Future[T]):
-    """A future that coroutines wait for, too: ``await future``. A task that is cancelled meanwhile cancels it."""
+    """A future that coroutines can await, too. A task that is cancelled meanwhile cancels it."""
 
     def __await__(self) -> Generator[Any, None, T]:
         from asyncio import wrap_future
@@ -162,29 +165,24 @@ class AwaitableFuture(Future[T]):
 class CallFuture(AwaitableFuture[Any]):
     """The future of a call.
 
-    It can be cancelled while the call runs, too: then the worker is ended, with everything that it started. Only the
-    method of an actor, which may have other users, runs to its end.
+    It can be cancelled while the call runs: the worker is ended then, with everything that it started. Only the method
+    of an actor, which may have other callers, runs to its end.
 
     Attributes:
-        allocation: What the call holds or held; None as long as it waits.
-        log: File that its output went to, where logs were asked for; None otherwise.
+        allocation: The devices that the call holds or held; None while it waits.
+        log: File with its output, if the pool has logs; None otherwise.
     """
 
     allocation: Allocation | None = None
     log: str | None = None
 
     def __init__(self, call: Call) -> None:
-        # As the base class has it, but for the condition, which is most of what a future costs.
-        self._condition: _Condition = _Condition()  # pyright: ignore[reportIncompatibleVariableOverride]
-        self._state = PENDING
-        self._result = None
-        self._exception = None
-        self._waiters: list[Any] = []
-        self._done_callbacks: list[Callable[[Future[Any]], object]] = []
-        self._call: Call | None = call  # until it is over: so nothing is left for the garbage collector
+        super().__init__()
+        self._condition: InterruptibleCondition = InterruptibleCondition()  # pyright: ignore[reportIncompatibleVariableOverride]
+        self._call: Call | None = call  # until it is over: no reference cycle is left for the garbage collector
 
     def cancel(self) -> bool:
-        """Cancel the call, whether it waits or runs; False when it is over, and in a fork of the process it is of."""
+        """Cancel the call, whether it waits or runs; return False if it is over, or belongs to the parent process."""
         call = self._call
         if call is None or call.foreign or (call.kind == MessageKind.METHOD and self.running()):
             return self.cancelled()
@@ -195,74 +193,88 @@ class CallFuture(AwaitableFuture[Any]):
                 reactor().call_soon(partial(_on_cancelled, call))
 
     def result(self, timeout: float | None = None) -> Any:
-        """What the call returned, as soon as it has.
+        """Wait for the call, and return what it returned.
 
         Raises:
             TimeoutError: When that takes longer than ``timeout`` seconds; the call goes on.
             CancelledError: When it was cancelled.
-            RuntimeError: When this is a fork of the process that made the call.
-            Exception: What it raised, or why it was not run to its end.
+            RuntimeError: When this process is a fork of the one that made the call.
+            Exception: The exception of the call, or the reason why it was not run to its end.
         """
-        return super().result(self._attend(timeout))
+        return super().result(self._wait(timeout))
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """What the call raised, or why it was not run to its end; None when it returned.
+        """Wait for the call; return its exception or the reason why it was not run to its end, None if it returned.
 
         Raises:
             TimeoutError: When that takes longer than ``timeout`` seconds; the call goes on.
             CancelledError: When it was cancelled.
-            RuntimeError: When this is a fork of the process that made the call.
+            RuntimeError: When this process is a fork of the one that made the call.
         """
-        return super().exception(self._attend(timeout))
+        return super().exception(self._wait(timeout))
 
-    def _attend(self, timeout: float | None) -> float | None:
-        """Wait for the answer, which may be taken in this thread; returns what is left of the time."""
+    def _wait(self, timeout: float | None) -> float | None:
+        """Wait at most so many seconds for the end of the call; return what is left of them."""
         call = self._call
         if call is not None and call.foreign:
             raise RuntimeError(f"the answer to {call.name} goes to the process that this one was forked from")
         if call is None:
             return timeout
         end = None if timeout is None else time.monotonic() + timeout
-        if (worker := call.worker) is not None:
-            worker.attend(call.undecided, timeout)
-        left = None if end is None else max(0.0, end - time.monotonic())
-        self._condition.await_end(call.undecided, left)
+        self._condition.wait_while(call.is_pending, timeout)
         return None if end is None else max(0.0, end - time.monotonic())
 
     def running(self) -> bool:
-        """Whether a worker is at it."""
+        """Return whether a worker runs the call."""
         call = self._call
         worker = None if call is None else call.worker
         return worker is not None and worker.begun and not self.done()
 
     def why(self) -> Verdict | None:
-        """Say what the call waits for; None when it does not wait for devices."""
+        """Explain what the call waits for; None when it does not wait for devices."""
         call = self._call
         return None if call is None or call.sent or call.waits is None else call.waits()
 
     def _invoke_callbacks(self) -> None:
-        if self._done_callbacks:
+        if self._done_callbacks:  # type: ignore[attr-defined]
             with allow_forks():
                 super()._invoke_callbacks()  # type: ignore[misc]
 
-    def forget(self) -> None:
-        """It is over: let go of the call."""
+    def release_call(self) -> None:
+        """Drop the reference to the call, which is over."""
         self._call = None
 
     def notify_cancelled(self) -> None:
-        """ProgressCallback whoever waits for it that it was cancelled; does nothing the second time."""
+        """Wake the waiters of a cancelled call; no effect the second time."""
         if self._state == CANCELLED:
             self.set_running_or_notify_cancel()
 
 
 def _on_cancelled(call: Call) -> None:
-    """A call was cancelled, by whichever thread."""
     call.future.notify_cancelled()
     call.on_cancel(call)
 
 
 class Call:
-    """A call: what is to be run, where it stands, and whom to tell."""
+    """A call: its function and arguments, its state, and its future.
+
+    Attributes:
+        name: Name of the function in messages.
+        options: Its options.
+        on_cancel: Called in the thread of the reactor once the call was cancelled.
+        body: The pickled function and arguments, until they are not needed any more.
+        number: Number of the call, unique in this process and its forks.
+        kind: Kind of its message.
+        actor: The actor that it constructs, or None.
+        waits: Explains what devices it waits for; None if it needs none, or has them.
+        worker: The worker that runs it, or None.
+        sent: Whether it was sent to a process, which may have started it.
+        log: File for its output; None for the pool's.
+        relay: Receives the answer unread, if set.
+        tries: Number of times that it was run and lost.
+        timer: Timer of its time limit.
+        future: Its future.
+    """
 
     __slots__ = (
         "actor", "body", "future", "kind", "log", "name", "number", "on_cancel", "options", "relay", "sent", "timer",
@@ -276,59 +288,59 @@ class Call:
         self.body: Pickled | None = None
         self.number = next(_numbers)
         self.kind = MessageKind.CALL
-        self.actor: Any = None  # what it makes, where it makes an actor
-        self.waits: Callable[[], Verdict] | None = None  # says what devices it waits for, until it is sent
-        self.worker: Runner | None = None
-        self.sent = False  # to a process, which may have begun with it
-        self.log: str | None = None  # file for its output; None for where the pool's goes
-        self.relay: Callable[[Message], None] | None = None  # wants the answer as it is
+        self.actor: Any = None
+        self.waits: Callable[[], Verdict] | None = None
+        self.worker: Any = None
+        self.sent = False
+        self.log: str | None = None
+        self.relay: Callable[[Message], None] | None = None
         self.tries = 0
         self.timer: Timer | None = None
         self.future = CallFuture(self)
 
     @property
     def foreign(self) -> bool:
-        """Whether we are a fork of the process that made it: its channel is not ours to read, write or shut down."""
+        """Whether it belongs to the parent of this process, whose channels must not be touched."""
         return self.number < _first
 
     @property
     def may_be_retried(self) -> bool:
-        """Whether it is to be run again when its worker has died: less often than it may be, and still wanted."""
-        return self.tries < self.options.retries and self.undecided()
+        """Whether it is to be run again if its worker dies."""
+        return self.tries < self.options.retries and self.is_pending()
 
     def retry(self) -> None:
-        """Say that it is to be run again, by whichever worker."""
+        """Count a lost run, and reset the call for the next one."""
         self.tries += 1
-        self.withdraw()
+        self.reset()
 
-    def withdraw(self) -> None:
-        """No worker has it any more."""
-        if self.timer is not None:  # its time begins anew
+    def reset(self) -> None:
+        """Record that no worker has the call; its time limit starts anew."""
+        if self.timer is not None:
             self.timer.cancel()
         self.worker = None
         self.sent = False
 
-    def undecided(self) -> bool:
-        """Whether its outcome is open."""
+    def is_pending(self) -> bool:
+        """Return whether the call has no outcome and was not cancelled."""
         return self.future._state == PENDING  # noqa: SLF001 - its part
 
     def succeed(self, value: Any) -> None:
         """Set the result, unless the call was cancelled."""
-        self._settle(self.future.set_result, value)
+        self._finish(self.future.set_result, value)
 
     def fail(self, error: BaseException) -> None:
         """Set the exception, unless the call was cancelled."""
-        self._settle(self.future.set_exception, error)
+        self._finish(self.future.set_exception, error)
 
-    def _settle(self, tell: Callable[[Any], None], outcome: Any) -> None:
+    def _finish(self, setter: Callable[[Any], None], outcome: Any) -> None:
         if self.timer is not None:
             self.timer.cancel()
         with contextlib.suppress(InvalidStateError):
-            tell(outcome)
-        self.future.forget()
+            setter(outcome)
+        self.future.release_call()
 
 
-class RemoteTraceback(Exception):  # noqa: N818 - it is shown as the cause of the error, as other executors do
+class RemoteTraceback(Exception):  # noqa: N818 - shown as the cause of an error, as in other executors
     """The traceback of a worker, as the cause of the exception that came from there."""
 
     def __str__(self) -> str:
@@ -336,26 +348,26 @@ class RemoteTraceback(Exception):  # noqa: N818 - it is shown as the cause of th
 
 
 class UnreadableError(RemoteError):
-    """Stands for an exception that a worker sent and that is none."""
+    """Stands for the exception in a worker's message that cannot be read."""
 
 
-def settle_call(call: Call, message: Message, *, plain: bool) -> None:
-    """Give a call the outcome that its worker sent.
+def set_outcome(call: Call, message: Message, *, plain: bool) -> None:
+    """Set the outcome of a call from the answer of its worker.
 
     Args:
         call: The call.
-        message: Its answer.
+        message: The answer.
         plain: Whether the answer is read as plain data; see :mod:`anyaccel.pool.plain`.
     """
     if call.relay is not None:
         call.relay(message)
         return
     if message.kind != MessageKind.RESULT:
-        call.fail(exception_in(message, plain=plain))
+        call.fail(read_exception(message, plain=plain))
         return
     try:
-        value = _reader(plain=plain)(message.data, message.buffers)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - the class of the result decides what that is
+        value = _get_reader(plain=plain)(message.data, message.buffers)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - unpickling runs code of the result's class
         if plain:
             reason = (
                 f"must be made of plain types, since answers of confined workers are read as data: {error}; return"
@@ -371,8 +383,8 @@ def settle_call(call: Call, message: Message, *, plain: bool) -> None:
         call.succeed(value)
 
 
-def _reader(*, plain: bool) -> Callable[..., Any]:
-    """What makes the values of answers again."""
+def _get_reader(*, plain: bool) -> Callable[..., Any]:
+    """Return the function that reads values of answers."""
     if plain:
         from anyaccel.pool.plain import loads as read
 
@@ -380,18 +392,18 @@ def _reader(*, plain: bool) -> Callable[..., Any]:
     return loads
 
 
-def exception_in(message: Message, *, plain: bool) -> BaseException:
-    """The exception in a worker's answer, with the worker's traceback as its cause.
+def read_exception(message: Message, *, plain: bool) -> BaseException:
+    """Read the exception in a worker's answer, with the worker's traceback as its cause.
 
     Args:
         message: The answer.
-        plain: Whether only exceptions of Python and of ours are made again; others are told by their text.
+        plain: Whether only exceptions of Python and of ours are made; others become a :class:`RemoteError`.
     """
-    read = _reader(plain=plain)
+    read = _get_reader(plain=plain)
     try:
         body, summary, text = read(message.data, message.buffers)
         described = isinstance(body, bytes) and isinstance(summary, str) and isinstance(text, str)
-    except (Exception, SystemExit) as problem:  # noqa: BLE001 - it is handed over, with its reason
+    except (Exception, SystemExit) as problem:  # noqa: BLE001 - as in set_outcome()
         return UnreadableError(f"an exception that cannot be read: {problem}")
     if not described:
         return UnreadableError("an exception that cannot be read: it has no text")
@@ -399,7 +411,7 @@ def exception_in(message: Message, *, plain: bool) -> BaseException:
     if body:
         try:
             made = read(body)
-        except (Exception, SystemExit) as problem:  # noqa: BLE001 - it is handed over, with its reason
+        except (Exception, SystemExit) as problem:  # noqa: BLE001 - as in set_outcome()
             if not plain:
                 summary = f"an exception that cannot be unpickled here: {type(problem).__name__}: {problem}"
     shown = made if isinstance(made, BaseException) else RemoteError(summary)
@@ -407,14 +419,15 @@ def exception_in(message: Message, *, plain: bool) -> BaseException:
     return shown
 
 
-def name_of(function: Any, args: Sequence[Any] = ()) -> str:
-    """What to call a function in messages; where it calls another one several times, that."""
+def get_call_name(function: Any, args: Sequence[Any] = ()) -> str:
+    """Return the name of a call in messages: that of its function, or of the function that a batch calls."""
     if function is call_each or function is call_each_method:
         function = args[0]
     return function if isinstance(function, str) else getattr(function, "__qualname__", None) or type(function).__name__
 
 
 @tidy_in_child
-def _disown() -> None:
+def _disown_calls() -> None:
+    """Mark all calls so far as the parent's, in a forked child."""
     global _first  # noqa: PLW0603 - there is one process
     _first = next(_numbers)

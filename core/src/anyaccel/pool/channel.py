@@ -1,8 +1,8 @@
-"""One message per packet between the caller and a worker.
+"""Messages between a caller and its workers, one per packet of a socket pair.
 
-The channels are socket pairs of our own, never listening and never named. Packets keep their boundaries, so a message
-is there whole or not at all; what does not fit into one travels in shared memory of which the packet carries the
-descriptor.
+A socket pair has no name and no listener, so no other process can connect. Packets keep their boundaries, so a message
+arrives whole or not at all. A message that does not fit into a packet travels in shared memory, and the packet carries
+its descriptor.
 """
 
 from __future__ import annotations
@@ -21,57 +21,53 @@ from anyaccel.pool.payload import Pickled, SharedParts
 
 MOST_INLINE = 1 << 16
 MOST_DESCRIPTORS = 250
-"""The kernel passes at most 253 in one packet."""
+"""Of one packet; the kernel passes at most 253 (SCM_MAX_FD)."""
 
 _HEAD = struct.Struct("=BBQ")
-"""What the message is about, whether it is here or in shared memory, and the number of the call that it is about."""
+"""Kind of the message, form of its data (inline or shared), and number of its call."""
 _PACKET = _HEAD.size + MOST_INLINE
 _ANCILLARY = socket.CMSG_SPACE(MOST_DESCRIPTORS * 4)
 _INLINE, _SHARED = 0, 1
-# Plain numbers: the constants are enumerations, of which a union takes longer than a system call.
+# Plain numbers: the constants are enumerations, whose union takes longer than a system call.
 _NO_WAIT = int(socket.MSG_DONTWAIT)
 _CLOSE_ON_EXEC = int(socket.MSG_CMSG_CLOEXEC)
 _CUT = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)
 
 
 class MessageKind(IntEnum):
-    """What a message is about."""
+    """Kinds of messages. The numbers are those of the protocol."""
 
     SETUP = 1
-    """To the worker: what it needs to know before user code, once."""
+    """To the worker, first: environment, sandbox, initializer."""
     CALL = 2
     """To the worker: call a function."""
     CONSTRUCT = 4
-    """To the worker: make the object whose methods are called from now on."""
+    """To the worker: make the object of an actor."""
     METHOD = 5
-    """To the worker: call a method of the object."""
+    """To the worker: call a method of the actor's object."""
     SKIP = 11
-    """To the worker: do not call the method of this number, if it has not begun."""
+    """To the worker: skip the method call of this number, unless it has started."""
     RESULT = 6
-    """From the worker: what the call returned."""
+    """From the worker: the value that the call returned."""
     ERROR = 7
-    """From the worker: what the call raised."""
+    """From the worker: the exception that the call raised."""
     BROKEN = 8
-    """From the worker: it cannot be used, and why."""
+    """From the worker: the exception of its setup."""
     READY = 9
-    """From the worker: it is there, and about to run code of the user."""
+    """From the worker: it is about to run user code."""
     PREPARED = 10
-    """From the worker: it is confined and initialized, where it was to be; from now on it cannot say otherwise."""
-
-
-_buffers: list[bytearray] = []
-"""Room for packets, used again: as many as there were threads at once that received."""
+    """From the worker: sandbox and initializer are done. A later BROKEN, perhaps of hostile code, is not believed."""
 
 
 class Message(NamedTuple):
-    """What came out of a channel.
+    """A message that was received.
 
     Attributes:
-        kind: What it is about.
-        data: The pickle, or whatever the kind says.
+        kind: A :class:`MessageKind`, or another number from a faulty worker.
+        data: The pickle.
         buffers: Memory that the pickle refers to.
-        descriptors: What was passed along; the receiver closes them.
-        number: Number of the call that it is about, or 0.
+        descriptors: Descriptors that came with it; the receiver closes them.
+        number: Number of its call, or 0.
     """
 
     kind: int
@@ -89,10 +85,10 @@ def send(
     *,
     number: int = 0,
 ) -> None:
-    """Send one message. It is small in the channel whatever it holds, so an idle receiver never makes us wait.
+    """Send one message. Large data goes to shared memory, so sending to an idle receiver never blocks.
 
     Raises:
-        OSError: When the other side has gone, or there is no memory.
+        OSError: When the other side has closed the channel, or no memory or descriptor is left.
     """
     data, buffers, stored = (body, None, None) if isinstance(body, bytes) else body
     if stored is not None or buffers or len(data) > MOST_INLINE:
@@ -106,26 +102,18 @@ def send(
 
 
 def receive(channel: socket.socket, *, wait: bool = True) -> Message | None:
-    """Take one message, or None when the other side has gone.
+    """Receive one message, or None when the other side has closed the channel.
 
     Raises:
-        BlockingIOError: When there is none and we shall not wait.
-        ValueError: When it is not one of ours.
+        BlockingIOError: When there is none and ``wait`` is False.
+        ValueError: When the packet is not one of our messages.
         OSError: When its memory cannot be mapped.
     """
-    buffer = _buffers.pop() if _buffers else bytearray(_PACKET)
     flags = _CLOSE_ON_EXEC if wait else _CLOSE_ON_EXEC | _NO_WAIT
     try:
-        try:
-            size, ancillary, got, _ = channel.recvmsg_into((buffer,), _ANCILLARY, flags)
-        except ConnectionResetError:  # it ended without reading all; what it said before is still there
-            size, ancillary, got, _ = channel.recvmsg_into((buffer,), _ANCILLARY, flags)
-        if size >= _HEAD.size and buffer[1] == _INLINE and not ancillary and not got & _CUT:
-            kind, _, number = _HEAD.unpack_from(buffer)
-            return Message(kind, bytes(memoryview(buffer)[_HEAD.size : size]), [], [], number)
-        packet = bytes(memoryview(buffer)[:size])
-    finally:
-        _buffers.append(buffer)
+        packet, ancillary, got, _ = channel.recvmsg(_PACKET, _ANCILLARY, flags)
+    except ConnectionResetError:  # reported once after the other side exited with unread messages; its own come after
+        packet, ancillary, got, _ = channel.recvmsg(_PACKET, _ANCILLARY, flags)
     if not packet:
         if not _hung_up(channel):
             raise ValueError("an empty message")
@@ -137,11 +125,16 @@ def receive(channel: socket.socket, *, wait: bool = True) -> Message | None:
     if len(packet) < _HEAD.size or got & _CUT:
         _close(descriptors)
         raise ValueError("a message was cut short: the process may have no descriptors left (see ulimit -n)")
-    return _unpacked(packet, descriptors)
+    return _unpack(packet, descriptors)
 
 
-def _unpacked(packet: bytes, descriptors: array[int]) -> Message:
-    """A message that came with descriptors, or none of ours."""
+def _unpack(packet: bytes, descriptors: array[int]) -> Message:
+    """Make a message of a packet; map its shared memory.
+
+    Raises:
+        ValueError: When the packet is not one of our messages.
+        OSError: When its memory cannot be mapped.
+    """
     kind, form, number = _HEAD.unpack_from(packet)
     if form not in (_INLINE, _SHARED) or (form == _SHARED and not descriptors):
         _close(descriptors)
@@ -163,7 +156,7 @@ def _send(channel: socket.socket, packet: bytes, descriptors: Sequence[int]) -> 
 
 
 def _hung_up(channel: socket.socket) -> bool:
-    """Whether the end of the messages has come: an empty message reads like that."""
+    """Return whether the other side has closed the channel; an empty packet of a faulty worker looks the same."""
     poll = select.poll()
     poll.register(channel, select.POLLRDHUP)
     return bool(poll.poll(0))

@@ -1,4 +1,4 @@
-"""What a request means on a machine, and the devices that are held for a worker."""
+"""Requests of calls resolved against this machine, the leases of workers, and private state directories."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from anyaccel.launcher.usage import OpenLease, UsageMeter
 from anyaccel.ledger import Want
 from anyaccel.linux import mark as marks
 from anyaccel.linux.fork import tidy_in_child
-from anyaccel.model import ANY_SLOTS, Allocation, Extent, Grant, Inventory, Request
+from anyaccel.model import ANY_SLOTS, Allocation, Extent, Grant, Inventory, Request, replace
 from anyaccel.scheduler import Choice
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ SHARED_MEMORY = "/dev/shm"  # noqa: S108 - what is made there has mode 0700
 ChoiceFactory = Callable[[Request], Choice]
 
 
-def choice_among(inventory: Inventory) -> ChoiceFactory:
-    """What chooses any devices of a machine that serve a request."""
+def choose_among(inventory: Inventory) -> ChoiceFactory:
+    """Return a factory of choices among all devices of a machine."""
     return lambda request: Choice(inventory, request, validate, KnownNames())
 
 
@@ -37,8 +37,8 @@ def check_request(inventory: Inventory, request: Request) -> None:
     """Raise the error of a request that can never be served.
 
     Raises:
-        UnknownNameError: When nothing goes by one of its names.
-        NeverFitsError: When there are not such devices, or not so many.
+        UnknownNameError: When no device has one of its names.
+        NeverFitsError: When the machine has too few such devices.
     """
     verdict = local_scheduler(inventory).why(request)
     if not (verdict.ever_fits or verdict.cpu):
@@ -46,20 +46,20 @@ def check_request(inventory: Inventory, request: Request) -> None:
 
 
 class LocalRequest:
-    """What a request means on this machine.
+    """A request, resolved against this machine.
 
     Args:
-        choice: What chooses devices for it.
+        choice: The choice of devices for the request.
         inventory: The machine.
-        scope: Under which names the ledger counts the devices.
-        private: Whether the devices themselves are not to be locked.
-        confined: Whether its holder will be confined to its devices.
+        scope: The names of the devices in the ledger.
+        private: Whether leases are private, so that device files are not locked.
+        confined: Whether the worker will be confined to its devices.
 
     Attributes:
         request: The request.
-        nothing: Whether no device can ever serve it, and it takes the CPU instead.
-        ids: Ids of the devices that could serve it, and of their parts: two requests compete where these meet.
-        want: What to ask the ledger for.
+        nothing: Whether no device can serve it, so that it falls back to the CPU.
+        ids: Ids of the devices that could serve it, and of their parts. Requests with a common id compete.
+        want: The request in the form of the ledger.
     """
 
     def __init__(self, choice: Choice, inventory: Inventory, scope: Scope, *, private: bool, confined: bool) -> None:
@@ -72,17 +72,13 @@ class LocalRequest:
         candidates = () if self.nothing else choice.candidates
         wanted = frozenset(device.id for device in candidates)
         self.ids = scope.with_parts(wanted)
-        self.want: Want = scope.want(
-            wanted,
-            choice.needs,
-            device_locks={} if private else scope.device_locks(inventory, candidates),
-            request=str(self.request),
-            confined=confined,
-            mark=marks.draw_often,
-        )
+        want = scope.make_want(choice, inventory)
+        locks = {} if private else want.device_locks
+        self.want: Want = replace(want, device_locks=locks, confined=confined, mark=marks.draw_often)
 
     def choose(self, taken: Mapping[str, Extent]) -> tuple[Grant, ...] | None:
-        """Choose among what is left, or None; what was chosen last is chosen again as long as the same is taken."""
+        """Choose devices, given what is taken; None if they are in use."""
+        # The dispatcher asks several times in a row with the same devices taken, and a choice is slow.
         before, grants = self._chosen
         if before != taken:
             grants = self._choice.choose(taken)
@@ -91,14 +87,14 @@ class LocalRequest:
 
 
 class WorkerLease(OpenLease):
-    """Devices that are held for a worker until they are given back.
+    """The lease of a worker.
 
     Args:
-        allocation: What is held.
-        lease: The lease; None where nothing is, since the request fell back to the CPU.
-        on_release: Called with what the lease held, by name in the ledger, once it has been given back.
-        private: Whether other processes are not to see the lease.
-        usage: Its line of the journal; None where there is to be none.
+        allocation: The devices.
+        lease: The lease in the ledger; None if the request fell back to the CPU.
+        on_release: Called after the release with what was held, by name in the ledger.
+        private: Whether other processes do not see the lease.
+        usage: Its line of the journal, or None.
     """
 
     def __init__(
@@ -114,59 +110,60 @@ class WorkerLease(OpenLease):
         self._on_release = on_release
         self._private = private
         if usage is not None:
-            self.attach_writer(usage, at_exit=False)  # pools end their workers then
+            self.attach_writer(usage, at_exit=False)  # the pool ends its workers at exit, which writes the line
 
     @property
     def lease_id(self) -> str:
-        """Identity of the lease, as other processes see it; empty when they do not."""
+        """Id of the lease, as other processes see it; empty if they do not."""
         return self.lease.id if self.lease and not self._private else ""
 
     @property
     def devices(self) -> Mapping[str, Extent]:
-        """What is held, by name in the ledger."""
+        """The devices and how much of each is held, by name in the ledger."""
         return self.lease.devices if self.lease else {}
 
     @property
     def mark(self) -> marks.Mark:
-        """Mark that the lease names; empty when there is none."""
+        """The mark in the lease; empty if there is no lease."""
         return self.lease.mark if self.lease else ()
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        """Descriptors that carry the lease."""
+        """Descriptors that keep the lease as long as one of them is open."""
         return self.lease.fds if self.lease else ()
 
     def quarantine(self, reason: str) -> None:
-        """Say to others why the devices are kept although nobody uses them."""
+        """Write into the lease why the devices are kept although their holder was ended."""
         if self.lease:
             self.lease.quarantine(reason)
 
     def release(self, *, carried: bool = False) -> None:
-        """Give them back; does nothing the second time.
+        """Release the devices; no effect the second time.
 
         Args:
-            carried: Whether they are left to the processes that carry the mark of the lease, whoever started these.
+            carried: Whether processes still carry the mark of the lease, for instance under another user's id. Then the
+                devices stay held until these exit.
         """
         if self.lease is not None and not self.lease.released:
             self.end_lease(self.lease.mark if carried else None)
             self._on_release(self.lease.devices)
 
 
-def without(extent: Extent, own: Extent) -> Extent:
-    """What others hold of a device, given what all do and what we do."""
+def subtract_own(extent: Extent, own: Extent) -> Extent:
+    """Subtract our own share of a device from everything that is held of it."""
     units = max(0, extent.units - own.units)
     return Extent(units, (extent.slots & ~own.slots) or (ANY_SLOTS if units else 0), extent.divided and not own.divided)
 
 
 _private: dict[str, int] = {}
-"""Our private directories, with descriptors that lock them."""
+"""Private directories of this process, with the descriptors that lock them."""
 
 
-def private_directory() -> str:
-    """Make a state directory for this process alone; removes those of processes that have gone.
+def make_private_directory() -> str:
+    """Make a state directory for this process alone; remove those of processes that were killed.
 
     Raises:
-        StateDirectoryError: When there is no place for it.
+        StateDirectoryError: When the directory cannot be made.
     """
     import tempfile
 
@@ -175,12 +172,12 @@ def private_directory() -> str:
         for name in os.listdir(base):
             if name.startswith(PRIVATE) and (path := os.path.join(base, name)) not in _private:
                 with contextlib.suppress(OSError):
-                    _remove(path, _locked(path, wait=False))
+                    _remove(path, _lock_directory(path, wait=False))
         while True:
             path = tempfile.mkdtemp(prefix=PRIVATE, dir=base)
-            # Until it is locked, another process takes it for a leftover.
+            # Another process may remove it as a leftover before we lock it: then the next attempt.
             with contextlib.suppress(FileNotFoundError):
-                descriptor = _locked(path, wait=True)
+                descriptor = _lock_directory(path, wait=True)
                 if os.fstat(descriptor).st_nlink:
                     _private[path] = descriptor
                     return path
@@ -189,8 +186,12 @@ def private_directory() -> str:
         raise StateDirectoryError(f"no directory for leases can be made in {base}: {error.strerror}") from error
 
 
-def _locked(path: str, *, wait: bool) -> int:
-    """Lock a private directory as long as the descriptor is open, which is as long as its process lives."""
+def _lock_directory(path: str, *, wait: bool) -> int:
+    """Lock a private directory; return the descriptor, which keeps the lock as long as this process lives.
+
+    Raises:
+        OSError: When another process has the lock and ``wait`` is False, or the directory cannot be opened.
+    """
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -207,20 +208,20 @@ def _remove(path: str, descriptor: int) -> None:
     os.close(descriptor)
 
 
-def forsake(path: str) -> None:
-    """Remove a private directory, whose user has gone."""
+def remove_private_directory(path: str) -> None:
+    """Remove a private directory of this process."""
     if (descriptor := _private.pop(path, None)) is not None:
         _remove(path, descriptor)
 
 
-@atexit.register  # after the pools have ended, which say so later
-def _forsake_all() -> None:
+@atexit.register  # before pools register their end, so it runs after that
+def _remove_all() -> None:
     for path in list(_private):
-        forsake(path)
+        remove_private_directory(path)
 
 
 @tidy_in_child
-def _forget() -> None:
-    """We are a fork: the directories are the parent's."""
+def _disown_directories() -> None:
+    """Close the descriptors in a forked child: the directories are the parent's."""
     while _private:
         os.close(_private.popitem()[1])

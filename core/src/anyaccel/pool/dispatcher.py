@@ -1,11 +1,12 @@
-"""The dispatcher: calls that wait, the devices that they get, and the processes that run them, for all pools.
+"""The dispatcher: queues of calls, their devices, and the worker processes that run them, for all pools of a process.
 
-All of it changes in the thread of the reactor alone, which gets no signals: so there are no locks, and Ctrl-C leaves
-nothing half done. What other threads may call says so; it leaves a note, and looks at single values.
+All state here changes in the thread of the reactor alone, which gets no signals. So there are no locks, and Ctrl-C
+leaves nothing half done. Methods for other threads say so; they leave a note for the reactor, or read single values.
 
-Calls that are alike wait in a line, in order. Lines are served in the order of arrival of their first calls, among
-those that compete for a device or for room in their pool. Of those, the first alone stands in the machine's line: a
-thousand calls are one ticket. A process has the calls that it runs, nothing else, but for the methods of an actor.
+Calls that are alike wait in one :class:`CallQueue`, in order. Among queues that compete for a device or for room in
+their pool, the one whose first call is the oldest is served first. Of these, only the first call stands in the
+machine's queue: a thousand calls are one ticket. A worker process has the calls that it runs and no others, except
+for methods of an actor, which are pipelined.
 """
 
 from __future__ import annotations
@@ -45,20 +46,20 @@ from anyaccel.linux.fork import renew_in_child, tidy_in_child
 from anyaccel.linux.process import describe_end
 from anyaccel.model import NOTHING, Allocation, Extent, Grant, Inventory, Request
 from anyaccel.pool import spawning
-from anyaccel.pool.call import Call, Options, Runner, UnreadableError, exception_in, settle_call
+from anyaccel.pool.call import Call, Options, UnreadableError, read_exception, set_outcome
 from anyaccel.pool.channel import MOST_INLINE, Message, MessageKind, receive, send
 from anyaccel.pool.devices import (
     ChoiceFactory,
     LocalRequest,
     WorkerLease,
     check_request,
-    choice_among,
-    forsake,
-    private_directory,
-    without,
+    choose_among,
+    make_private_directory,
+    remove_private_directory,
+    subtract_own,
 )
 from anyaccel.pool.engine import Engine, PoolSettings
-from anyaccel.pool.launching import CPU, outputs
+from anyaccel.pool.launching import CPU, open_outputs
 from anyaccel.pool.payload import Pickled, dumps
 from anyaccel.pool.quarantine import can_tell, release_when_free
 from anyaccel.pool.reactor import Timer, reactor
@@ -73,104 +74,106 @@ if TYPE_CHECKING:
     from anyaccel.scheduler import Choice, Verdict
 
 LOOK_SECONDS = 0.05
-"""How often to look whether another process waits for what idle processes of ours hold."""
+"""Interval in seconds between two checks whether other processes wait for devices of our idle processes."""
 OWN_SECONDS = 0.01
-"""How long to wait for what this process holds itself before standing in the machine's line for it."""
+"""Seconds to wait for devices that this process itself holds, before a call joins the machine's queue for them."""
 PROCESSORS = len(os.sched_getaffinity(0))
-"""Processors that this process may use: as many calls as that can run at once without devices."""
+"""Number of processors that this process may use: the limit of simultaneous calls without devices."""
 MOST_AHEAD, MOST_AHEAD_BYTES = 32, 1 << 12
-"""So many methods at most are sent to an actor that runs one, and no larger ones: they find room in its channel."""
+"""Limits of the method calls that are pipelined to an actor: their number, and the bytes of each.
+
+Together they fit into the buffer of its channel, so that sending never blocks.
+"""
 MOST_STORED = 64
-"""Calls of which the arguments wait in shared memory: each keeps a descriptor."""
-MOST_ASKED = 256
+"""Maximum number of calls whose arguments wait in shared memory: each keeps a descriptor open."""
 MOST_DEVICES = 64
-"""About so many workers with devices run at once at most, where nothing says how many may."""
+"""Assumed maximum of simultaneous workers with devices, for pools without ``max_workers``."""
 
 _ANSWERS = MessageKind.RESULT, MessageKind.ERROR
 _GONE = {errno.EPIPE, errno.ECONNRESET, errno.EBADF, errno.ENOTCONN}
-"""The other end has been closed, or ours has since the end was noticed."""
+"""Errors of a send to a process that has exited. EBADF: our end was closed when that was noticed."""
 
 
 class CallQueue:
     """Calls of one pool and one kind that wait, in order.
 
     Attributes:
-        key: What calls have in common that wait in it.
-        owner: The pool.
-        options: How they are to be run.
-        asked: What their request means; None where they need no device.
-        actor: Whether they make actors.
-        calls: The calls, of which some may have been cancelled.
-        refused: The count of changes at which there was nothing for it.
-        others: What other processes held then, by name in the ledger.
-        chosen: What was chosen last.
-        wish: Its first one, in the machine's line; None while it is not there.
-        began: When it was asked for that.
-        watched: What tells of changes there.
-        timer: Has it asked again.
+        key: Key of the queue in its broker.
+        engine: The engine of the pool.
+        options: Options of the calls.
+        resolved: Their request, resolved against this machine; None if they need no device.
+        constructs: Whether the calls construct actors.
+        calls: The calls; some may have been cancelled.
+        refused_at: Value of the broker's change counter when devices were refused last.
+        others: What other processes held at that time, by name in the ledger.
+        chosen: The devices that were chosen last.
+        acquisition: The place of the first call in the machine's queue; None if it has none.
+        asked_at: Time at which that place was taken.
+        watched: Descriptors that report changes of the ledger.
+        timer: Repeats the attempt.
     """
 
-    def __init__(self, key: object, owner: LocalEngine, call: Call, asked: LocalRequest | None) -> None:
+    def __init__(self, key: object, engine: LocalEngine, call: Call, resolved: LocalRequest | None) -> None:
         self.key = key
-        self.owner = owner
+        self.engine = engine
         self.options = call.options
-        self.asked = asked
-        self.actor = call.actor is not None
+        self.resolved = resolved
+        self.constructs = call.actor is not None
         self.calls: deque[Call] = deque()
-        self.refused = -1
+        self.refused_at = -1
         self.others: dict[str, Extent] = {}
         self.chosen: tuple[Grant, ...] = ()
-        self.wish: Acquisition | None = None
-        self.began = 0.0
+        self.acquisition: Acquisition | None = None
+        self.asked_at = 0.0
         self.watched: list[int] = []
         self.timer: Timer | None = None
 
     @property
     def ids(self) -> frozenset[str]:
-        """Ids of the devices for which its calls compete."""
-        return frozenset() if self.asked is None else self.asked.ids
+        """Ids of the devices for which the calls compete."""
+        return frozenset() if self.resolved is None else self.resolved.ids
 
     @property
     def admitted(self) -> bool:
-        """Whether room in the pool is kept for the first one, which waits for its devices."""
-        return self.wish is not None or self.timer is not None
+        """Whether a place in the pool is reserved for the first call, which waits for its devices."""
+        return self.acquisition is not None or self.timer is not None
 
-    def head(self) -> Call | None:
-        """The first one that is still wanted."""
+    def first(self) -> Call | None:
+        """Return the first call that is not cancelled, and drop those before it."""
         calls = self.calls
-        while calls and not calls[0].undecided():  # cancelled
+        while calls and not calls[0].is_pending():
             calls.popleft()
         return calls[0] if calls else None
 
-    def rest(self) -> None:
-        """Listen to the machine's line no more."""
+    def stop_watching(self) -> None:
+        """Cancel the timer, and stop watching the ledger."""
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
         while self.watched:
             reactor().unwatch(self.watched.pop())
 
-    def leave(self) -> None:
-        """Leave the machine's line."""
-        self.rest()
-        if self.wish is not None:
-            self.wish.undo()
-            self.wish = None
+    def leave_machine_queue(self) -> None:
+        """Give up the place in the machine's queue."""
+        self.stop_watching()
+        if self.acquisition is not None:
+            self.acquisition.undo()
+            self.acquisition = None
 
 
 class Broker:
-    """The devices of one machine, and who waits for them in this process: one for all pools.
+    """The devices of one machine and the calls that wait for them: one broker for all pools of this process.
 
     Args:
         inventory: The machine.
-        shared: Whether leases are seen by every process on the machine. Else they are kept in a directory of our own.
-        choice: Makes what chooses devices for a request; None for any that serve it.
-        note: What leases say beside the name of their call.
+        shared: Whether every process on the machine sees the leases. Else they are in a private directory.
+        choice: Makes the choice of devices for a request; None for any devices that serve it.
+        note: Text that follows the call's name in the note of a lease.
 
     Attributes:
         inventory: The machine.
-        private: Whether nobody else sees the leases.
-        scope: Under which names the ledger counts the devices.
+        private: Whether no other process sees the leases.
+        scope: The names of the devices in the ledger.
 
     Raises:
         StateDirectoryError: When there is no state directory that can be trusted.
@@ -183,223 +186,231 @@ class Broker:
         self.private = not shared
         self._environ = dict(os.environ)
         if self.private:
-            path = private_directory()  # which the ledger must not lock
+            path = make_private_directory()
+            # Not the directory itself: its lock says that we live, and the ledger locks its own directory.
             self._environ["ANYACCEL_STATE_DIR"] = os.path.join(path, "leases")
-            weakref.finalize(self, forsake, path).atexit = False
+            weakref.finalize(self, remove_private_directory, path).atexit = False
         self.ledger = Ledger.open(self._environ)
         self.scope = Scope.make(inventory, self._environ)
         used = get_process_lease()
         self._used = None if used is None else used.lease
-        self.choice: Callable[[Request], Choice] = choice or choice_among(inventory)
+        self.choice: Callable[[Request], Choice] = choice or choose_among(inventory)
         self._note = note
-        self._lines: dict[object, CallQueue] = {}
+        self._queues: dict[object, CallQueue] = {}
         self._idle: list[WorkerProcess] = []
-        self._asked: dict[object, LocalRequest] = {}
+        self._resolved: dict[object, LocalRequest] = {}
         self._own: dict[str, list[Extent]] = {}
         self._changes = 0
         self._serving = self._again = False
-        self._looking = False
-        self._looked = float("-inf")
-        self._elsewhere: frozenset[str] = frozenset()
-        self._patience = 1
+        self._checking = False
+        self._checked = float("-inf")
+        self._wanted: frozenset[str] = frozenset()
 
-    # Waiting
+    # Queues
 
-    def enter(self, owner: LocalEngine, call: Call) -> None:
-        """Give a call to an idle process of its kind, or let it wait.
+    def add_call(self, engine: LocalEngine, call: Call) -> None:
+        """Give a call to an idle process of its kind, or queue it.
 
         Raises:
             UnknownNameError, NeverFitsError: When its request can never be served.
         """
-        key = _key(owner, call)
-        idle = None if key in self._lines else self._take_idle(owner, call.options.alike)
+        key = _queue_key(engine, call)
+        idle = None if key in self._queues else self._take_idle(engine, call.options.alike)
         if idle is not None:
-            idle.give(call)
+            idle.send_call(call)
             return
-        line = self._line(owner, call)
-        crowded = line.head() is not None  # then there is nothing for this one either
-        line.calls.append(call)
+        queue = self._find_queue(engine, call)
+        crowded = queue.first() is not None  # then nothing can be started for this call either
+        queue.calls.append(call)
         if not crowded:
             self.serve()
 
-    def put_back(self, owner: LocalEngine, calls: list[Call]) -> None:
-        """Let calls of one kind wait again, in front of their like."""
+    def requeue(self, engine: LocalEngine, calls: list[Call]) -> None:
+        """Put calls of one kind back in front of their queue."""
         for call in reversed(calls):
-            self._line(owner, call).calls.appendleft(call)
+            self._find_queue(engine, call).calls.appendleft(call)
 
-    def forget(self, owner: LocalEngine, call: Call) -> None:
-        """A call was cancelled: if it was the last of its line, nobody waits there any more."""
-        line = self._lines.get(_key(owner, call))
-        if line is not None and line.head() is None:
-            self._drop(line)
+    def drop_if_empty(self, engine: LocalEngine, call: Call) -> None:
+        """Drop the queue of a cancelled call if no other call waits there."""
+        queue = self._queues.get(_queue_key(engine, call))
+        if queue is not None and queue.first() is None:
+            self._drop(queue)
 
-    def next_for(self, member: WorkerProcess) -> Call | None:
-        """Take the next call out that waits for a process, if it would overtake nobody."""
-        line = self._lines.get((id(member.owner), member.options.alike, False))
-        if line is None or self._is_wanted_elsewhere(member):
+    def take_next(self, worker: WorkerProcess) -> Call | None:
+        """Take the next call for a worker without work; None if it would overtake a competing call."""
+        queue = self._queues.get((id(worker.engine), worker.options.alike, False))
+        if queue is None or self._is_wanted_elsewhere(worker):
             return None
-        return None if line.head() is None or self._overtakes(line) else self._pop(line)
+        return None if queue.first() is None or self._overtakes(queue) else self._pop(queue)
 
     def serve(self) -> None:
-        """Start whatever can be started now."""
+        """Start everything that can be started now."""
         self._again = True
-        if self._serving:  # what is started may fail at once and come here: a thousand may follow
+        if self._serving:  # a start that fails at once calls serve(): thousands of those must not nest
             return
         self._serving = True
         try:
             while self._again:
                 self._again = False
-                while self._lines and self._serve_one():
+                while self._queues and self._serve_one():
                     pass
         finally:
             self._serving = False
 
     def _serve_one(self) -> bool:
-        """Start one thing; False when there is none."""
+        """Start one call, or end one idle process; return False if there is nothing to do."""
         wanted: frozenset[str] = frozenset()
         crowded: set[LocalEngine] = set()
-        for line in self._ordered():
-            owner, asked = line.owner, line.asked
-            idle = None if self._overtakes(line) else self._take_idle(owner, line.options.alike)
+        for queue in self._list_queues():
+            engine, resolved = queue.engine, queue.resolved
+            idle = None if self._overtakes(queue) else self._take_idle(engine, queue.options.alike)
             if idle is not None:
-                idle.give(self._pop(line))
+                idle.send_call(self._pop(queue))
                 return True
-            if not self._has_room(line):
-                if owner not in crowded and (useless := self._evictable(line)) is not None:
+            if not self._has_room(queue):
+                if engine not in crowded and (useless := self._find_evictable(queue)) is not None:
                     self._evict([useless])
                     return True
-                crowded.add(owner)
+                crowded.add(engine)
                 continue
-            if owner in crowded and owner.settings.max_workers is not None:
+            if engine in crowded and engine.settings.max_workers is not None:
                 continue
-            if asked is None or asked.nothing:
-                held = None if asked is None else WorkerLease(Allocation(id="", request=asked.request, grants=()))
-                call = self._pop(line)
-                owner.join(call, held).launch(call)
+            if resolved is None or resolved.nothing:
+                lease = (
+                    None if resolved is None else WorkerLease(Allocation(id="", request=resolved.request, grants=()))
+                )
+                call = self._pop(queue)
+                engine.add_worker(call, lease).launch(call)
                 return True
-            blocked = not line.ids.isdisjoint(wanted)
-            wanted |= line.ids
-            if not (blocked or line.wish is not None or line.refused == self._changes):
-                self._ask(line, asked)
+            blocked = not queue.ids.isdisjoint(wanted)
+            wanted |= queue.ids
+            if not (blocked or queue.acquisition is not None or queue.refused_at == self._changes):
+                self._request_devices(queue, resolved)
                 return True
         return False
 
-    def _has_room(self, line: CallQueue) -> bool:
-        """Whether the pool of a line may have one more process for it."""
-        owner = line.owner
-        if owner.settings.max_workers is not None:
-            others = (other for other in self._lines.values() if other.owner is owner and other is not line)
-            return len(owner.members) + sum(other.admitted for other in others) < owner.settings.max_workers
-        if line.asked is not None or line.actor:
+    def _has_room(self, queue: CallQueue) -> bool:
+        """Return whether the pool of a queue may have one more process for it."""
+        engine = queue.engine
+        if engine.settings.max_workers is not None:
+            others = (other for other in self._queues.values() if other.engine is engine and other is not queue)
+            return len(engine.members) + sum(other.admitted for other in others) < engine.settings.max_workers
+        if queue.resolved is not None or queue.constructs:
             return True
-        return sum(member.busies_processor for member in owner.members) < PROCESSORS
+        return sum(worker.busies_processor for worker in engine.members) < PROCESSORS
 
-    def _overtakes(self, line: CallQueue) -> bool:
-        """Whether a call of another line comes before and competes for the same."""
-        if len(self._lines) == 1:
+    def _overtakes(self, queue: CallQueue) -> bool:
+        """Return whether an older call of another queue competes with the first call of a queue."""
+        if len(self._queues) == 1:
             return False
-        number = line.calls[0].number
-        for other in self._lines.values():
-            first = other.head() if other is not line else None
+        number = queue.calls[0].number
+        for other in self._queues.values():
+            first = other.first() if other is not queue else None
             if first is None or first.number > number:
                 continue
             roomy = self._has_room(other)
-            alike = line.owner.settings.max_workers is not None or (line.asked is None and other.asked is None)
-            if (not roomy and other.owner is line.owner and alike) or (roomy and not other.ids.isdisjoint(line.ids)):
+            alike = queue.engine.settings.max_workers is not None or (queue.resolved is None and other.resolved is None)
+            if (not roomy and other.engine is queue.engine and alike) or (
+                roomy and not other.ids.isdisjoint(queue.ids)
+            ):
                 return True
         return False
 
-    def _ordered(self) -> list[CallQueue]:
-        """Lines in which somebody waits, by the arrival of their first."""
+    def _list_queues(self) -> list[CallQueue]:
+        """Return the queues with calls, by the age of their first call."""
         return sorted(
-            (line for line in self._lines.values() if line.head() is not None), key=lambda line: line.calls[0].number
+            (queue for queue in self._queues.values() if queue.first() is not None),
+            key=lambda queue: queue.calls[0].number,
         )
 
-    def _line(self, owner: LocalEngine, call: Call) -> CallQueue:
-        """The line of calls that are alike."""
-        key = _key(owner, call)
-        line = self._lines.get(key)
-        if line is None:
-            asked = self._asked_for(call.options, confined=owner.confined)
-            line = self._lines[key] = CallQueue(key, owner, call, asked)
-        return line
+    def _find_queue(self, engine: LocalEngine, call: Call) -> CallQueue:
+        """Return the queue for a call; make it if there is none."""
+        key = _queue_key(engine, call)
+        queue = self._queues.get(key)
+        if queue is None:
+            resolved = self._resolve(call.options, confined=engine.confined)
+            queue = self._queues[key] = CallQueue(key, engine, call, resolved)
+        return queue
 
-    def _pop(self, line: CallQueue) -> Call:
-        """Take the first call out, which is there."""
-        call = line.calls.popleft()
-        if line.head() is None:
-            self._drop(line)
-        elif line.wish is not None and self._overtakes(line):  # the place was that of the one before
-            line.leave()
+    def _pop(self, queue: CallQueue) -> Call:
+        """Remove and return the first call of a queue that has one."""
+        call = queue.calls.popleft()
+        if queue.first() is None:
+            self._drop(queue)
+        elif queue.acquisition is not None and self._overtakes(queue):  # the place was that of the removed call
+            queue.leave_machine_queue()
         return call
 
-    def _drop(self, line: CallQueue) -> None:
-        """Forget an empty line."""
-        if self._lines.get(line.key) is line:
-            del self._lines[line.key]
-        line.leave()
+    def _drop(self, queue: CallQueue) -> None:
+        if self._queues.get(queue.key) is queue:
+            del self._queues[queue.key]
+        queue.leave_machine_queue()
 
     def why(self, request: Request) -> Verdict:
-        """What a request waits for; any thread may ask."""
+        """Explain what a request waits for; any thread may ask."""
         return why(request, inventory=self.inventory, environ=self._environ)
 
-    def _asked_for(self, options: Options, *, confined: bool) -> LocalRequest | None:
-        """What the request of some calls means; None where they have none."""
+    def _resolve(self, options: Options, *, confined: bool) -> LocalRequest | None:
+        """Resolve the request of calls against this machine; return None if they have none."""
         if options.needs is None:
             return None
-        found = self._asked.get((options.alike, confined))
+        found = self._resolved.get((options.alike, confined))
         if found is None:
-            if len(self._asked) >= MOST_ASKED:
-                self._asked.clear()
             choice = self.choice(options.needs)
             found = LocalRequest(choice, self.inventory, self.scope, private=self.private, confined=confined)
-            self._asked[options.alike, confined] = found
+            self._resolved[options.alike, confined] = found
         return found
 
     # Devices
 
-    def _ask(self, line: CallQueue, asked: LocalRequest, *, insist: bool = False) -> None:
-        """Ask for devices for the first call of a line, or look how far it is in the machine's line.
+    def _request_devices(self, queue: CallQueue, resolved: LocalRequest, *, insist: bool = False) -> None:
+        """Try to get devices for the first call of a queue, and launch it.
 
         Args:
-            line: The line.
-            asked: What is asked for.
-            insist: Whether to stand in that line although what this process holds is in the way.
+            queue: The queue.
+            resolved: Its request.
+            insist: Whether to join the machine's queue although this process itself holds what is missing.
         """
-        line.rest()
-        call = line.head()
+        queue.stop_watching()
+        call = queue.first()
         if call is None:
             return
-        line.refused = self._changes
-        if line.wish is None and not insist and asked.choose(self.scope.taken(self._held())) is None:
-            line.timer = reactor().call_later(OWN_SECONDS, partial(self._ask, line, asked, insist=True))
-            self._make_way(line, asked)
+        queue.refused_at = self._changes
+        if (
+            queue.acquisition is None
+            and not insist
+            and resolved.choose(self.scope.to_devices(self._sum_held())) is None
+        ):
+            queue.timer = reactor().call_later(
+                OWN_SECONDS, partial(self._request_devices, queue, resolved, insist=True)
+            )
+            self._evict_for(queue, resolved)
             return
         try:
-            found = self._attempt(line, asked, call)
-        except Exception as error:  # noqa: BLE001 - it is the caller's
-            line.leave()
-            self._pop(line)
+            lease = self._try_lease(queue, resolved, call)
+        except Exception as error:  # noqa: BLE001 - the future reports it
+            queue.leave_machine_queue()
+            self._pop(queue)
             call.fail(error)
-            line.owner.forget(call)
+            queue.engine.remove_call(call)
             self.serve()
             return
-        if found is None:
-            if line.wish is not None:
-                self._listen(line, asked, line.wish)
-            self._make_way(line, asked)
-        elif line.head() is None or self._overtakes(line):
-            found.release()
+        if lease is None:
+            if queue.acquisition is not None:
+                self._watch_ledger(queue, resolved, queue.acquisition)
+            self._evict_for(queue, resolved)
+        elif queue.first() is None or self._overtakes(queue):  # cancelled meanwhile, or an older call was requeued
+            lease.release()
         else:
-            call = self._pop(line)
-            line.owner.join(call, found).launch(call)
+            call = self._pop(queue)
+            queue.engine.add_worker(call, lease).launch(call)
         self.serve()
 
-    def _attempt(self, line: CallQueue, asked: LocalRequest, call: Call) -> WorkerLease | None:
-        """Get devices from the ledger; None when they are not free now, and then a place in the machine's line is kept.
+    def _try_lease(self, queue: CallQueue, resolved: LocalRequest, call: Call) -> WorkerLease | None:
+        """Get a lease from the ledger; if the devices are in use, keep a place in the machine's queue and return None.
 
         Raises:
-            AnyaccelError: When there will be none.
+            AnyaccelError: When the request cannot be granted.
         """
         if self._used is not None and self._used.released:
             raise LedgerError(
@@ -407,196 +418,203 @@ class Broker:
                 " a pool inside of the 'with' statement of anyaccel.use(), or make a new one"
             )
         note = f"{call.name}{self._note}"
-        if line.wish is None:
-            line.wish = self.ledger.begin(asked.want, partial(self._choose, line, asked), note=note)
-            line.began = time.monotonic()
-        lease = line.wish.attempt()
+        if queue.acquisition is None:
+            queue.acquisition = self.ledger.begin(resolved.want, partial(self._choose, queue, resolved), note=note)
+            queue.asked_at = time.monotonic()
+        lease = queue.acquisition.attempt()
         if lease is None:
             return None
-        line.wish.leave_line()
-        line.wish = None
-        allocation = Allocation(id=lease.id, request=asked.request, grants=line.chosen)
+        queue.acquisition.leave_line()
+        queue.acquisition = None
+        allocation = Allocation(id=lease.id, request=resolved.request, grants=queue.chosen)
         for key, extent in lease.devices.items():
             self._own.setdefault(key, []).append(extent)
         usage = None
         if not self.private:
-            waited = time.monotonic() - line.began
-            usage = UsageMeter(allocation.id, allocation.shares, asked.want.request, note, waited=waited, added_up=True)
-        return WorkerLease(allocation, lease, self._released, private=self.private, usage=usage)
+            waited = time.monotonic() - queue.asked_at
+            usage = UsageMeter(allocation, note, waited=waited, added_up=True)
+        return WorkerLease(allocation, lease, self._on_release, private=self.private, usage=usage)
 
-    def _choose(self, line: CallQueue, asked: LocalRequest, taken: Mapping[str, Extent]) -> dict[str, Extent] | None:
-        """Choose for the first call of a line, given what is taken by name in the ledger."""
-        grants = asked.choose(self.scope.taken(taken))
+    def _choose(
+        self, queue: CallQueue, resolved: LocalRequest, taken: Mapping[str, Extent]
+    ) -> dict[str, Extent] | None:
+        """Choose devices for the first call of a queue, given what is taken; all by name in the ledger."""
+        grants = resolved.choose(self.scope.to_devices(taken))
         if grants is None:
-            own = self._held()
-            line.others = {key: without(extent, own.get(key, NOTHING)) for key, extent in taken.items()}
+            own = self._sum_held()
+            queue.others = {key: subtract_own(extent, own.get(key, NOTHING)) for key, extent in taken.items()}
             return None
-        line.chosen = grants
+        queue.chosen = grants
         return self.scope.to_ledger(grants)
 
-    def _listen(self, line: CallQueue, asked: LocalRequest, wish: Acquisition) -> None:
-        """Look again once something has happened that the first call of a line waits for."""
+    def _watch_ledger(self, queue: CallQueue, resolved: LocalRequest, acquisition: Acquisition) -> None:
+        """Repeat the attempt after a change of the ledger that concerns the first call of a queue."""
         loop = reactor()
-        line.timer = loop.call_later(wish.pause(), partial(self._ask, line, asked))
+        queue.timer = loop.call_later(acquisition.pause(), partial(self._request_devices, queue, resolved))
 
-        def note(descriptor: int) -> None:
-            if wish.read_event(descriptor):
-                self._ask(line, asked)
+        def on_change(descriptor: int) -> None:
+            if acquisition.read_event(descriptor):
+                self._request_devices(queue, resolved)
 
-        line.watched = wish.descriptors()
-        for descriptor in line.watched:
-            loop.watch(descriptor, partial(note, descriptor))
+        queue.watched = acquisition.descriptors()
+        for descriptor in queue.watched:
+            loop.watch(descriptor, partial(on_change, descriptor))
 
-    def _released(self, devices: Mapping[str, Extent]) -> None:
-        """Count what was given back, and serve those who wait for it."""
+    def _on_release(self, devices: Mapping[str, Extent]) -> None:
+        """Count released devices, and serve the calls that wait for them."""
         for key, extent in devices.items():
             self._own[key].remove(extent)
         self._changes += 1
         self.serve()
 
-    def _held(self, but: Collection[WorkerProcess] = ()) -> dict[str, Extent]:
-        """What this process holds, by key of the ledger, but for what some processes do."""
+    def _sum_held(self, but: Collection[WorkerProcess] = ()) -> dict[str, Extent]:
+        """Return what this process holds, by name in the ledger, without the leases of some workers."""
         own = {key: list(extents) for key, extents in self._own.items()}
-        for member in but:
-            for key, extent in ({} if member.held is None else member.held.devices).items():
+        for worker in but:
+            for key, extent in ({} if worker.lease is None else worker.lease.devices).items():
                 own[key].remove(extent)
         return {key: reduce(Extent.joined, extents) for key, extents in own.items() if extents}
 
     # Idle processes
 
-    def rest(self, member: WorkerProcess) -> None:
-        """Keep an idle process for later calls, unless another process waits for its devices."""
-        if self._is_wanted_elsewhere(member):
-            member.finish()
+    def keep_idle(self, worker: WorkerProcess) -> None:
+        """Keep a worker without work for later calls, unless another process waits for its devices."""
+        if self._is_wanted_elsewhere(worker):
+            worker.shut_down()
             return
-        self._idle.append(member)
-        if member.held is not None and not self._looking:
-            self._looking = True
-            self._look_later()
-        if not self._lines:
+        self._idle.append(worker)
+        if worker.lease is not None and not self._checking:
+            self._checking = True
+            self._schedule_check()
+        if not self._queues:
             return
-        for line in self._ordered() if member.held is not None else ():
-            if line.asked is not None and self._has_room(line) and not line.ids.isdisjoint(member.ids):
-                self._make_way(line, line.asked)
+        for queue in self._list_queues() if worker.lease is not None else ():
+            if queue.resolved is not None and self._has_room(queue) and not queue.ids.isdisjoint(worker.ids):
+                self._evict_for(queue, queue.resolved)
                 break
         self.serve()
 
-    def discard(self, member: WorkerProcess) -> None:
-        """Forget an idle process that has gone."""
-        if member in self._idle:
-            self._idle.remove(member)
+    def remove_idle(self, worker: WorkerProcess) -> None:
+        """Remove a worker from the idle ones, if it is there."""
+        if worker in self._idle:
+            self._idle.remove(worker)
 
-    def _take_idle(self, owner: LocalEngine, alike: int) -> WorkerProcess | None:
-        """An idle process for calls of a kind: the one used last, so that the others get old enough to go."""
+    def _take_idle(self, engine: LocalEngine, alike: int) -> WorkerProcess | None:
+        """Take an idle worker for calls of a kind: the one used last, so that the others reach their idle time."""
         for place in range(len(self._idle) - 1, -1, -1):
-            member = self._idle[place]
-            if member.owner is owner and member.options.alike == alike and not member.ending:
+            worker = self._idle[place]
+            if worker.engine is engine and worker.options.alike == alike and not worker.ending:
                 return self._idle.pop(place)
         return None
 
-    def _evictable(self, line: CallQueue) -> WorkerProcess | None:
-        """The idle process that is to end so that a line has room, unless one ends anyhow."""
-        owner = line.owner
-        if any(member.ending for member in owner.members):
+    def _find_evictable(self, queue: CallQueue) -> WorkerProcess | None:
+        """Return the idle worker whose end gives a queue room in its pool; None while another one is ending."""
+        engine = queue.engine
+        if any(worker.ending for worker in engine.members):
             return None
-        for member in self._idle:
-            if member.owner is owner and (owner.settings.max_workers is not None or member.busies_processor):
-                return member
+        for worker in self._idle:
+            if worker.engine is engine and (engine.settings.max_workers is not None or worker.busies_processor):
+                return worker
         return None
 
-    def _make_way(self, line: CallQueue, asked: LocalRequest) -> None:
-        """End as many idle processes as a line needs the devices of, those first that were used longest ago."""
-        if not self._idle or line.head() is None:
+    def _evict_for(self, queue: CallQueue, resolved: LocalRequest) -> None:
+        """Evict the fewest idle workers whose devices let a queue go on, the least recently used first."""
+        if not self._idle or queue.first() is None:
             return
-        near = self.scope.excluded_by(asked.ids)
-        idle = [member for member in self._idle if not member.ids.isdisjoint(near)]
-        peers = {peer for owner in {member.owner for member in idle} for peer in owner.members}
-        ended = [peer for peer in peers if peer.ending and peer.held is not None]
+        near = self.scope.excluded_by(resolved.ids)
+        idle = [worker for worker in self._idle if not worker.ids.isdisjoint(near)]
+        peers = {peer for engine in {worker.engine for worker in idle} for peer in engine.members}
+        ending = [peer for peer in peers if peer.ending and peer.lease is not None]
         number = 0
         while number < len(idle):
-            taken = dict(line.others)
-            for key, extent in self._held([*ended, *idle[:number]]).items():
+            taken = dict(queue.others)
+            for key, extent in self._sum_held([*ending, *idle[:number]]).items():
                 taken[key] = taken.get(key, NOTHING).joined(extent)
-            if asked.choose(self.scope.taken(taken)) is not None:
+            if resolved.choose(self.scope.to_devices(taken)) is not None:
                 break
             number += 1
         self._evict(idle[:number])
 
-    def _evict(self, members: list[WorkerProcess]) -> None:
-        for member in members:
-            self._idle.remove(member)
-            member.finish()
+    def _evict(self, workers: list[WorkerProcess]) -> None:
+        for worker in workers:
+            self._idle.remove(worker)
+            worker.shut_down()
 
-    def _look(self) -> None:
-        """End processes that have been idle for too long, or whose devices other processes wait for."""
+    def _check_idle(self) -> None:
+        """Evict workers that were idle for too long, and one whose devices another process waits for."""
         now = time.monotonic()
-        holders = [member for member in self._idle if member.held is not None]
-        unused = [member for member in holders if member.heard + member.owner.settings.idle <= now]
-        wanted = [member for member in holders if self._is_wanted_elsewhere(member)]
-        # One by one at first: nobody knows how many of them the others need.
-        self._patience = 2 * self._patience if wanted else 1
-        self._evict(unused + [member for member in wanted[: self._patience // 2] if member not in unused])
-        self._looking = any(member.held is not None for member in self._idle)
-        if self._looking:
-            self._look_later()
+        holders = [worker for worker in self._idle if worker.lease is not None]
+        evicted = [worker for worker in holders if worker.answered_at + worker.engine.settings.idle <= now]
+        # One at a time: how many of them the other process needs is not known.
+        wanted = next((each for each in holders if each not in evicted and self._is_wanted_elsewhere(each)), None)
+        self._evict(evicted if wanted is None else [*evicted, wanted])
+        self._checking = any(worker.lease is not None for worker in self._idle)
+        if self._checking:
+            self._schedule_check()
 
-    def _look_later(self) -> None:
-        """Come back when the first idle process gets too old, and as often as others have to be asked."""
-        when = min(member.heard + member.owner.settings.idle for member in self._idle if member.held is not None)
-        reactor().call_at(when if self.private else min(when, time.monotonic() + LOOK_SECONDS), self._look)
+    def _schedule_check(self) -> None:
+        """Check again when the first idle worker reaches its idle time, or sooner if leases are shared."""
+        when = min(
+            worker.answered_at + worker.engine.settings.idle for worker in self._idle if worker.lease is not None
+        )
+        reactor().call_at(when if self.private else min(when, time.monotonic() + LOOK_SECONDS), self._check_idle)
 
-    def _is_wanted_elsewhere(self, member: WorkerProcess) -> bool:
-        """Whether another process waits for devices of a process of ours, parts of them, or what they are parts of."""
-        if member.held is not None and not self.private and (now := time.monotonic()) - self._looked > LOOK_SECONDS:
-            self._looked = now
+    def _is_wanted_elsewhere(self, worker: WorkerProcess) -> bool:
+        """Return whether another process waits for devices of a worker, for parts of them, or for their parents."""
+        if worker.lease is not None and not self.private and (now := time.monotonic()) - self._checked > LOOK_SECONDS:
+            self._checked = now
             ids = self.scope.ids
             keys: frozenset[str] = frozenset()
-            with contextlib.suppress(AnyaccelError):  # whoever asks for devices is told
+            with contextlib.suppress(AnyaccelError):  # the next call that requests devices reports it
                 keys = self.ledger.find_wanted(frozenset(ids))
-            self._elsewhere = self.scope.excluded_by(ids[key] for key in keys) if keys else frozenset()
-        return not member.ids.isdisjoint(self._elsewhere)
+            self._wanted = self.scope.excluded_by(ids[key] for key in keys) if keys else frozenset()
+        return not worker.ids.isdisjoint(self._wanted)
 
 
-def _key(owner: LocalEngine, call: Call) -> tuple[int, int, bool]:
-    return id(owner), call.options.alike, call.actor is not None
+def _queue_key(engine: LocalEngine, call: Call) -> tuple[int, int, bool]:
+    return id(engine), call.options.alike, call.actor is not None
 
 
-class WorkerProcess(Runner):
-    """A worker process of a pool, from the decision to fork it until its devices have gone back.
+class WorkerProcess:
+    """A worker process of a pool, from the decision to fork it until its devices are released.
 
     Args:
-        owner: The pool.
-        held: The devices that it holds, or None for the CPU alone.
-        call: The call that it is for.
+        engine: The engine of the pool.
+        lease: Its devices, or None for the CPU alone.
+        call: Its first call.
 
     Attributes:
-        owner: The pool.
-        options: How the calls that it runs are to be run.
+        engine: The engine of the pool.
+        options: Options of the calls that it runs.
         actor: The actor that lives in it, or None.
-        held: The devices that it holds, or None for the CPU alone.
-        allocation: What it holds, with what enforces that once it is known.
-        ids: Ids of the devices that it holds.
-        mark: What it and all that it starts carry; empty before it has been told.
+        lease: Its devices, or None for the CPU alone.
+        allocation: Its devices, and how they are enforced once that is known.
+        ids: Ids of its devices.
+        mark: The mark of the process and of everything that it starts; empty before it was sent.
         running: Calls that it was given and has not answered, by number, in order.
-        heard: Time of ``time.monotonic()`` of its last answer, or of the first call since it had none.
-        calls: Calls that it was given so far.
+        answered_at: Time of its last answer, or of its first call before that.
+        calls: Number of calls that it was given.
         ending: Whether it gets no more calls.
-        stopped: Whether we have ended it, whatever it was doing.
-        proven: Whether it has answered at all.
-        fault: Why nothing that it says is believed any more, or an empty string.
-        notices: What it has to say before it answers, in order.
+        stopped: Whether :meth:`stop` was called.
+        proven: Whether it has answered a call.
+        fault: Why its messages are not trusted any more, or an empty string.
+        last: Number of the call that it has answered last.
+        notices: Kinds of messages that it must send before its first answer, in order.
     """
 
-    def __init__(self, owner: LocalEngine, held: WorkerLease | None, call: Call) -> None:
-        self.owner = owner
+    begun = True
+    """Of a call whose worker this is: it was sent."""
+
+    def __init__(self, engine: LocalEngine, lease: WorkerLease | None, call: Call) -> None:
+        self.engine = engine
         self.actor: ActorState | None = call.actor
-        self.options: Options = call.options if call.actor is None else call.actor.kept
-        self.held = held
-        self.allocation = CPU if held is None else held.allocation
+        self.options: Options = call.options if call.actor is None else call.actor.process_options
+        self.lease = lease
+        self.allocation = CPU if lease is None else lease.allocation
         self.ids = frozenset(device.id for device in self.allocation.devices)
         self.mark: marks.Mark = ()
         self.running: dict[int, Call] = {call.number: call}
-        self.heard = time.monotonic()
+        self.answered_at = time.monotonic()
         self.calls = 0
         self.ending = self.stopped = self.proven = False
         self.fault = self.stuck = self.killed = ""
@@ -608,12 +626,12 @@ class WorkerProcess(Runner):
         self._ahead = True
         self._group: WorkerGroup | None = None
 
-    # What the fork server tells
+    # Reports of the fork server
 
     def ended(self, gone: Gone) -> None:
-        """Hand over what it said last, and that it has gone."""
+        """Handle the last messages of the process, then its end."""
         self.ending = True
-        self._shut(socket.SHUT_RDWR)  # nothing is sent any more, since the process would not take it out
+        self._shut(socket.SHUT_RDWR)  # from now on, sends fail instead of filling a channel without a reader
         while self._open:
             message = self._receive(last=True)
             if message is not None:
@@ -624,33 +642,33 @@ class WorkerProcess(Runner):
             from anyaccel.launcher.limits import remove_group
 
             self.killed = remove_group(self._group)
-        self.owner.on_gone(self, gone)
+        self.engine.on_gone(self, gone)
 
     def on_stuck(self, reason: str) -> None:
-        """Take note that it ignores SIGKILL, or cannot be understood: its devices stay with it."""
+        """Take notice that the process ignores SIGKILL and so keeps its devices."""
         self.stuck = reason
-        self.owner.on_stuck(self, reason)
+        self.engine.on_stuck(self, reason)
 
-    # What it is given
+    # Calls
 
     @property
     def busies_processor(self) -> bool:
-        """Whether it counts among those that may run at once without devices: an actor is idle for most of its life."""
-        return self.held is None and self.actor is None
+        """Whether it counts for the limit of calls without devices; an actor does not: it is idle most of the time."""
+        return self.lease is None and self.actor is None
 
     @property
     def outstanding(self) -> list[Call]:
-        """Calls that it was given and has not answered, in order; any thread may ask."""
+        """Calls that it was given and has not answered, in order; any thread may read it."""
         return list(self.running.values())
 
     @property
     def free(self) -> bool:
-        """Whether it runs one more call at once."""
+        """Whether it would run one more call at once."""
         running = self.running
         return not self.ending and (not running or (len(running) < self.options.concurrency and not self._constructs()))
 
-    def takes(self, call: Call) -> bool:
-        """Whether it takes a call: to run it at once or, for an actor of its own, after those that it has."""
+    def accepts(self, call: Call) -> bool:
+        """Return whether a method call may be sent: to run at once, or pipelined behind the calls of this actor."""
         if self.free:
             return True
         state, body = self.actor, call.body
@@ -665,40 +683,40 @@ class WorkerProcess(Runner):
             and not body.buffers
             and len(body.data) <= MOST_AHEAD_BYTES
             and call.log is None
-            and self.owner.settings.logs is None
+            and self.engine.settings.logs is None
         )
 
     def _constructs(self) -> bool:
         return any(call.kind == MessageKind.CONSTRUCT for call in self.running.values())
 
     def pull(self) -> None:
-        """Give it the calls that wait, as many as it takes."""
-        self.owner.feed(self)
+        """Send it the calls that wait, as many as it accepts."""
+        self.engine.feed(self)
 
     def launch(self, call: Call, *, ahead: bool = True) -> None:
-        """Have it forked, make its environment, and send it its first call.
+        """Fork the process, or take the one forked ahead; send its setup and its first call.
 
         Args:
             call: The call.
-            ahead: Whether it may be a process that was forked before anybody needed one.
+            ahead: Whether a process that was forked ahead may be taken.
         """
-        owner, settings, held = self.owner, self.owner.settings, self.held
+        engine, settings, lease = self.engine, self.engine.settings, self.lease
         self._ahead = ahead
         call.future.allocation = self.allocation
         try:
-            descriptors = () if held is None else held.descriptors
+            descriptors = () if lease is None else lease.descriptors
             self._process = spawning.spawn(
                 self, settings.preload, grace=settings.grace, leases=descriptors, ahead=ahead
             )
             self._open = True
             reactor().watch(self._process.channel.fileno(), self.read)
             server = self._process.server
-            self.mark = (() if held is None else held.mark) or marks.draw_often()
+            self.mark = (() if lease is None else lease.mark) or marks.draw_often()
             timed = call.options.timeout is not None
-            made, setup = settings.preparation.setup(
+            made, setup = settings.preparation.make_setup(
                 self.allocation,
-                owner.inventory,
-                lease="" if held is None else held.lease_id,
+                engine.inventory,
+                lease="" if lease is None else lease.lease_id,
                 mark=self.mark,
                 environ=server.environ,
                 path=server.path,
@@ -709,30 +727,34 @@ class WorkerProcess(Runner):
                 self.notices.append(MessageKind.READY)
             if settings.preparation.staged:
                 self.notices.append(MessageKind.PREPARED)
-            with outputs() as pair:
+            with open_outputs() as pair:
                 self._send(MessageKind.SETUP, setup, (*pair, *descriptors))
-            self.give(call, fresh=True)
-            if self.stopped:  # by another thread, when there was no process yet that could have been told
+            self.send_call(call, fresh=True)
+            if self.stopped:  # by another thread, before there was a process to stop
                 self._process.stop(settings.grace)
-            owner.use(server, ahead=self.options.max_calls == 1)
-        except Exception as error:  # noqa: BLE001 - it is the caller's
+            if server not in engine.servers:
+                engine.servers.add(server)
+                server.add_pool()
+            if self.options.max_calls == 1:  # the next call needs a fresh process as well
+                server.fork_ahead()
+        except Exception as error:  # noqa: BLE001 - the future reports it
             call.fail(error)
             if self._process is None:
-                owner.on_gone(self, Gone(forked=False))
+                engine.on_gone(self, Gone(forked=False))
             else:
                 self.stop(0)
 
-    def give(self, call: Call, *, fresh: bool = False) -> None:
-        """Send it a call: to run, or to stand behind those that it has.
+    def send_call(self, call: Call, *, fresh: bool = False) -> None:
+        """Send it a call.
 
         Args:
             call: The call.
-            fresh: Whether nothing says yet that the process is there.
+            fresh: Whether the process may not exist yet; then its time limit starts with the message READY.
         """
         self.running[call.number] = call
-        if not call.undecided():  # cancelled just now, and of a fresh process that is told in a moment
+        if not call.is_pending():  # cancelled just now; launch() of a fresh process stops it in a moment
             if not fresh:
-                self.owner.on_free(self, call)
+                self.engine.on_free(self, call)
             return
         body = call.body or Pickled(b"", [])
         call.future.allocation = self.allocation
@@ -740,70 +762,69 @@ class WorkerProcess(Runner):
         self.calls += 1
         self.ending = self.ending or self.calls == self.options.max_calls
         if len(self.running) <= self.options.concurrency:
-            self._begin(call, fresh=fresh)
+            self._mark_started(call, fresh=fresh)
         if call.tries >= call.options.retries:
             call.body = None
         try:
-            if not self._pass(call, body):
+            if not self._send_body(call, body):
                 call.sent, call.body = False, body
-            elif self.ending:  # it ends once it has answered
+            elif self.ending:  # an end of file behind the last call: the worker exits after its answer
                 self._shut(socket.SHUT_WR)
-        except OSError as error:  # no memory or no descriptor is left
+        except OSError as error:  # no memory or descriptor is left for the message
             call.fail(error)
             self.stop(0)
 
-    def _begin(self, call: Call, *, fresh: bool = False) -> None:
-        """Take note that it runs a call; the time of the first one begins when the process is there."""
+    def _mark_started(self, call: Call, *, fresh: bool = False) -> None:
+        """Record that it runs a call, and start the time limit of the call."""
         call.worker = self
         if len(self.running) == 1:
-            self.heard = time.monotonic()
+            self.answered_at = time.monotonic()
         if not fresh:
             self._start_timer(call)
 
-    def _pass(self, call: Call, body: Pickled) -> bool:
-        """Send it a call, with the file for its output where it has one; False when it has gone.
+    def _send_body(self, call: Call, body: Pickled) -> bool:
+        """Send the message of a call, with its log file if it has one; return False if the process has exited.
 
         Raises:
-            OSError: When there is no memory or no descriptor left for that.
+            OSError: When no memory or descriptor is left for the message.
         """
-        logs = self.owner.settings.logs
+        logs = self.engine.settings.logs
         log = call.log if logs is None else call.log or logs.path_for(call.name)
         if log is None:
             return self._send(call.kind, body, number=call.number)
         call.future.log = log
-        with outputs(log) as pair:
+        with open_outputs(log) as pair:
             return self._send(call.kind, body, pair, number=call.number)
 
-    def skip(self, call: Call) -> None:
-        """Have it not begin with a call that stands behind others."""
+    def skip_call(self, call: Call) -> None:
+        """Tell the process not to start a pipelined call."""
         if call.worker is None:
             with contextlib.suppress(OSError):
                 self._send(MessageKind.SKIP, number=call.number)
 
-    def not_begun(self, gone: Gone) -> list[Call]:
-        """The calls that it never began with, now that it has gone.
+    def collect_unstarted(self, gone: Gone) -> list[Call]:
+        """Return the pending calls that the process never started, now that it has exited.
 
-        What was set up and did not become a worker began with all that it was sent: another one may not become one
-        either. The same goes for what was forked when it was needed and took nothing out.
+        A message that is still in the channel was never read. That proves it only for a process that has answered
+        before, or that was forked ahead and has not even read its setup. Any other process may have died of its setup,
+        and so would the next one.
         """
         self.ending = True
-        first = self._untaken() if gone.forked and not self.stopped else None
-        unused = self._ahead and not self.proven and first is not None and first.kind == MessageKind.SETUP
-        found: list[Call] = []
-        while first is not None and (unused or self.proven):
-            call = self.running.get(first.number)
+        message = self._receive_unread() if gone.forked and not self.stopped else None
+        unused = self._ahead and not self.proven and message is not None and message.kind == MessageKind.SETUP
+        while message is not None and (unused or self.proven):
+            call = self.running.get(message.number)
             if call is not None:
-                call.body = Pickled(bytes(first.data), first.buffers)
+                call.body = Pickled(bytes(message.data), message.buffers)
                 call.sent = False
-            first = self._untaken()
-        for call in self.outstanding:
-            if not call.sent:
-                call.withdraw()
-                found.append(call)
-        return [call for call in found if call.undecided()]
+            message = self._receive_unread()
+        unstarted = [call for call in self.outstanding if not call.sent]
+        for call in unstarted:
+            call.reset()
+        return [call for call in unstarted if call.is_pending()]
 
-    def _untaken(self) -> Message | None:
-        """The first message that it has not taken out, now that it has gone."""
+    def _receive_unread(self) -> Message | None:
+        """Receive a message at the process's own end of the channel; None if none is left."""
         try:
             message = None if self._process is None else receive(self._process.end, wait=False)
         except (OSError, ValueError):
@@ -815,26 +836,26 @@ class WorkerProcess(Runner):
     def _start_timer(self, call: Call) -> None:
         if call.options.timeout is None:
             return
-        seconds, early = call.options.timeout, self.owner.settings.early
+        seconds, early = call.options.timeout, self.engine.settings.early
         if early is None or early.seconds >= seconds:
-            call.timer = reactor().call_later(seconds, partial(self.owner.on_timeout, self, call))
+            call.timer = reactor().call_later(seconds, partial(self.engine.on_timeout, self, call))
         else:
             call.timer = reactor().call_later(seconds - early.seconds, partial(self._send_early, early, call))
 
     def _send_early(self, early: EarlySignal, call: Call) -> None:
-        """Send the signal that comes before the time of a call is over, and wait for that."""
-        call.timer = reactor().call_later(early.seconds, partial(self.owner.on_timeout, self, call))
+        """Send the signal that announces the end of a call's time, and start the timer of that end."""
+        call.timer = reactor().call_later(early.seconds, partial(self.engine.on_timeout, self, call))
         if call.number in self.running:
             early.send(self.mark)
 
-    # Its end
+    # End
 
     def stop(self, grace: float, *, answer: bool = True) -> None:
-        """End it, and everything that it started; any thread may.
+        """End the process and everything that it started; any thread may.
 
         Args:
-            grace: Seconds between asking and killing.
-            answer: Whether anybody still wants what it may say.
+            grace: Seconds between SIGTERM and SIGKILL.
+            answer: Whether answers that arrive meanwhile count.
         """
         self.ending = self.stopped = True
         if self._process is not None:
@@ -842,33 +863,32 @@ class WorkerProcess(Runner):
         if not answer:
             self._shut(socket.SHUT_RD)
 
-    def finish(self) -> None:
-        """Let it end by itself; if it takes too long, end it."""
+    def shut_down(self) -> None:
+        """Let the process exit, and stop it when that takes too long."""
         self.ending = True
         self._shut(socket.SHUT_WR)
-        self.expect_end()
+        self.schedule_stop()
 
-    def expect_end(self) -> None:
-        """Give it so long to end by itself."""
-        grace = self.owner.settings.grace
+    def schedule_stop(self) -> None:
+        """Schedule :meth:`stop` in case the process does not exit within the grace period."""
+        grace = self.engine.settings.grace
         if self.timer is not None:
             self.timer.cancel()
         self.timer = reactor().call_later(max(grace, 1.0), partial(self.stop, grace))
 
-    def refuse(self, fault: str) -> None:
-        """Believe it nothing any more, and end it."""
+    def distrust(self, fault: str) -> None:
+        """Ignore all further messages of the process because of a fault, and kill it."""
         self.fault, self.ending = self.fault or fault, True
         if self._process is not None:
             self._process.stop(0)
         self._shut(socket.SHUT_RD)
 
     def _shut(self, directions: int) -> None:
-        """Shut the channel, if there is one."""
         if self._process is not None:
             self._process.shut(directions)
 
-    def death(self, gone: Gone, name: str) -> WorkerError:
-        """Why its call has no result."""
+    def make_death_error(self, gone: Gone, name: str) -> WorkerError:
+        """Make the error of a call of this name that the process did not answer."""
         if not gone.forked:
             return WorkerStartError(f"no worker can be started for {name}: {gone.reason}")
         who = f"the worker (process {gone.pid}) that ran {name}" if gone.pid else f"the worker that ran {name}"
@@ -878,10 +898,10 @@ class WorkerProcess(Runner):
         text = f"{who} {describe_end(gone.status)} before it answered" + (f": {notes}" if notes else "")
         return BrokenWorkerError(text, exit_status=gone.status)
 
-    # What it says
+    # Messages
 
     def read(self) -> None:
-        """Take the answers that there are, and hand them over."""
+        """Handle the messages that have arrived."""
         for _ in range(max(1, len(self.running))):
             message = self._receive()
             if message is None:
@@ -889,47 +909,48 @@ class WorkerProcess(Runner):
             self.on_message(message)
 
     def on_message(self, message: Message) -> None:
-        """Hear it: an answer, a notice that is due, or what no worker that keeps to the rules says."""
-        kind, owner = message.kind, self.owner
+        """Handle an answer or a due notice; distrust the process for anything else."""
+        kind, engine = message.kind, self.engine
         if self.fault:
             return
         if kind in _ANSWERS and not self.notices:
-            owner.on_answer(self, message)
-        elif kind == MessageKind.BROKEN and (self.notices if owner.settings.preparation.staged else not self.proven):
-            owner.on_broken(self, message)
+            engine.on_answer(self, message)
+        elif kind == MessageKind.BROKEN and (self.notices if engine.settings.preparation.staged else not self.proven):
+            engine.on_broken(self, message)
         elif self.notices and kind == self.notices[0]:
             if self.notices.popleft() == MessageKind.READY:
                 for call in self.outstanding[:1]:
                     self._start_timer(call)
         else:
-            self.refuse(f"it sent what is no answer (a message of the kind {kind})")
+            self.distrust(f"it sent what is no answer (a message of the kind {kind})")
 
-    def answered(self, message: Message) -> Call | None:
-        """The call that it has answered, which it does not run any more."""
+    def take_answered(self, message: Message) -> Call | None:
+        """Remove and return the call that a message answers; None if it answers none of its calls."""
         call = self.running.pop(message.number, None)
-        self.heard = time.monotonic()
+        self.answered_at = time.monotonic()
         self.proven = True
         if call is None:
-            if message.number != self.last:  # the last one a second time costs nothing: others may run
-                self.refuse("it answered a call that it was not given")
+            # A second answer to the last call is ignored: to kill the worker would fail the call that it runs by now.
+            if message.number != self.last:
+                self.distrust("it answered a call that it was not given")
             return None
         call.body = None
         self.last = message.number
         if self.running and self.options.concurrency == 1:
             following = next(iter(self.running.values()))
             if following.worker is None:
-                self._begin(following)
+                self._mark_started(following)
         if self.actor is not None and call is self.actor.construction and message.kind == MessageKind.ERROR:
-            self.ending = True  # it could not make the object, and is about to end
+            self.ending = True  # a worker without its object exits by itself
         return call
 
     def _send(
         self, kind: MessageKind, body: Pickled | bytes = b"", descriptors: Collection[int] = (), *, number: int = 0
     ) -> bool:
-        """Send it a message; False when it has gone.
+        """Send it a message; return False if it has exited.
 
         Raises:
-            OSError: When there is no memory or no descriptor left for the message.
+            OSError: When no memory or descriptor is left for the message.
         """
         assert self._process is not None  # noqa: S101 - it was launched
         try:
@@ -941,31 +962,31 @@ class WorkerProcess(Runner):
         return True
 
     def _receive(self, *, last: bool = False) -> Message | None:
-        """Take a message; None when there is none now or, where it is the last look, any more."""
+        """Receive a message; None if there is none, which closes the channel if the process has exited (``last``)."""
         if not self._open or self._process is None:
             return None
         message = None
         try:
             message = receive(self._process.channel, wait=False)
             if message is not None and message.descriptors:
-                _refuse(message.descriptors)
+                _refuse_descriptors(message.descriptors)
         except BlockingIOError:
             if not last:
                 return None
-        except (OSError, ValueError) as error:  # it is none of ours, or no descriptors or memory are left for it
+        except (OSError, ValueError) as error:  # not one of our messages, or no descriptor or memory is left for it
             message = None
-            self.refuse(f"its answer could not be read: {error}")
+            self.distrust(f"its answer could not be read: {error}")
         if message is None:
             self._open = False
             reactor().unwatch(self._process.channel.fileno())
         return message
 
 
-def _refuse(descriptors: list[int]) -> NoReturn:
-    """Close descriptors that a worker passes along.
+def _refuse_descriptors(descriptors: list[int]) -> NoReturn:
+    """Close descriptors that came with a worker's message.
 
     Raises:
-        ValueError: Since no worker that keeps to the rules does.
+        ValueError: Always: our own worker code never sends any.
     """
     for descriptor in descriptors:
         os.close(descriptor)
@@ -973,19 +994,20 @@ def _refuse(descriptors: list[int]) -> NoReturn:
 
 
 class LocalEngine(Engine):
-    """The calls of one pool on this machine; see :class:`~anyaccel.pool.engine.Engine`.
+    """The engine of one pool on this machine; see :class:`~anyaccel.pool.engine.Engine`.
 
     Args:
-        broker: Gives the machine and its devices; called once, when they are needed first.
-        settings: What all calls have in common. Where it sets no limit to the processes, the devices do, and the
-            processors do for calls that need none.
+        broker: Returns the broker of the machine; called once, when it is needed first.
+        settings: The settings of the pool. Without ``max_workers``, the devices limit the number of processes, and the
+            processors do for calls without devices.
 
     Attributes:
-        members: Processes that live, or are about to.
-        confined: Whether processes will be confined to their devices.
+        members: Worker processes that live, or are being launched.
+        confined: Whether workers are confined to their devices.
+        servers: Fork servers of the workers; those of dead ones stay until the end.
 
     Raises:
-        EnforcementError: When workers must be confined, or held to memory, and the kernel cannot.
+        EnforcementError: When workers must be confined or held to memory, and the kernel cannot.
     """
 
     def __init__(self, broker: Callable[[], Broker], settings: PoolSettings) -> None:
@@ -994,16 +1016,16 @@ class LocalEngine(Engine):
         self.members: set[WorkerProcess] = set()
         self._open_broker = broker
         self._broker: Broker | None = None
+        self.servers: set[spawning.WorkerServer] = set()
         self._calls: dict[int, Call] = {}
-        self._servers: set[spawning.WorkerServer] = set()
         self._quarantined: dict[int, tuple[Allocation, str]] = {}
 
     @property
     def broker(self) -> Broker:
-        """The machine and its devices; any thread may ask.
+        """The broker of the machine; any thread may ask.
 
         Raises:
-            MachineError: When the machine cannot be understood.
+            MachineError: When the machine cannot be detected.
         """
         if self._broker is None:
             with self.lock:
@@ -1020,14 +1042,14 @@ class LocalEngine(Engine):
         """Raise the error of a request that can never be served."""
         check_request(self.inventory, request)
 
-    def most_ahead(self, options: Options) -> int:
-        """Batches of a ``map`` that are made before it is known how long calls take: four for each worker."""
+    def get_prefetch_limit(self, options: Options) -> int:
+        """Return how many batches a ``map`` submits before it knows their durations: four for each worker."""
         return 4 * (self.settings.max_workers or (PROCESSORS if options.needs is None else MOST_DEVICES))
 
     def gang(self, options: Options, hosts: int, name: str, work: bytes) -> GangFuture:
-        """Let a pickled call be run as a gang of one, on this machine."""
+        """Run a pickled call as a gang of one, on this machine."""
         from anyaccel.launcher.rendezvous import Rendezvous
-        from anyaccel.pool.gang import GangFuture, ranked
+        from anyaccel.pool.gang import GangFuture, make_ranked_call
 
         if hosts > 1:
             raise UsageError(
@@ -1039,301 +1061,291 @@ class LocalEngine(Engine):
         future = GangFuture([call.future])
         future.add_done_callback(lambda _: rendezvous.close())
         try:
-            self.enter(call, ranked(0, 1, rendezvous.variables, work))
+            self.enter(call, make_ranked_call(0, 1, rendezvous.variables, work))
         except BaseException:
             rendezvous.close()
             raise
         return future
 
     def enter(self, call: Call, work: Pickled | tuple[Any, ...], *, late: bool = False) -> None:
-        """Let a call be run as soon as there is a process for it; any thread may."""
+        """Pickle a call, and queue it by a note to the reactor; any thread may."""
         if self.foreign or not late:
             self.check_open()
-        broker = self.broker  # it may not be there, which is told before anything else
+        broker = self.broker  # first: a machine that cannot be detected is an error of the caller
         try:
             call.body = work if isinstance(work, Pickled) else dumps(work)
-            self.keep(call)
-        except Exception as error:  # noqa: BLE001 - it belongs to the future, as other executors do it
+            self.copy_arguments(call)
+        except Exception as error:  # noqa: BLE001 - the future reports it, as in other executors
             call.fail(error)
             return
         if call.options.needs is not None:
             call.waits = partial(broker.why, call.options.needs)
-        enter = partial(self._enter, broker, call)
+        note = partial(self._enter, broker, call)
         try:
             self._calls[call.number] = call
-            reactor().call_soon(enter)
-        except BaseException:  # an interrupt: it may have been taken for all that
+            reactor().call_soon(note)
+        except BaseException:  # an interrupt: _enter() records the call again if the note was left
             self._calls.pop(call.number, None)
             raise
 
-    def keep(self, call: Call) -> None:
-        """Let a call not see what becomes of its arguments, of which the large ones are copied once, here."""
+    def copy_arguments(self, call: Call) -> None:
+        """Copy the buffers of a call, so that later changes by the caller have no effect.
+
+        The copy goes to shared memory at once, in the thread of the caller: a gigabyte copied by the reactor would
+        delay every pool. A call that may be retried keeps its own copy, because a worker may write to what it is sent.
+        """
         body = call.body
         if body is None or body.stored is not None or not (body.buffers or len(body.data) > MOST_INLINE):
             return
-        if not call.options.retries and len(self._calls) < MOST_STORED:  # a worker writes to what it is sent
+        if not call.options.retries and len(self._calls) < MOST_STORED:
             with contextlib.suppress(OSError):
-                call.body = body.written()
+                call.body = body.to_shared_memory()
                 return
-        call.body = body.frozen()
+        call.body = body.copy()
 
     def _enter(self, broker: Broker, call: Call) -> None:
         self._calls[call.number] = call
-        if not call.undecided():
-            self.forget(call)
+        if not call.is_pending():
+            self.remove_call(call)
             return
         try:
-            self.check_whole()
-            broker.enter(self, call)
-        except Exception as error:  # noqa: BLE001 - the request was served before; whatever has changed, it is told
+            self.check_not_broken()
+            broker.add_call(self, call)
+        except Exception as error:  # noqa: BLE001 - such as a device that has vanished since check()
             call.fail(error)
-            self.forget(call)
+            self.remove_call(call)
 
-    def forget(self, call: Call) -> None:
-        """Forget a call that is over."""
+    def remove_call(self, call: Call) -> None:
+        """Remove a call that is over."""
         self._calls.pop(call.number, None)
-        self.settle()
+        self.finish_shutdown()
 
-    def join(self, call: Call, held: WorkerLease | None) -> WorkerProcess:
-        """Make the process that will run a call first."""
-        member = WorkerProcess(self, held, call)
+    def add_worker(self, call: Call, lease: WorkerLease | None) -> WorkerProcess:
+        """Make the worker process whose first call is this; :meth:`WorkerProcess.launch` starts it."""
+        worker = WorkerProcess(self, lease, call)
         if call.actor is not None:
-            call.actor.member = member
-        self.members.add(member)
-        return member
+            call.actor.member = worker
+        self.members.add(worker)
+        return worker
 
-    # What processes do
+    # Events of worker processes
 
-    def on_answer(self, member: WorkerProcess, message: Message) -> None:
-        """Give a worker that has answered the next call, then hand over what it said."""
-        call = member.answered(message)
+    def on_answer(self, worker: WorkerProcess, message: Message) -> None:
+        """Send the next call to a worker that has answered, then set the outcome of the answered call."""
+        call = worker.take_answered(message)
         if call is None:
             return
-        self.on_free(member, call)
+        self.on_free(worker, call)
         try:
-            settle_call(call, message, plain=self.settings.preparation.plain)
+            set_outcome(call, message, plain=self.settings.preparation.plain)
         except BaseException as error:
-            member.stop(0)
+            worker.stop(0)
             call.fail(error)
             raise
-        state = member.actor
+        state = worker.actor
         if state is not None and call is state.construction and message.kind == MessageKind.ERROR:
-            state.bury(BrokenWorkerError("it could not be made"))  # where its future has not said why
-        self.forget(call)
+            state.on_gone(BrokenWorkerError("it could not be made"))  # no effect if its future has the reason
+        self.remove_call(call)
 
-    def on_free(self, member: WorkerProcess, call: Call) -> None:
-        """Give a worker that runs a call no more the next one, or let it rest."""
-        member.running.pop(call.number, None)
-        if member.ending:
-            if not member.running:
-                member.expect_end()
-        elif not self.feed(member) and not member.running:
-            if member.actor is None:
-                self.broker.rest(member)
-            elif member.actor.closing:
-                member.finish()
+    def on_free(self, worker: WorkerProcess, call: Call) -> None:
+        """Send the next call to a worker that does not run a call any more, or keep it idle."""
+        worker.running.pop(call.number, None)
+        if worker.ending:
+            if not worker.running:
+                worker.schedule_stop()
+        elif not self.feed(worker) and not worker.running:
+            if worker.actor is None:
+                self.broker.keep_idle(worker)
+            elif worker.actor.closing:
+                worker.shut_down()
 
-    def feed(self, member: WorkerProcess) -> bool:
-        """Give a worker the calls that it takes; whether there were any."""
+    def feed(self, worker: WorkerProcess) -> bool:
+        """Send a worker the calls that it accepts; return whether there were any."""
         given = False
-        if member.actor is not None:
-            while (call := member.actor.next_for(member)) is not None:
+        if worker.actor is not None:
+            while (call := worker.actor.next_for(worker)) is not None:
                 given = True
-                member.give(call)
-        elif member.free and (call := self.broker.next_for(member)) is not None:
+                worker.send_call(call)
+        elif worker.free and (call := self.broker.take_next(worker)) is not None:
             given = True
-            member.give(call)
+            worker.send_call(call)
         return given
 
-    def on_broken(self, member: WorkerProcess, message: Message) -> None:
-        """Break the pool, or tell the call, of which the worker could not be set up."""
-        member.fault = "it could not be set up"
-        error = exception_in(message, plain=self.settings.preparation.plain)
+    def on_broken(self, worker: WorkerProcess, message: Message) -> None:
+        """Break the pool, or fail the calls, because a worker could not be set up."""
+        worker.fault = "it could not be set up"
+        error = read_exception(message, plain=self.settings.preparation.plain)
         if isinstance(error, UnreadableError):
-            member.fault = ""
-            member.refuse(f"it sent what is no answer ({error})")
+            worker.fault = ""
+            worker.distrust(f"it sent what is no answer ({error})")
         elif self.settings.preparation.staged:
-            self.break_off(error)
-        else:  # it has no environment or directory, which the next one may have
-            for call in member.outstanding:
+            self.mark_broken(error)
+        else:  # its environment or directory could not be set, which may differ for the next worker
+            for call in worker.outstanding:
                 call.fail(error)
-            member.stop(0)
+            worker.stop(0)
 
-    def on_gone(self, member: WorkerProcess, gone: Gone) -> None:
-        """Let others have the calls and the devices of a process: it and all that it started have left the kernel."""
-        self.members.discard(member)
-        self.broker.discard(member)
-        state = member.actor
-        name = member.outstanding[0].name if member.running else f"the actor {state.name}" if state else ""
-        again = member.not_begun(gone)
-        if state is not None and member.stopped:
+    def on_gone(self, worker: WorkerProcess, gone: Gone) -> None:
+        """Requeue or fail the calls of a worker, and release its devices: no process of it is left."""
+        self.members.discard(worker)
+        self.broker.remove_idle(worker)
+        state = worker.actor
+        name = worker.outstanding[0].name if worker.running else f"the actor {state.name}" if state else ""
+        again = worker.collect_unstarted(gone)
+        if state is not None and worker.stopped:
             again = [call for call in again if call is not state.construction]
-        begun = [call for call in member.outstanding if call not in again]
-        member.running.clear()
+        begun = [call for call in worker.outstanding if call not in again]
+        worker.running.clear()
         if state is not None and state.construction not in again:
-            death = member.death(gone, name)
+            death = worker.make_death_error(gone, name)
             if state.closing and gone.status == 0:
                 death = BrokenWorkerError("it was closed", exit_status=0)
-            state.die(death)  # before a caller hears of it and calls again
-        held, member.held = member.held, None
-        if again and not begun and not member.proven:  # it was not used, and another one takes its place
-            fresh, held = self.join(again[0], held), None
+            state.set_death(death)  # before a caller hears of it and calls again
+        lease, worker.lease = worker.lease, None
+        if again and not begun and not worker.proven:  # it died unused: another process takes its place and devices
+            fresh, lease = self.add_worker(again[0], lease), None
             fresh.launch(again.pop(0), ahead=False)
-        retried = [call for call in begun if gone.forked and not member.stopped and call.may_be_retried]
+        retried = [call for call in begun if gone.forked and not worker.stopped and call.may_be_retried]
         for call in begun:
             if call in retried:
                 call.retry()
             else:
-                call.fail(member.death(gone, call.name))
+                call.fail(worker.make_death_error(gone, call.name))
                 self._calls.pop(call.number, None)
-        # First, or others that came later would be given the devices.
+        # Before the devices are released, or younger calls would get them.
         if state is None:
-            self.broker.put_back(self, [*retried, *again])
+            self.broker.requeue(self, [*retried, *again])
         else:
             state.put_back([*retried, *again])
-        if held is not None:
-            self.give_back(held, gone)
+        if lease is not None:
+            self.release_devices(lease, gone)
         if state is not None and state.death is not None:
-            state.bury(state.death)
+            state.on_gone(state.death)
         self.broker.serve()
-        self.settle()
+        self.finish_shutdown()
 
-    def on_stuck(self, member: WorkerProcess, reason: str) -> None:
-        """Keep the devices of a worker aside of which something ignores SIGKILL."""
-        if member.held is not None:
-            self.quarantine(member.held, reason)
-        for call in member.outstanding:
-            call.fail(member.death(Gone(reason=reason), call.name))
-        if member.actor is not None:  # others may run its calls, it will not
-            member.actor.bury(member.death(Gone(reason=reason), f"the actor {member.actor.name}"))
+    def on_stuck(self, worker: WorkerProcess, reason: str) -> None:
+        """Quarantine the devices of a worker that ignores SIGKILL, and fail its calls."""
+        if worker.lease is not None:
+            self.quarantine(worker.lease, reason)
+        for call in worker.outstanding:
+            call.fail(worker.make_death_error(Gone(reason=reason), call.name))
+        if worker.actor is not None:
+            worker.actor.on_gone(worker.make_death_error(Gone(reason=reason), f"the actor {worker.actor.name}"))
         self.broker.serve()
 
-    def on_timeout(self, member: WorkerProcess, call: Call) -> None:
-        """End a call whose time is up."""
-        if call.number not in member.running:
+    def on_timeout(self, worker: WorkerProcess, call: Call) -> None:
+        """Fail a call whose time is over, and end its worker."""
+        if call.number not in worker.running:
             return
-        member.ending = True
-        if member.held is not None:
-            member.held.timed_out = True
+        worker.ending = True
+        if worker.lease is not None:
+            worker.lease.timed_out = True
         call.fail(TaskTimeoutError(f"{call.name} took longer than its timeout of {call.options.timeout:g} s"))
-        member.stop(self.settings.grace, answer=False)
+        worker.stop(self.settings.grace, answer=False)
 
     def on_cancel(self, call: Call) -> None:
-        """End the process that runs a call which was cancelled."""
-        member = next((member for member in self.members if call.number in member.running), None)
+        """End the worker of a cancelled call, or drop the call from its queue."""
+        worker = next((worker for worker in self.members if call.number in worker.running), None)
         call.body = None
-        if member is not None and call.kind == MessageKind.METHOD:  # of an object that others use
-            member.skip(call)
-        elif member is not None:
-            member.stop(self.settings.grace, answer=False)
+        if worker is not None and call.kind == MessageKind.METHOD:  # an actor has other callers
+            worker.skip_call(call)
+        elif worker is not None:
+            worker.stop(self.settings.grace, answer=False)
         elif self._broker is not None:
-            self._broker.forget(self, call)
+            self._broker.drop_if_empty(self, call)
             self._broker.serve()
-        self.forget(call)
+        self.remove_call(call)
 
-    # Devices that are given back
+    # Release of devices
 
     def quarantined(self) -> tuple[tuple[Allocation, str], ...]:
-        """Devices that nobody gets although their holder has been ended, and why; any thread may ask."""
+        """Return the devices that are kept although their holder was ended, with reasons; any thread may ask."""
         return tuple(self._quarantined.values())
 
-    def quarantine(self, held: WorkerLease, reason: str) -> None:
-        """Say why devices are kept."""
-        known = self._quarantined.get(id(held))
-        self._quarantined[id(held)] = (held.allocation, reason)
+    def quarantine(self, lease: WorkerLease, reason: str) -> None:
+        """Keep devices, and say why, here and in the ledger."""
+        known = self._quarantined.get(id(lease))
+        self._quarantined[id(lease)] = (lease.allocation, reason)
         if known is None or known[1] != reason:
-            held.quarantine(reason)
+            lease.quarantine(reason)
 
-    def give_back(self, held: WorkerLease, gone: Gone) -> None:
-        """Give devices back: at once when their holder has ended by itself, else when nothing of it is left."""
+    def release_devices(self, lease: WorkerLease, gone: Gone) -> None:
+        """Release devices: at once after a clean exit, else when the vendor sees nothing of the process on them."""
         inventory = self.inventory
 
         def release() -> None:
-            self._quarantined.pop(id(held), None)
-            held.release(carried=gone.carried)
+            self._quarantined.pop(id(lease), None)
+            lease.release(carried=gone.carried)
 
-        if gone.status == 0 or not gone.forked or not can_tell(inventory, held.allocation):
+        if gone.status == 0 or not gone.forked or not can_tell(inventory, lease.allocation):
             release()
         else:
             release_when_free(
                 inventory,
-                held.allocation,
+                lease.allocation,
                 gone.pid,
-                keep=partial(self.quarantine, held),
+                keep=partial(self.quarantine, lease),
                 release=lambda: reactor().call_soon(release),
             )
 
-    # Its end
+    # Shutdown
 
     def stop(self, grace: float) -> None:
-        """Take no more calls, cancel those that wait, and end the workers of those that run; any thread may."""
+        """Take no more calls, cancel those that wait, and end all workers; any thread may."""
         if not self.foreign:
             self.shutdown(wait=False, cancel_futures=True)
             reactor().call_soon(partial(self._stop, grace))
 
     def _stop(self, grace: float) -> None:
-        for member in list(self.members):
-            member.stop(grace)
+        for worker in list(self.members):
+            worker.stop(grace)
 
     def shutdown(self, *, wait: bool, cancel_futures: bool = False) -> None:
-        """Take no more calls; end when those that there are have been run. A done-callback does not wait for that."""
+        """Take no more calls; finish when all calls have run. In a done-callback, never wait for that."""
         if self.foreign:
             return
         self.closed = True
         for call in tuple(self._calls.values()) if cancel_futures else ():
             if not call.sent:
                 call.future.cancel()
-        reactor().call_soon(self._shut)
+        reactor().call_soon(self._close_actors)
         if wait and not reactor().inside:
             self.drained.wait()
 
-    def _shut(self) -> None:
-        """Let actors go that have no work, since others may wait for what they hold."""
-        made = [member.actor for member in self.members]
+    def _close_actors(self) -> None:
+        """Close all actors: those without work may hold devices that calls in the queues wait for."""
+        made = [worker.actor for worker in self.members]
         for actor in (*made, *(call.actor for call in self._calls.values())):
             if actor is not None:
                 actor.close()
-        self.settle()
+        self.finish_shutdown()
 
-    def settle(self) -> None:
-        """Once closed and out of work, let the workers go."""
-        if not self.closed or any(call.undecided() and not call.sent for call in self._calls.values()):
+    def finish_shutdown(self) -> None:
+        """Shut down the workers of a closed pool once no call waits."""
+        if not self.closed or any(call.is_pending() and not call.sent for call in self._calls.values()):
             return
-        for member in list(self.members):
+        for worker in list(self.members):
             if self._broker is not None:
-                self._broker.discard(member)
-            if not (member.running or member.ending or member.actor):
-                member.finish()
+                self._broker.remove_idle(worker)
+            if not (worker.running or worker.ending or worker.actor):
+                worker.shut_down()
         if not self.members:
-            servers, self._servers = self._servers, set()
-            for server in servers:
-                server.leave()
+            while self.servers:
+                self.servers.pop().remove_pool()
             self.drained.set()
 
     def unfinished(self) -> list[Call]:
-        """Calls that wait, or run."""
-        return [*self._calls.values(), *(call for member in self.members for call in member.outstanding)]
-
-    def use(self, server: spawning.WorkerServer, *, ahead: bool) -> None:
-        """Take note that a worker came from a fork server.
-
-        Args:
-            server: The fork server.
-            ahead: Whether another fresh worker will be needed, and is better forked now.
-        """
-        if server not in self._servers:
-            self._servers.add(server)
-            server.use()
-        if ahead:
-            server.fork_ahead()
+        """Return the calls that wait or run."""
+        return [*self._calls.values(), *(call for worker in self.members for call in worker.outstanding)]
 
 
-_known: weakref.WeakValueDictionary[object, Broker] = weakref.WeakValueDictionary()
+_brokers: weakref.WeakValueDictionary[object, Broker] = weakref.WeakValueDictionary()
 _opening = renew_in_child(threading.Lock())
 
 
 def broker_of(machine: str | Machine | None, declare: Mapping[str, int] | None, *, shared: bool) -> Broker:
-    """The broker of a machine: the same for all pools that live at the same time, and inside of the same lease.
+    """Return the broker of a machine: the same one for all pools that live at the same time, inside of the same lease.
 
     Args:
         machine: The machine; see :func:`anyaccel.detect`.
@@ -1341,20 +1353,20 @@ def broker_of(machine: str | Machine | None, declare: Mapping[str, int] | None, 
         shared: Whether leases are seen by every process on the machine, or by this one alone.
 
     Raises:
-        MachineError: When it names no machine.
+        MachineError: When ``machine`` names no machine.
         StateDirectoryError: When leases are to be shared, and there is no directory for them that can be trusted.
     """
     where = parse_machine(machine)
     around = os.environ.get("ANYACCEL_STATE_DIR"), os.environ.get(LEASE_VARIABLE)
     key = (where.text, tuple(sorted((declare or {}).items())), shared, *around)
     with _opening:
-        found = _known.get(key)
+        found = _brokers.get(key)
         if found is None:
-            found = _known[key] = Broker(detect(where, declare=declare), shared=shared)
+            found = _brokers[key] = Broker(detect(where, declare=declare), shared=shared)
         return found
 
 
 @tidy_in_child
-def _forget() -> None:
-    """We are a fork: the queue and the leases are the parent's."""
-    _known.clear()
+def _clear_brokers() -> None:
+    """Drop the brokers in a forked child: their queues and leases are the parent's."""
+    _brokers.clear()

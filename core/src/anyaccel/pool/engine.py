@@ -1,6 +1,6 @@
-"""What a pool leaves to its engine: where calls run, and on which devices."""
+"""The interface between a pool and its engine, which decides where calls run and on which devices."""
 
-# The methods of a protocol that each engine has its own way to do have a docstring and no body.
+# Methods without a default have a docstring and no body: each engine implements them.
 # pyright: reportReturnType=false
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from anyaccel import extras
 from anyaccel.errors import UsageError
 from anyaccel.model import Allocation, Request, Value
-from anyaccel.pool.call import BrokenPoolError, Call, CallFuture, Options, name_of
+from anyaccel.pool.call import BrokenPoolError, Call, CallFuture, InterruptibleEvent, Options, get_call_name
 from anyaccel.pool.launching import Preparation
 from anyaccel.pool.logs import Logs
 from anyaccel.pool.payload import Pickled
@@ -25,26 +25,26 @@ if TYPE_CHECKING:
     from anyaccel.pool.gang import GangFuture
 
 GROUP = "anyaccel.engines"
-"""Group of the entry points by which engines are found; each is a function that takes a :class:`PoolSettings`."""
+"""Group of the entry points of engines; each is a function that takes a :class:`PoolSettings`."""
 LOCAL = "local", "anyaccel.engines.local:open_engine"
-"""The one that is looked for nowhere, since most pools are of it."""
+"""Name and entry point of the local engine, found without a search because most pools use it."""
 
 
 class PoolSettings(Value):
-    """What all calls of a pool have in common; see :class:`anyaccel.Pool`.
+    """Settings of all calls of a pool; see :class:`anyaccel.Pool`.
 
     Attributes:
-        preparation: What is done in each worker before the first call.
+        preparation: What is done in each worker before its first call.
         preload: Modules that are imported once for all workers of a machine.
-        max_workers: Processes at the same time, or None.
-        grace: Seconds between asking a process to end and killing it.
-        early: The signal that a call gets before its time is over, or None.
-        idle: Seconds after which an unused process gives its devices back.
-        logs: Where the output of each call goes, or None.
-        shared: Whether every process on a machine knows what is held there.
+        max_workers: Maximum number of processes, or None.
+        grace: Seconds between SIGTERM and SIGKILL.
+        early: The signal before the end of a call's time, or None.
+        idle: Seconds after which an idle process releases its devices.
+        logs: The directory of logs, or None.
+        shared: Whether every process on a machine sees the leases.
         machine: The machine, or None for the one that the engine finds.
-        declare: Devices to count whatever is found.
-        address: Where the engine's cluster is, or None.
+        declare: Devices to count by resource name, whatever is found.
+        address: Address of the engine's cluster, or None.
     """
 
     preparation: Preparation
@@ -60,13 +60,10 @@ class PoolSettings(Value):
     address: str | None = None
 
     def check_cluster(self, title: str) -> None:
-        """Check what an engine of a cluster is given.
-
-        Args:
-            title: Name of the cluster.
+        """Check the settings for the engine of a cluster with this name.
 
         Raises:
-            UsageError: When it is something for one machine.
+            UsageError: When a setting is for the local engine alone.
         """
         for name, given in (("machine", self.machine), ("declare", self.declare)):
             if given is not None:
@@ -74,19 +71,19 @@ class PoolSettings(Value):
 
 
 class Engine(Protocol):
-    """Runs the calls of one pool. Every method may be called by any thread.
+    """Runs the calls of one pool. Any thread may call any method.
 
     Args:
-        settings: What all calls have in common.
+        settings: The settings of the pool.
 
     Attributes:
-        lock: Held over every look at what calls wait and run.
-        members: What runs calls, or is about to.
-        settings: What all calls have in common.
-        foreign: Whether we are a fork of the process that the pool belongs to.
+        lock: Protects ``members`` and, in engines of clusters, the calls that wait.
+        members: Workers that live, or are being launched.
+        settings: The settings of the pool.
+        foreign: Whether this process is a fork of the one that made the pool.
         closed: Whether no more calls are taken.
         broken: Why no call can be run, or None.
-        drained: Set when it is closed and nothing is left.
+        drained: Set when the pool is closed and no worker is left.
     """
 
     lock: threading.Lock
@@ -95,7 +92,7 @@ class Engine(Protocol):
     foreign: bool
     closed: bool
     broken: BrokenPoolError | None
-    drained: threading.Event
+    drained: InterruptibleEvent
 
     def __init__(self, settings: PoolSettings) -> None:
         self.lock = threading.Lock()
@@ -103,67 +100,76 @@ class Engine(Protocol):
         self.settings = settings
         self.foreign = self.closed = False
         self.broken = None
-        self.drained = threading.Event()
+        self.drained = InterruptibleEvent()
 
     def check(self, request: Request) -> None:
         """Raise the error of a request that can never be served."""
 
-    def most_ahead(self, options: Options) -> int:  # noqa: ARG002
-        """Batches of a ``map`` that are made before it is known how long calls take; 0 for all, one call each."""
+    def get_prefetch_limit(self, options: Options) -> int:  # noqa: ARG002
+        """Return how many batches a ``map`` submits before it knows their durations; 0 for all, of one call each."""
         return 0
 
     def check_open(self) -> None:
-        """Raise what keeps a call from being taken."""
+        """Raise the error of a call that cannot be taken any more.
+
+        Raises:
+            RuntimeError: When the pool was shut down, or belongs to the parent of this process.
+            BrokenPoolError: When the pool is broken.
+        """
         if self.foreign:
             raise RuntimeError("this pool belongs to the process that this one was forked from; make a new one here")
-        self.check_whole()
+        self.check_not_broken()
         if self.closed:
             raise RuntimeError("cannot schedule new futures after shutdown")
 
-    def check_whole(self) -> None:
-        """Raise why no call can be run."""
+    def check_not_broken(self) -> None:
+        """Raise the reason why the pool is broken, if it is.
+
+        Raises:
+            BrokenPoolError: A new one for each call, because an exception keeps the traceback of each raise.
+        """
         if self.broken is not None:
             raise BrokenPoolError(str(self.broken)) from self.broken.__cause__
 
     def submit(
         self, options: Options, function: Callable[..., Any], args: Any, kwargs: Any, *, late: bool = False
     ) -> CallFuture:
-        """Let a call be run as soon as there is a worker and, where it needs them, devices for it.
+        """Run a function as soon as there is a worker and, if it needs some, devices.
 
         Args:
-            options: How.
+            options: Options of the call.
             function: The function.
             args: Its arguments.
-            kwargs: The same.
-            late: Whether it belongs to what was taken before the pool was closed.
+            kwargs: Its keyword arguments.
+            late: Whether the call belongs to a ``map`` that was taken before the pool was closed.
         """
-        call = Call(name_of(function, args), options, self.on_cancel)
+        call = Call(get_call_name(function, args), options, self.on_cancel)
         self.enter(call, (function, args, kwargs), late=late)
         return call.future
 
     def gang(self, options: Options, hosts: int, name: str, work: bytes) -> GangFuture:
-        """Let a pickled call be run on each of several machines at once."""
+        """Run a pickled call on each of several machines at the same time."""
 
     def enter(self, call: Call, work: Pickled | tuple[Any, ...], *, late: bool = False) -> None:
-        """The same for a call that has a future already, and whose work may be pickled already."""
+        """Run a call that exists already, given its work, pickled or not; see :meth:`submit`."""
 
-    def keep(self, call: Call) -> None:
-        """Let a call that has to wait not see what becomes of its arguments."""
+    def copy_arguments(self, call: Call) -> None:
+        """Copy the buffers of a queued call, so that later changes by the caller have no effect."""
         body = call.body
         if body is not None and body.buffers:
-            frozen = body.frozen()
+            copy = body.copy()
             with self.lock:
-                if call.body is body:
-                    call.body = frozen
+                if call.body is body:  # it was not sent meanwhile
+                    call.body = copy
 
     def on_cancel(self, call: Call) -> None:
-        """A call was cancelled: if it runs, end its worker."""
+        """Handle the cancellation of a call: end its worker if it runs."""
 
     def unfinished(self) -> Iterable[Call]:
-        """Calls that wait, or run."""
+        """Return the calls that wait or run."""
 
-    def break_off(self, cause: BaseException, *others: Call) -> None:
-        """Run no more calls, since a worker could not be set up, and let those that are left fail."""
+    def mark_broken(self, cause: BaseException, *others: Call) -> None:
+        """Break the pool because a worker could not be set up: fail all calls, and those in ``others``."""
         error = BrokenPoolError(f"the pool is broken: setting up a worker failed with {type(cause).__name__}: {cause}")
         error.__cause__ = cause
         self.broken = self.broken or error
@@ -172,10 +178,10 @@ class Engine(Protocol):
         self.stop(self.settings.grace)
 
     def quarantined(self) -> tuple[tuple[Allocation, str], ...]:
-        """Devices that nobody gets although their holder has been ended, and why."""
+        """Return the devices that are kept although their holder was ended, with reasons."""
 
     def stop(self, grace: float) -> None:
-        """Take no more calls, cancel those that wait, and end the workers of those that run."""
+        """Take no more calls, cancel those that wait, and end all workers."""
         if self.foreign:
             return
         self.shutdown(wait=False, cancel_futures=True)
@@ -185,19 +191,19 @@ class Engine(Protocol):
             member.stop(grace)
 
     def shutdown(self, *, wait: bool, cancel_futures: bool = False) -> None:
-        """Take no more calls; end when those that there are have been run."""
+        """Take no more calls; finish when all calls have run."""
 
 
 def engines() -> dict[str, str]:
-    """Find the engines that are installed: where each is opened, by name."""
+    """Return the entry points of the installed engines by name."""
     return {LOCAL[0]: LOCAL[1]} | {each: target for each, target, _, _ in entry_points(GROUP)}
 
 
 def find_engine(name: str) -> str:
-    """Find where an engine is opened.
+    """Return the entry point of an engine.
 
     Raises:
-        UsageError: When there is none of this name, or its extra is not installed.
+        UsageError: When there is no engine of this name, or its extra is not installed.
     """
     if name == LOCAL[0]:
         return LOCAL[1]
@@ -214,7 +220,7 @@ def open_engine(name: str, settings: PoolSettings) -> Engine:
     """Make the engine of a pool.
 
     Raises:
-        UsageError: When there is none of this name, its extra is not installed, or it cannot do what it is asked for.
+        UsageError: When there is no engine of this name, its extra is not installed, or it refuses a setting.
     """
     module, _, attribute = find_engine(name).partition(":")
     made: Engine = getattr(import_module(module), attribute)(settings)

@@ -19,7 +19,7 @@ class GangFuture(AwaitableFuture[list[Any]]):
     too.
 
     Attributes:
-        members: The futures of the calls, by rank; each says what its call holds, and where its output goes.
+        members: The futures of the calls, by rank; each has its devices and its log.
     """
 
     def __init__(self, members: Sequence[CallFuture]) -> None:
@@ -32,7 +32,7 @@ class GangFuture(AwaitableFuture[list[Any]]):
             member.add_done_callback(lambda done, rank=rank: self._on_done(done, rank))  # type: ignore[misc]
 
     def cancel(self) -> bool:
-        """Cancel all calls, whether they wait or run; False when the outcome is known."""
+        """Cancel all calls, whether they wait or run; return False if the gang is over."""
         if not self._decide():
             return self.cancelled()
         self._end_others()
@@ -41,7 +41,7 @@ class GangFuture(AwaitableFuture[list[Any]]):
         return True
 
     def running(self) -> bool:
-        """Whether a worker is at one of the calls."""
+        """Return whether a worker runs one of the calls."""
         return any(member.running() for member in self.members)
 
     def _on_done(self, member: Future[Any], rank: int) -> None:
@@ -60,6 +60,7 @@ class GangFuture(AwaitableFuture[list[Any]]):
                 self.set_result([each.result() for each in self.members])
 
     def _decide(self) -> bool:
+        """Return True to the first caller alone, which sets the outcome: calls end in several threads."""
         with self._step:
             first, self._decided = not self._decided, True
         return first
@@ -69,22 +70,27 @@ class GangFuture(AwaitableFuture[list[Any]]):
             member.cancel()
 
 
-def ranked(rank: int, count: int, rendezvous: Mapping[str, str], work: bytes) -> tuple[Any, tuple[Any, ...], Any]:
-    """The call that one of a gang runs, on a machine of its own.
+def make_ranked_call(
+    rank: int, count: int, rendezvous: Mapping[str, str], work: bytes
+) -> tuple[Any, tuple[Any, ...], Any]:
+    """Make the call of one member of a gang, on a machine of its own.
 
     Args:
-        rank: Its number, from 0.
-        count: How many there are.
-        rendezvous: Variables that say where they meet.
+        rank: Rank of the member, from 0.
+        count: Number of members.
+        rendezvous: Variables with the address where the members meet.
         work: A pickled function, with its arguments.
     """
     from anyaccel.launcher.ranks import make_rank_variables
 
-    return run_rank, ({**make_rank_variables(rank, count, local=(0, 1)), **rendezvous}, work), {}
+    return run_ranked, ({**make_rank_variables(rank, count, local=(0, 1)), **rendezvous}, work), {}
 
 
-def run_rank(variables: Mapping[str, str], work: bytes) -> Any:
-    """In the worker: run the call once the environment is complete."""
+def run_ranked(variables: Mapping[str, str], work: bytes) -> Any:
+    """Set the variables of a rank in the worker, then unpickle the function and call it.
+
+    In this order, because modules that the pickle imports may read the variables.
+    """
     os.environ.update(variables)
     function, args, kwargs = loads(work)
     return function(*args, **kwargs)

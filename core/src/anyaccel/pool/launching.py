@@ -1,4 +1,4 @@
-"""What a worker is told before user code runs in it."""
+"""The setup of a worker: the message that it gets before user code runs in it."""
 
 from __future__ import annotations
 
@@ -18,22 +18,21 @@ from anyaccel.model import Allocation, Inventory, Request, Value, replace
 from anyaccel.pool.payload import PROTOCOL, Pickled, dumps_whole
 
 CPU = Allocation(id="cpu", request=Request(terms=()), grants=())
-"""What a worker holds that asked for no device."""
-
+"""The allocation of a worker without devices."""
 
 USUAL: StartOptions = {"cap": True, "bind": None}
-"""How workers are started unless a pool says otherwise."""
+"""Defaults of the options with which workers are started."""
 
 
 class Preparation(Value):
-    """What the workers of a pool have in common.
+    """What is done in all workers of a pool before their first call.
 
     Attributes:
-        start: How they are started with their devices.
+        start: Options with which they are started on their devices.
         sandbox: Pickled call that confines the process further, or None.
-        initializer: Pickled call that prepares it for the user's functions, or None.
-        warmup: Pickled call for the first use of the devices, in workers that hold some, or None.
-        plain: Whether they send, and their caller reads, plain data alone.
+        initializer: Pickled call of the user's initializer, or None.
+        warmup: Pickled call for the first use of the devices, for workers with devices, or None.
+        plain: Whether answers are plain data.
     """
 
     start: StartOptions = USUAL
@@ -44,10 +43,10 @@ class Preparation(Value):
 
     @property
     def staged(self) -> bool:
-        """Whether a worker may say that it could not be prepared, of which it says the end."""
+        """Whether a worker reports the end of its preparation, because user code or a sandbox may make it fail."""
         return bool(self.start.get("enforce") or self.sandbox or self.initializer or self.warmup)
 
-    def setup(
+    def make_setup(
         self,
         allocation: Allocation,
         inventory: Inventory,
@@ -61,21 +60,21 @@ class Preparation(Value):
         """Make the first message to a worker.
 
         Args:
-            allocation: What it holds.
+            allocation: Its devices.
             inventory: The machine.
-            lease: Identity of the lease that other processes see; empty when there is none.
-            mark: What it and all that it starts are to carry.
-            environ: The environment that it starts with.
-            path: The module path that it starts with.
-            ready: Whether it is to say when it is about to run code of the user.
+            lease: Id of the lease that other processes see; empty if there is none.
+            mark: The mark that the worker sets on itself.
+            environ: The environment that it was forked with.
+            path: The module path that it was forked with.
+            ready: Whether it sends READY before it runs user code.
 
         Returns:
-            Its environment, which says what it holds, with what enforces that, and its cgroup; and the message.
+            The worker's environment, with the allocation as it is enforced and the cgroup; and the message.
 
         Raises:
-            EnforcementError: When it must be confined, or held to memory, and the kernel cannot.
+            EnforcementError: When the worker must be confined or held to memory, and the kernel cannot.
             EnvConflictError, PluginError: When the environment or the sandbox cannot be made.
-            WorkerStartError: When there is no working directory.
+            WorkerStartError: When the working directory does not exist any more.
         """
         launch = plan_launch(allocation, inventory, self.start, lease=lease, forked=True)
         try:
@@ -97,25 +96,26 @@ class Preparation(Value):
         return launch.environment, Pickled(pickle.dumps(message, PROTOCOL), [])
 
     def _warmup_on(self, allocation: Allocation) -> tuple[bytes, str] | None:
-        """The warm-up, and what to call the devices in messages; None where there is nothing to warm up."""
+        """Return the warm-up and the names of the devices in messages; None if the worker has no devices."""
         if self.warmup is None or not allocation.devices:
             return None
         return self.warmup, ", ".join(f"{device.name} ({device.id})" for device in allocation.devices)
 
 
 def pickled_call(function: Callable[..., Any] | None, arguments: tuple[Any, ...] = ()) -> bytes | None:
-    """Pickle a call for :class:`Preparation`."""
+    """Pickle a call for :class:`Preparation`; None stays None."""
     return None if function is None else dumps_whole((function, arguments))
 
 
 @contextlib.contextmanager
-def outputs(log: str | None = None) -> Iterator[tuple[int, int]]:
-    """Descriptors for the output of a worker: a file of its own, or wherever that of this process goes now.
+def open_outputs(log: str | None = None) -> Iterator[tuple[int, int]]:
+    """Open descriptors for a worker's standard output and error: a log file, or those of this process.
 
     Raises:
-        OSError: When the file cannot be made.
+        OSError: When the file cannot be opened.
     """
     made = os.O_CREAT | os.O_APPEND if log else 0
+    # A program may have closed its own output, as daemons do: then the worker's is discarded.
     opened = os.open(log or os.devnull, os.O_WRONLY | os.O_CLOEXEC | made, 0o666)
     try:
         yield (opened, opened) if log else (1 if _is_open(1) else opened, 2 if _is_open(2) else opened)

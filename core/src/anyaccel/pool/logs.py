@@ -1,4 +1,4 @@
-"""Files for the output of calls, one each."""
+"""Log files: one for the output of each call."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ LONGEST = 80
 
 
 class Logs:
-    """A directory with one file per call, numbered on from those that are there.
+    """A directory with one log file per call; the numbers continue those of files that are there.
 
     Args:
-        directory: The directory; made when it is not there.
+        directory: The directory; made if it does not exist.
 
     Raises:
-        OSError: When it cannot be made.
+        OSError: When the directory cannot be made.
     """
 
     def __init__(self, directory: str) -> None:
@@ -28,16 +28,16 @@ class Logs:
         self._numbers = count(1 + max((int(found[0]) for found in earlier if found), default=0))
 
     def path_for(self, name: str) -> str:
-        """Make the file for the next call, by the order in which calls start.
+        """Make the log file of the next call that starts, and return its path.
 
         Raises:
-            OSError: When it cannot be made.
+            OSError: When the file cannot be made.
         """
         while True:
             file = f"{next(self._numbers):06d}-{_UNFIT.sub('_', name)[:LONGEST]}.log"
             path = os.path.join(self.directory, file)
             try:
                 os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
-            except FileExistsError:  # another pool writes here, too
+            except FileExistsError:  # of another pool with the same directory
                 continue
             return path

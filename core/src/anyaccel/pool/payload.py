@@ -1,4 +1,4 @@
-"""Values on their way to another process: pickles, and memory that both sides map."""
+"""Values for another process: pickles, and shared memory that both sides map."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from typing import Any, ClassVar, NamedTuple
 
 PROTOCOL = 5
 LARGE = 1 << 15
-"""Bytes from which a buffer travels beside the pickle: below, a page of its own costs more than a copy."""
+"""Size in bytes from which a buffer travels outside of the pickle: mapping a smaller one costs more than a copy."""
 
 SCRIPT = b"__main__"
 
@@ -29,24 +29,24 @@ BEFORE_USERS = {
     __name__, "anyaccel.pool.worker", "anyaccel.pool.together", "anyaccel.forkserver.server", "anyaccel.pool.stream",
     "concurrent.futures._base",
 }  # fmt: skip
-"""Modules of which a traceback shows no frames before those of the user."""
+"""Modules whose frames at the start of a traceback are not shown."""
 
 _NO_FILE = "<dynamic-code>"
-"""What cloudpickle 3.1.3 says in place of the name of a file."""
+"""The file name that cloudpickle 3.1.3 writes in place of the real one."""
 MAKES_FUNCTION = ("cloudpickle.cloudpickle", "_make_function")
-"""What cloudpickle calls to make a function that was sent by value."""
+"""The function that cloudpickle calls to make a function that was sent by value."""
 
 CONSTANT = (*_ATOMS, type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)
-"""Types of globals that change by assignment only."""
+"""Types of globals that change only by assignment to the global."""
 
 
 class Pickled(NamedTuple):
-    """A value on its way.
+    """A pickled value.
 
     Attributes:
         data: The pickle.
-        buffers: What it refers to, in order; memory of the value itself, not copies.
-        stored: All of it, where it has been written to shared memory already; then the others are empty.
+        buffers: Large buffers that it refers to, in order: memory of the value itself, not copies.
+        stored: Data and buffers in shared memory, if they were written there; then the other two are empty.
     """
 
     data: bytes
@@ -55,28 +55,28 @@ class Pickled(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes in all."""
+        """Size of data and buffers in bytes."""
         return len(self.data) + sum(map(len, self.buffers))
 
-    def frozen(self) -> Pickled:
-        """The same, independent of what becomes of the value's memory."""
+    def copy(self) -> Pickled:
+        """Return a copy of which the buffers are independent of the value's memory."""
         return Pickled(self.data, [memoryview(bytes(buffer)) for buffer in self.buffers]) if self.buffers else self
 
-    def written(self) -> Pickled:
-        """The same in shared memory, which is independent of the value's, too; for one worker.
+    def to_shared_memory(self) -> Pickled:
+        """Return a copy in shared memory, for one worker: it may write to what it is sent.
 
         Raises:
-            OSError: When there is no memory or no descriptor left.
+            OSError: When no memory or descriptor is left.
         """
         return Pickled(b"", [], SharedParts([self.data, *self.buffers]))
 
 
 class SharedParts:
-    """Parts of a message in shared memory.
+    """The parts of a message in shared memory.
 
     Attributes:
-        descriptor: The memory; open as long as this lives.
-        lengths: Lengths of the parts.
+        descriptor: Descriptor of the memory, closed with this object.
+        lengths: Lengths of the parts in bytes.
     """
 
     __slots__ = ("descriptor", "lengths")
@@ -91,12 +91,13 @@ class SharedParts:
 
 
 def dumps(value: Any) -> Pickled:
-    """Pickle a value for a worker, or a result for the caller.
+    """Pickle a call for a worker, or a result for the caller.
 
-    What the other side can import goes by name; what it cannot - from a script, a shell, a closure - goes by value.
+    Functions and classes that the other side can import are pickled by name; those of a script, a shell or a closure
+    are pickled by value.
 
     Raises:
-        Exception: What the value's own code raised, or ``pickle.PicklingError`` and its like.
+        Exception: An exception of the value's own code, or one of pickle's.
     """
     if type(value) in _ATOMS:
         return Pickled(pickle.dumps(value, PROTOCOL), [])
@@ -117,37 +118,39 @@ def dumps(value: Any) -> Pickled:
 
 
 def dumps_whole(value: Any) -> bytes:
-    """The same in one piece, for what is sent more than once."""
+    """Pickle a value in one piece, for use in several messages."""
     data = _dumps(value, None)
     return _dumps_by_value(value, None) if data is None else data
 
 
 def dumps_error(error: BaseException, text: str) -> Pickled:
-    """Pickle an exception and its traceback as text: the exception by itself, so that its text can be read without it.
+    """Pickle an exception, its summary and its traceback.
+
+    The exception is pickled by itself inside, so that the caller can read the texts when its class cannot be imported.
 
     Args:
-        error: The exception. Where it cannot travel, its text must do.
+        error: The exception; left out if it cannot be pickled.
         text: Its traceback.
     """
     try:
-        body = _without_registry(error) or dumps_whole(error)
-        loads(body)  # an exception's class decides how it is made again, and many get it wrong
+        body = dumps_whole(error)
+        loads(body)  # many classes of exceptions can be pickled and not unpickled, because of their __init__
     except Exception:  # noqa: BLE001
         body = b""
-    return dumps((body, summary_of(error), text))
+    return dumps((body, summarize_error(error), text))
 
 
-def summary_of(error: BaseException) -> str:
-    """The class and the text of an exception."""
+def summarize_error(error: BaseException) -> str:
+    """Return the class and the text of an exception."""
     name = type(error).__name__
     try:
         return f"{name}: {error}"
-    except Exception:  # noqa: BLE001 - its class decides what its text is
+    except Exception:  # noqa: BLE001 - __str__ is code of the user
         return name
 
 
-def describe(error: BaseException, dumps_error: Callable[[BaseException, str], Pickled]) -> Pickled:
-    """An exception of a user's call, and its traceback as text, which begins with the user's code."""
+def dump_call_error(error: BaseException, dumps_error: Callable[[BaseException, str], Pickled]) -> Pickled:
+    """Pickle the exception of a call with ``dumps_error``, and a traceback that begins with the user's code."""
     import traceback
 
     trace = error.__traceback__
@@ -158,34 +161,18 @@ def describe(error: BaseException, dumps_error: Callable[[BaseException, str], P
     return dumps_error(error, text)
 
 
-def _without_registry(error: BaseException) -> bytes | None:
-    """Pickle an exception by name as its class says, or None where that would not do.
-
-    Some libraries register a way of their own for all exceptions, which not every caller can read.
-    """
-    file = io.BytesIO()
-    pickler = pickle.Pickler(file, PROTOCOL)
-    pickler.dispatch_table = {}
-    try:
-        pickler.dump(error)
-    except Exception:  # noqa: BLE001 - as in _dumps()
-        return None
-    data = file.getvalue()
-    return None if SCRIPT in data or _by_value(data) else data
-
-
 def _dumps(value: Any, keep_inside: Callable[[pickle.PickleBuffer], bool] | None) -> bytes | None:
-    """Pickle by name, or None where that would not do."""
+    """Pickle by name; return None if the other side could not import a name."""
     try:
         data = pickle.dumps(value, PROTOCOL, buffer_callback=keep_inside)
-    except Exception:  # noqa: BLE001 - lambdas, closures and the like raise several kinds; the other way tells the truth
+    except Exception:  # noqa: BLE001 - lambdas and closures raise several kinds; pickling by value raises the real one
         return None
-    # A name in the script of this process would be looked up in the script of another.
+    # A name in __main__ would be looked up in the worker's own __main__.
     return None if SCRIPT in data or _by_value(data) else data
 
 
 def _dumps_by_value(value: Any, keep_inside: Callable[[pickle.PickleBuffer], bool] | None) -> bytes:
-    """Pickle, by value, what the other side cannot import."""
+    """Pickle by value what the other side cannot import."""
     file = io.BytesIO()
     _pickler_by_value()(file, PROTOCOL, buffer_callback=keep_inside).dump(value)
     return file.getvalue()
@@ -193,9 +180,9 @@ def _dumps_by_value(value: Any, keep_inside: Callable[[pickle.PickleBuffer], boo
 
 @cache
 def _pickler_by_value() -> Any:
-    """Make cloudpickle's pickler, which keeps the names of files.
+    """Make a subclass of cloudpickle's pickler that keeps the file names of code objects.
 
-    Version 3.1.3 drops them, and a traceback through a function that was sent by value would show no line of code.
+    Version 3.1.3 drops them, so that tracebacks would show no source lines of functions that were sent by value.
     """
     import cloudpickle  # type: ignore[import-untyped, unused-ignore]
 
@@ -212,24 +199,24 @@ def _pickler_by_value() -> Any:
 
 
 def loads(data: bytes | memoryview, buffers: Sequence[memoryview] | None = None) -> Any:
-    """Make the value again. Large arrays keep using the memory of ``buffers``: nothing is copied."""
+    """Unpickle a value. Large arrays use the memory of ``buffers`` without a copy."""
     return pickle.loads(data, buffers=buffers or ())  # noqa: S301 - from a process that runs the same user's code
 
 
 class SharedGlobals:
-    """The globals of modules that are sent by value, in a worker.
+    """In a worker: globals that an initializer has set, for functions that are sent by value.
 
-    Each value that arrives brings the globals that its functions use, in a dict of its own. What an initializer sets is
-    shared by all of them, as it would be in the module: it is put in place before each call, and taken back after it.
+    Each function that is sent by value has the globals that it uses in a dict of its own, not in a module. So the
+    globals that an initializer sets are copied into these dicts before each call, and back after it.
     """
 
     def __init__(self) -> None:
         self._modules: dict[str, tuple[dict[str, Any], set[str]]] = {}
 
     def prepare(self, data: bytes) -> None:
-        """Run a pickled call of a function with arguments, and note which globals it sets.
+        """Run the pickled call of an initializer, and record the globals that it sets.
 
-        Those count as set that it assigns, and those that hold objects that it can change.
+        A global counts as set if its value is another object than before, or one whose content may have changed.
         """
         (function, arguments), spaces = self._loads(data)
         before = [dict(space) for space in spaces]
@@ -244,10 +231,10 @@ class SharedGlobals:
     def loads(
         self, data: bytes | memoryview, buffers: list[memoryview] | None = None
     ) -> tuple[Any, list[dict[str, Any]]]:
-        """Make a value again.
+        """Unpickle a value.
 
         Returns:
-            The value, and the globals of the functions that were sent by value in it, as far as any are shared.
+            The value; and the globals of functions that were sent by value in it, empty if no global is shared.
         """
         return self._loads(data, buffers) if self._modules else (loads(data, buffers), [])
 
@@ -259,7 +246,7 @@ class SharedGlobals:
         return value, [space for space in spaces.values() if "__name__" in space]
 
     def enter(self, spaces: list[dict[str, Any]]) -> Callable[[], None]:
-        """Put the shared globals in place among those of a call; returns what takes back what the call has set."""
+        """Copy the shared globals into those of a call; return a function that copies back what the call has set."""
         entered: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = []
         for space in spaces:
             if (module := self._modules.get(space["__name__"])) is not None:
@@ -276,7 +263,7 @@ class SharedGlobals:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Notes the functions that were sent by value."""
+    """An unpickler that collects the functions that were sent by value."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -292,25 +279,23 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _same(old: object, new: object) -> bool:
-    """Whether a global is what it was: the same object, and none whose content may have been changed."""
+    """Return whether a global is unchanged: the same object, of a type whose content cannot change."""
     return old is new and isinstance(new, CONSTANT)
 
 
 def _by_value(data: bytes) -> bool:
-    """Whether the pickle names a module that the user asked cloudpickle to send by value."""
-    return any(name.encode() in data for name in _registry())
-
-
-def _registry() -> frozenset[str]:
-    """Names of modules that the user asked cloudpickle to send by value."""
+    """Return whether a pickle names a module that the user has registered with cloudpickle for pickling by value."""
     cloudpickle = sys.modules.get("cloudpickle")
-    return frozenset() if cloudpickle is None else frozenset(cloudpickle.list_registry_pickle_by_value())
+    names = () if cloudpickle is None else cloudpickle.list_registry_pickle_by_value()
+    return any(name.encode() in data for name in names)
 
 
 ALIGNMENT = 64
+"""Of each part in bytes: a cache line."""
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 _BLOCK = 512
+"""Unit of st_blocks."""
 _MAP_POPULATE = 0x8000
 _FAILED = ctypes.c_void_p(-1).value
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -320,13 +305,13 @@ _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 
 
 def write_shared(parts: Sequence[bytes | memoryview]) -> int:
-    """Put parts one after the other, aligned, into memory of their own.
+    """Write aligned parts one after the other into new shared memory.
 
     Returns:
-        A descriptor to pass on; its size is sealed, so that whoever maps it can rely on it.
+        The descriptor. The size is sealed, so that a process that maps it gets no SIGBUS when the other truncates it.
 
     Raises:
-        OSError: When there is no memory or no descriptor left.
+        OSError: When no memory or descriptor is left.
     """
     descriptor = os.memfd_create("anyaccel", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
@@ -347,10 +332,10 @@ def write_shared(parts: Sequence[bytes | memoryview]) -> int:
 
 
 def read_shared(descriptor: int, lengths: Sequence[int]) -> list[memoryview]:
-    """Map what :func:`write_shared` wrote, without a copy. The memory lives as long as a view of it.
+    """Map the parts that :func:`write_shared` wrote, without a copy. The mapping lives as long as a view of it.
 
     Raises:
-        ValueError: When the memory is smaller than it should be, has gaps, or could shrink under us.
+        ValueError: When the memory is too small, has holes, or is not sealed.
         OSError: When it cannot be mapped.
     """
     offsets = [0]
@@ -358,7 +343,7 @@ def read_shared(descriptor: int, lengths: Sequence[int]) -> list[memoryview]:
         offsets.append(_aligned(offsets[-1] + length))
     size = offsets[-1]
     found = os.fstat(descriptor)
-    # It must have the memory that it says: to map it would fill a gap of any size with memory of ours.
+    # No holes: the worker may claim any size, and reading a hole would allocate that memory here.
     if (
         fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & SEALS != SEALS
         or found.st_size < size
@@ -370,14 +355,14 @@ def read_shared(descriptor: int, lengths: Sequence[int]) -> list[memoryview]:
 
 
 def _map(descriptor: int, size: int) -> memoryview:
-    # Not mmap.mmap: before Python 3.13 that keeps a descriptor for every array that lives.
+    # Not mmap.mmap: before Python 3.13 that keeps one descriptor for each array that lives.
     protection = mmap.PROT_READ | mmap.PROT_WRITE
     address = _libc.mmap(None, size, protection, mmap.MAP_SHARED | _MAP_POPULATE, descriptor, 0)
     if address == _FAILED:
         code = ctypes.get_errno()
         raise OSError(code, f"{size} bytes of shared memory cannot be mapped: {os.strerror(code)}")
     block = (ctypes.c_char * size).from_address(address)
-    weakref.finalize(block, _libc.munmap, address, size).atexit = False  # views may outlive the interpreter's end
+    weakref.finalize(block, _libc.munmap, address, size).atexit = False  # at exit, views may still be in use
     return memoryview(block).cast("B")
 
 
@@ -386,12 +371,12 @@ def _aligned(offset: int) -> int:
 
 
 class Batch(NamedTuple):
-    """What became of calls that travel together.
+    """The outcome of a batch of calls.
 
     Attributes:
-        results: What those returned that did.
-        failure: What the next one raised, after which none was made; None when all returned.
-        seconds: How long they took.
+        results: The results of the calls before the first that failed.
+        failure: The exception of that one; None if all returned.
+        seconds: Duration of the batch.
     """
 
     results: list[Any]
@@ -400,7 +385,7 @@ class Batch(NamedTuple):
 
 
 def call_each(function: Callable[..., Any], batch: list[tuple[Any, ...]]) -> Any:
-    """Call a function with each of some arguments, in a worker, until a call fails.
+    """Call a function with the arguments of each call of a batch, until one fails; runs in a worker.
 
     Returns:
         A :class:`Batch`; for an ``async`` function, a coroutine that returns one.
@@ -413,18 +398,18 @@ def call_each(function: Callable[..., Any], batch: list[tuple[Any, ...]]) -> Any
             value = function(*arguments)
             if type(value) is types.CoroutineType:
                 return _await_each(function, value, batch[1:])
-            check_over(value)
+            refuse_generator(value)
             results.append(value)
-    except Exception as error:  # noqa: BLE001 - it belongs to one call, and the others have their results
+    except Exception as error:  # noqa: BLE001 - it belongs to one call, and the results before it count
         failure = error
     return Batch(results, failure, time.monotonic() - began)
 
 
-def check_over(value: Any) -> None:
-    """Check what a function has returned.
+def refuse_generator(value: Any) -> None:
+    """Check the result of a call.
 
     Raises:
-        TypeError: When it yields its results instead.
+        TypeError: When the function is a generator, which is for :meth:`anyaccel.Pool.stream`.
     """
     if isinstance(value, (types.GeneratorType, types.AsyncGeneratorType)):
         name = value.__qualname__
@@ -435,19 +420,19 @@ def check_over(value: Any) -> None:
 async def _await_each(
     function: Callable[..., Any], first: types.CoroutineType[Any, Any, Any], batch: list[tuple[Any, ...]]
 ) -> Batch:
-    """The same for an ``async`` function of which the first call has begun."""
+    """Continue :func:`call_each` for an ``async`` function whose first call has started."""
     results = []
     began = time.monotonic()
     failure = None
     try:
         results.append(await first)
         for arguments in batch:
-            results.append(await function(*arguments))  # noqa: PERF401 - those that there are count when one fails
-    except Exception as error:  # noqa: BLE001 - as above
+            results.append(await function(*arguments))  # noqa: PERF401 - the results before a failure count
+    except Exception as error:  # noqa: BLE001 - as in call_each()
         failure = error
     return Batch(results, failure, time.monotonic() - began)
 
 
 def call_each_method(actor: Any, method: str, batch: list[tuple[Any, ...]]) -> Any:
-    """The same for a method of an actor."""
+    """Call a method of an actor for each call of a batch; see :func:`call_each`."""
     return call_each(getattr(actor, method), batch)

@@ -1,11 +1,11 @@
-"""What a confined worker sends: values of plain types in MessagePack, which run nothing in whoever reads them.
+"""Results of confined workers: values of plain types in MessagePack. Reading them runs no code of the worker.
 
-Numbers of up to 64 bits, texts, bytes and lists are MessagePack's own. A map stands for a value of any other type: its
-one key names the type in :data:`TYPES`, and its value lists what the value is made of. So each type has its own
-constructor here, and nothing that a worker names is looked up elsewhere.
+Integers of up to 64 bits, floats, texts, bytes and lists are MessagePack's own types. A value of any other type is a
+map with one key, the name of the type in :data:`TYPES`, and the list of the value's parts. Each type has a constructor
+here, and a name from a worker is looked up nowhere else.
 
-A worker may send any bytes. What is made of them grows with the message: MessagePack bounds nesting, lengths are those
-of the message, nothing is referred to twice, and each type bounds what it computes.
+A worker may send any bytes. The memory and the time to read them grow with the size of the message: MessagePack limits
+nesting, lengths are those of the message, there are no references, and each type limits its computations.
 """
 
 from __future__ import annotations
@@ -26,39 +26,40 @@ from typing import Any, NamedTuple, cast
 import msgpack  # type: ignore[import-untyped, unused-ignore]
 
 from anyaccel import errors
-from anyaccel.pool.payload import LARGE, Pickled, summary_of
+from anyaccel.pool.payload import LARGE, Pickled, summarize_error
 from anyaccel.text import printable
 
 MOST_NESTED = 200
 MOST_REPEATED = 1 << 21
-"""Values in lists, dicts and the like that a value holds more than once: each time they are sent again."""
+"""Maximum number of values that are sent again because a container is referred to more than once."""
 
 _SHOWN = 120
+"""Length to which names from a worker are cut in messages."""
 _MOST_BITS = 1 << 16
-"""Of an integer that is computed with to make a value."""
+"""Maximum size of an integer that is passed to a constructor."""
 _MOST_COMPARED = 1 << 10
-"""Bits of a number that is a key and has the hash of another one."""
+"""Maximum size of a number that is a key and has the same hash as another key."""
 _MOST_ALIKE = 100
-"""Keys of the same hash."""
+"""Maximum number of keys with the same hash."""
 _ATOMS = frozenset({type(None), bool, int, float, str, bytes})
 _DTYPE = re.compile(r"[<>|][biufcSUVMm]\d{1,9}(\[([1-9]\d{0,8})?[A-Za-z]{1,2}\])?", re.ASCII)
 _ARRAY = "numpy.ndarray"
 _REFUSED = "refused"
-"""Stands for a result that is not made of plain types, and says why."""
+"""Name of the type that stands for a result that is not plain; its part is the reason."""
 _OBJECTS = "it holds an array of other things than numbers, texts and times"
 
 
 class NotPlainError(ValueError):
-    """Raised when a value is not made of plain types, or a message is damaged; says what is in the way."""
+    """Raised when a value is not made of plain types, or a message is damaged; its text is a clause with the reason."""
 
 
 class PlainType(NamedTuple):
     """A plain type.
 
     Attributes:
-        parts: Says what a value is made of.
-        make: Makes a value of its parts again; it raises whatever is wrong with those.
-        takes: Types of the parts; None where any will do, or where ``make`` looks itself.
+        parts: Returns the parts of a value.
+        make: Makes a value of its parts, or raises.
+        takes: Permitted types of the parts; None if ``make`` permits any, or checks them itself.
     """
 
     parts: Callable[[Any], Iterable[Any]]
@@ -67,30 +68,30 @@ class PlainType(NamedTuple):
 
 
 def dumps(value: Any) -> Pickled:
-    """Write a result. One that is not made of plain types is written as the reason why not."""
+    """Write a result, or the reason why it is not made of plain types."""
     buffers: list[memoryview] = []
     try:
-        return Pickled(_packed(_Writer(buffers).form(value)), buffers)
+        return Pickled(_pack(_Writer(buffers).form(value)), buffers)
     except NotPlainError as reason:
-        return Pickled(_packed({_REFUSED: [str(reason)]}), [])
+        return Pickled(_pack({_REFUSED: [str(reason)]}), [])
 
 
 def dumps_error(error: BaseException, text: str) -> Pickled:
     """Write an exception and its traceback, as :func:`anyaccel.pool.payload.dumps_error` does."""
     try:
-        body = _packed(_Writer(None).form(error))
-    except Exception:  # noqa: BLE001 - also what its attributes raise when they are looked at
+        body = _pack(_Writer(None).form(error))
+    except Exception:  # noqa: BLE001 - properties of the exception run code of the user
         body = b""
-    return dumps((body, summary_of(error), text))
+    return dumps((body, summarize_error(error), text))
 
 
 def loads(data: bytes | memoryview, buffers: Sequence[memoryview] | None = None) -> Any:
-    """Make a value again. Large arrays keep using the memory of ``buffers``.
+    """Read a value. Large arrays use the memory of ``buffers`` without a copy.
 
     Raises:
-        NotPlainError: When it is not made of plain types, or is damaged.
+        NotPlainError: When the data is not made of plain types, or is damaged.
     """
-    # A copy: its sender may still write to the memory that it is in.
+    # A copy, because the worker may still write to shared memory while it is read.
     packed, reader = bytes(data), _Reader(buffers or ())
     try:
         return msgpack.unpackb(
@@ -103,20 +104,20 @@ def loads(data: bytes | memoryview, buffers: Sequence[memoryview] | None = None)
         raise NotPlainError(f"it is damaged ({type(error).__name__})") from error
 
 
-def _packed(form: Any) -> bytes:
+def _pack(form: Any) -> bytes:
     return cast("bytes", msgpack.packb(form, default=_large_integer, unicode_errors="surrogatepass"))
 
 
 def _large_integer(value: int) -> dict[str, list[bytes]]:
-    """What stands for an integer of more than 64 bits."""
+    """Return the form of an integer of more than 64 bits."""
     return {"int": [value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)]}
 
 
 class _Writer:
-    """Says with what MessagePack has what a value is.
+    """Converts values to forms made of MessagePack's own types.
 
     Args:
-        buffers: Takes the memory of large arrays; None where all is to be in one piece.
+        buffers: Receives the memory of large arrays; None to keep everything in one piece.
     """
 
     def __init__(self, buffers: list[memoryview] | None) -> None:
@@ -126,7 +127,7 @@ class _Writer:
         self.repeated = 0
 
     def form(self, value: Any, depth: int = 0) -> Any:
-        """What stands for a value at some depth."""
+        """Return the form of a value at a depth of nesting."""
         if type(value) in _ATOMS:
             return value
         if depth > MOST_NESTED:
@@ -143,7 +144,7 @@ class _Writer:
         return {name: self.forms(value, list(TYPES[name].parts(value)), depth)}
 
     def forms(self, value: Any, parts: list[Any], depth: int) -> list[Any]:
-        """What stands for the parts of a value."""
+        """Return the forms of the parts of a value."""
         if id(value) in self.seen:
             self.repeated += 1 + len(parts)
             if self.repeated > MOST_REPEATED:
@@ -152,7 +153,7 @@ class _Writer:
         return parts if set(map(type, parts)) <= _ATOMS else [self.form(part, depth + 1) for part in parts]
 
     def array_parts(self, array: Any) -> list[Any]:
-        """Its type, shape and order, whether it may be written to, and its bytes or the number of a buffer."""
+        """Return the parts of an array: type, shape, order, whether it is writeable, and bytes or a buffer's number."""
         if array.dtype.hasobject:
             raise NotPlainError(_OBJECTS)
         order = "F" if array.flags.fnc else "C"
@@ -166,13 +167,13 @@ class _Writer:
 
 
 class _Reader:
-    """Makes values again, the innermost first."""
+    """Makes values of forms, the innermost first."""
 
     def __init__(self, buffers: Sequence[memoryview]) -> None:
         self.buffers = buffers
 
     def make(self, pairs: Iterable[tuple[Any, Any]]) -> Any:
-        """The value that a map stands for."""
+        """Make the value of a map."""
         ((name, parts),) = pairs
         if type(parts) is not list or name not in TYPES:
             raise NotPlainError(f"it holds {ascii(name)[:_SHOWN]}")
@@ -187,25 +188,25 @@ class _Reader:
             raise NotPlainError(f"its {name} cannot be made ({type(error).__name__})") from error
 
     def array(self, kind: Any, shape: Any, order: Any, writeable: Any, data: Any) -> Any:
-        """An array of what :meth:`_Writer.array_parts` says."""
+        """Make an array of the parts of :meth:`_Writer.array_parts`."""
         memory = self.buffers[data] if type(data) is int else memoryview(bytearray(_is(data, bytes)))
         return _array(kind, shape, order, memory if writeable else memory.toreadonly())
 
 
 def _name_of(kind: type) -> str:
-    """What a type goes by in :data:`TYPES`, if it is there."""
+    """Return the name of a type in :data:`TYPES`; the type may not be there."""
     numpy = sys.modules.get("numpy")
     if numpy is not None and issubclass(kind, numpy.dtype):
         return "numpy.dtype"
     if numpy is not None and issubclass(kind, numpy.generic) and kind.__module__ == "numpy":
         return "numpy.generic"
-    module = str(kind.__module__).removesuffix("._local")  # where Python 3.13 has the paths of pathlib
+    module = str(kind.__module__).removesuffix("._local")  # Python 3.13 defines the paths of pathlib there
     known = getattr(sys.modules.get(module), kind.__name__, None) is kind
     return f"{module}.{kind.__name__}".removeprefix("builtins.") if known else ""
 
 
 def _shown(value: Any) -> str:
-    """What to call a value that is not plain: its own name if it is a class or function, or that of its class."""
+    """Name a value that is not plain in a message: by its own name if it is a class or function, else by its class."""
     named = value if hasattr(value, "__qualname__") and hasattr(value, "__module__") else type(value)
     return ascii(f"{named.__module__}.{named.__qualname__}")[1:-1][:_SHOWN]
 
@@ -225,14 +226,18 @@ def _is(value: Any, kind: type) -> Any:
 
 
 def _check(parts: Sequence[Any], types: Collection[type]) -> None:
-    """Refuse parts of other types, and integers that take long to compute with."""
+    """Refuse parts of other types, and integers that are too large to compute with.
+
+    Raises:
+        TypeError: When there is one.
+    """
     for part in parts:
         if type(part) not in types or (type(part) is int and part.bit_length() > _MOST_BITS):
             raise TypeError
 
 
 def _imported(module: str, name: str) -> Callable[..., Any]:
-    """A class of a module that is imported when the class is called."""
+    """Return a constructor that imports its module when it is called."""
 
     def make(*parts: Any) -> Any:
         return getattr(import_module(module), name)(*parts)
@@ -241,7 +246,7 @@ def _imported(module: str, name: str) -> Callable[..., Any]:
 
 
 def _folded(kind: Callable[..., Any]) -> Callable[..., Any]:
-    """A type of times, of which ``fold`` is the last part."""
+    """Return a constructor of times, whose last part is the keyword argument ``fold``."""
     return lambda *parts: kind(*parts[:-1], fold=parts[-1])
 
 
@@ -254,7 +259,11 @@ def _text(value: Any) -> list[str]:
 
 
 def _hashable(keys: Sequence[Any]) -> Sequence[Any]:
-    """Refuse keys that are made to take long: those of the same hash are compared with each other."""
+    """Refuse keys that were chosen to have the same hash: comparing them takes quadratic time.
+
+    Raises:
+        ValueError: When there are too many, or large numbers among them.
+    """
     alike = Counter(map(hash, keys))
     twins = [] if len(alike) == len(keys) else [key for key in keys if alike[hash(key)] > 1]
     if len(twins) > 1 and (max(alike.values()) > _MOST_ALIKE or any(map(_takes_long, twins))):
@@ -263,7 +272,7 @@ def _hashable(keys: Sequence[Any]) -> Sequence[Any]:
 
 
 def _takes_long(key: Any) -> bool:
-    """Whether a key is a large number, which takes long to compare with a decimal one, or holds some."""
+    """Return whether a key is a large number, which is slow to compare with a Decimal, or contains one."""
     if isinstance(key, (tuple, frozenset)):
         return any(map(_takes_long, key))
     return isinstance(key, Rational) and int(key.numerator).bit_length() > _MOST_COMPARED
@@ -287,7 +296,7 @@ def _exception(kind: type[Exception]) -> PlainType:
 
 
 def restore(error: Exception, state: dict[str, Any]) -> None:
-    """Give an exception the notes and plain attributes that it had, but none that its class has."""
+    """Restore notes and attributes of an exception, except attributes that its class defines, such as methods."""
     for note in state.get("__notes__", ()):
         error.add_note(note)
     for name, value in state.items():
@@ -307,7 +316,7 @@ def _dtype_parts(kind: Any) -> Iterable[Any]:
     if kind.subdtype is not None:
         return kind.subdtype  # type: ignore[no-any-return]
     if kind.names is None:
-        # Other packages have types of their own, which say to be bytes without a meaning.
+        # Dtypes of other packages, such as bfloat16, have the string of a plain void type.
         if not _DTYPE.fullmatch(kind.str) or _numpy().dtype(kind.str) != kind:
             raise NotPlainError(_OBJECTS)
         return (kind.str,)
@@ -315,7 +324,7 @@ def _dtype_parts(kind: Any) -> Iterable[Any]:
 
 
 def _dtype(first: Any, *more: Any) -> Any:
-    """A type of numpy's: from its name; from another and a shape; or from names, fields and a size."""
+    """Make a dtype of numpy: of its string; of another dtype and a shape; or of names, fields and a size."""
     numpy = _numpy()
     if not more:
         if not _DTYPE.fullmatch(first):
@@ -348,7 +357,11 @@ def _scalar(kind: Any, data: Any) -> Any:
 
 
 def _array(kind: Any, shape: Any, order: Any, data: memoryview | bytes) -> Any:
-    """An array that uses the memory of its data."""
+    """Make an array that uses the memory of its data.
+
+    Raises:
+        ValueError: When the shape does not match the length of the data.
+    """
     array = _numpy().ndarray(_is(shape, list), _is_dtype(kind), data, order=order)
     if array.nbytes != len(data) or math.prod(array.shape) > sys.maxsize:
         raise ValueError
@@ -361,7 +374,7 @@ _START_STOP_STEP = _fields("start", "stop", "step")
 _CLOCK: set[type] = {int, type(None), dt.timezone}
 
 TYPES = {
-    "int": PlainType(_never, lambda data: int.from_bytes(data, "little", signed=True), {bytes}),  # of more than 64 bits
+    "int": PlainType(_never, lambda data: int.from_bytes(data, "little", signed=True), {bytes}),  # larger than 64 bits
     "complex": PlainType(_fields("real", "imag"), complex, {float}),
     "bytearray": PlainType(lambda value: [bytes(value)], bytearray, {bytes}),
     "range": PlainType(_START_STOP_STEP, range, {int}),
@@ -384,15 +397,15 @@ TYPES = {
     ),
     "numpy.dtype": PlainType(_dtype_parts, _dtype),
     "numpy.generic": PlainType(_scalar_parts, _scalar),
-    _ARRAY: PlainType(_never, _never),  # the writer's and the reader's, which have the buffers
+    _ARRAY: PlainType(_never, _never),  # by methods of the writer and the reader, which have the buffers
     _REFUSED: PlainType(_never, _refuse, {str}),
 }
-"""By module and name; those of Python itself by name."""
+"""Plain types by module and name; builtins by their name alone."""
 
 for _name in ("PurePosixPath", "PureWindowsPath", "PosixPath"):
     TYPES[f"pathlib.{_name}"] = PlainType(_text, _imported("pathlib", _name), {str})
 for _class in (*vars(builtins).values(), *vars(errors).values()):
-    # A placement's verdict and a plug-in's problem are no plain values, so these two travel as text.
+    # These two have attributes that are not plain, such as a verdict, and travel as text.
     if (
         isinstance(_class, type)
         and issubclass(_class, Exception)

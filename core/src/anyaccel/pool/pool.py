@@ -1,4 +1,4 @@
-"""Functions run in processes that see exactly the devices they were given."""
+"""Pools: executors whose calls run in processes that see exactly their devices."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from anyaccel.linux.fork import tidy_in_child
 from anyaccel.model import Allocation, replace
 from anyaccel.pool.actor import Actor, ActorState
 from anyaccel.pool.actors import ActorGroup, Actors
-from anyaccel.pool.call import AHEAD, CallFuture, Options, checked, is_whole, name_of
+from anyaccel.pool.call import AHEAD, CallFuture, Options, check_whole, get_call_name, is_whole
 from anyaccel.pool.engine import Engine, PoolSettings, open_engine
 from anyaccel.pool.launching import USUAL, Preparation, pickled_call
 from anyaccel.pool.logs import Logs
@@ -40,23 +40,22 @@ class Submitter(Executor):
     def __init__(self, core: Engine, options: Options, owner: object = None) -> None:
         self._core = core
         self._options = options
-        self._owner = owner  # the pool lives as long as somebody can submit to it
+        self._owner = owner  # keeps the pool alive as long as this object can submit to it
 
     def options(self, **options: Unpack[CallOptions]) -> Submitter:
-        """The same pool with other options for the calls that go through what is returned.
+        """Return the same pool with other options for the calls that are submitted through it.
 
         Args:
             needs: The devices that a call holds while it runs; None for the CPU alone.
             timeout: Seconds that a call may run; None for no limit.
-            max_calls: Calls after which the process is replaced, 0 for never; None for 1 where devices are needed, and
-                else 0.
-            retries: Times that a call is run again when its worker or its machine has died.
-            max_concurrency: Methods of one actor that may run at the same time, in threads of its process; those of
+            max_calls: Calls after which the process is replaced, 0 for never; None for 1 with devices and 0 without.
+            retries: Number of times that a call is run again when its worker or its machine has died.
+            max_concurrency: Number of methods of one actor that may run at the same time, in threads of its process;
                 ``async`` methods in one event loop.
-            ahead: Items that the worker of a :meth:`stream` may be ahead of whoever takes them.
+            ahead: Number of items that the worker of a :meth:`stream` prefetches.
 
         Raises:
-            UsageError: When an option makes no sense.
+            UsageError: When the value of an option is not permitted.
             UnknownOptionError: When there is no such option.
             NeverFitsError: When the machine can never serve the request.
         """
@@ -95,23 +94,22 @@ class Submitter(Executor):
     ) -> Results:
         """Run a function over arguments; the results come in their order.
 
-        All arguments are taken at once. What is returned is for one ``for`` or ``async for``. When it ends early, by an
-        exception of a call or its ``close()``, the calls that are left are cancelled, those that run included.
+        All arguments are taken at once. The result is for one ``for`` or ``async for``. When that ends early, by an
+        exception of a call or by ``close()``, the calls that are left are cancelled, also those that run.
 
         Args:
             fn: The function.
             iterables: Its arguments, one from each.
             timeout: Seconds until all results must be there.
-            chunksize: The same as ``batch``, by the name that ``concurrent.futures`` has for it.
-            batch: How many calls go to a worker in one message, and come back in one; None to go by the time that they
-                take, where a process is used for any number of calls without ``timeout``, ``retries`` and ``logs``, and
-                for 1 else.
-            progress: True to show how far it is where a terminal or a notebook is, with tqdm or rich where one is
-                installed; or a function that is told.
+            chunksize: The name of ``batch`` in ``concurrent.futures``.
+            batch: Number of calls that travel in one message. None chooses it by the duration of the calls if processes
+                are used for any number of calls and there are no ``timeout``, ``retries`` and ``logs``; else it is 1.
+            progress: True to show the progress on a terminal or in a notebook, with tqdm or rich if one is installed;
+                or a function that is called with the :class:`Progress`.
 
         Raises:
             TimeoutError: When a result is not there in time.
-            Exception: What the first call that failed raised, in its place.
+            Exception: The exception of a call that failed, in its place.
         """
         check_batch(batch=batch, chunksize=chunksize)
         size = max(filter(None, (batch, chunksize)), default=None)
@@ -125,7 +123,7 @@ class Submitter(Executor):
         batch: int | None = None,
         progress: bool | ProgressCallback = False,
     ) -> Results:
-        """The same as :meth:`map`; each result comes as soon as it is there."""
+        """Run a function over arguments, as :meth:`map` does; each result comes as soon as it is there."""
         check_batch(batch=batch)
         return self._run_all(fn, zip(*iterables, strict=False), timeout, batch, progress, in_order=False)
 
@@ -136,11 +134,11 @@ class Submitter(Executor):
 
         Args:
             fn: The function.
-            iterable: Its arguments, all for one call together.
-            chunksize: How many calls go to a worker in one message; None as for :meth:`map`.
+            iterable: Tuples of the arguments of one call.
+            chunksize: Number of calls that travel in one message; None as for :meth:`map`.
 
         Raises:
-            Exception: What the first call that failed raised; the others are cancelled.
+            Exception: The exception of the first call that failed; the others are cancelled.
         """
         check_batch(chunksize=chunksize)
         return list(self._run_all(fn, map(tuple, iterable), None, chunksize, progress=False, in_order=True))
@@ -156,118 +154,119 @@ class Submitter(Executor):
         in_order: bool,
     ) -> Results:
         core, options = self._core, self._options
-        own = options.max_calls or options.timeout or options.retries or core.settings.logs  # for each call
-        most_ahead = core.most_ahead(options)
+        single = options.max_calls or options.timeout or options.retries or core.settings.logs  # each is per call
+        limit = core.get_prefetch_limit(options)
         batches = Batches(
             arguments,
             lambda part, late: core.submit(options, call_each, (fn, part), {}, late=late),
-            size=1 if batch is None and (own or not most_ahead) else batch,
-            most_ahead=most_ahead,
+            size=1 if batch is None and (single or not limit) else batch,
+            prefetch_limit=limit,
             in_order=in_order,
             progress=progress,
         )
         return MapResults(batches, timeout, plain=core.settings.preparation.plain)
 
     def stream(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Stream:
-        """Run a function that yields, and give what it yields as soon as it is there.
+        """Run a function that yields, and return an iterator of its items, each as soon as it is there.
 
-        It has a process of its own, and holds its devices until it ends. The worker is so many items ahead as
-        :meth:`options` says, and then waits. A ``timeout`` is for each item.
+        The function has a process of its own, and holds its devices until it ends. The worker prefetches as many items
+        as :meth:`options` says, and then waits. A ``timeout`` is for each item.
 
         Args:
-            fn: The function, an ``async`` one also. It returns whatever can be iterated over.
+            fn: The function, also an ``async`` one. It returns an iterable.
             args: Its arguments.
-            kwargs: The same.
+            kwargs: Its keyword arguments.
 
         Returns:
-            What is for one ``for`` or ``async for``. When it ends early, by ``close()`` for instance, the function is
-            ended, too.
+            The stream, for one ``for`` or ``async for``. When that ends early, for instance by ``close()``, the
+            function is ended, too.
 
         Raises:
             RuntimeError: When the pool was shut down.
         """
-        state = ActorState(self._core, name_of(fn), replace(self._options, concurrency=1, retries=0))
-        stream = Stream(state, self._core.settings.grace, self)  # first: an interrupt that comes later ends it
+        state = ActorState(self._core, get_call_name(fn), replace(self._options, concurrency=1, retries=0))
+        stream = Stream(
+            state, self._core.settings.grace, self
+        )  # first: after an interrupt, its finalizer ends the worker
         self._core.enter(state.construction, (YieldedItems, (fn, args, kwargs), {}, 1))
         return stream
 
     def gang(self, hosts: int, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> GangFuture:
-        """Run a function on several machines at once: one call on each, none before all have their devices.
+        """Run a function on several machines at the same time: one call on each, all after all have their devices.
 
-        Each call finds its place in ``RANK`` and ``WORLD_SIZE``, and a port of rank 0's machine in ``MASTER_ADDR`` and
-        ``MASTER_PORT``, as programs for ``torchrun`` do. Where devices of several machines are wired together in a
-        slice, the machines are all those of one slice, and the ranks are their numbers in it. When a call fails, the
-        others are ended.
+        Each call finds its rank in ``RANK`` and ``WORLD_SIZE``, and a port of rank 0's machine in ``MASTER_ADDR`` and
+        ``MASTER_PORT``, like programs of ``torchrun``. If devices of several machines are wired together in a slice,
+        the machines are those of one slice, and the ranks are their numbers in it. When a call fails, the others are
+        ended.
 
         Args:
-            hosts: How many machines. The engine ``"local"`` has one.
+            hosts: Number of machines. The engine ``"local"`` has one.
             fn: The function.
             args: Its arguments, the same for all.
-            kwargs: The same.
+            kwargs: Its keyword arguments, the same for all.
 
         Returns:
             The future of a list of the results, by rank.
 
         Raises:
             RuntimeError: When the pool was shut down.
-            UsageError: When the pool's options make no sense for a gang.
-            NeverFitsError: When there will never be so many machines that can serve the pool's needs.
+            UsageError: When the pool's options are not permitted for a gang.
+            NeverFitsError: When the cluster has too few machines that can serve the pool's needs.
             Exception: When the function or an argument cannot be pickled.
         """
         check_gang(hosts, self._options)
-        # Each call has a process of its own: its variables say which rank it is.
-        options = Options.of(needs=self._options.needs, max_calls=1, timeout=self._options.timeout)
-        return self._core.gang(options, hosts, name_of(fn), dumps_whole((fn, args, kwargs)))
+        # A process of its own for each call, because its environment has the rank.
+        options = Options.make(needs=self._options.needs, max_calls=1, timeout=self._options.timeout)
+        return self._core.gang(options, hosts, get_call_name(fn), dumps_whole((fn, args, kwargs)))
 
     def actor(self, cls: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Actor:
         """Make an object in a process of its own, on devices of its own, and keep it there.
 
         Args:
-            cls: Its class, or whatever makes it.
-            args: Arguments of that.
-            kwargs: Arguments of that.
+            cls: Its class, or a function that makes it.
+            args: Arguments of the class.
+            kwargs: Keyword arguments of the class.
 
         Returns:
-            The actor; ``actor.method(...)`` returns a future. It may wait for its devices still.
+            The actor; ``actor.method(...)`` returns a future. The actor may still wait for its devices.
 
         Raises:
             RuntimeError: When the pool was shut down.
         """
-        state = ActorState(self._core, name_of(cls), replace(self._options, retries=0))
-        actor = Actor(state)  # first: an interrupt that comes later ends it
+        state = ActorState(self._core, get_call_name(cls), replace(self._options, retries=0))
+        actor = Actor(state)  # first: after an interrupt, its finalizer ends the worker
         self._core.enter(state.construction, (cls, args, kwargs, self._options.concurrency))
         return actor
 
     def actors(self, cls: Callable[..., Any], n: int, /, *args: Any, **kwargs: Any) -> Actors:
-        """Make several such objects, each in a process of its own on devices of its own, and use them as one.
+        """Make several equal objects, each in a process of its own on devices of its own, and use them as one.
 
         Args:
-            cls: Their class, or whatever makes one.
-            n: How many. Those that find no devices wait for some, while the others work.
-            args: Arguments of that.
-            kwargs: Arguments of that.
+            cls: Their class, or a function that makes one.
+            n: Number of objects. Those without devices wait for some, while the others work.
+            args: Arguments of the class.
+            kwargs: Keyword arguments of the class.
 
         Returns:
-            What calls the methods of whichever is free.
+            The actors; each call of a method goes to one that is free.
 
         Raises:
-            UsageError: When ``n`` makes no sense.
+            UsageError: When ``n`` is no whole number of 1 or more.
             RuntimeError: When the pool was shut down.
             Exception: When the class or an argument cannot be pickled.
         """
-        if not is_whole(n, 1):
-            raise UsageError(f"n must be a whole number, 1 or more (got {n!r:.60})")
-        work = dumps((cls, args, kwargs, self._options.concurrency)).frozen()
-        group = ActorGroup(self._core, name_of(cls), self._options, work, n)
-        actors = Actors(group)  # first: an interrupt that comes later ends them
+        check_whole(1, n=n)
+        work = dumps((cls, args, kwargs, self._options.concurrency)).copy()
+        group = ActorGroup(self._core, get_call_name(cls), self._options, work, n)
+        actors = Actors(group)  # first: after an interrupt, its finalizer ends the workers
         group.begin()
         return actors
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take no more calls, let those that there are run, and end all workers.
+        """Take no more calls, run those that wait, and end all workers.
 
         Args:
-            wait: Whether to return only then. A done-callback never waits, since what it would wait for waits for it.
+            wait: Whether to return only after that. No effect in a done-callback, which would wait for itself.
             cancel_futures: Whether to cancel calls that have not started.
         """
         self._core.shutdown(wait=wait, cancel_futures=cancel_futures)
@@ -293,46 +292,58 @@ def make_options(
     max_concurrency: int = 1,
     ahead: int = AHEAD,
 ) -> Options:
-    """Check options and fill in what depends on others.
+    """Check options, and compute defaults that depend on others.
 
     Raises:
-        UsageError: When one makes no sense.
+        UsageError: When the value of an option is not permitted.
     """
-    checked(max_calls=max_calls, timeout=timeout, retries=retries, max_concurrency=max_concurrency, ahead=ahead)
     request = None if needs is None else parse_request(needs)
     if max_calls is None:
         max_calls = 0 if request is None else 1
-    return Options.of(
+    check_whole(0, max_calls=max_calls, retries=retries)
+    check_whole(1, max_concurrency=max_concurrency, ahead=ahead)
+    check_timeout(timeout)
+    return Options.make(
         needs=request, max_calls=max_calls, timeout=timeout, retries=retries, concurrency=max_concurrency, ahead=ahead
     )
 
 
-def check_gang(hosts: object, options: Options) -> None:
-    """Check what a gang is asked for.
+def check_timeout(timeout: object) -> None:
+    """Check the time limit of calls.
 
     Raises:
-        UsageError: When it makes no sense.
+        UsageError: When it is neither None nor a positive number.
     """
-    if not is_whole(hosts, 1):
-        raise UsageError(f"hosts must be a whole number, 1 or more (got {hosts!r:.60})")
+    if timeout is not None and not (isinstance(timeout, (int, float)) and timeout > 0):
+        raise UsageError(f"timeout must be a positive number of seconds, or None for no limit (got {timeout!r:.60})")
+
+
+def check_gang(hosts: object, options: Options) -> None:
+    """Check the number of hosts and the options of a gang.
+
+    Raises:
+        UsageError: When one is not permitted.
+    """
+    check_whole(1, hosts=hosts)
     if options.retries:
         raise UsageError("a gang is not run again when a worker has died; retries must be 0 for it")
 
 
-def _early(signal: str | None, timeout: float | None) -> EarlySignal | None:
-    """Read the signal that a call gets before its time is over."""
+def _read_signal(signal: str | None, timeout: float | None) -> EarlySignal | None:
+    """Parse the signal that a call gets before the end of its time."""
     if signal is None:
         return None
     from anyaccel.launcher.time_limit import check_early
 
-    return check_early(signal, float("inf") if timeout is None else timeout)  # a call may have a time of its own
+    # Without a timeout of the pool, any time is permitted: options() may set a timeout.
+    return check_early(signal, float("inf") if timeout is None else timeout)
 
 
 def check_seconds(**seconds: object) -> None:
-    """Check arguments that are times.
+    """Check arguments that are durations.
 
     Raises:
-        UsageError: When one makes no sense.
+        UsageError: When one is no number of seconds of 0 or more.
     """
     for name, value in seconds.items():
         if not (isinstance(value, (int, float)) and value >= 0):
@@ -340,63 +351,62 @@ def check_seconds(**seconds: object) -> None:
 
 
 CONFINING = ("anyaccel.launcher.sandbox", "anyaccel.linux.landlock", "anyaccel.launcher.reach")
-"""Modules by which a worker is confined: imported once for all."""
+"""Modules that confine a worker, preloaded once for all workers."""
 
 
 class Pool(Submitter):
-    """An executor whose calls run in processes that see exactly the devices they were given.
+    """An executor whose calls run in processes that see exactly their devices.
 
-    A call that holds devices has a process of its own by default, since vendors' runtimes give memory back only when
-    their process ends. Calls without needs run on the CPU with all devices hidden, in processes that are used again.
+    A call with devices has a process of its own by default, because vendors' runtimes release memory only when their
+    process exits. Calls without devices run with all devices hidden, in processes that serve many calls.
 
     Args:
         needs: The devices that each call holds while it runs, such as ``"GPU:1"``; None for the CPU alone.
-        engine: What decides where calls run: ``"local"`` for this machine, ``"ray"`` or ``"dask"`` for the nodes of a
-            cluster, or the name of an entry point of the group ``anyaccel.engines``.
-        address: Where the cluster is, as ``ray.init`` or ``dask.distributed.Client`` takes it; None for the one that is
-            found, or made on this machine where there is none.
-        max_workers: Processes at the same time; None for as many as there are devices, and processors for calls
-            without needs.
-        machine: The machine, where the engine is local; see :func:`anyaccel.detect`.
-        declare: Devices to count by resource name whatever is found; see :func:`anyaccel.declare`.
-        max_calls: Calls after which a process is replaced, 0 for never; None for 1 where devices are needed, and
-            else 0.
+        engine: Where calls run: ``"local"`` for this machine, ``"ray"`` or ``"dask"`` for the nodes of a cluster, or
+            the name of an entry point of the group ``anyaccel.engines``.
+        address: Address of the cluster, as ``ray.init`` or ``dask.distributed.Client`` takes it; None for the one that
+            is found, or else for a new one on this machine.
+        max_workers: Maximum number of processes; None for the number of devices or, for calls without devices, of
+            processors.
+        machine: The machine, if the engine is local; see :func:`anyaccel.detect`.
+        declare: Devices to count by resource name, whatever is found; see :func:`anyaccel.declare`.
+        max_calls: Calls after which a process is replaced, 0 for never; None for 1 with devices and 0 without.
         preload: Modules that are imported once for all workers, before they are forked.
         initializer: Called in each worker before its first call.
         initargs: Arguments of the initializer.
-        warmup: Called without arguments in each worker that holds devices, after the initializer and before its first
-            call. When it fails, the pool is broken, and says on which device.
+        warmup: Called without arguments in each worker with devices, after the initializer and before its first call.
+            When it raises, the pool is broken, and the error names the device.
         timeout: Seconds that a call may run; None for no limit. Waiting for devices does not count.
-        retries: Times that a call is run again when its worker or its machine has died. A call that raises, takes too
-            long or is cancelled is not run again.
-        grace: Seconds between asking a process to end and killing it.
-        signal: A signal to send before a call's ``timeout``, such as ``"USR1@60s"``: 60 seconds before, to each process
-            of its worker that catches it. A call whose ``timeout`` is no longer than that gets none.
-        idle: Seconds after which a process that is kept for later calls gives its devices back.
-        logs: Directory for the output of the calls, a file each; None to let it go where that of this process goes.
-        sandbox: Called in each worker right before any code of yours, to confine the process further; when it
-            raises, none of your code runs.
-        results: How what workers send is read: ``"plain"`` as data of plain types, none of which runs code here, or
-            ``"pickle"`` as whatever they made it, which may run any. None for ``"plain"`` where ``enforce`` is given,
-            and ``"pickle"`` else.
-        shared: Whether every process on the machine knows what is held. When not, only pools of this process that are
-            not shared either respect each other.
-        start: How workers are started. ``unallocated``: whether vendors of which nothing was given are hidden
+        retries: Number of times that a call is run again when its worker or its machine has died. A call that raises,
+            exceeds its timeout or is cancelled is not run again.
+        grace: Seconds between SIGTERM and SIGKILL.
+        signal: A signal before the end of a call's ``timeout``, such as ``"USR1@60s"``: 60 seconds before, to each
+            process of its worker that catches it. A call with a ``timeout`` of 60 seconds or less gets none.
+        idle: Seconds after which an idle process releases its devices.
+        logs: Directory with a file for the output of each call; None for the output of this process.
+        sandbox: Called in each worker before any of your code, to confine the process further. When it raises, none of
+            your code runs.
+        results: How answers of workers are read: ``"plain"`` as data of plain types, which run no code here, or
+            ``"pickle"``, which may run code of the worker's choice. None for ``"plain"`` with ``enforce``, else
+            ``"pickle"``.
+        shared: Whether every process on the machine sees the leases. If not, they are seen only by other pools of this
+            process that are not shared either.
+        start: How workers are started. ``unallocated``: whether vendors without an allocated device are hidden
             (``"hide"``), or left as the environment has them (``"inherit"``). ``mask``: whether masks name devices by
-            stable ``"id"`` or by ``"index"``, where the vendor's runtime takes both. ``cap``, by default True: whether
-            PyTorch and TensorFlow are capped at the share of memory of a worker that holds a share of one device, when
-            the worker imports them. ``bind``: whether workers run on the processors that are nearest to their devices,
-            as far as the machine tells; None, the default, for those of whole devices. ``memory``: how much of the
-            host's memory the kernel leaves each worker, with all that it starts and without swap: bytes, or a text such
-            as ``"8GiB"``; what takes more is killed, and its call fails. A share of a device is held to its memory
-            likewise where the kernel can. ``enforce``: whether the kernel refuses workers, and all that they start, the
-            device nodes of all other devices: True to insist, ``"try"`` to do without where the kernel cannot. What is
-            not refused is said by ``future.allocation.gaps``, and inside of a call by ``anyaccel.current().gaps``.
+            stable ``"id"`` or by ``"index"``, if the vendor's runtime takes both. ``cap``, by default True: whether
+            PyTorch and TensorFlow are capped at the memory of a share of one device, when the worker imports them.
+            ``bind``: whether workers run on the processors nearest to their devices, as far as the machine reports
+            them; None, the default, for whole devices only. ``memory``: limit of the host memory of each worker, with
+            all that it starts and without swap: bytes, or a text such as ``"8GiB"``; a process that exceeds it is
+            killed, and its call fails. A share of a device is held to its memory likewise, if the kernel can.
+            ``enforce``: whether the kernel denies workers, and all that they start, the device nodes of all other
+            devices: True to insist, ``"try"`` to do without if the kernel cannot. Devices that stay open are listed in
+            ``future.allocation.gaps``, and inside of a call in ``anyaccel.current().gaps``.
 
     Raises:
-        UsageError: When an argument makes no sense.
+        UsageError: When the value of an argument is not permitted.
         UnknownOptionError: When there is no such option.
-        EnforcementError: When workers must be confined, or held to ``memory``, and the kernel cannot.
+        EnforcementError: When workers must be confined or held to ``memory``, and the kernel cannot.
         MachineError: When ``machine`` names no machine.
         StateDirectoryError: When there is no directory for leases that can be trusted.
         NeverFitsError: When the machine can never serve ``needs``.
@@ -459,7 +469,7 @@ class Pool(Submitter):
             preload=((preload,) if isinstance(preload, str) else tuple(preload)) + (CONFINING if enforce else ()),
             max_workers=max_workers,
             grace=grace,
-            early=_early(signal, timeout),
+            early=_read_signal(signal, timeout),
             idle=idle,
             logs=None if logs is None else Logs(os.fspath(logs)),
             shared=shared,
@@ -477,21 +487,22 @@ class Pool(Submitter):
                 raise
         _cores.add(core)
         atexit.unregister(_finish_all)
-        atexit.register(_finish_all)  # before whatever the engine has registered: that may be what our calls need
-        # A finalizer runs wherever garbage is collected, perhaps under one of our locks: it only leaves a note.
+        # Exit handlers run last in, first out: ours must run before those of the engine, whose cluster our calls need.
+        atexit.register(_finish_all)
+        # A finalizer runs in any thread that collects garbage, perhaps under one of our locks: it only leaves a note.
         weakref.finalize(self, _abandon, core).atexit = False
 
     @property
     def quarantined(self) -> tuple[tuple[Allocation, str], ...]:
-        """Devices that nobody gets although their holder has been ended, each with the reason.
+        """Devices that are kept although their holder was ended, each with the reason.
 
-        A process may be stuck in the kernel, or its memory on the device may not be free yet. They come back when that
-        changes.
+        The process may be stuck in the kernel, or its memory on the device may still be in use. The devices are
+        released when that changes.
         """
         return self._core.quarantined()
 
     def _workers(self) -> list[tuple[str, str, str]]:
-        """What each process runs, how many calls stand behind that, and the devices that it holds."""
+        """Return for each process its current call, the number of pipelined calls, and its devices."""
         core = self._core
         if core.foreign:
             return []
@@ -515,13 +526,13 @@ class Pool(Submitter):
         return f"<Pool {needs}: {state or f'{count} worker' + 's' * (count != 1)}>"
 
     def _repr_html_(self) -> str:
-        """Show the workers in a notebook."""
+        """Return a table of the workers for notebooks."""
         from anyaccel.model.html import html_table
 
         return html_table(repr(self)[1:-1], ("runs", "behind it", "devices"), self._workers())
 
     def __exit__(self, kind: type[BaseException] | None, value: object, traceback: object) -> None:
-        """Wait for all calls; after Ctrl-C, stop them, and kill them when it is pressed again."""
+        """Wait for all calls; after Ctrl-C, stop them, and after another Ctrl-C, kill them."""
         try:
             if kind is not None and issubclass(kind, KeyboardInterrupt):
                 self._core.stop(self._core.settings.grace)
@@ -535,12 +546,14 @@ _cores: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 
 def _abandon(core: Engine) -> None:
+    """Shut down an engine whose pool was garbage collected."""
     if not core.foreign:
         reactor().call_soon(lambda: core.shutdown(wait=False))
 
 
 @atexit.register
 def _finish_all() -> None:
+    """Wait for the calls of all pools at exit; after Ctrl-C, stop them."""
     import sys
 
     interrupted = isinstance(getattr(sys, "last_value", None), KeyboardInterrupt)
@@ -555,6 +568,7 @@ def _finish_all() -> None:
 
 
 @tidy_in_child
-def _disown_all() -> None:
+def _disown_pools() -> None:
+    """Mark all pools as the parent's, in a forked child."""
     for core in list(_cores):
         core.foreign = True

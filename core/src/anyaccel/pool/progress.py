@@ -1,4 +1,4 @@
-"""How far many calls are, told to a function or shown to people."""
+"""Progress of many calls, for a function of the user or as a display on a terminal or in a notebook."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from typing import Any, TextIO
 from anyaccel.model import Value
 
 FASTEST_SECONDS = 0.1
-"""How often a line is redrawn on a terminal."""
+"""Minimum interval in seconds between two updates of the line on a terminal."""
 
 
 class Progress(Value):
-    """How far a :meth:`anyaccel.Pool.map` is.
+    """Progress of a :meth:`anyaccel.Pool.map`.
 
     Attributes:
-        done: Calls that are over, whatever became of them.
-        failed: Those among them that raised, were cancelled, or lost their worker.
-        total: All calls.
-        seconds: Time since the start.
+        done: Number of calls that are over.
+        failed: Number of those that raised, were cancelled, or lost their worker.
+        total: Number of all calls.
+        seconds: Seconds since the start.
     """
 
     done: int
@@ -32,7 +32,7 @@ class Progress(Value):
 
     @property
     def left_seconds(self) -> float | None:
-        """Time that the rest will take if it goes on like this; None as long as nothing is done."""
+        """Estimated seconds until all calls are over; None before the first one is."""
         return self.seconds / self.done * (self.total - self.done) if self.done else None
 
     def __str__(self) -> str:
@@ -46,26 +46,26 @@ ProgressCallback = Callable[[Progress], None]
 
 
 class ProgressCounter:
-    """Counts calls as they end, and tells somebody.
+    """Counts calls as they end, and calls a function with the progress.
 
     Args:
-        total: All calls.
-        tell: Told each time, by whatever thread it happens in.
+        total: Number of all calls.
+        callback: The function; it runs in the thread in which a call ends.
     """
 
-    def __init__(self, total: int, tell: ProgressCallback) -> None:
+    def __init__(self, total: int, callback: ProgressCallback) -> None:
         self._total = total
-        self._tell = tell
+        self._callback = callback
         self._start = time.monotonic()
         self._lock = threading.Lock()
         self._done = self._failed = 0
 
     def count(self, done: int, failed: int) -> None:
-        """Count calls that are over, of which some have failed."""
+        """Count so many calls that are over, of which ``failed`` have failed."""
         with self._lock:
             self._done += done
             self._failed += failed
-            self._tell(
+            self._callback(
                 Progress(
                     done=self._done,
                     failed=self._failed,
@@ -75,14 +75,14 @@ class ProgressCounter:
             )
 
 
-def shown(total: int) -> ProgressCallback | None:
-    """What shows progress to whoever watches standard error: tqdm or rich, whichever is installed, else a line.
+def find_display(total: int) -> ProgressCallback | None:
+    """Return a display of progress on standard error: of tqdm or rich, whichever is installed, else a line.
 
     Args:
-        total: All calls.
+        total: Number of all calls.
 
     Returns:
-        What is to be told; None where nobody watches, as in a log.
+        The callback; None if standard error is neither a terminal nor a notebook.
     """
     if not (_in_notebook() or sys.stderr.isatty()):
         return None
@@ -96,7 +96,7 @@ def shown(total: int) -> ProgressCallback | None:
 
 def _tqdm(total: int) -> ProgressCallback:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it would rather have another package, too
+        warnings.simplefilter("ignore")  # tqdm warns if ipywidgets is missing
         from tqdm.auto import tqdm  # type: ignore[import-untyped, unused-ignore]
 
     bar: Any = tqdm(total=total)
@@ -129,7 +129,7 @@ def _rich(total: int) -> ProgressCallback:
 
 
 class ProgressLine:
-    """Writes progress as one line that is redrawn.
+    """Writes the progress as one line that is overwritten.
 
     Args:
         stream: A terminal.
@@ -140,7 +140,7 @@ class ProgressLine:
         self._last = time.monotonic()
 
     def __call__(self, progress: Progress) -> None:
-        """Write it, unless something was written a moment ago."""
+        """Write the progress, at most every :data:`FASTEST_SECONDS`."""
         over = progress.done == progress.total
         now = time.monotonic()
         if not over and now - self._last < FASTEST_SECONDS:
@@ -151,7 +151,7 @@ class ProgressLine:
 
 
 def _in_notebook() -> bool:
-    """Whether our output goes to a notebook: IPython runs in a kernel, and not in a terminal."""
+    """Return whether output goes to a notebook: IPython runs in a kernel there, not in a terminal."""
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     return hasattr(shell, "kernel")

@@ -1,8 +1,8 @@
-"""Devices whose holder was killed: they go back once the vendor says that nothing of it is left on them.
+"""Quarantine: devices whose holder was killed are released once the vendor sees nothing of the process on them.
 
-A process that ends by itself closes its devices first. One that is killed in the middle of something may leave memory
-behind for a while, and some drivers do for ever: such a device is quarantined, with the reason, instead of being given
-to somebody who would run out of memory at once.
+A process that exits closes its devices first. A process that is killed may leave memory behind for a while, and with
+some drivers for ever. Such a device is kept in quarantine with the reason, because the next holder would run out of
+memory at once.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from anyaccel.vendors.process import vendor_process
 FIRST_LOOK_SECONDS = 0.1
 LAST_LOOK_SECONDS = 10.0
 ORPHANED = 16
-"""A whole device that nobody uses must have less than one of so many parts of its memory in use: drivers keep some."""
+"""A device without processes is clean if less than 1/16 of its memory is in use: drivers keep some for themselves."""
 
 
 def can_tell(inventory: Inventory, allocation: Allocation) -> bool:
-    """Whether a vendor of some of the devices says what is in use on them."""
+    """Return whether a vendor of some of the devices reports processes and memory in use."""
     vendors = {device.vendor for device in allocation.devices if not device.declared}
     if not vendors or parse_machine(inventory.machine).simulated:
         return False
@@ -42,20 +42,20 @@ def release_when_free(
     keep: Callable[[str], None],
     release: Callable[[], None],
 ) -> None:
-    """Give devices back once nothing of a dead process is left on them; looks in a thread of its own.
+    """Release devices once nothing of a dead process is left on them; polls the vendor in a thread of its own.
 
     Args:
         inventory: The machine.
-        allocation: What the process held.
-        pid: The process.
-        keep: Called with the reason as long as they are kept.
-        release: Called once they are free, or as soon as nobody can tell any more.
+        allocation: The devices.
+        pid: Id of the dead process.
+        keep: Called with the reason after each poll that found something.
+        release: Called once the devices are clean, or the vendor cannot tell any more.
     """
     keep("its holder was killed, and its vendor has not said yet that its memory is free")
 
     def watch() -> None:
         pause = FIRST_LOOK_SECONDS
-        while reason := in_use(inventory, allocation, pid):
+        while reason := find_remains(inventory, allocation, pid):
             keep(reason)
             time.sleep(pause)
             pause = min(2 * pause, LAST_LOOK_SECONDS)
@@ -64,16 +64,16 @@ def release_when_free(
     threading.Thread(target=watch, name="anyaccel reclaim", daemon=True).start()
 
 
-def in_use(inventory: Inventory, allocation: Allocation, pid: int) -> str:
-    """Why devices cannot be given to the next one yet; empty when they can, or when the vendor cannot tell."""
+def find_remains(inventory: Inventory, allocation: Allocation, pid: int) -> str:
+    """Return what is left of a process on devices; empty if nothing is, or the vendor cannot tell."""
     try:
         observed, _ = stats(inventory)
     except AnyaccelError:
         return ""
-    return "; ".join(filter(None, (_in_use(share, pid, observed) for share in allocation.shares)))
+    return "; ".join(filter(None, (_find_remains(share, pid, observed) for share in allocation.shares)))
 
 
-def _in_use(share: Share, pid: int, observed: Mapping[str, Stats]) -> str:
+def _find_remains(share: Share, pid: int, observed: Mapping[str, Stats]) -> str:
     seen = observed.get(share.device.id)
     if seen is None:
         return ""

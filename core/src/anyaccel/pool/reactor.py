@@ -1,7 +1,7 @@
-"""The thread of the dispatcher: it waits for everything at once, channels of workers and points in time.
+"""The reactor: one thread that waits for all channels of workers and for all timers.
 
-Python runs handlers of signals in the main thread alone. So nothing that is done here is cut short by one, such as
-Ctrl-C, and whatever several calls share is changed here.
+Python runs signal handlers in the main thread alone. So Ctrl-C never interrupts a handler of the reactor, and all state
+that several calls share is changed here.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from anyaccel.linux.fork import hold_while_forking, renew_in_child, tidy_in_chil
 Handler = Callable[[], object]
 
 LONGEST_SECONDS = 86_400.0
-"""Of one wait: the kernel takes no more than some weeks."""
+"""Longest wait: epoll takes its timeout as a 32-bit number of milliseconds."""
 _CROWD = 1024
-"""Timers from which those that were cancelled are thrown out."""
+"""Number of timers from which on cancelled ones are removed: most calls end long before their time limit."""
 
 
 class Timer:
-    """Something to be done at a time, unless it is cancelled."""
+    """A handler that is called at a time, unless it is cancelled."""
 
     __slots__ = ("call",)
 
@@ -37,21 +37,21 @@ class Timer:
         self.call: Handler | None = call
 
     def cancel(self) -> None:
-        """Do not do it."""
+        """Drop the handler."""
         self.call = None
 
 
 class Reactor:
-    """Calls handlers when descriptors can be read and when times come, in a thread of its own.
+    """Calls handlers when descriptors become readable and when timers expire, in a thread of its own.
 
-    :meth:`call_soon`, :meth:`call_at` and :meth:`call_later` may be called by any thread, the rest by its own. A
-    handler that raises is logged and costs nobody else.
+    Any thread may call :meth:`call_soon`, :meth:`call_at` and :meth:`call_later`; the other methods are for handlers.
+    The exception of a handler is logged, and the other handlers go on.
     """
 
     def __init__(self) -> None:
         self._poll = select.epoll()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._poll.register(self._wake, select.EPOLLIN | select.EPOLLET)  # each write wakes, and none is read
+        self._poll.register(self._wake, select.EPOLLIN | select.EPOLLET)  # edge-triggered: it need not be read
         self._handlers: dict[int, Handler] = {}
         self._soon: deque[Handler] = deque()
         self._sleeps = False
@@ -63,29 +63,29 @@ class Reactor:
 
     @property
     def inside(self) -> bool:
-        """Whether the calling thread is that of the reactor."""
+        """Whether the calling thread is the reactor's."""
         return threading.get_ident() == self._thread.ident
 
     def watch(self, descriptor: int, handler: Handler) -> None:
-        """Call a handler whenever a descriptor can be read."""
+        """Call a handler whenever a descriptor is readable."""
         self._handlers[descriptor] = handler
         self._poll.register(descriptor, select.EPOLLIN)
 
     def unwatch(self, descriptor: int) -> None:
-        """Stop that; nothing happens when it was not watched."""
+        """Stop watching a descriptor; no effect if it was not watched."""
         if self._handlers.pop(descriptor, None) is not None:
             with contextlib.suppress(OSError):
                 self._poll.unregister(descriptor)
 
     def call_soon(self, call: Handler) -> None:
-        """Do something in the thread of the reactor. Takes no lock, so a finalizer may use it, also in a fork."""
+        """Call a handler in the reactor's thread. Takes no lock, so a finalizer may use it, also in a forked child."""
         if self._wake >= 0:
             self._soon.append(call)
-            if self._sleeps:  # it says so before it looks for the last time
+            if self._sleeps:  # set before the reactor checks _soon for the last time, so no note is missed
                 os.eventfd_write(self._wake, 1)
 
     def call_at(self, when: float, call: Handler) -> Timer:
-        """Do something in the thread of the reactor at a time of ``time.monotonic()``."""
+        """Call a handler in the reactor's thread at a time of ``time.monotonic()``."""
         timer = Timer(call)
         if self.inside:
             self._set(when, timer)
@@ -94,17 +94,17 @@ class Reactor:
         return timer
 
     def call_later(self, seconds: float, call: Handler) -> Timer:
-        """Do something in the thread of the reactor after some seconds."""
+        """Call a handler in the reactor's thread after so many seconds."""
         return self.call_at(time.monotonic() + seconds, call)
 
     def abandon(self) -> None:
-        """Forget everything: we are a fork, and the thread is the parent's."""
+        """Close the descriptors in a forked child, which has no thread for them."""
         self._poll.close()
         os.close(self._wake)
-        self._wake = -1  # a finalizer may know us still, and the number may soon be that of another file
+        self._wake = -1  # a finalizer may still call call_soon(), and the number may soon be that of another file
 
     def _set(self, when: float, timer: Timer) -> None:
-        if len(self._timers) > self._crowd:  # most calls end long before their time is up
+        if len(self._timers) > self._crowd:
             self._timers = [entry for entry in self._timers if entry[2].call is not None]
             heapq.heapify(self._timers)
             self._crowd = max(_CROWD, 2 * len(self._timers))
@@ -112,52 +112,52 @@ class Reactor:
 
     def _run(self) -> None:
         while True:
-            patience = self._patience()
+            timeout = self._get_timeout()
             self._sleeps = True
-            events = self._poll.poll(0 if self._soon else patience)
+            events = self._poll.poll(0 if self._soon else timeout)
             self._sleeps = False
             with _handling:
                 for descriptor, _ in events:
                     if handler := self._handlers.get(descriptor):
-                        _guarded(handler)
+                        _run_guarded(handler)
                 for _ in range(len(self._soon)):
-                    _guarded(self._soon.popleft())
+                    _run_guarded(self._soon.popleft())
                 if self._timers:
-                    self._ring()
+                    self._run_timers()
 
-    def _patience(self) -> float | None:
+    def _get_timeout(self) -> float | None:
         while self._timers and self._timers[0][2].call is None:
             heapq.heappop(self._timers)
         if not self._timers:
             return None
         return min(max(0.0, self._timers[0][0] - time.monotonic()), LONGEST_SECONDS)
 
-    def _ring(self) -> None:
+    def _run_timers(self) -> None:
         now = time.monotonic()
         while self._timers and self._timers[0][0] <= now:
             timer = heapq.heappop(self._timers)[2]
             if timer.call is not None:
-                _guarded(timer.call)
+                _run_guarded(timer.call)
 
 
-def _guarded(call: Handler) -> None:
+def _run_guarded(call: Handler) -> None:
     try:
         call()
-    except BaseException:  # the others are to be served, whatever a callback raised
+    except BaseException:  # also SystemExit of a user's callback: the other handlers must run
         logging.getLogger("anyaccel").exception("a handler of the reactor failed")
 
 
 _handling = hold_while_forking(threading.RLock())
 """Held by the reactor while handlers run, and by a thread that forks.
 
-So a child finds nothing that only a thread of its parent could go on with: no lock that is held, no structure that is
-half changed and, above all, no module that is half imported, which the child could never import.
+So a forked child, which has no reactor thread, finds no lock that is held, no structure that is half changed and no
+module that is half imported, which it could never import.
 """
 
 
 @contextlib.contextmanager
 def allow_forks() -> Iterator[None]:
-    """Let other threads fork while the reactor runs callbacks of the user, which may take long or wait for them."""
+    """Let other threads fork while the reactor runs a callback of the user, which may wait for the fork."""
     held = _handling._is_owned()  # type: ignore[attr-defined]  # noqa: SLF001 - as threading.Condition does
     if held:
         _handling.release()
@@ -173,7 +173,7 @@ _starting = renew_in_child(threading.Lock())
 
 
 def reactor() -> Reactor:
-    """The reactor of this process."""
+    """Return the reactor of this process; start it on the first call."""
     if not _current:
         with _starting:
             if not _current:
@@ -182,6 +182,6 @@ def reactor() -> Reactor:
 
 
 @tidy_in_child
-def _forget() -> None:
+def _abandon_reactor() -> None:
     while _current:
         _current.pop().abandon()

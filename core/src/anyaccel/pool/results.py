@@ -1,4 +1,4 @@
-"""The results of many calls, one after the other: for ``for`` and for ``async for``."""
+"""The results of many calls as an iterator: for ``for`` and for ``async for``."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, Self
 
-from anyaccel.pool.call import AwaitableFuture, CallFuture, exception_in, is_whole
+from anyaccel.pool.call import AwaitableFuture, CallFuture, is_whole, read_exception
 from anyaccel.pool.channel import Message, MessageKind
-from anyaccel.pool.progress import ProgressCallback, ProgressCounter, shown
+from anyaccel.pool.progress import ProgressCallback, ProgressCounter, find_display
 from anyaccel.pool.reactor import reactor
 
 Arguments = tuple[Any, ...]
 
 BATCH_SECONDS = 0.005
-"""About so long the calls of a batch take together: then what the batch costs counts for little."""
+"""Duration in seconds that ``map`` aims at for a batch: then the cost of a batch is small beside its calls."""
 
 
 class Results(Iterator[Any]):
-    """What calls return, one after the other.
+    """The results of calls, one after the other.
 
-    It is for one ``for`` or ``async for``. An exception of a call is raised in its place and ends it. When it ends
-    early, by that, by :meth:`close`, or since nobody refers to it any more once it has begun, the calls that are left
-    are cancelled, those that run included.
+    For one ``for`` or ``async for``. An exception of a call is raised in its place and ends the iteration. When the
+    iteration ends early - by an exception, by :meth:`close`, or because nothing refers to it any more - the calls that
+    are left are cancelled, also those that run.
 
     Args:
         futures: Futures to wait for, in order.
-        timeout: Seconds until everything must be there, or None.
+        timeout: Seconds until all results must be there, or None.
     """
 
     def __init__(self, futures: Iterable[AwaitableFuture[Any]], timeout: float | None = None) -> None:
@@ -45,10 +45,10 @@ class Results(Iterator[Any]):
         return self
 
     def __next__(self) -> Any:
-        self._begin()
+        self._watch_references()
         try:
-            while (future := self._awaited()) is not None:
-                self._accept(future.result(self._left()))
+            while (future := self._next_future()) is not None:
+                self._accept(future.result(self._seconds_left()))
             return self._next()
         except BaseException:
             self.close()
@@ -60,10 +60,10 @@ class Results(Iterator[Any]):
     async def __anext__(self) -> Any:
         import asyncio
 
-        self._begin()
+        self._watch_references()
         try:
-            while (future := self._awaited()) is not None:
-                self._accept(await asyncio.wait_for(future, self._left()))
+            while (future := self._next_future()) is not None:
+                self._accept(await asyncio.wait_for(future, self._seconds_left()))
             return self._next()
         except StopIteration:
             self.close()
@@ -79,60 +79,65 @@ class Results(Iterator[Any]):
         self.close()
 
     def close(self) -> None:
-        """End it: cancel the calls that are left, those that run included."""
-        reactor().call_soon(self._ending())  # where Ctrl-C does not cut it short
+        """Cancel the calls that are left, also those that run."""
+        reactor().call_soon(self._make_canceller())  # not here: Ctrl-C could interrupt it halfway
         if self._abandoned is not None:
             self._abandoned.detach()
         self._futures, self._values, self._failure = deque(), deque(), None
 
-    def _begin(self) -> None:
-        """From now on, calls are cancelled when nobody refers to it any more."""
+    def _watch_references(self) -> None:
+        """Cancel the calls once nothing refers to the results any more.
+
+        Called with the first result: a ``map`` whose results are never taken runs to its end.
+        """
         if self._abandoned is None:
-            # A finalizer runs wherever garbage is collected, perhaps under one of our locks: it only leaves a note.
-            self._abandoned = weakref.finalize(self, reactor().call_soon, self._ending())
+            # A finalizer runs in any thread that collects garbage, perhaps under one of our locks: only leave a note.
+            self._abandoned = weakref.finalize(self, reactor().call_soon, self._make_canceller())
             self._abandoned.atexit = False
 
-    def _ending(self) -> Callable[[], None]:
-        """What is to be done when it ends early, at any time from now on; refers to everything but us."""
-        return partial(cancel, self._futures)
+    def _make_canceller(self) -> Callable[[], None]:
+        """Return a function that cancels the calls that are left then; it must not refer to the results."""
+        return partial(cancel_all, self._futures)
 
-    def _awaited(self) -> AwaitableFuture[Any] | None:
-        """What to wait for before there is something to give."""
+    def _next_future(self) -> AwaitableFuture[Any] | None:
+        """Return the future to wait for, or None if a value or an exception is ready, or everything was returned."""
         return None if self._values or self._failure or not self._futures else self._futures[0]
 
     def _accept(self, value: Any) -> None:
-        """Take what the first future has."""
+        """Store the value of the first future, and remove that."""
         self._futures.popleft()
         self._values.append(value)
 
     def _next(self) -> Any:
-        """Give what there is.
+        """Return the next stored value.
 
         Raises:
-            StopIteration: When everything has been given.
+            StopIteration: When all values were returned.
+            BaseException: The exception of the call whose place has come.
         """
         if self._values:
             return self._values.popleft()
         raise self._failure or StopIteration
 
-    def _left(self) -> float | None:
+    def _seconds_left(self) -> float | None:
         return None if self._end is None else self._end - time.monotonic()
 
 
 class Batches:
-    """The calls of a ``map``, which travel in batches.
+    """The calls of a ``map``, submitted in batches.
 
-    Without a size, the first batches have one call each. Each that is over is followed by one of about as many calls as
-    take :data:`BATCH_SECONDS`, at most four times as many as that one had, and by few towards the end: so calls that
-    take long all run at the same time.
+    Without a size, the first batches have one call each. A batch that is over is followed by one of as many calls as
+    take about :data:`BATCH_SECONDS`, but at most four times as many as it had itself, and fewer towards the end, so
+    that all workers finish at about the same time.
 
     Args:
         arguments: Arguments of the calls; all are taken at once.
-        submit: Makes a batch of calls by :func:`anyaccel.pool.payload.call_each`, given whether there were others.
-        size: Calls that travel together; None to choose by the time that they take.
-        most_ahead: Batches that wait for workers at most, where that is chosen.
+        submit: Submits a batch for :func:`anyaccel.pool.payload.call_each`; its second argument says whether there
+            were batches before.
+        size: Calls of a batch; None to choose by their durations.
+        prefetch_limit: Maximum number of batches that wait for workers, if the size is chosen.
         in_order: Whether results come in the order of the calls, or as soon as they are there.
-        progress: True to show how far it is, or a function that is told.
+        progress: True to show the progress, or a function that is called with it.
 
     Attributes:
         futures: Futures to wait for, in order.
@@ -144,7 +149,7 @@ class Batches:
         submit: Callable[[list[Arguments], bool], CallFuture],
         *,
         size: int | None,
-        most_ahead: int,
+        prefetch_limit: int,
         in_order: bool,
         progress: bool | ProgressCallback,
     ) -> None:
@@ -152,38 +157,38 @@ class Batches:
         self._parts = parts = deque(arguments)
         self._submit = submit
         self._size = size
-        self._tail = max(1, most_ahead // 2)
-        tell = (progress if callable(progress) else shown(len(parts))) if progress and parts else None
-        self._counter = None if tell is None else ProgressCounter(len(parts), tell)
+        self._tail = max(1, prefetch_limit // 2)
+        callback = (progress if callable(progress) else find_display(len(parts))) if progress and parts else None
+        self._counter = None if callback is None else ProgressCounter(len(parts), callback)
         self._in_order = in_order
         self._lock = threading.Lock()
         self._calls: set[CallFuture] = set()
         self._vacant: deque[AwaitableFuture[CallFuture]] = deque()
         self._made = self._over = False
         try:
-            while self._parts and (size is not None or len(self.futures) < most_ahead):
-                self._go_on(size or 1)
+            while self._parts and (size is not None or len(self.futures) < prefetch_limit):
+                self._submit_next(size or 1)
         except BaseException:
             self.cancel()
             raise
 
     def cancel(self) -> None:
-        """Make no more calls, and cancel those that are left, those that run included."""
+        """Submit no more calls, and cancel those that are left, also those that run."""
         self._over = True
         lost = len(self._parts)
         self._parts.clear()
         if self._counter is not None and lost:
             self._counter.count(lost, lost)
-        cancel(self._calls)
+        cancel_all(self._calls)
 
-    def _go_on(self, size: int) -> None:
-        """Make the next batch, in the caller's thread or in that of the reactor."""
-        # The call itself would be done before the next batch is made, and who takes results would take it for the last.
+    def _submit_next(self, size: int) -> None:
+        """Submit the next batch, in the thread of the caller or of the reactor."""
+        # Not the future of the call: that is done before the next batch is submitted, and so would end the loop.
         slot: AwaitableFuture[CallFuture] = AwaitableFuture()
-        slot.set_running_or_notify_cancel()  # it is no more to be cancelled: its call is
-        with self._lock:  # so batches stand in the order of their calls
+        slot.set_running_or_notify_cancel()  # cancel() has no effect on it: cancel_all() cancels the call
+        with self._lock:  # both threads may be here, and the futures must be in the order of the calls
             batch = [self._parts.popleft() for _ in range(min(size, len(self._parts)))]
-            if not batch:  # the other thread has taken the last ones
+            if not batch:  # the other thread has taken the last arguments
                 return
             self.futures.append(slot)
             if not self._in_order:
@@ -192,13 +197,13 @@ class Batches:
             call = self._submit(batch, self._made)
         except BaseException as error:
             self._parts.extendleft(reversed(batch))
-            # Another call may be done already, and have been given this place: then one more is free.
+            # Without an order, another call may have taken this slot already: then any vacant slot will do.
             (slot if self._in_order else self._vacant.pop()).set_exception(error)
             raise
         self._made = True
         self._calls.add(call)
         call.add_done_callback(partial(self._on_done, len(batch), slot))
-        if self._over:  # meanwhile, in another thread
+        if self._over:  # cancelled meanwhile by another thread
             call.cancel()
 
     def _on_done(self, count: int, slot: AwaitableFuture[CallFuture], done: Future[Any]) -> None:
@@ -209,13 +214,13 @@ class Batches:
             values = len(results)
         if self._counter is not None:
             self._counter.count(count, count - values)
-        if done.cancelled() and not self._over:  # by the end of the pool
+        if done.cancelled() and not self._over:  # the pool was shut down
             self.cancel()
         if self._size is None and self._parts:
             quick = int(BATCH_SECONDS * values / max(seconds, 1e-9))
             try:
-                self._go_on(max(1, min(quick, 4 * count, len(self._parts) // self._tail)))
-            except BaseException:  # noqa: BLE001 - it is raised where results are taken, after those that there are
+                self._submit_next(max(1, min(quick, 4 * count, len(self._parts) // self._tail)))
+            except BaseException:  # noqa: BLE001 - raised where results are taken, after those that are there
                 self.cancel()
         self._calls.discard(done)
         (slot if self._in_order else self._vacant.popleft()).set_result(done)
@@ -226,7 +231,7 @@ class MapResults(Results):
 
     Args:
         batches: The calls.
-        timeout: Seconds until everything must be there, or None.
+        timeout: Seconds until all results must be there, or None.
         plain: Whether exceptions are read as plain data.
     """
 
@@ -236,7 +241,7 @@ class MapResults(Results):
         self._batches = batches
         self._plain = plain
 
-    def _ending(self) -> Callable[[], None]:
+    def _make_canceller(self) -> Callable[[], None]:
         return self._batches.cancel
 
     def _accept(self, value: Any) -> None:
@@ -246,21 +251,21 @@ class MapResults(Results):
         values, failure, _ = value
         self._values.extend(values)
         if failure is not None:
-            self._failure = exception_in(Message(MessageKind.ERROR, failure, [], []), plain=self._plain)
+            self._failure = read_exception(Message(MessageKind.ERROR, failure, [], []), plain=self._plain)
 
 
 def check_batch(**sizes: object) -> None:
-    """Check how many calls are to travel together.
+    """Check the sizes of batches, which may be None.
 
     Raises:
-        ValueError: When it makes no sense.
+        ValueError: When one is no whole number of 1 or more; not UsageError, since Executor.map() raises this.
     """
     for name, size in sizes.items():
         if size is not None and not is_whole(size, 1):
             raise ValueError(f"{name} must be a whole number, 1 or more (got {size!r:.60})")
 
 
-def cancel(futures: Iterable[Future[Any]]) -> None:
-    """Cancel futures, those that run included."""
+def cancel_all(futures: Iterable[Future[Any]]) -> None:
+    """Cancel futures, also those of calls that run."""
     for future in tuple(futures):
         future.cancel()

@@ -1,9 +1,10 @@
-"""Workers from the fork server: have them forked, also ahead of need, and hear of their end."""
+"""Worker processes of the fork server: fork them, also ahead of need, and report their end."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import sys
 from collections.abc import Sequence
@@ -20,30 +21,33 @@ from anyaccel.pool.reactor import reactor
 
 TARGET = "anyaccel.pool.worker:serve"
 OWN = ("cloudpickle", "anyaccel.pool.worker")
-"""What all workers need, and should not each load."""
+"""Modules that every worker needs, imported once by the fork server."""
 LAST_GRACE = 0.5
-"""Seconds between asking and killing when the caller has gone: nothing is left to wait for a clean end."""
+"""Seconds between SIGTERM and SIGKILL when the caller has died."""
 STUCK_SECONDS = 60.0
+"""Seconds after SIGKILL after which a process counts as stuck in the kernel."""
 CLOSE_SECONDS = 5.0
+"""Seconds that a fork server may take to close."""
 STUCK_LOOK_SECONDS = 5.0
-"""Pause between two looks at what ignores SIGKILL after the death of a fork server."""
+"""Interval in seconds between two attempts to end stuck processes of a dead fork server."""
 BUFFER = 1 << 18
+"""Size of a channel's buffer in bytes: all pipelined calls of an actor fit into it."""
 
 
 class WorkerOwner(Protocol):
-    """WorkerOwner of a worker.
+    """The receiver of events of a process: the dispatcher's class of workers.
 
     Attributes:
-        mark: What it and all that it starts carry; empty before it has been told.
+        mark: The mark of the process and of everything that it starts; empty before it was sent.
     """
 
     mark: Mark
 
     def ended(self, gone: Gone) -> None:
-        """It and everything that it started has left the kernel. Nothing follows."""
+        """Handle the end of the process and of everything that it started: the last event."""
 
     def on_stuck(self, reason: str) -> None:
-        """Something of it ignores even SIGKILL."""
+        """Handle a process that ignores SIGKILL."""
 
 
 class Process:
@@ -51,14 +55,14 @@ class Process:
 
     Args:
         server: The fork server.
-        ahead: Whether nothing waits for it yet.
+        ahead: Whether the process is forked ahead of need.
 
     Attributes:
         server: The fork server.
-        number: Its number there.
+        number: Number of the process at the fork server.
         channel: Our end of the channel.
-        end: Its end: what it never took out is there once it has gone.
-        owner: Whom it works for; None before it is needed, when nothing that becomes of it matters.
+        end: The process's end of the channel, kept open here to read unread messages after the process has exited.
+        owner: The receiver of its events; None while it is a spare, whose end has no consequences.
 
     Raises:
         BrokenPipeError: When the fork server has died.
@@ -79,40 +83,40 @@ class Process:
 
     @property
     def mark(self) -> Mark:
-        """What it and all that it starts carry; empty before it has been told."""
+        """The mark of the process and of everything that it starts; empty before it was sent."""
         return () if self.owner is None else self.owner.mark
 
     def stop(self, grace: float) -> None:
-        """Have the fork server end it, with so many seconds between asking and killing."""
-        self.server.stop(self.number, grace, by=15)  # SIGTERM
+        """Have the fork server end the process, with so many seconds between SIGTERM and SIGKILL."""
+        self.server.stop(self.number, grace, by=signal.SIGTERM)
 
     def shut(self, directions: int) -> None:
-        """Shut the channel."""
+        """Shut down directions of the channel; no effect if the process has closed its end."""
         with contextlib.suppress(OSError):
             self.channel.shutdown(directions)
 
     def close(self) -> None:
-        """Close the channel."""
+        """Close both ends of the channel."""
         self.channel.close()
         self.end.close()
 
     def ended(self, gone: Gone) -> None:
-        """Take notice that it and everything that it started has left the kernel."""
+        """Report the end of the process and of everything that it started; close the channel."""
         if self.owner is not None:
             self.owner.ended(gone)
         self.close()
 
     def on_stuck(self, reason: str) -> None:
-        """Take notice that something of it ignores even SIGKILL."""
+        """Report that the process ignores SIGKILL."""
         if self.owner is not None:
             self.owner.on_stuck(reason)
 
 
 class WorkerServer(client.ForkServer):
-    """The fork server of some workers; all but :meth:`close` is for the thread of the reactor.
+    """A fork server of workers. All methods but :meth:`close` are for the thread of the reactor.
 
     Args:
-        preload: Modules that it imports for all of them.
+        preload: Modules that it imports once for all its workers.
 
     Raises:
         WorkerStartError: When it cannot be started.
@@ -121,7 +125,7 @@ class WorkerServer(client.ForkServer):
     def __init__(self, preload: tuple[str, ...]) -> None:
         self.environ = dict(os.environ)
         self.path = list(sys.path)
-        self.users = 0
+        self._pools = 0
         self._spare: Process | None = None
         self._reactor = reactor()
         config = {
@@ -138,13 +142,13 @@ class WorkerServer(client.ForkServer):
         self._reactor.watch(self.fileno(), self._on_control)
 
     def start_worker(self, owner: WorkerOwner, *, grace: float, leases: Sequence[int], ahead: bool) -> Process:
-        """Have a worker forked, or take the one that was forked ahead.
+        """Fork a worker, or take the one that was forked ahead.
 
         Args:
-            owner: Whom it works for.
-            grace: Seconds that what it leaves behind has between being asked to end and being killed.
-            leases: Descriptors that are kept until it and whatever it started have gone.
-            ahead: Whether it may be the one that was forked ahead.
+            owner: The receiver of its events.
+            grace: Seconds between SIGTERM and SIGKILL for processes that it leaves behind.
+            leases: Descriptors that are kept until it and everything that it started have exited.
+            ahead: Whether the worker that was forked ahead may be taken.
 
         Raises:
             BrokenPipeError: When the fork server has died.
@@ -160,35 +164,35 @@ class WorkerServer(client.ForkServer):
         return process
 
     def fork_ahead(self) -> None:
-        """Have one worker forked before it is needed: that is most of the time that a fresh one takes."""
+        """Fork one worker ahead of need, unless there is one: the fork is most of the time that a fresh one takes."""
         self._spare = self._take_spare()
-        if self._spare is None and self.users and self.alive:
+        if self._spare is None and self._pools and self.alive:
             with contextlib.suppress(OSError):
                 self._spare = Process(self, ahead=True)
 
-    def use(self) -> None:
-        """Say that a pool uses it."""
-        self.users += 1
+    def add_pool(self) -> None:
+        """Count a pool that uses the fork server."""
+        self._pools += 1
 
-    def leave(self) -> None:
-        """Say that a pool does not use it any more: without users, nothing is forked ahead."""
-        self.users -= 1
-        spare = None if self.users else self._take_spare()
+    def remove_pool(self) -> None:
+        """Count a pool that has ended. Without pools, the worker that was forked ahead exits."""
+        self._pools -= 1
+        spare = None if self._pools else self._take_spare()
         if spare is not None:
             spare.shut(socket.SHUT_WR)
 
     def close(self, seconds: float = CLOSE_SECONDS) -> bool:
-        """End it and whatever is left of its workers."""
+        """End the fork server and all its workers; return False if a process is stuck in the kernel."""
         self._reactor.unwatch(self.fileno())
         ended = super().close(seconds)
         if not ended:
-            self.kill()  # something of it is stuck in the kernel, which nothing helps
+            self.kill()
         for child in self.take_children():
             child.ended(Gone(reason="its fork server was closed"))
         return ended
 
     def _take_spare(self) -> Process | None:
-        """Take the worker that was forked ahead, unless it has ended."""
+        """Take the worker that was forked ahead, unless it has exited."""
         spare, self._spare = self._spare, None
         return spare if spare is not None and self.children.get(spare.number) is spare else None
 
@@ -197,7 +201,7 @@ class WorkerServer(client.ForkServer):
             self._on_death()
 
     def _on_death(self) -> None:
-        """End what its workers started in its place, and tell the owners when that is done."""
+        """End the processes of its workers in place of the dead fork server, then report their end."""
         self._reactor.unwatch(self.fileno())
         children = self.take_children()
         code = self.wait()
@@ -205,14 +209,14 @@ class WorkerServer(client.ForkServer):
         self._end(children, Gone(reason=f"its fork server {describe_end(code)}"))
 
     def _end(self, children: list[Process], gone: Gone) -> None:
-        """Kill what is left of some workers, each with all that carries its mark."""
+        """Kill all processes that carry the marks of some workers."""
         rest = Teardown(find_carriers(child.mark for child in children), grace=0)
-        self._go_on(rest, children, gone)
+        self._continue(rest, children, gone)
 
-    def _go_on(self, rest: Teardown, children: list[Process], gone: Gone) -> None:
+    def _continue(self, rest: Teardown, children: list[Process], gone: Gone) -> None:
         pause = rest.step()
         if pause is not None:
-            self._reactor.call_later(pause, partial(self._go_on, rest, children, gone))
+            self._reactor.call_later(pause, partial(self._continue, rest, children, gone))
             return
         stuck = [child for child in children if any(carries(pid, child.mark) for pid in rest.own)]
         for child in children:
@@ -226,7 +230,7 @@ class WorkerServer(client.ForkServer):
 
 
 def fork_server(preload: Sequence[str] = ()) -> WorkerServer:
-    """The fork server of this process that has preloaded exactly these modules; started when there is none.
+    """Return the fork server that has preloaded exactly these modules; start it if there is none.
 
     Raises:
         WorkerStartError: When it cannot be started.
@@ -236,7 +240,7 @@ def fork_server(preload: Sequence[str] = ()) -> WorkerServer:
 
 
 def spawn(owner: WorkerOwner, preload: Sequence[str], *, grace: float, leases: Sequence[int], ahead: bool) -> Process:
-    """Have a worker forked, by a new fork server where the last one has died.
+    """Fork a worker, with a new fork server if the last one has died.
 
     See :meth:`WorkerServer.start_worker` for the arguments.
 

@@ -1,4 +1,4 @@
-"""A function that yields: it runs in a worker, some items ahead of whoever takes them here."""
+"""Streams: a generator runs in a worker, some items ahead of the loop that takes them here."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from typing import Any
 
 from anyaccel.pool.actor import ActorState
 from anyaccel.pool.call import AwaitableFuture
-from anyaccel.pool.results import Results, cancel
+from anyaccel.pool.results import Results, cancel_all
 
 
 class YieldedItems:
-    """In the worker: what a function yields.
+    """The items that a function yields: the object of a stream's actor, in the worker.
 
     Args:
-        function: The function. It returns whatever can be iterated over, also by ``async for``.
+        function: The function. It returns an iterable, or an asynchronous one.
         args: Its arguments.
-        kwargs: The same.
+        kwargs: Its keyword arguments.
     """
 
     def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._begin: Callable[[], Any] = partial(function, *args, **kwargs)
-        self._items: Any = None  # until the first is taken: so what the function raises is raised there
+        self._items: Any = None  # not called here: an exception of the function is raised where the first item is taken
 
     def take(self) -> Any:
-        """The next item in a tuple, which is empty when there is none; for an ``async`` function, a coroutine."""
+        """Return the next item in a tuple, or an empty one at the end; a coroutine for an asynchronous iterable."""
         if self._items is None:
             made = self._begin()
             self._items = aiter(made) if hasattr(made, "__aiter__") else iter(made)
@@ -43,7 +43,7 @@ class YieldedItems:
         return ()
 
     def end(self) -> Any:
-        """Let the function clean up, which waits in a ``yield``."""
+        """Close the generator, so that the function cleans up; return a coroutine for an asynchronous one."""
         if hasattr(self._items, "aclose"):
             return self._items.aclose()
         if hasattr(self._items, "close"):
@@ -52,16 +52,16 @@ class YieldedItems:
 
 
 class Stream(Results):
-    """What a function yields, item by item, as soon as it is there.
+    """The items that a function yields, each as soon as it is there.
 
-    It is for one ``for`` or ``async for``. The worker is some items ahead and then waits. When the stream ends early,
-    by an exception, by :meth:`close`, or since nobody refers to it any more, the function is ended: where it waits in a
-    ``yield``, as a generator that is closed; where it runs, with the pool's time of grace.
+    For one ``for`` or ``async for``. The worker is some items ahead and then waits. When the stream ends early - by an
+    exception, by :meth:`close`, or because nothing refers to it any more - the function is ended: in its ``yield`` like
+    a generator that is closed, elsewhere with the pool's time of grace.
 
     Args:
         state: The actor that has the :class:`YieldedItems`.
-        grace: Seconds between asking its process to end and killing it.
-        owner: What is to live as long as this does.
+        grace: Seconds between SIGTERM and SIGKILL of its process.
+        owner: The pool, which must live as long as the stream.
     """
 
     def __init__(self, state: ActorState, grace: float, owner: object) -> None:
@@ -71,12 +71,12 @@ class Stream(Results):
         self._owner = owner
         for _ in range(state.options.ahead):
             self._take()
-        self._begin()
+        self._watch_references()
 
     def _take(self) -> None:
         try:
             self._futures.append(self._state.call("take", (), {}))
-        except RuntimeError as error:  # the pool was shut down; what is there already is given before that is told
+        except RuntimeError as error:  # the pool was shut down: raised after the items that are there
             if not self._futures:
                 self._failure = error
 
@@ -86,17 +86,17 @@ class Stream(Results):
         if value:
             self._take()
         else:
-            cancel(self._futures)
+            cancel_all(self._futures)
             self._futures.clear()
             self._state.close()
 
-    def _ending(self) -> Callable[[], None]:
-        return partial(_end, self._state, self._futures, self._grace)
+    def _make_canceller(self) -> Callable[[], None]:
+        return partial(_end_stream, self._state, self._futures, self._grace)
 
 
-def _end(state: ActorState, takes: deque[AwaitableFuture[Any]], grace: float) -> None:
-    """End a stream of which items are left."""
-    cancel(takes)
+def _end_stream(state: ActorState, takes: deque[AwaitableFuture[Any]], grace: float) -> None:
+    """End the function of a stream that was not read to its end."""
+    cancel_all(takes)
     runs = any(not take.done() for take in takes)
     takes.clear()
     construction = state.construction.future
@@ -105,6 +105,6 @@ def _end(state: ActorState, takes: deque[AwaitableFuture[Any]], grace: float) ->
     if runs:
         state.stop(grace)
     elif not state.closing:
-        with contextlib.suppress(RuntimeError):  # the pool was shut down this moment, which ends it as well
+        with contextlib.suppress(RuntimeError):  # the pool was shut down just now, which ends the actor as well
             state.call("end", (), {})
         state.close()

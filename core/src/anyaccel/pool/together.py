@@ -1,4 +1,4 @@
-"""In a worker: coroutines, and calls of an actor's methods that run at the same time."""
+"""In a worker: the event loop for coroutines, and threads for methods of an actor that run at the same time."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from anyaccel.pool.channel import Message
 
 
 class Lanes:
-    """Threads that run calls at the same time, as many as there are calls.
+    """Threads that run calls at the same time, one for each call.
 
-    They are daemons: a process that is asked to end does not wait for them.
+    Daemon threads, unlike those of ThreadPoolExecutor: a process that is asked to end does not wait for them.
 
     Args:
-        run: Runs a call and answers it.
+        run: Runs a call and sends its answer.
     """
 
     def __init__(self, run: Callable[[Message], object]) -> None:
@@ -27,7 +27,7 @@ class Lanes:
         self._idle = threading.Semaphore(0)
 
     def put(self, message: Message) -> None:
-        """Have a call run, in a thread that is idle or in a new one."""
+        """Run a call in an idle thread, or in a new one."""
         self._messages.put(message)
         if not self._idle.acquire(blocking=False):
             threading.Thread(target=self._work, name="anyaccel lane", daemon=True).start()
@@ -39,7 +39,7 @@ class Lanes:
 
 
 class Loop:
-    """The event loop of this process, in a thread of its own: tasks go on between calls."""
+    """The event loop of this process, in a thread of its own, so that tasks go on between calls."""
 
     def __init__(self) -> None:
         self._closing = False
@@ -49,18 +49,18 @@ class Loop:
         self._begun.wait()
 
     def finish(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Run a coroutine to its end; returns or raises what it does."""
+        """Run a coroutine to its end; return its value or raise its exception."""
         if self._closing:
             coroutine.close()
             raise CancelledError
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     def ended(self, error: BaseException) -> bool:
-        """Whether :meth:`close` is why a coroutine has no result, but this."""
+        """Return whether an exception of a coroutine is the consequence of :meth:`close`."""
         return self._closing and isinstance(error, (CancelledError, RuntimeError))
 
     def close(self) -> None:
-        """Cancel all tasks, and return when they have cleaned up."""
+        """Cancel all tasks, and return when their clean-up is over."""
         self._closing = True
         self._loop.call_soon_threadsafe(self._end.set)
         self._thread.join()

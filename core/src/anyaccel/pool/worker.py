@@ -1,7 +1,7 @@
-"""The inside of a worker: what a process does between the fork and its end.
+"""The code of a worker process, from the fork to its end.
 
 The order is fixed: environment, working directory and output first, then the sandbox, then user code. By then the
-process has a session of its own, carries its leases, and dies with the fork server.
+process has a session of its own, keeps its leases open, and dies with the fork server.
 """
 
 from __future__ import annotations
@@ -23,7 +23,16 @@ from anyaccel.errors import WorkerError
 from anyaccel.launcher.inside import ProcessSetup
 from anyaccel.linux.process import set_name
 from anyaccel.pool.channel import Message, MessageKind, receive, send
-from anyaccel.pool.payload import Batch, Pickled, SharedGlobals, check_over, describe, dumps, dumps_error, loads
+from anyaccel.pool.payload import (
+    Batch,
+    Pickled,
+    SharedGlobals,
+    dump_call_error,
+    dumps,
+    dumps_error,
+    loads,
+    refuse_generator,
+)
 
 if TYPE_CHECKING:
     from anyaccel.pool.together import Lanes, Loop
@@ -32,28 +41,28 @@ OUTPUTS = (1, 2)
 
 
 class Terminated(SystemExit):
-    """Raised in user code by SIGTERM, so that ``finally`` and ``with`` clean up in the time of grace."""
+    """Raised in user code by SIGTERM, so that ``finally`` and ``with`` clean up within the grace period."""
 
 
 def serve(descriptors: list[int], ahead: bool) -> NoReturn:
-    """Do what the caller asks until it closes the channel; never returns. A target of the fork server.
+    """Answer messages until the caller closes the channel, then exit. A target of the fork server.
 
     Args:
         descriptors: Our end of the channel.
-        ahead: Whether nothing waits for us yet, so that there is time to get ready.
+        ahead: Whether the process is forked ahead of need, so that there is time to rehearse.
     """
     set_name("accel-worker")
     try:
         code = _work(descriptors[0], ahead=ahead)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # we are about to end; what takes too long is killed
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # exiting already; the fork server kills us if it takes too long
     except Terminated:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         code = -signal.SIGTERM
-    _end(code)
+    _exit_process(code)
 
 
 def _work(descriptor: int, *, ahead: bool) -> int:
-    """Answer until there is nothing more to do; returns the status to end with, or the negative number of a signal."""
+    """Answer messages until the channel is closed; return the exit status, or the negative number of a signal."""
     try:
         _reset_signals()
         if ahead:
@@ -61,32 +70,46 @@ def _work(descriptor: int, *, ahead: bool) -> int:
         MessageLoop(socket.socket(fileno=descriptor)).run()
     except Terminated:
         raise
-    except SystemExit as error:  # user code wanted to end the process
-        return _leave(error)
-    except BaseException as error:  # noqa: BLE001 - the process ends either way, and its end is what the caller sees
+    except SystemExit as error:  # of user code
+        return _get_status(error)
+    except BaseException as error:  # noqa: BLE001 - the process exits either way
         sys.excepthook(type(error), error, error.__traceback__)
         return 1
     return 0
 
 
 class MessageLoop:
-    """The state of the process: its channel, and the object of an actor."""
+    """Receives messages and sends answers; has the object of an actor.
+
+    Attributes:
+        channel: The channel to the caller.
+        actor: The object, once it was constructed.
+        waiting: Messages that were received while a call ran.
+        globals: Globals that the initializer has set.
+        leave_construction: Copies back the globals that the constructor has set.
+        lanes: Threads for methods that run at the same time, or None.
+        loop: The event loop, from the first coroutine on.
+        exit: The SystemExit of a method in a lane.
+        lock: Protects lazy initialization against other lanes.
+        dumps: Writes values of answers.
+        dumps_error: Writes exceptions of answers.
+    """
 
     def __init__(self, channel: socket.socket) -> None:
         self.channel = channel
         self.actor: Any = None
-        self.waiting: deque[Message] = deque()  # taken out of the channel while something else ran
+        self.waiting: deque[Message] = deque()
         self.globals = SharedGlobals()
-        self.leave_construction: Callable[[], None] = lambda: None  # takes back the globals that it has set
-        self.lanes: Lanes | None = None  # where methods run at the same time
-        self.loop: Loop | None = None  # from the first coroutine on
-        self.exit: SystemExit | None = None  # of a method in a lane
+        self.leave_construction: Callable[[], None] = lambda: None
+        self.lanes: Lanes | None = None
+        self.loop: Loop | None = None
+        self.exit: SystemExit | None = None
         self.lock = threading.Lock()
         self.dumps: Callable[[Any], Pickled] = dumps
         self.dumps_error: Callable[[BaseException, str], Pickled] = dumps_error
 
     def run(self) -> None:
-        """Answer one message after the other until the caller has no more."""
+        """Answer one message after the other until the caller closes the channel."""
         try:
             self._run()
         finally:
@@ -116,7 +139,7 @@ class MessageLoop:
     def _set_up(self, message: Message) -> bool:
         outputs, leases = message.descriptors[:2], message.descriptors[2:]
         _redirect(outputs)
-        for lease in leases:  # kept open: a lease lasts as long as anybody carries it, also programs started from here
+        for lease in leases:  # inherited by programs that user code starts: the lease lasts as long as one of them runs
             os.set_inheritable(lease, True)
         try:
             setup: Mapping[str, Any] = loads(message.data, message.buffers)
@@ -134,16 +157,16 @@ class MessageLoop:
                 self._warm_up(*setup["warmup"])
             if setup["staged"]:
                 send(self.channel, MessageKind.PREPARED)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the caller should hear of it
+        except Exception as error:  # noqa: BLE001 - the caller reports it
             self._answer(MessageKind.BROKEN, self._describe(error))
             return False
         return True
 
     def _warm_up(self, call: bytes, where: str) -> None:
-        """Run a pickled call for the first use of the devices.
+        """Run the pickled warm-up on the devices with these names.
 
         Raises:
-            WorkerError: When it fails; that says on which devices.
+            WorkerError: When it fails; the message names the devices.
         """
         try:
             self.globals.prepare(call)
@@ -154,7 +177,7 @@ class MessageLoop:
         return self._perform(self._call_function, message)
 
     def _call_function(self, message: Message) -> Any:
-        (function, args, kwargs), leave = self._unpickled(message)
+        (function, args, kwargs), leave = self._unpickle(message)
         try:
             return function(*args, **kwargs)
         finally:
@@ -162,7 +185,7 @@ class MessageLoop:
 
     def _construct(self, message: Message) -> bool:
         def construct(message: Message) -> int:
-            (kind, args, kwargs, concurrency), self.leave_construction = self._unpickled(message)
+            (kind, args, kwargs, concurrency), self.leave_construction = self._unpickle(message)
             self.actor = kind(*args, **kwargs)
             if concurrency > 1:
                 from anyaccel.pool.together import Lanes
@@ -181,7 +204,7 @@ class MessageLoop:
         return self._perform(self._call_method, message)
 
     def _skipped(self) -> set[int]:
-        """Numbers of the calls that were cancelled while they stood behind others, as far as is known now."""
+        """Receive all messages that have arrived, and return the numbers of calls to skip."""
         with contextlib.suppress(BlockingIOError):
             while (message := receive(self.channel, wait=False)) is not None:
                 self.waiting.append(message)
@@ -190,7 +213,7 @@ class MessageLoop:
     def _call_method(self, message: Message) -> Any:
         with self.lock:
             self.leave_construction()
-            (method, args, kwargs), _ = self._unpickled(message)
+            (method, args, kwargs), _ = self._unpickle(message)
         if callable(method):
             return method(self.actor, *args, **kwargs)
         return getattr(self.actor, method)(*args, **kwargs)
@@ -198,17 +221,17 @@ class MessageLoop:
     def _run_in_lane(self, message: Message) -> None:
         try:
             self._perform(self._call_method, message)
-        except SystemExit as error:  # it ends the process, which is for the main thread to do
+        except SystemExit as error:  # the main thread exits the process, once its receive() has ended
             self.exit = error
             self.channel.shutdown(socket.SHUT_RD)
 
     def _perform(self, call: Callable[[Message], Any], message: Message) -> bool:
-        """Answer with what a call returned or raised; False when there is nobody to answer."""
+        """Run a call and answer with its value or exception; return False if the caller has closed the channel."""
         try:
             value = call(message)
             if isinstance(value, CoroutineType):
                 value = self._finish(value)
-            check_over(value)
+            refuse_generator(value)
             if type(value) is Batch:
                 failure = None if value.failure is None else self._describe(value.failure).data
                 value = (value.results, failure, value.seconds)
@@ -216,18 +239,18 @@ class MessageLoop:
             _flush()
         except SystemExit:
             raise
-        except BaseException as error:  # noqa: BLE001 - it is the caller's
+        except BaseException as error:  # noqa: BLE001 - the caller's future reports it
             if self.loop is not None and self.loop.ended(error):
-                return False  # the end of the process is what the caller is to hear
+                return False  # the process exits; the caller reports its exit status
             _flush()
             return self._answer(MessageKind.ERROR, self._describe(error), message.number)
         try:
             return self._answer(MessageKind.RESULT, body, message.number)
-        except (OSError, MemoryError) as error:  # no memory to put it into
+        except (OSError, MemoryError) as error:  # no memory for a large result
             return self._answer(MessageKind.ERROR, self._describe(error), message.number)
 
     def _describe(self, error: BaseException) -> Pickled:
-        return describe(error, self.dumps_error)
+        return dump_call_error(error, self.dumps_error)
 
     def _finish(self, value: Any) -> Any:
         """Run a coroutine to its end."""
@@ -238,8 +261,8 @@ class MessageLoop:
                 self.loop = Loop()
         return self.loop.finish(value)
 
-    def _unpickled(self, message: Message) -> tuple[Any, Callable[[], None]]:
-        """What is to be called, and with what; and what takes back the shared globals that it sets."""
+    def _unpickle(self, message: Message) -> tuple[Any, Callable[[], None]]:
+        """Unpickle a call; return it and the function that copies back the shared globals that it sets."""
         try:
             value, spaces = self.globals.loads(message.data, message.buffers)
         except ModuleNotFoundError as error:
@@ -259,7 +282,7 @@ class MessageLoop:
 
 
 def _redirect(descriptors: list[int]) -> None:
-    """Let output go where the caller's goes, or into the file of a log."""
+    """Redirect standard output and error to the caller's, or to a log file."""
     _flush()
     for target, descriptor in zip(OUTPUTS, descriptors, strict=True):
         os.dup2(descriptor, target)
@@ -270,7 +293,7 @@ def _flush() -> None:
     try:
         sys.stdout.flush()
         sys.stderr.flush()
-    except Exception:  # noqa: BLE001, S110 - user code may have closed or replaced them
+    except Exception:  # noqa: BLE001, S110 - user code may have closed or replaced the streams
         pass
 
 
@@ -280,17 +303,17 @@ def _reset_signals() -> None:
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
-    faulthandler.enable(2)  # a crash in a library says where
+    faulthandler.enable(2)  # a crash in a library prints the Python stack
     numpy = sys.modules.get("numpy")
-    if numpy is not None:  # preloaded: without this all workers would draw the same numbers
+    if numpy is not None:  # preloaded: without a new seed, all workers would draw the same numbers
         numpy.random.seed()
 
 
 def _rehearse() -> None:
-    """Set up for nothing and call nothing: the memory that this touches is copied now, not when somebody waits.
+    """Run a setup and a call of ``int`` on a channel of our own, before a caller waits.
 
-    A forked process shares its memory with its parent until it writes to it, and each page costs a fault then: for what
-    follows, more time than all the rest.
+    A forked process shares its memory pages with its parent, and the first write to each page costs a page fault. These
+    faults take more time than everything else in a first call.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
@@ -306,16 +329,16 @@ def _terminate(number: int, _: object) -> NoReturn:
     raise Terminated(128 + number)
 
 
-def _leave(error: SystemExit) -> int:
-    """The status with which an exit ends, as the interpreter would have it."""
+def _get_status(error: SystemExit) -> int:
+    """Return the exit status of a SystemExit, as the interpreter determines it."""
     if error.code is None or isinstance(error.code, int):
         return (error.code or 0) & 0xFF
     sys.stderr.write(f"{error.code}\n")
     return 1
 
 
-def _end(code: int) -> NoReturn:
-    """Run what was registered for the end, then end: with a status, or by the signal that a negative code names."""
+def _exit_process(code: int) -> NoReturn:
+    """Run the exit handlers, then exit with a status, or by the signal of a negative code."""
     try:
         threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - as multiprocessing's children do
         atexit._run_exitfuncs()  # noqa: SLF001

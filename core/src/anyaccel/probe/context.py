@@ -215,10 +215,11 @@ class ProbeContext:
         """
         found = []
         for path in self.glob(f"{PCI_DEVICES}/*"):
+            # The vendor first: the other files of a function are read, and recorded, only where it may matter.
             vendor_id = self.read_int(f"{path}/vendor")
             if vendor_id is None or (vendor is not None and vendor_id != vendor):
                 continue
-            class_code = (self.read_int(f"{path}/class") or 0) >> 8
+            class_code = (self.read_int(f"{path}/class") or 0) >> 8  # without the programming interface
             if not classes or class_code in classes:
                 found.append(self._pci_function(path, vendor_id, class_code))
         # Addresses are hexadecimal: 09 comes before 0a, which the numeric order of paths would not say.
@@ -227,6 +228,7 @@ class ProbeContext:
     def _pci_function(self, path: str, vendor: int, class_code: int) -> PciFunction:
         address = path.rpartition("/")[2].lower()
         numa_node = self.read_int(f"{path}/numa_node")
+        # The link leads through the bridges: ../../../devices/pci0000:00/0000:00:01.0/0000:01:00.0
         above = (self.readlink(path) or "").split("/")[:-1]
         return PciFunction(
             address=address,
@@ -236,7 +238,7 @@ class ProbeContext:
             subsystem_vendor=self.read_int(f"{path}/subsystem_vendor"),
             subsystem_device=self.read_int(f"{path}/subsystem_device"),
             driver=_name(self.readlink(f"{path}/driver")),
-            numa_node=numa_node if numa_node is not None and numa_node >= 0 else None,
+            numa_node=numa_node if numa_node is not None and numa_node >= 0 else None,  # -1: not known to the firmware
             iommu_group=_name(self.readlink(f"{path}/iommu_group")),
             bridges=tuple(part for part in above if re.fullmatch(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", part)),
         )
@@ -258,5 +260,5 @@ def ask(fn: Callable[[], Json]) -> Json:
     try:
         return fn()
     except Exception as error:
-        value = getattr(error, "value", None)
+        value = getattr(error, "value", None)  # bindings of C libraries keep the error code there
         raise QueryError(type(error).__name__, str(error), value if isinstance(value, int) else None) from error

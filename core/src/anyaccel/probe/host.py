@@ -40,13 +40,14 @@ class HostFacts:
 
     def read(self, path: str) -> str | None:
         try:
+            # Unbuffered: some files of sysfs have another content at each read(2).
             with open(self._prefix + path, "rb", buffering=0) as file:
                 return file.read(READ_LIMIT).decode(errors="replace")
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             return None
 
     def glob(self, pattern: str) -> list[str]:
-        if not glob.has_magic(pattern):
+        if not glob.has_magic(pattern):  # glob.glob() follows links, and a dangling link exists, too
             return [pattern] if self.exists(pattern) else []
         found = glob.glob(glob.escape(self._prefix) + pattern)
         return sorted((path[len(self._prefix) :] for path in found), key=natural)
@@ -62,7 +63,7 @@ class HostFacts:
             raise
 
     def exists(self, path: str) -> bool:
-        return os.path.lexists(self._prefix + path)
+        return os.path.lexists(self._prefix + path)  # without the target: sysfs has links into other mounts
 
     def is_dir(self, path: str) -> bool:
         return os.path.isdir(self._prefix + path)
@@ -79,7 +80,7 @@ class HostFacts:
             path=path,
             major=os.major(status.st_rdev),
             minor=os.minor(status.st_rdev),
-            readable=os.access(where, os.R_OK),
+            readable=os.access(where, os.R_OK),  # open(2) would wake or occupy some devices
             writable=os.access(where, os.W_OK),
             group=status.st_gid,
         )
@@ -90,7 +91,7 @@ class HostFacts:
         import subprocess
 
         program = shutil.which(argv[0], path=self.environ.get("PATH", os.defpath))
-        if program is None or self._prefix:
+        if program is None or self._prefix:  # a tool would report this host, not the root below the prefix
             return None
         # Files in place of pipes: a background process of the tool would keep a pipe open, and block the reader.
         with open(os.memfd_create("stdout"), "w+b") as out, open(os.memfd_create("stderr"), "w+b") as err:
@@ -99,8 +100,8 @@ class HostFacts:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
-                env={**self.environ, "LC_ALL": "C"},
-                start_new_session=True,
+                env={**self.environ, "LC_ALL": "C"},  # parsers of tools expect English and decimal points
+                start_new_session=True,  # a process group of its own, for killpg()
             )
             try:
                 process.wait(timeout)

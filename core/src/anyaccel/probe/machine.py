@@ -96,6 +96,7 @@ def parse_machine(machine: str | Machine | None = None, environ: Mapping[str, st
 
 def _parse_product(item: str, text: str) -> Simulated:
     name, colon, count = item.strip().partition(":")
+    # str.isdigit() accepts "²", for which int() raises.
     number = int(count) if count.isascii() and count.isdigit() and len(count) <= len(str(MOST_SIMULATED)) else 0
     if not name or (colon and not 1 <= number <= MOST_SIMULATED):
         raise MachineError(

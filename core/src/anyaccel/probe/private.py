@@ -78,8 +78,10 @@ def search(recording: Mapping[str, Any], addresses: tuple[str, ...] = ()) -> Fou
     found = Found()
     for key, text in texts_of(recording):
         found.uuids.update(match.lower() for match in UUID.findall(text))
+        # An address of zeros is that of the loopback.
         found.macs.update(match[0].lower() for match in MAC.finditer(text) if match[0].strip("0:-"))
         found.ipv4.update(match[0] for match in IPV4.finditer(text) if not _is_version(key, text, match.start()))
+        # Known addresses count also where the text around them looks like a version.
         found.ipv4.update(address for address in addresses if "." in address and address in text)
         found.ipv6.update(match[0].lower() for match in IPV6.finditer(text) if _is_address(match[0]))
         found.homes.update(match[2].lower() for match in HOME.finditer(text))
@@ -130,7 +132,7 @@ def _is_name(key: str) -> bool:
 
 
 def _words(key: str) -> list[str]:
-    return re.findall(r"[a-z]+|\d+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", key).lower())
+    return re.findall(r"[a-z]+|\d+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", key).lower())  # serialNumber is two words
 
 
 def _pairs(words: list[str]) -> set[str]:

@@ -51,7 +51,7 @@ class RecordedFacts:
         self._queries: dict[str, Entry] = dict(recording.get("queries", {}))
         self._inside: dict[str, set[str]] = {}
         """Names by directory."""
-        for path in self._paths:
+        for path in self._paths:  # the directories above a path exist without an entry
             directory = path
             while directory:
                 directory, _, name = directory.rpartition("/")
@@ -128,7 +128,7 @@ class RecordedFacts:
         path = plain(path)
         if "link" not in self._paths.get(path, {"link": ""}):
             return path
-        for _ in range(40):
+        for _ in range(40):  # the limit of the kernel, see path_resolution(7)
             link = next((part for part in [*_parents(path), path] if "link" in self._paths.get(part, {})), None)
             if link is None or (path != link and path in self._paths):
                 return path
@@ -173,7 +173,7 @@ class Recorder:
             self.paths[path] = {"errno": errno.errorcode.get(error.errno or 0, "EIO")}
             raise
         if text is not None:
-            self.paths.setdefault(path, {})["text"] = text
+            self.paths.setdefault(path, {})["text"] = text  # keeps an empty entry of _look()
         return text
 
     def glob(self, pattern: str) -> list[str]:
@@ -212,7 +212,7 @@ class Recorder:
         try:
             result = self._facts.run(argv, timeout)
         except CommandTimeoutError:
-            self.commands.append({"argv": list(argv), "timeout": True})
+            self.commands.append({"argv": list(argv), "timeout": True})  # the replay times out as well, at once
             raise
         if result is not None:
             entry = {"returncode": result.returncode, "stdout": result.stdout, "stderr": result.stderr}
@@ -269,7 +269,7 @@ def merge(recordings: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     for recording in recordings:
         environ |= recording["environ"]
         for path, entry in recording["paths"].items():
-            paths[path] = paths.get(path, {}) | entry
+            paths[path] = paths.get(path, {}) | entry  # one plug-in may have looked, and another one read
         commands += [entry for entry in recording["commands"] if entry not in commands]
         queries |= recording["queries"]
     return {

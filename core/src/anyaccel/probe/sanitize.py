@@ -45,6 +45,7 @@ def sanitize(recording: Mapping[str, Any], names: PrivateNames | None = None) ->
     names = names or PrivateNames()
     recording = {"environ": {}, "paths": {}, "commands": [], "queries": {}, **recording}
     environ = {name: text for name, text in recording["environ"].items() if not SECRET_VARIABLE.search(name)}
+    # Logs first: private data of other hardware needs no replacement, and must not leave gaps in the numbering.
     kept = {**recording, "environ": environ, "commands": list(_without_logs(recording))}
     swap = _Swap(search(kept, names.addresses), _present(names, kept), words_of(kept))
     cleaned: dict[str, Any] = swap.data(kept)
@@ -77,6 +78,7 @@ class _Swap:
             replacements if replacements is not None else _replacements(found, names, users, words)
         )
         self.replacements |= {name: made for name, made in self.homes.items() if name in self.replacements}
+        # Regular expressions take the first alternative that fits: a short number must not cut a longer one.
         longest_first = sorted(self.replacements, key=lambda text: (-len(text), text))
         alternatives = "|".join(map(re.escape, longest_first)) or r"(?!)"
         self._pattern = re.compile(rf"(?<![0-9A-Za-z])(0x)?({alternatives})(?![0-9A-Za-z])", re.IGNORECASE)

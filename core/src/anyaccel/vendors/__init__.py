@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from anyaccel.vendors.discovery import GROUP as GROUP
     from anyaccel.vendors.discovery import Source as Source
     from anyaccel.vendors.discovery import installed as installed
+    from anyaccel.vendors.guarded import ANSWER_LIMIT as ANSWER_LIMIT
     from anyaccel.vendors.guarded import GuardedProcess as GuardedProcess
     from anyaccel.vendors.guarded import Outcome as Outcome
     from anyaccel.vendors.guarded import call_all as call_all
@@ -34,7 +35,7 @@ else:
         {
             "anyaccel.vendors.contract": ("HOOKS", "RECORDED", "RESOURCE", "VENDOR"),
             "anyaccel.vendors.discovery": ("GROUP", "Source", "installed"),
-            "anyaccel.vendors.guarded": ("GuardedProcess", "Outcome", "call_all"),
+            "anyaccel.vendors.guarded": ("ANSWER_LIMIT", "GuardedProcess", "Outcome", "call_all"),
             "anyaccel.vendors.plugin": ("VendorPlugin",),
             "anyaccel.vendors.process": ("ask", "known", "vendor_process"),
             "anyaccel.vendors.protocol": ("PRINTED_LIMIT",),
@@ -67,7 +68,7 @@ def begin_for(machine: str | None, environ: Mapping[str, str]) -> None:
 
 def close() -> None:
     """End the processes of all vendors, if there are any. The next call starts the processes again."""
-    if process := sys.modules.get("anyaccel.vendors.process"):
+    if process := sys.modules.get("anyaccel.vendors.process"):  # not imported: no vendor was called
         process.close()
     client.close_all(client.ForkServer)
 

@@ -32,6 +32,7 @@ def serve(descriptors: list[int], _: object) -> None:
     os.set_blocking(output, True)
     for stream, descriptor in enumerate((os.open(os.devnull, os.O_RDONLY), output, output)):
         os.dup2(descriptor, stream)
+    # Descriptors of other processes of the fork server are no business of a vendor's code.
     os.closerange(3, calls)
     os.closerange(calls + 1, os.sysconf("SC_OPEN_MAX"))
     set_name("accel-vendor")
@@ -40,6 +41,7 @@ def serve(descriptors: list[int], _: object) -> None:
 
 
 def _answer_calls(calls: _socket.socket) -> None:
+    # A timeout of the kernel: Python's own would make the socket non-blocking, and sendall() with it.
     calls.setsockopt(_socket.SOL_SOCKET, _socket.SO_RCVTIMEO, struct.pack("ll", int(IDLE_SECONDS), 0))
     while True:
         call = json.loads(_receive(calls))
@@ -58,7 +60,7 @@ def _answer_calls(calls: _socket.socket) -> None:
 def _answer(call: dict[str, Any]) -> bytes:
     try:
         module, _, name = call["function"].partition(":")
-        __import__(module)
+        __import__(module)  # a method of importlib would have to be imported first
         value = getattr(sys.modules[module], name)(call["payload"])
         return json.dumps({"value": value}).encode()
     except BaseException as error:  # noqa: BLE001 - SystemExit of a vendor's tool is no reason to vanish

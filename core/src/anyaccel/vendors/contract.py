@@ -49,7 +49,7 @@ MOST_GROUP = (1 << 32) - 2
 """Highest number of a group that Linux gives."""
 SLOTS = tuple(count for count in range(1, MOST_SLOTS + 1) if UNITS_PER_DEVICE % count == 0)
 """Numbers of slots that a device may have: each slot is a whole number of 1/10000."""
-MOST_VALUE = 64 << 10
+MOST_VALUE = 64 << 10  # MAX_ARG_STRLEN of execve(2) is 128 KiB, for name and value together
 """Bytes that the value of a variable may have; the kernel takes twice as many."""
 NOT_A_VENDORS = re.compile(r"PATH|HOME|USER|SHELL|IFS|LD_.*|PYTHON.*|ANYACCEL_.*")
 """Variables that no plug-in may own, since they decide what code runs."""
@@ -67,6 +67,7 @@ def info_faults(value: Any, vendor: str) -> Iterator[str]:
     yield from _mismatches(KIND, "PluginInfo.kind", [value.kind])
     yield from _mismatches(VARIABLE, "PluginInfo.env_vars", value.env_vars)
     for name in value.runtimes:
+        # A short beginning such as "lib" would take every process for one that has loaded the runtime.
         if len(name) < len("libx.so") or "/" in name or not name.isprintable():
             yield f"PluginInfo.runtimes must be names of shared libraries, such as 'libacme.so' (got {name!r:.80})"
     yield from _mismatches(VARIABLE, "PluginInfo.ray_switch", [value.ray_switch] if value.ray_switch else [])
@@ -102,7 +103,7 @@ def detected_faults(value: Any, vendor: str) -> Iterator[str]:
         return
     shape = list(faults(value, Detected, "Detected"))
     yield from shape
-    if shape:
+    if shape:  # the rules below would raise on other types
         return
     devices = value.devices
     yield from _mismatches(DEVICE_ID, "Device.id", (device.id for device in devices))
@@ -116,7 +117,7 @@ def detected_faults(value: Any, vendor: str) -> Iterator[str]:
     yield from _repeated("Device.id", [device.id for device in devices])
     yield from _repeated("Device.index", [device.index for device in devices])
     for device in devices:
-        if device.id.startswith(f"{vendor}/"):
+        if device.id.startswith(f"{vendor}/"):  # the core makes such ids where two vendors use the same one
             yield f"Device.id must not begin with the vendor and a slash (got {device.id!r})"
         if device.index < 0:
             yield f"Device.index must not be negative (got {device.index} for {device.id!r})"
@@ -132,6 +133,7 @@ def _division_faults(devices: Sequence[Device]) -> Iterator[str]:
     yield from _mismatches(DEVICE_ID, "Device.parent", (d.parent for d in devices if d.parent is not None))
     parts = parts_of(devices)
     for device in devices:
+        # A circle of parents would block each device by itself.
         if device.parent == device.id or device.parent in parts.get(device.id, ()):
             yield f"Device.parent must not be the device or a part of it (got {device.parent!r} for {device.id!r})"
         if device.slots not in SLOTS:
@@ -242,7 +244,7 @@ def _value_faults(values: Mapping[str, str]) -> Iterator[str]:
         if "\0" in content:
             yield f"the value of {name!r} must not hold a NUL character"
         try:
-            size = len(os.fsencode(content))
+            size = len(os.fsencode(content))  # as os.execve() will encode the value
         except UnicodeEncodeError:
             yield f"the value of {name!r} must be text that can be encoded (got {content!r:.60})"
             continue
@@ -264,7 +266,7 @@ class Hook(NamedTuple):
         answer: Type of an answer.
         check: Yields the faults of an answer, given the arguments of the call, the key of the ``vendor`` and the
             plug-in's ``info``.
-        shape: Name of the answer in messages about its type; empty where the check compares the type.
+        shape: Name of the answer in messages about its type; empty for a check with messages of its own about types.
         listed: Name of the items where the answer is a list or tuple.
         required: Whether every plug-in must have the hook.
         default: Makes the answer for a plug-in without the hook, given the arguments of the call.
@@ -274,7 +276,7 @@ class Hook(NamedTuple):
     name: str
     answer: Any
     check: Callable[[Any, Arguments], Iterable[str]] = lambda *_: ()
-    shape: str = ""
+    shape: str = "the answer"
     listed: str = ""
     required: bool = False
     default: Callable[[Arguments], Any] = lambda _: None
@@ -296,7 +298,7 @@ class Hook(NamedTuple):
             return
         whole = tuple(value) if self.listed and isinstance(value, list) else value
         wrong = list(faults(whole, self.answer, self.shape)) if self.shape else []
-        yield from wrong or self.check(value, arguments)
+        yield from wrong or self.check(value, arguments)  # rules may rely on the type
 
 
 def _device_nodes(arguments: Arguments) -> ContainerEdits:
@@ -316,11 +318,18 @@ _TABLE = (
         "detect",
         Detected | None,
         lambda value, arguments: detected_faults(value, arguments["vendor"]),
+        shape="",
         required=True,
         seconds=None,
     ),
-    Hook("fractional", Fractional, lambda value, given: fractional_faults(value, given["device"]), required=True),
-    Hook("tags", tuple[str, ...], tags_faults, listed="tags", required=True),
+    Hook(
+        "fractional",
+        Fractional,
+        lambda value, arguments: fractional_faults(value, arguments["device"]),
+        shape="",
+        required=True,
+    ),
+    Hook("tags", tuple[str, ...], tags_faults, shape="", listed="tags", required=True),
     Hook(
         "env",
         EnvEdits,
@@ -332,9 +341,10 @@ _TABLE = (
         "visible",
         tuple[str | VisiblePart, ...] | None,
         lambda value, arguments: visible_faults(value, arguments["devices"]),
+        shape="",
         listed="device ids",
     ),
-    Hook("validate", str | None, reason_faults),
+    Hook("validate", str | None, reason_faults, shape=""),
     Hook("stats", Mapping[str, Stats], stats_faults, shape="stats", default=lambda _: {}, seconds=None),
     Hook("container", ContainerEdits, container_faults, shape="ContainerEdits", default=_device_nodes),
     Hook("diagnose", tuple[Finding, ...], shape="Finding", listed="Findings", default=lambda _: (), seconds=None),

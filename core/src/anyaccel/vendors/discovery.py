@@ -52,12 +52,14 @@ def installed(environ: Mapping[str, str] | None = None) -> tuple[list[Source], l
     denied = _items(environ.get(DENY_VARIABLE, ""))
     named = [_named(item) for item in items if "=" in item]
     wanted = {item for item in items if "=" not in item}
-    found = list(scan()) if wanted or not named else []
+    found = list(scan()) if wanted or not named else []  # tests and CI name modules, without a scan of the path
     missing = sorted(wanted - {source.vendor for source in found})
     if missing:
+        # An error, unlike in ANYACCEL_DISABLE: the user relies on a vendor that would silently be missing.
         way_out = f"'pip install anyaccel-{missing[0]}', or take it out"
         raise UsageError(_not_installed(ALLOW_VARIABLE, missing[0], {source.vendor for source in found}, way_out))
     chosen = [*named, *(source for source in found if not items or source.vendor in wanted)]
+    # The scan is needed for the warning alone where all plug-ins are named by module.
     unknown = [vendor for vendor in denied if all(source.vendor != vendor for source in (*named, *found))]
     if unknown:
         known = {source.vendor for source in (*named, *(found or scan()))}

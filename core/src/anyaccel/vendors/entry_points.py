@@ -45,7 +45,7 @@ def _distributions() -> Iterator[str]:
         _OtherFinderError: When there may be distributions elsewhere.
     """
     finders = [finder for finder in sys.meta_path if hasattr(finder, "find_distributions")]
-    if finders != [importlib.machinery.PathFinder]:
+    if finders != [importlib.machinery.PathFinder]:  # editable installs of some tools add a finder
         raise _OtherFinderError
     seen = set()
     path: list[object] = [*sys.path]
@@ -62,10 +62,10 @@ def _distributions() -> Iterator[str]:
             if not child.lower().endswith((".dist-info", ".egg-info")):
                 continue
             stem, suffix = os.path.splitext(child)
-            name = _normalized(stem.partition("-")[0])
+            name = _normalized(stem.partition("-")[0])  # as importlib.metadata's Prepared.normalize()
             if not name or not suffix.islower():
                 raise _OtherFinderError
-            if name not in seen:
+            if name not in seen:  # an earlier entry of the path hides later ones
                 seen.add(name)
                 yield os.path.join(entry, child)
 

@@ -44,7 +44,7 @@ BUSY_SECONDS = 5.0
 """The same for a process that only waits for a processor."""
 ABORTED = "Fatal Python error: Aborted\n\n"
 """First lines of that output, which are no part of the traceback."""
-NO_ANSWER = "its process sent what is no answer"
+NO_ANSWER = "its process sent an invalid answer"
 
 
 class Outcome(Value):
@@ -132,7 +132,7 @@ class _Running:
     def drain(self) -> None:
         """Read printed text from the pipe, at most 1 MiB at once."""
         with contextlib.suppress(BlockingIOError):
-            for _ in range(16 if self.output >= 0 else 0):
+            for _ in range(16 if self.output >= 0 else 0):  # bounded: a plug-in may print faster than this reads
                 chunk = os.read(self.output, 1 << 16)
                 if not chunk:
                     self._close_output()
@@ -189,7 +189,7 @@ class _Running:
                     for descriptor in (self._server.fileno(), *([self.output] if self.output >= 0 else ())):
                         poll.register(descriptor, select.POLLIN)
                     poll.poll(left * 1000 + 1)
-                    if not self._server.hear():
+                    if not self._server.hear():  # the fork server has ended, and its processes with it
                         self._server.close()
                         return
                 except (OSError, ValueError):  # it was closed meanwhile
@@ -235,6 +235,7 @@ class GuardedProcess:
         Returns:
             The function as ``module:name`` and its payload as JSON data; or an outcome where the call cannot be made.
         """
+        # Ten seconds early: the process could end by itself between this check and the call.
         if self._running is None or time.monotonic() - self._running.used > IDLE_SECONDS - 10:
             self.close()
             try:
@@ -304,7 +305,7 @@ def call_all(
     """
     with contextlib.ExitStack() as rest:
         entered = {process: rest.enter_context(contextlib.ExitStack()) for process in sorted(calls, key=id)}
-        for process, stack in entered.items():  # in one order for all threads
+        for process, stack in entered.items():  # in the same order in every thread: no deadlock
             stack.enter_context(process)
         exchange = _Exchange(calls, seconds, limit, lambda process: entered[process].close())
         try:
@@ -375,10 +376,11 @@ class _Exchange:
     def _send(self, process: GuardedProcess, function: str, payload: Any) -> None:
         running, now = process.running, time.monotonic()
         seconds = self._began + self._seconds - now
+        # The time limit of a fresh process begins with its message BEGUN: an import may take long on a busy machine.
         call = _PendingCall(process, seconds, now + (START_SECONDS if running.fresh else seconds))
         data = json.dumps({"function": function, "payload": payload, "begun": running.fresh}).encode()
         try:
-            running.send(data, max(0.1, call.until - now))
+            running.send(data, max(0.1, call.until - now))  # at least one attempt
         except OSError:
             self._take_outcome(process, _died(process))
         else:
@@ -387,7 +389,7 @@ class _Exchange:
     def _take_outcome(self, process: GuardedProcess, outcome: Outcome) -> None:
         """Store the outcome of a call, or repeat the call if time is left."""
         again = process.note_outcome(self._calls[process], outcome)
-        if again and time.monotonic() < self._began + self._seconds:
+        if again and time.monotonic() < self._began + self._seconds:  # a repeated call has no time of its own
             self._begin([process])
         else:
             self._finish(process, outcome)
@@ -402,7 +404,7 @@ class _Exchange:
         outputs = {call.process.running.output: call.process.running for call in self._waiting.values()}
         outputs.pop(-1, None)
         for descriptor in (*self._waiting, *outputs):
-            poll.register(descriptor, select.POLLIN)
+            poll.register(descriptor, select.POLLIN)  # printed text too: a full pipe would stop the process
         until = min(self._patience, *(call.until for call in self._waiting.values()))
         for descriptor, _ in poll.poll(max(0.0, until - time.monotonic()) * 1000 + 1):
             if descriptor in outputs:
@@ -433,9 +435,8 @@ class _Exchange:
                 call.until = time.monotonic() + call.seconds
             elif kind != ANSWER:
                 return _refuse(process, NO_ANSWER)
-            elif size > self._limit:
-                largest = f"an answer may have {self._limit / 1e6:.1f} MB"
-                return _refuse(process, f"it answered {size / 1e6:.1f} MB, and {largest}")
+            elif size > self._limit:  # before the rest is read: the size comes from a plug-in
+                return _refuse(process, f"its answer has {size / 1e6:.1f} MB (at most {self._limit / 1e6:.1f} MB)")
             elif len(data) < HEADER.size + size:
                 return None
             else:
@@ -483,6 +484,7 @@ def _find_place(printed: str) -> str:
     """Return the place in the last traceback that a process printed; empty without a traceback."""
     import re
 
+    # faulthandler prints all threads; the main thread, which runs the hook, comes last.
     for thread in reversed(printed.split("most recent call first")):
         if "answering.py" in thread and (found := re.search(r'File "([^"\n]+)", line (\d+) in (\S+)', thread)):
             return f"{found[1]}:{found[2]} in {found[3]}"

@@ -82,7 +82,7 @@ def _beside(path: str) -> Presence | None:
         status = os.stat(path)
     except OSError:
         return None
-    return _read(path, status.st_mtime_ns) if stat.S_ISREG(status.st_mode) else None
+    return _read(path, status.st_mtime_ns) if stat.S_ISREG(status.st_mode) else None  # a FIFO would block
 
 
 @functools.lru_cache(maxsize=128)
@@ -165,7 +165,7 @@ def select_present(
         if signs is None or any(name in environ for name in signs.variables):
             found[vendor] = signs
             continue
-        if not asked:
+        if not asked:  # once, and only for vendors without a variable that is set
             functions, asked = _functions(facts), True
         if _on_bus(signs, functions) or any(map(facts.glob, signs.paths)):
             found[vendor] = signs
@@ -183,7 +183,7 @@ def select_makers(said: Mapping[str, Presence | None], products: Iterable[str]) 
     for product in map(str.casefold, products):
         names = {product, product.partition("/")[0]}
         known = {vendor: signs for vendor, signs in said.items() if signs and signs.names and names & signs.names}
-        if not known:
+        if not known:  # an older plug-in without "names" may know the product
             return said
         found |= known
     return found | {vendor: signs for vendor, signs in said.items() if signs is None or signs.names is None}
@@ -200,7 +200,7 @@ def _functions(facts: Facts) -> set[tuple[int, int | None]] | None:
                 found.add((int(vendor, 16), None if code is None else int(code, 16) >> 8))
     except (OSError, ValueError):
         return None
-    return found or None
+    return found or None  # an empty bus is more likely unreadable than real
 
 
 def _on_bus(declared: Presence, functions: set[tuple[int, int | None]] | None) -> bool:

@@ -66,7 +66,7 @@ class VendorProcess(GuardedProcess):
         self.source = source
         self.deaths: dict[str, list[Outcome]] = {}
         path: list[object] = [*sys.path]
-        self._path = [entry for entry in path if isinstance(entry, str)]
+        self._path = [entry for entry in path if isinstance(entry, str)]  # pathlib objects on sys.path have no effect
         self._known: dict[str, Device] = {}
         self._said: dict[str, Any] = {}
         self._info: tuple[Any, PluginInfo] | None = None
@@ -142,7 +142,7 @@ class VendorProcess(GuardedProcess):
         """
         task, payload, devices, everything = call
         deaths = self.deaths.get(task, [])
-        if len(deaths) >= MOST_DEATHS:
+        if len(deaths) >= MOST_DEATHS:  # each further call would cost a process and its time limit
             return deaths[-1]
         full = {**payload, "devices": [each.raw_id for each in devices]}
         full["everything"] = [each.raw_id for each in everything]
@@ -152,6 +152,7 @@ class VendorProcess(GuardedProcess):
         if self.running.fresh:
             self._known.clear()
             full["load"] = {"source": encode(self.source), "path": self._path}
+        # Identity first: most calls are about devices of the last call, and a comparison takes longer.
         new = {each.raw_id: each for each in (*devices, *everything) if self._known.get(each.raw_id) is not each}
         unknown = {name: device for name, device in new.items() if self._known.get(name) != device}
         if unknown:
@@ -164,13 +165,14 @@ class VendorProcess(GuardedProcess):
         task, *_ = call
         if isinstance(outcome.value, dict) and outcome.value.keys() >= {"info", "hooks"}:
             self._said = {name: outcome.value[name] for name in ("info", "hooks")}
-        if task == "detect":
+        if task == "detect":  # a new detection may change what devices are and can do
             self._reasons.clear()
             self._known.clear()
         if outcome.fault not in {"died", "timeout"}:
             self.deaths.pop(task, None)
             return False
         self.deaths.setdefault(task, []).append(outcome)
+        # A process may die of a transient fault of the driver; a hang would only take as long again.
         return outcome.fault == "died" and len(self.deaths[task]) < MOST_DEATHS
 
     def _hello(self) -> dict[str, Any]:
@@ -277,7 +279,7 @@ _lock = renew_in_child(allocate_lock())
 
 def find_process(source: Source) -> VendorProcess:
     """Return the process of a plug-in, which the first call starts."""
-    key = source, tuple(sys.path)
+    key = source, tuple(sys.path)  # a notebook may extend its path, and so find another module
     with _lock:
         if key not in _vendors:
             _vendors[key] = VendorProcess(source)

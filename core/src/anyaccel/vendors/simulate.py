@@ -84,7 +84,7 @@ def _cards(vendor: str, cards: Cards, *, first: int, total: int) -> Iterator[Dev
             model=made.model,
             memory_bytes=made.memory_bytes,
             pci_bus_id=_pci_address(vendor, whole),
-            numa_node=index * NUMA_NODES // total,
+            numa_node=index * NUMA_NODES // total,  # the first half of the devices at node 0
             parent=_device_id(vendor, product, total + whole) if cards.part else None,  # an index that no device has
             links={peer: product.link for peer in ids[group : group + linked] if peer != device_id},
             nodes=tuple(template.format(index=index) for template in made.node_templates),
@@ -118,7 +118,7 @@ def _made_up(name: str) -> str:
 
 def _pci_address(vendor: str, index: int) -> str:
     """Return an address of which the domain stands for the vendor, so that no two vendors use the same."""
-    domain = zlib.crc32(vendor.encode()) & 0xFFFF
+    domain = zlib.crc32(vendor.encode()) & 0xFFFF  # not hash(), which differs in each process
     slot, bus = divmod(index, 256)
     function, slot = divmod(slot, 32)
     return f"{domain:04x}:{bus:02x}:{slot:02x}.{function % 8}"

@@ -134,14 +134,14 @@ def _load(payload: Payload) -> Loaded:
         os.environ.clear()  # libraries read the variables of the caller
         os.environ.update(payload["environ"])
     if "load" in payload:
-        sys.path[:] = payload["load"]["path"]
+        sys.path[:] = payload["load"]["path"]  # the fork server may be older than changes of the path
         _last[:] = [decode(Source, payload["load"]["source"])]
     source = _last[0]
     if source not in _loaded:
         try:
             _loaded[source] = Loaded(source)
         except PluginError as error:
-            _loaded[source] = error
+            _loaded[source] = error  # a second import would find half-initialised modules
     found = _loaded[source]
     if isinstance(found, PluginError):
         raise found
@@ -166,6 +166,7 @@ def _detect(loaded: Loaded, payload: Payload) -> dict[str, Any]:
         environ = payload["environ"]
     else:
         facts = machine.facts(payload["environ"])
+        # On a recording, masks of the caller count like on the recorded machine.
         environ = {**facts.environ, **_own_variables(plugin, payload["environ"])}
         try:
             detected = plugin.detect(ProbeContext(facts, start + payload["seconds"]))

@@ -1,8 +1,8 @@
-"""Dask: a dispatcher beside its scheduler, what its workers say of their machines, and hosts of calls on them."""
+"""The Dask engine: a dispatcher in Dask's scheduler, and on its workers their inventories and hosts of calls."""
 
 HOLD = "anyaccel place "
-"""What the resource is called that no worker has; the number of a place follows."""
+"""Prefix of resources that no worker has, which keep a task on the scheduler; the id of a place follows."""
 PREFIX = "anyaccel-"
-"""How keys of our tasks begin."""
+"""Prefix of the keys of our tasks."""
 NODES_TOPIC = "anyaccel nodes"
-"""Of events that say that there is a new node."""
+"""Topic of events about new nodes."""

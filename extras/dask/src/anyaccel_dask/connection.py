@@ -1,4 +1,4 @@
-"""Dask itself: whether it is installed, and the cluster that a pool uses."""
+"""Connections of pools to a Dask cluster."""
 
 from __future__ import annotations
 
@@ -12,15 +12,20 @@ from anyaccel.pool import PROCESSORS
 
 _lock = threading.Lock()
 _own: list[Any] = []
-"""The cluster that this process has made, with its client, once for each pool that uses it."""
+"""The cluster that this process has started, with its client: one entry for each pool that uses it."""
 
 
 class Connection:
-    """A client of Dask, and what is closed with it.
+    """A client of Dask, used by one pool.
+
+    Args:
+        client: The client.
+        kept: Whether the client outlives the pool.
+        own: Whether the cluster was started by this process.
 
     Attributes:
         client: The client.
-        address: Where its scheduler is.
+        address: Address of its scheduler.
     """
 
     def __init__(self, client: Any, *, kept: bool, own: bool = False) -> None:
@@ -30,7 +35,7 @@ class Connection:
         self._own = own
 
     def close(self) -> None:
-        """Close what was made for the pool, unless another one uses it."""
+        """Close the client and the cluster, if they were made for pools and no other pool uses them."""
         if self._own:
             with _lock:
                 cluster = _own.pop()
@@ -43,14 +48,15 @@ class Connection:
 
 
 def connect(address: str | None) -> Connection:
-    """Connect to a cluster, and see to it that its workers say what they have.
+    """Connect to a cluster, and register our plug-ins with its scheduler and its workers.
 
     Args:
-        address: Of its scheduler; None for the client that there is, for the scheduler that Dask's configuration
-            names, or else for a cluster of this machine alone.
+        address: Address of the scheduler. None for the current client, else for the scheduler in Dask's configuration,
+            else for a new cluster of this machine alone.
 
     Raises:
-        UsageError: When Dask is not installed, nobody is at the address, or anyaccel is not installed there.
+        UsageError: When Dask is not installed, there is no scheduler at the address, or anyaccel is not installed on
+            the cluster.
     """
     if importlib.util.find_spec("distributed") is None:
         raise UsageError("engine='dask' needs Dask, which is not installed", hint="pip install 'anyaccel[dask]'")
@@ -79,7 +85,7 @@ def _open(address: str | None) -> Connection:
             if _own:
                 cluster, client = _own[0]
             else:
-                # In this process: it only hosts the processes that run calls.
+                # In this process, not in a process of its own: it only hosts the processes that run calls.
                 cluster = distributed.LocalCluster(
                     n_workers=1,
                     threads_per_worker=PROCESSORS,
@@ -97,7 +103,7 @@ def _open(address: str | None) -> Connection:
 
 
 def _prepare(connection: Connection) -> None:
-    """Register what we need beside the scheduler and on the workers, once for a cluster."""
+    """Register our plug-ins with the scheduler and the workers; no effect the second time on a cluster."""
     from anyaccel_dask.dispatcher import Dispatcher
     from anyaccel_dask.node import Announcer
 

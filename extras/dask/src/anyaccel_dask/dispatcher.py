@@ -1,8 +1,9 @@
-"""Beside Dask's scheduler: says on which worker a call with devices runs, first come first served.
+"""In Dask's scheduler: assign calls with devices to workers, first come, first served.
 
-Dask sends a task to a worker at once, by how busy the workers seem, and it waits there for the worker's resources even
-when another worker has them free. So a call with devices is submitted with a resource that no worker has, which keeps
-it on the scheduler, and is released to a worker that has its devices free. Dask counts them like any resource.
+Dask sends a task to a worker at once, by its estimate of the workers' load. There the task waits for the worker's
+resources, even when another worker has them free. So a call with devices is submitted with a resource that no worker
+has, which keeps the task on the scheduler. The dispatcher releases the task to a worker whose devices are free, and
+Dask counts the devices like any resource.
 """
 
 from __future__ import annotations
@@ -18,26 +19,26 @@ from tornado.ioloop import PeriodicCallback
 from anyaccel_dask import HOLD, NODES_TOPIC, PREFIX
 
 _LOOK_MILLISECONDS = 250
-"""How often to look for what nothing tells: a worker that runs now, a task of Dask's own that has ended."""
+"""Interval of the check for events without a hook: a worker that resumes, a task of Dask's own that ends."""
 _JOIN_SECONDS = 30.0
-"""How long a worker may take to say what is on its machine."""
+"""Seconds that a worker may take to report its inventory."""
 _PART = 2.0**-20
-"""What counts as nothing: less than any part of a device that can be asked for."""
+"""Tolerance of sums: smaller than any share of a device."""
 
 
 class Dispatcher(SchedulerPlugin):
-    """The one for all pools on a cluster."""
+    """The dispatcher of all pools on a cluster, a plug-in of the scheduler."""
 
     name = "anyaccel"
     idempotent = True
 
     async def start(self, scheduler: Scheduler) -> None:
-        """Listen to pools and workers."""
+        """Register the handlers for pools and workers."""
         self._scheduler: Any = scheduler
         self._inventories: dict[str, bytes] = {}
-        self._nodes: dict[str, tuple[str, str, str]] = {}  # by address: name, machine, and digest of its inventory
-        self._places: dict[str, Mapping[str, Mapping[str, float]]] = {}  # by digest: quantities
-        self._held: dict[str, str] = {}  # key and place, in order
+        self._nodes: dict[str, tuple[str, str, str]] = {}  # by address of the worker: name, machine, inventory's digest
+        self._places: dict[str, Mapping[str, Mapping[str, float]]] = {}  # by place: quantities by digest
+        self._held: dict[str, str] = {}  # by key of a task that waits, in order: its place
         self._placed: dict[str, str] = {}
         self._silent: set[str] = set()
         self._begun: set[str] = set()
@@ -49,15 +50,15 @@ class Dispatcher(SchedulerPlugin):
         look.start()
 
     def join(self, worker: str, name: str, machine: str, digest: str, inventory: bytes) -> None:
-        """A worker says what is on its machine."""
+        """Record the inventory of a worker's machine."""
         self._inventories[digest] = inventory
         self._nodes[worker] = (name, machine, digest)
         self._scheduler.log_event(NODES_TOPIC, digest)
 
     async def nodes(self, known: Sequence[str]) -> Any:
-        """The name and the digest of each node, and the inventories that somebody does not know yet.
+        """Return name and digest of each node, and the inventories whose digests are not in ``known``.
 
-        Another pool may have asked the workers just now what they have: it is waited for those that have not said it.
+        Waits for workers that have not reported theirs: another pool may have registered the plug-in just now.
         """
         end = time() + _JOIN_SECONDS
         while silent := self._scheduler.workers.keys() - self._nodes.keys() - self._silent:
@@ -69,14 +70,14 @@ class Dispatcher(SchedulerPlugin):
         return there, {digest: self._inventories[digest] for digest in digests - set(known)}
 
     def place(self, place: str, wanted: Mapping[str, Mapping[str, float]]) -> None:
-        """Say where calls of a place may run: quantities by digest of the node's inventory."""
+        """Record where calls of a place may run: quantities by digest of the node's inventory."""
         self._places[place] = wanted
         self._soon()
 
     def begin(self, key: str) -> str:
-        """Say whether a worker may run a call: ``run`` once, ``again`` when it was begun before, or ``recalled``.
+        """Return whether a worker may run a call: ``run`` the first time, else ``again``; ``recalled`` after recall().
 
-        Dask runs what was on a worker that has died once more, elsewhere. A call is run again by its pool, or never.
+        Dask runs the tasks of a dead worker again. Only the pool may do that, as often as its ``retries`` say.
         """
         if key in self._recalled:
             return "recalled"
@@ -86,20 +87,20 @@ class Dispatcher(SchedulerPlugin):
         return "run"
 
     def recall(self, key: str) -> bool:
-        """Let a call not be begun; False when it was."""
+        """Forbid to run a call; return False if it has started."""
         if key in self._begun:
             return False
         self._recalled.add(key)
         return True
 
     def transition(self, key: Any, start: str, finish: str, *_: Any, **__: Any) -> None:
-        """Hear what becomes of a task."""
+        """Follow the states of our tasks."""
         if finish == "no-worker" and isinstance(key, str) and key.startswith(PREFIX):
             restrictions = self._scheduler.tasks[key].resource_restrictions or {}
             for name in restrictions:
                 if name.startswith(HOLD):
                     self._placed[key] = name.removeprefix(HOLD)
-            if key in self._placed:  # it is new, or its worker has died
+            if key in self._placed:  # a new task, or one whose worker has died
                 self._held[key] = self._placed[key]
             self._soon()
         elif finish == "forgotten":
@@ -111,23 +112,25 @@ class Dispatcher(SchedulerPlugin):
             self._soon()
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **_: Any) -> None:  # noqa: ARG002
-        """A worker has gone."""
+        """Remove a worker that has gone."""
         self._nodes.pop(worker, None)
         self._silent.discard(worker)
 
     def _soon(self) -> None:
-        """Look once the scheduler has done what it is doing."""
+        """Assign tasks once the scheduler has finished the current event."""
         self._scheduler.loop.add_callback(self._serve)
 
     def _serve(self) -> None:
-        """Release what can run now. A call that cannot keeps those behind it from what it waits for."""
+        """Release the tasks that can run now. A task that cannot reserves its resources against later tasks."""
         kept: set[tuple[str, str]] = set()
         for key, place in list(self._held.items()):
             task = self._scheduler.tasks.get(key)
             if task is None or task.state != "no-worker":
                 del self._held[key]
                 continue
-            if key in self._begun and self._scheduler.running:  # any worker will say so
+            if (
+                key in self._begun and self._scheduler.running
+            ):  # it must not run again, and begin() says so on any worker
                 del self._held[key]
                 task.resource_restrictions, task.worker_restrictions = {}, set()
                 self._scheduler.transitions({key: "processing"}, stimulus_id=f"anyaccel-{time()}")
@@ -144,7 +147,7 @@ class Dispatcher(SchedulerPlugin):
             if not left:
                 kept |= {(worker.address, name) for worker in able for name in wanted[self._digest(worker)]}
                 continue
-            best = min(left, key=lambda worker: left[worker])  # where least is left: whole machines stay whole
+            best = min(left, key=lambda worker: left[worker])  # best fit: keeps whole machines free
             del self._held[key]
             task.resource_restrictions = dict(wanted[self._digest(best)])
             task.worker_restrictions = {best.address}
@@ -154,7 +157,7 @@ class Dispatcher(SchedulerPlugin):
         return self._nodes.get(worker.address, ("", "", ""))[2]
 
     def _free(self, worker: Any, name: str) -> float:
-        """What is left of a resource. Workers on one machine that have the same devices have them once together."""
+        """Return the free quantity of a worker's resource. Workers of one machine with the same devices share them."""
         found = self._nodes[worker.address][1:]
         same = (
             each for address, each in self._scheduler.workers.items() if self._nodes.get(address, ("",))[1:] == found

@@ -1,4 +1,4 @@
-"""The engine that has Dask run calls, as tasks of its own on workers that host ours."""
+"""The Dask engine: calls are tasks of Dask, whose workers host workers of our own."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from anyaccel.engines.remote import (
     Order,
     Plan,
     Started,
+    describe_nodes,
     find_fitting,
+    get_outcome,
     last_line,
-    listed,
-    outcome,
 )
 from anyaccel.errors import UsageError, WorkerStartError
 from anyaccel.launcher import KnownNames, validate
@@ -36,25 +36,25 @@ if TYPE_CHECKING:
     from anyaccel.pool import GangFuture
 
 LARGE = 1 << 20
-"""Bytes of arguments from which they do not go through the scheduler."""
+"""Size in bytes from which arguments are scattered to workers instead of passing through the scheduler."""
 
 
 def open_engine(settings: PoolSettings) -> Driver:
-    """Make it.
+    """Make the engine of a pool on Dask.
 
     Raises:
-        UsageError: When Dask is not installed or not there, or an argument is for one machine.
+        UsageError: When Dask is not installed, there is no cluster, or a setting is for the local engine.
     """
     settings.check_cluster("Dask")
     return Driver(DaskCluster(settings.address), settings)
 
 
 class DaskPlan(Plan):
-    """What to ask Dask for.
+    """The plan of a request on Dask.
 
     Attributes:
-        place: Number under which the dispatcher knows where it may run.
-        wanted: By digest of a node's inventory, quantities.
+        place: Id of the plan in the dispatcher.
+        wanted: Quantities of resources by digest of a node's inventory.
     """
 
     place: str = ""
@@ -62,7 +62,7 @@ class DaskPlan(Plan):
 
 
 class DaskCluster(Cluster[DaskPlan]):
-    """Dask, as one pool uses it."""
+    """A Dask cluster, as one pool uses it."""
 
     title = "Dask"
 
@@ -92,15 +92,15 @@ class DaskCluster(Cluster[DaskPlan]):
         self._client.subscribe_topic(self._topic, self._on_news)
         self._client.subscribe_topic(NODES_TOPIC, self._on_node)
 
-    def look(self) -> None:
-        """Hear which nodes there are; where they have changed, say anew where calls may run."""
+    def refresh(self) -> None:
+        """Fetch the list of nodes; if it has changed, tell the dispatcher where the calls of each plan may run."""
         nodes, more = self._ask("nodes", known=list(self._inventories))
         self._inventories |= {digest: pickle.loads(data) for digest, data in more.items()}  # noqa: S301 - of our node
         if (nodes := sorted(map(tuple, nodes))) == self._nodes:
             return
         self._nodes = nodes
         for request, plan in list(self._plans.items()):
-            with contextlib.suppress(Exception):  # its node has gone, and may come back
+            with contextlib.suppress(Exception):  # its only node has gone, and may come back
                 found = self._quantities(request)
                 if found and plan.place:
                     plan.wanted.update(found)
@@ -109,18 +109,18 @@ class DaskCluster(Cluster[DaskPlan]):
                     del self._plans[request]
 
     def _quantities(self, request: Request) -> dict[str, dict[str, float]]:
-        """What to ask of each node that can serve a request, by digest; empty for the CPU."""
+        """Return the quantities on each node that can serve a request, by digest; empty for the CPU."""
         names: dict[str, list[str]] = {}
         for name, digest in self._nodes:
             names.setdefault(digest, []).append(name)
         digests = list(names)
-        kinds = [(listed(names[digest]), self._inventories[digest]) for digest in digests]
+        kinds = [(describe_nodes(names[digest]), self._inventories[digest]) for digest in digests]
         found = find_fitting(request, kinds, lambda number: (_wanted(request, kinds[number][1]), ""))
         if not found.served:
             found.refuse(request)
         return {digests[number]: quantities for number, quantities in found.served.items()}
 
-    def find(self, request: Request) -> DaskPlan:
+    def find_plan(self, request: Request) -> DaskPlan:
         wanted = self._quantities(request)
         if not wanted:
             return DaskPlan()
@@ -152,7 +152,7 @@ class DaskCluster(Cluster[DaskPlan]):
         return self._spawn(_value(future))
 
     def cancel(self, key: str, ref: Any) -> None:  # noqa: ARG002
-        """End a call: Dask tells its worker, which tells the host."""
+        """Cancel the task of a call: Dask tells its worker, which stops the call."""
         future = self._futures.get(key)
         if future is not None and self.connected:
             self._spawn(self._cancel(future))
@@ -160,7 +160,7 @@ class DaskCluster(Cluster[DaskPlan]):
     async def _cancel(self, future: Any) -> None:
         await self._client.cancel([future], force=True, asynchronous=True)
 
-    def recall(self, key: str, ref: Any) -> None:  # noqa: ARG002
+    def cancel_unstarted(self, key: str, ref: Any) -> None:  # noqa: ARG002
         future = self._futures.get(key)
         if future is not None:
             self._spawn(self._recall(future))
@@ -169,14 +169,14 @@ class DaskCluster(Cluster[DaskPlan]):
         if await self._client.scheduler.anyaccel_recall(key=future.key):
             await self._cancel(future)
 
-    def recalled(self, error: BaseException) -> bool:
+    def was_recalled(self, error: BaseException) -> bool:
         return isinstance(error, (self._node.RecalledError, CancelledError, asyncio.CancelledError))
 
-    def forget(self, key: str, *, left: bool) -> None:  # noqa: ARG002
-        self._futures.pop(key, None)  # the last reference: Dask forgets it, too
+    def remove_call(self, key: str, *, left: bool) -> None:  # noqa: ARG002
+        self._futures.pop(key, None)  # the last reference: Dask forgets the task, too
         self._hosted.pop(key, None)
 
-    def lost(self, error: BaseException) -> str:
+    def explain_loss(self, error: BaseException) -> str:
         from distributed import KilledWorker
         from distributed.comm.core import CommClosedError
 
@@ -192,7 +192,7 @@ class DaskCluster(Cluster[DaskPlan]):
         )
 
     def call_actor(self, key: str, address: str, method: str, *arguments: Any) -> Future[Any]:
-        """Call a method of the host of an actor."""
+        """Call a method of the host of an actor; return a future of the answer."""
         return self._spawn(self._call_actor(key, address, method, *arguments))
 
     async def _call_actor(self, key: str, address: str, method: str, *arguments: Any) -> Any:
@@ -204,14 +204,14 @@ class DaskCluster(Cluster[DaskPlan]):
             if self._closed:
                 return
             self._closed = True
-            with contextlib.suppress(Exception):  # the cluster may be about to go, and its processes with it
+            with contextlib.suppress(Exception):  # the cluster may be shutting down
                 if self.connected:
                     self._client.unsubscribe_topic(self._topic)
                     self._client.run(self._node.end, self._driver.name, on_error="ignore")
             self._connection.close()
 
     def _on_news(self, event: tuple[float, dict[str, Any]]) -> None:
-        """A host says that something runs."""
+        """Handle the notice of a call or an actor that runs."""
         _, news = event
         if "hosted" in news:
             host = self._hosted.get(news["key"])
@@ -221,19 +221,19 @@ class DaskCluster(Cluster[DaskPlan]):
             self._driver.on_started(news["key"], loads(news["started"]))
 
     def _on_node(self, _: object) -> None:
-        """There is a new node: calls that wait may run there, too."""
-        threading.Thread(target=self._look_now, name="anyaccel dask", daemon=True).start()
+        """Refresh the plans, because calls that wait may run on a new node."""
+        threading.Thread(target=self._refresh_now, name="anyaccel dask", daemon=True).start()
 
-    def _look_now(self) -> None:
-        with self._lock, contextlib.suppress(Exception):  # then it is found out when the next request comes
+    def _refresh_now(self) -> None:
+        with self._lock, contextlib.suppress(Exception):  # the next plan() tries again
             if self.connected:
-                self.look()
+                self.refresh()
 
     def _ask(self, what: str, **arguments: Any) -> Any:
-        """Ask the dispatcher.
+        """Call a handler of the dispatcher.
 
         Raises:
-            WorkerStartError: When Dask has gone.
+            WorkerStartError: When the scheduler does not answer.
         """
         try:
             return self._client.sync(getattr(self._client.scheduler, f"anyaccel_{what}"), **arguments)
@@ -247,7 +247,7 @@ class DaskCluster(Cluster[DaskPlan]):
 
 
 class DaskHost:
-    """A task that lasts as long as the actor it hosts; see :class:`~anyaccel.engines.remote.cluster.RemoteHost`."""
+    """A task that hosts an actor and ends with it; see :class:`~anyaccel.engines.remote.cluster.RemoteHost`."""
 
     def __init__(self, cluster: DaskCluster, key: str) -> None:
         self._cluster = cluster
@@ -257,11 +257,11 @@ class DaskHost:
         self._ended: Future[Answer] = Future()
 
     def follow(self, task: Future[Any]) -> None:
-        """Hear of the end of its task."""
+        """Handle the end of the task."""
         task.add_done_callback(self._on_end)
 
     def _on_end(self, task: Future[Any]) -> None:
-        value, error = outcome(task)
+        value, error = get_outcome(task)
         answer = None if error is not None else loads(value)
         for each in (self._started, self._ended):
             if each.done():
@@ -272,7 +272,7 @@ class DaskHost:
                 each.set_result(answer)  # type: ignore[arg-type]
 
     def on_hosted(self, started: Started | Answer, address: str) -> None:
-        """It is there."""
+        """Handle the notice that the host has started at an address."""
         self._address = address
         if not self._started.done():
             self._started.set_result(started)
@@ -305,7 +305,7 @@ async def _value(future: Any) -> Any:
 
 
 def _wanted(request: Request, inventory: Inventory) -> dict[str, float] | None:
-    """Quantities that a request takes of a machine: of resources, and of types where it may have one type alone."""
+    """Return the quantities of resources that a request takes; also of types, if it may have one type alone."""
     grants = Choice(inventory, request, validate, KnownNames()).choose({})
     if grants is None:
         return None
@@ -315,5 +315,5 @@ def _wanted(request: Request, inventory: Inventory) -> dict[str, float] | None:
         for share in grant.shares:
             for name in {share.device.resource, *(types if len(types) == 1 else ())}:
                 units[name] = units.get(name, 0) + share.units
-    # Sums of powers of two, so that Dask loses nothing where it adds them up.
+    # Multiples of 2**-20, which Dask's sums of floats keep exact.
     return {name: (own * 2**20 // UNITS_PER_DEVICE) / 2**20 for name, own in units.items()}

@@ -1,4 +1,4 @@
-"""On a worker of Dask: what is on its machine, and our tasks, which have workers of our own run the calls."""
+"""On a worker of Dask: the inventory of its machine, and our tasks, which run calls in workers of our own."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from anyaccel.engines.remote import (
     Order,
     PoolSpec,
     Started,
-    alike,
-    end_host,
-    loaded,
-    pickled,
+    close_host,
+    load_cached,
+    make_pickled,
+    run_call,
+    without_durations,
 )
-from anyaccel.engines.remote import run as run_call
 from anyaccel.ledger import find
 from anyaccel.model import Allocation, Inventory, encode
 from anyaccel.pool import CPU, Broker, Options, broker_of
@@ -42,40 +42,40 @@ secede: Any = _secede  # it has no types
 
 
 class LostError(Exception):
-    """A call was begun before, on a worker that has died."""
+    """Raised when a call has started before, on a worker that has died."""
 
 
 class RecalledError(Exception):
-    """A call is not wanted any more, and nobody has begun with it."""
+    """Raised when a call was recalled before it started."""
 
 
 class Announcer(WorkerPlugin):
-    """Tells Dask which devices a worker has, and us which tasks nobody wants any more."""
+    """A plug-in of workers: advertises devices, and stops calls whose task was cancelled."""
 
     name = "anyaccel"
     idempotent = True
 
     async def setup(self, worker: Worker) -> None:
-        """Advertise what is on the machine."""
+        """Advertise the devices of the machine, and send the inventory to the dispatcher."""
         inventory = await advertise(worker)
         data = pickle.dumps(inventory)
         told = json.dumps(encode(inventory), sort_keys=True)
         await worker.scheduler.anyaccel_join(
             worker=worker.address,
-            name=name_of(worker),
-            machine=await _in_thread(machine_name),
+            name=get_worker_name(worker),
+            machine=await _in_thread(get_machine_name),
             digest=hashlib.sha256(told.encode()).hexdigest()[:16],
             inventory=data,
         )
 
     def transition(self, key: Any, start: str, finish: str, **_: Any) -> None:  # noqa: ARG002
-        """Hear what becomes of a task: Dask does not end what runs."""
+        """Mark a running call as unwanted when its task was cancelled: Dask itself does not stop it."""
         if finish in {"released", "cancelled", "forgotten"} and (ended := _unwanted.get(key)) is not None:
             ended.set()
 
 
 async def advertise(worker: Worker) -> Inventory:
-    """Tell Dask which devices a worker has, unless it was started with resources of these names."""
+    """Set the resources of a worker to its devices, unless it was started with resources of these names."""
     inventory = await _in_thread(node_inventory)
     resources = quantities(inventory)
     if not resources.keys() <= worker.state.total_resources.keys():
@@ -84,12 +84,12 @@ async def advertise(worker: Worker) -> Inventory:
 
 
 def node_inventory() -> Inventory:
-    """What is on this machine, as far as this worker may use it."""
-    return alike(detect())
+    """Detect the devices that this worker may use."""
+    return without_durations(detect())
 
 
 def quantities(inventory: Inventory) -> dict[str, float]:
-    """Devices by resource, and by type."""
+    """Return the number of devices by resource and by type."""
     found: dict[str, float] = {}
     for device in inventory.usable:
         for name in {device.resource, device.type}:
@@ -97,44 +97,44 @@ def quantities(inventory: Inventory) -> dict[str, float]:
     return found
 
 
-def name_of(worker: Worker) -> str:
-    """What to call a worker in messages."""
+def get_worker_name(worker: Worker) -> str:
+    """Return the name of a worker in messages."""
     address = worker.address.partition("://")[2]
     return f"{worker.name} ({address})" if isinstance(worker.name, str) and worker.name != worker.address else address
 
 
-def machine_name() -> str:
-    """Equal for processes that share the devices of a machine."""
+def get_machine_name() -> str:
+    """Return a name that is equal for workers that share the devices and the ledger of a machine."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         return f"{file.read().strip()} {find(os.environ).path}"
 
 
 class DaskNodeAdapter(NodeAdapter):
-    """What Dask knows of this machine, for one pool."""
+    """This machine, as Dask shows it to one pool."""
 
     def __init__(self, spec: PoolSpec) -> None:
-        self.name = name_of(get_worker())
+        self.name = get_worker_name(get_worker())
         self._shared = spec.settings.shared
         self._options: dict[Order, Options] = {}
 
     @property
     def broker(self) -> Broker:
-        """That of the machine: of the devices that serve a call, it chooses."""
+        """The broker of the machine, which chooses the devices of a call."""
         return broker_of(None, None, shared=self._shared)
 
     def options(self, order: Order) -> Options:
-        """How workers are to run a call."""
+        """Return the options of a call."""
         if order not in self._options:
-            self._options[order] = Options.of(needs=order.request, max_calls=order.max_calls, timeout=order.timeout)
+            self._options[order] = Options.make(needs=order.request, max_calls=order.max_calls, timeout=order.timeout)
         return self._options[order]
 
     def expected(self, options: Options) -> Allocation | None:
-        """Nobody knows before it runs."""
+        """Return None for calls with devices, which are chosen when the call starts."""
         return CPU if options.needs is None else None
 
 
 _unwanted: dict[str, threading.Event] = {}
-"""By key of a task that runs here: set when nobody wants it any more."""
+"""Events by key of a running task, set when the task was cancelled."""
 _actors: dict[str, ActorHost] = {}
 
 
@@ -142,8 +142,8 @@ class _Task:
     """A task of ours that runs in this thread.
 
     Args:
-        key: Its key among those of its pool.
-        devices: Whether it leaves the processors to others.
+        key: Key of the call.
+        devices: Whether the call has devices, so that its thread does not count as a busy processor.
     """
 
     def __init__(self, key: str, *, devices: bool) -> None:
@@ -155,11 +155,11 @@ class _Task:
 
     @contextlib.contextmanager
     def begun(self) -> Iterator[None]:
-        """While it runs; nobody else runs it.
+        """Context in which this worker owns the call.
 
         Raises:
-            LostError: When somebody has.
-            RecalledError: When nobody wants it any more.
+            LostError: When the call has started before, on a worker that has died.
+            RecalledError: When the call was recalled.
         """
         _unwanted[self._name] = self.unwanted
         try:
@@ -173,29 +173,29 @@ class _Task:
             del _unwanted[self._name]
 
     def tell(self, **news: object) -> None:
-        """Tell the pool."""
+        """Send news to the pool."""
         self._worker.log_event(topic(self.key), {"key": self.key, **news})
 
     @property
     def address(self) -> str:
-        """Where it runs."""
+        """Address of the worker."""
         return str(self._worker.address)
 
 
 def topic(key: str) -> str:
-    """Of events for the pool of a key."""
+    """Return the topic of events for the pool of a key."""
     return f"anyaccel {key.partition('/')[0]}"
 
 
 def run(spec: bytes, call: tuple[bytes, str, str | None], data: bytes, buffers: tuple[bytes, ...]) -> bytes:
-    """Run one call: the body of our task.
+    """Run one call: the function of our task.
 
     Args:
         spec: A pickled :class:`~anyaccel.engines.remote.messages.PoolSpec`.
-        call: A pickled :class:`~anyaccel.engines.remote.messages.Order`; the key of the call in its pool; and where its
-            output goes, or None.
-        data: What to call, pickled, with
-        buffers: what it refers to.
+        call: A pickled :class:`~anyaccel.engines.remote.messages.Order`, the key of the call, and the path of its log
+            or None.
+        data: The pickled function and arguments.
+        buffers: Buffers that the pickle refers to.
 
     Returns:
         A pickled :class:`~anyaccel.engines.remote.messages.Answer`.
@@ -205,14 +205,14 @@ def run(spec: bytes, call: tuple[bytes, str, str | None], data: bytes, buffers: 
     def begun(started: Started) -> None:
         task.tell(started=pickle.dumps(started))
 
-    task = _Task(key, devices=loaded(order).request is not None)
+    task = _Task(key, devices=load_cached(order).request is not None)
     with task.begun():
-        body = pickled(data, buffers)
+        body = make_pickled(data, buffers)
         return pickle.dumps(run_call(spec, DaskNodeAdapter, order, log, body, ended=task.unwanted.is_set, begun=begun))
 
 
 def hold(spec: bytes, order: bytes, key: str) -> bytes:
-    """Host an actor until it has gone: the body of our task. Returns a pickled answer that says why it has."""
+    """Host an actor until its end; return a pickled answer with the reason. The function of our task."""
     task = _Task(key, devices=True)
     with task.begun():
         host = ActorHost(spec, DaskNodeAdapter, order)
@@ -225,7 +225,7 @@ def hold(spec: bytes, order: bytes, key: str) -> bytes:
 
 
 async def on_actor(key: str, method: str, *arguments: Any) -> Answer | None:
-    """Call a method of the host of an actor."""
+    """Call a method of the host of an actor; raise LostError if the host is not here."""
     if key not in _actors:
         raise LostError(key)
     answer: Answer | None = await _in_thread(partial(getattr(_actors[key], method), *arguments))
@@ -233,18 +233,18 @@ async def on_actor(key: str, method: str, *arguments: Any) -> Answer | None:
 
 
 async def end(pool: str) -> None:
-    """A pool has ended: return when its workers here have."""
-    await _in_thread(partial(end_host, pool))
+    """Shut down the host of a pool that has ended; return when its workers have exited."""
+    await _in_thread(partial(close_host, pool))
 
 
 async def _in_thread(function: Callable[[], T]) -> T:
-    """Call a function beside the loop, also while the interpreter ends, when no executor takes anything."""
+    """Call a function in a thread of its own: at exit of the interpreter, executors take no more work."""
     done: Future[T] = Future()
 
     def run() -> None:
         try:
             done.set_result(function())
-        except BaseException as error:  # noqa: BLE001 - it is the caller's
+        except BaseException as error:  # noqa: BLE001 - the future reports it
             done.set_exception(error)
 
     threading.Thread(target=run, name="anyaccel dask", daemon=True).start()

@@ -46,6 +46,11 @@ class Job(Value):
         request: The request for devices.
         note: Purpose of the job.
         command: The command and its arguments.
+        arguments: The command line of ``anyaccel`` that submitted it.
+        after: Jobs that must end before it starts.
+        after_ok: Jobs that must succeed before it starts.
+        begins: Time before which it does not start, in seconds since 1970; None for at once.
+        notify: The user's command to run after its end; empty for none.
         directory: Its working directory.
         devices: Names of its devices, such as ``acme/3``.
         lease: Identity of its lease; empty before it has one, and for a job without devices.
@@ -69,6 +74,11 @@ class Job(Value):
     request: str = ""
     note: str = ""
     command: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+    after_ok: tuple[str, ...] = ()
+    begins: float | None = None
+    notify: str = ""
     directory: str = ""
     devices: tuple[str, ...] = ()
     lease: str = ""

@@ -1,8 +1,13 @@
-"""List the jobs that 'anyaccel run --detach' and 'sweep --detach' started: those that live or ended within a day."""
+"""List jobs: those that wait, run, or ended within a day; or show everything about one: anyaccel jobs 3.
+
+With --runs, commands of the past that ran in the foreground are listed, too, from the journal.
+"""
 
 from __future__ import annotations
 
 import argparse
+import os
+import pwd
 import shlex
 import time
 from collections.abc import Callable, Sequence
@@ -11,14 +16,18 @@ from typing import Any
 import anyaccel
 from anyaccel.cli import Column, output, print_table
 from anyaccel.errors import AnyaccelError
+from anyaccel.ledger import journal
 from anyaccel.model import format_slots
 from anyaccel.text import elapsed
 
 from anyaccel_jobs import supervisor
-from anyaccel_jobs.jobs import Job, jobs
+from anyaccel_jobs.jobs import STATES, Job, find, jobs, list_ids
+from anyaccel_jobs.moments import moment
 from anyaccel_jobs.supervisor import Supervisor
 
 _RECENT_SECONDS = 86400.0
+_STATES = (*STATES, "ended")
+"""States of jobs and of foreground runs: of these the exit status is often unknown."""
 _COLUMNS = (
     Column(heading="JOB", turn=0),
     Column(heading="STATE", turn=1),
@@ -32,43 +41,165 @@ _COLUMNS = (
 
 
 EXAMPLES = (
-    ("anyaccel jobs", "those that wait or run, and those that ended lately"),
-    ("anyaccel jobs --json", "the same for programs"),
+    ("anyaccel jobs", "the jobs that wait or run, and those that ended lately"),
+    ("anyaccel jobs 3", "everything about a job"),
+    ("anyaccel jobs --state failed,timeout --since 2d", "the failures of two days"),
+    ("anyaccel jobs --runs --since 2026-11-01", "also commands that ran in the foreground"),
 )
+COMPLETERS = {"job": list_ids}
+"""Completers of arguments."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("--all", action="store_true", help="also those that ended more than a day ago")
+    parser.add_argument("job", nargs="*", metavar="ID", help="show everything about these jobs")
+    parser.add_argument("--all", action="store_true", help="also jobs that ended more than a day ago")
+    parser.add_argument("--since", metavar="TIME", type=moment(ahead=False), help="jobs that ended since 2d, or a date")
+    parser.add_argument("--state", metavar="STATE,...", type=_states, help=f"those in a state: {', '.join(_STATES)}")
+    parser.add_argument("--runs", action="store_true", help="also foreground commands of the past, from the journal")
+    parser.add_argument("--user", metavar="NAME", help="foreground commands of a user, or of 'all', from the journal")
+
+
+def _states(text: str) -> tuple[str, ...]:
+    found = tuple(text.split(","))
+    for state in found:
+        if state not in _STATES:
+            raise argparse.ArgumentTypeError(f"there is no state {state!r:.40}; there are {', '.join(_STATES)}")
+    return found
 
 
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
-    since = 0.0 if args.all else time.time() - _RECENT_SECONDS
-    found = [job for job in jobs() if job.live or (job.ended or job.started or job.created) >= since]
+    if args.job:
+        found = [find(number) for number in dict.fromkeys(args.job)]
+        if args.json:
+            output.print_json("jobs/1", {"jobs": [describe(job) for job in found]})
+        else:
+            output.print_lines(line for job in found for line in _details(job))
+        return 0
+    since = 0.0 if args.all else time.time() - _RECENT_SECONDS if args.since is None else args.since
+    own = jobs()
+    found = [
+        job
+        for job in own
+        if (args.user in (None, "all", _own_name()))  # jobs of other users are private
+        and (job.live or (job.ended or job.started or job.created) >= since)
+        and job.state in (args.state or STATES)
+    ]
+    runs = _find_runs(args, {job.lease for job in own}, since) if args.runs or args.user else []
     if args.json:
-        output.print_json("jobs/1", {"jobs": [describe(job) for job in found]})
-    elif found:
-        print_table(_COLUMNS, [_row(job) for job in found])
+        content = {"jobs": [describe(job) for job in found]}
+        output.print_json("jobs/1", content | ({"runs": [_describe_run(run) for run in runs]} if args.runs else {}))
+    elif found or runs:
+        rows = [(job.started or job.created, _row(job)) for job in found]
+        rows += [(run.began, _run_row(run, named=args.user not in (None, _own_name()))) for run in runs]
+        print_table(_COLUMNS, [row for _, row in sorted(rows, key=lambda row: row[0])])
     else:
+        print_nothing = args.all or args.since is not None or args.state or args.user
         output.print_line(
-            "No jobs." if args.all else "No jobs of the last day; 'anyaccel jobs --all' lists older ones."
+            "No jobs." if print_nothing else "No jobs of the last day; 'anyaccel jobs --all' lists older ones."
         )
     return 0
+
+
+def _own_name() -> str:
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
+
+
+def _find_runs(args: argparse.Namespace, of_jobs: set[str], since: float) -> list[journal.JournalEntry]:
+    """Return the entries of the journal that are no jobs of this user."""
+    user = args.user or _own_name()
+    return [
+        entry
+        for entry in journal.read(since=since)
+        if user in ("all", entry.user) and entry.lease not in of_jobs and _run_state(entry) in (args.state or _STATES)
+    ]
+
+
+def _run_state(run: journal.JournalEntry) -> str:
+    if run.timeouts:
+        return "timeout"
+    # A command that took the place of 'anyaccel run' told its exit status to the shell alone.
+    return "ended" if run.exit is None else "failed" if run.exit else "done"
+
+
+def _describe_run(run: journal.JournalEntry) -> dict[str, Any]:
+    """Return a run of the past as JSON."""
+    return {
+        "state": _run_state(run),
+        **output.take_fields(run, "user", "request", "note", "program"),
+        "devices": [used.device for used in run.devices],
+        "lease": run.lease,
+        "started": output.moment(run.began),
+        "ended": output.moment(run.ended),
+        "took_seconds": round(run.held, 3),
+        "exit_status": run.exit,
+    }
+
+
+def _run_row(run: journal.JournalEntry, *, named: bool) -> tuple[str, ...]:
+    return (
+        "-",
+        _run_state(run),
+        run.request or "-",
+        written_devices(tuple(used.device for used in run.devices)),
+        output.clock(run.began),
+        elapsed(run.held),
+        "-" if run.exit is None else str(run.exit),
+        f"{run.user}: " * named + f"[{run.note}] " * bool(run.note) + (run.program or "-"),
+    )
+
+
+def _details(job: Job) -> list[str]:
+    """Return the lines about a job: a name and a value each."""
+    took = job.took
+    facts = {
+        "job": job.id,
+        "state": job.state if job.here else f"{job.state} on {job.host}",
+        "exit status": "-" if job.status is None else str(job.status),
+        "request": job.request or "-",
+        "devices": " ".join(job.devices) or "-",
+        "lease": job.lease or "-",
+        "note": job.note or "-",
+        "command": shlex.join(job.command) or "-",
+        "submitted as": shlex.join(["anyaccel", *job.arguments]) if job.arguments else "-",
+        "directory": job.directory or "-",
+        "log": job.log,
+        "submitted": output.clock(job.created),
+        "after": ", ".join(job.after) or "-",
+        "after success": ", ".join(job.after_ok) or "-",
+        "begins": output.clock(job.begins),
+        "started": output.clock(job.started),
+        "ended": output.clock(job.ended),
+        "took": "-" if took is None else elapsed(took),
+        "time limit": "-" if job.time_limit is None else elapsed(job.time_limit),
+        "notify": job.notify or "-",
+        "supervisor": str(job.pid) if job.live and job.here else "-",
+    }
+    width = max(map(len, facts))
+    return [f"{name:<{width}}  {value}" for name, value in facts.items() if value != "-"]
 
 
 def describe(job: Job) -> dict[str, Any]:
     """Return a job as JSON."""
     times = {
-        name: None if moment is None else output.moment(moment)
-        for name, moment in (("created", job.created), ("started", job.started), ("ended", job.ended))
+        name: None if at is None else output.moment(at)
+        for name, at in (
+            ("created", job.created),
+            ("begins", job.begins),
+            ("started", job.started),
+            ("ended", job.ended),
+        )
     }
     took = job.took
     return {
         "job": job.id,
         **output.take_fields(job, "state", "request", "note", "command"),
         "directory": job.directory,
-        **output.take_fields(job, "devices", "lease"),
+        **output.take_fields(job, "devices", "lease", "arguments", "after", "after_ok", "notify"),
         **times,
         "took_seconds": None if took is None else round(took, 3),
         "exit_status": job.status,
@@ -92,7 +223,10 @@ def detach(args: argparse.Namespace, command: Sequence[str], body: Callable[[Sup
         output.report_error(error, as_json=args.json and not begun)
 
     request = str(anyaccel.parse_request(args.request))
-    job, status = supervisor.detach(body, tell, request=request, command=command, note=args.note)
+    job, status = supervisor.detach(
+        body, tell, request=request, command=tuple(command), note=args.note, arguments=tuple(args.typed),
+        after=tuple(args.after), after_ok=tuple(args.after_ok), begins=args.begin, notify=args.notify,
+    )  # fmt: skip
     if job is None:
         return status
     if args.json:
@@ -100,7 +234,8 @@ def detach(args: argparse.Namespace, command: Sequence[str], body: Callable[[Sup
         return status
     output.print_line(job.id)
     if job.state == "waiting":
-        how = "waits for its devices"
+        held_back = job.after or job.after_ok or job.begins
+        how = "waits" if held_back else "waits for its devices"
     else:
         how = f"runs with {', '.join(job.devices)}" if job.devices else "runs"
     output.say_folded(f"job {job.id} {how}; see 'anyaccel logs -f {job.id}', end it with 'anyaccel cancel {job.id}'")

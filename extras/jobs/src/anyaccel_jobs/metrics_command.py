@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
     from anyaccel.cli import sample as samples
 
 CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+_DEFAULT_ADDRESS = "127.0.0.1:9464"
+_EXAMPLES = {"systemd": "anyaccel-metrics.service", "prometheus": "prometheus.yml", "grafana": "grafana.json"}
+"""Files of the folder ``monitoring`` by the name that the command line has for them."""
 FRESH_SECONDS = 2.0
 """Age up to which one sample answers further requests."""
 _STATES = {Health.HEALTHY: "ok", Health.UNHEALTHY: "failed", Health.UNKNOWN: "unknown"}
@@ -46,6 +51,7 @@ class Family(Value):
 EXAMPLES = (
     ("anyaccel metrics", "one reading in OpenMetrics, for a collector of text files"),
     ("anyaccel metrics --serve 127.0.0.1:9464", "serve them over HTTP"),
+    ("anyaccel metrics --example grafana > dashboard.json", "a dashboard to import into Grafana"),
 )
 
 
@@ -54,7 +60,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--serve",
         metavar="ADDRESS",
-        help="serve it over HTTP at HOST:PORT, or at PORT of this host alone, until it ends",
+        help="serve them over HTTP at HOST:PORT, or at PORT of this host alone, until the command ends",
+    )
+    parser.add_argument(
+        "--example",
+        choices=tuple(_EXAMPLES),
+        help="print a systemd unit that serves them, a scrape configuration of Prometheus, or a dashboard of Grafana",
     )
 
 
@@ -62,10 +73,25 @@ def main(args: argparse.Namespace) -> int:
     """Run the command."""
     if args.json:
         raise UsageError("'anyaccel metrics' prints OpenMetrics only (got --json)", hint="'anyaccel --json' has it all")
+    if args.example is not None:
+        output.print_help(_read_example(args.example, args.serve or _DEFAULT_ADDRESS))
+        return 0
     if args.serve is None:
         output.print_document(page(args))
         return 0
     return _serve(args, *_address(args.serve))
+
+
+def _read_example(name: str, address: str) -> str:
+    """Return an example file with the address, and this interpreter.
+
+    Args:
+        name: Key of :data:`_EXAMPLES`.
+        address: HOST:PORT of the server.
+    """
+    with open(os.path.join(os.path.dirname(__file__), "monitoring", _EXAMPLES[name]), encoding="utf-8") as file:
+        text = file.read()
+    return text.replace("@ADDRESS@", address).replace("@COMMAND@", f"{sys.executable} -m anyaccel")
 
 
 def page(args: argparse.Namespace) -> str:

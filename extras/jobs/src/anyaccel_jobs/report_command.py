@@ -6,11 +6,14 @@ import argparse
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from anyaccel.cli import Column, duration, output, print_table
-from anyaccel.errors import AnyaccelError
+import anyaccel
+from anyaccel.cli import Column, machine_options, output, print_table, whole
+from anyaccel.errors import AnyaccelError, UsageError
 from anyaccel.ledger import journal
 from anyaccel.model import UNITS_PER_DEVICE, Value, replace
 from anyaccel.text import elapsed, memory
+
+from anyaccel_jobs.moments import moment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,9 +24,11 @@ _NOT_TOLD = (
     "how busy shares are is not told, since vendors tell it of whole devices; '--by device' counts all who held one"
 )
 _HOUR = 3600.0
+_WEEK = 7 * 24 * _HOUR
 _COLUMNS = (
     Column(heading="LEASES", turn=2),
     Column(heading="HOURS", turn=1),
+    Column(heading="SHARE", turn=2),
     Column(heading="WAITED", turn=5),
     Column(heading="LONGEST", turn=6),
     Column(heading="BUSY", turn=3),
@@ -32,7 +37,15 @@ _COLUMNS = (
     Column(heading="TIMEOUTS", turn=8),
 )
 _NUMBERS = (
-    *("leases", "device_seconds", "waited_mean_seconds", "waited_longest_seconds", "utilization", "idle_leases"),
+    *(
+        "leases",
+        "device_seconds",
+        "share",
+        "waited_mean_seconds",
+        "waited_longest_seconds",
+        "utilization",
+        "idle_leases",
+    ),
     *("idle_device_seconds", "memory_peak_bytes", "timeouts"),
 )
 """Attributes of :class:`ReportRow` that programs get."""
@@ -45,6 +58,7 @@ class ReportRow(Value):
         name: The group.
         leases: Number of leases.
         device_seconds: Seconds held, times the devices.
+        share: Share of the device seconds that the machine had in the period; None for a machine without devices.
         waited_mean_seconds: Mean wait of a request.
         waited_longest_seconds: Longest wait of a request; a mean for leases that the journal adds up.
         utilization: Share of the held time for which the devices were busy; None when not measured.
@@ -66,10 +80,12 @@ class ReportRow(Value):
     memory_peak_bytes: int | None
     timeouts: int
     shares: bool
+    share: float | None = None
 
 
 EXAMPLES = (
     ("anyaccel report --since 7d", "who used what in the last week"),
+    ("anyaccel report --since 2026-11-01 --until 2026-12-01 --top 10", "the ten users with the most hours in a month"),
     ("anyaccel report --by type --plot use.svg", "by type, with a picture"),
 )
 
@@ -77,7 +93,11 @@ EXAMPLES = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument(
-        "--since", metavar="DURATION", type=duration, default=7 * 24 * _HOUR, help="how far to look back (default: 7d)"
+        "--since", metavar="TIME", type=moment(ahead=False), help="from a date, or a duration ago (default: 7d)"
+    )
+    parser.add_argument("--until", metavar="TIME", type=moment(ahead=False), help="to a date, or now (default: now)")
+    parser.add_argument(
+        "--top", metavar="N", type=whole(1, 1_000_000), help="only the N rows with the most device hours"
     )
     parser.add_argument("--by", choices=BY, default="user", help="add up by user, device, type or job (default: user)")
     parser.add_argument("--csv", action="store_true", help="print comma-separated values")
@@ -86,15 +106,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
-    now = time.time()
-    since = now - args.since
-    entries = [part for entry in journal.read(since=since) if (part := clipped(entry, since, now))]
+    until = time.time() if args.until is None else args.until
+    since = until - _WEEK if args.since is None else args.since
+    if since >= until:
+        raise UsageError("--since must be before --until", hint="a date alone is its first moment, at 00:00")
+    entries = [part for entry in journal.read(since=since) if (part := clipped(entry, since, until))]
     if args.plot:
-        _write(args.plot, entries, since, now)
+        _write(args.plot, entries, since, until)
     rows = summarize(entries, args.by)
+    available = (until - since) * _count_devices(args)
+    if available:
+        rows = [replace(row, share=row.device_seconds / available) for row in rows]
+    left_out = len(rows) - len(rows := rows[: args.top])
     if args.json:
-        content = {"since": output.moment(since), "by": args.by, "rows": [_json(row, args.by) for row in rows]}
-        output.print_json("report/1", content)
+        period = {"since": output.moment(since), "until": output.moment(until)}
+        output.print_json("report/1", {**period, "by": args.by, "rows": [_json(row, args.by) for row in rows]})
     elif args.csv:
         _print_csv(rows, args.by)
     elif rows:
@@ -105,6 +131,7 @@ def main(args: argparse.Namespace) -> int:
                     row.name,
                     str(row.leases),
                     f"{row.device_seconds / _HOUR:.2f}",
+                    output.percent(row.share),
                     elapsed(row.waited_mean_seconds),
                     elapsed(row.waited_longest_seconds),
                     output.percent(row.utilization),
@@ -115,11 +142,18 @@ def main(args: argparse.Namespace) -> int:
                 for row in rows
             ],
         )
+        if left_out:
+            output.say(f"{left_out} more row{'s' * (left_out > 1)}")
         if any(row.shares for row in rows):
             output.say_folded(_NOT_TOLD)
     else:
-        output.print_line(f"No lease has ended in the last {elapsed(args.since)}.")
+        output.print_line(f"No lease was held between {output.clock(since)} and {output.clock(until)}.")
     return 0
+
+
+def _count_devices(args: argparse.Namespace) -> int:
+    """Return the number of devices of the machine, without parts of devices."""
+    return sum(not device.parent for device in anyaccel.detect(**machine_options(args)).devices)
 
 
 def clipped(entry: journal.JournalEntry, since: float, until: float) -> journal.JournalEntry | None:
@@ -188,7 +222,7 @@ def _row(name: str, uses: Sequence[tuple[journal.JournalEntry, Sequence[journal.
 
 def _json(row: ReportRow, by: str) -> dict[str, Any]:
     numbers = output.take_fields(row, *_NUMBERS)
-    digits = dict.fromkeys(_NUMBERS, 3) | {"utilization": 4}
+    digits = dict.fromkeys(_NUMBERS, 3) | {"utilization": 4, "share": 4}
     return {by: row.name} | {
         name: round(number, digits[name]) if isinstance(number, float) else number for name, number in numbers.items()
     }

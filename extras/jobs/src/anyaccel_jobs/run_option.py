@@ -12,22 +12,73 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the option."""
+    """Declare the options."""
     parser.add_argument(
         "--detach",
         action="store_true",
         help="wait and run without this terminal, and print the number of the job: see 'anyaccel jobs'",
     )
+    add_job_options(parser)
+
+
+def add_job_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of a job that belong to ``--detach``."""
+    from anyaccel_jobs.moments import moment
+
+    parser.add_argument(
+        "--after", metavar="JOB", action="append", default=[], help="with --detach: start after the end of a job"
+    )
+    parser.add_argument(
+        "--after-ok",
+        metavar="JOB",
+        action="append",
+        default=[],
+        help="with --detach: start after the success of a job; cancelled if it fails",
+    )
+    parser.add_argument(
+        "--begin",
+        metavar="TIME",
+        type=moment(ahead=True),
+        help="with --detach: start at 18:00, at 2026-11-30T18:00, in 2h, or later",
+    )
+    parser.add_argument(
+        "--notify",
+        metavar="COMMAND",
+        default="",
+        help="with --detach: run COMMAND in a shell after the job's end, with ANYACCEL_JOB, ANYACCEL_JOB_STATE,"
+        " ANYACCEL_JOB_STATUS and ANYACCEL_JOB_LOG set",
+    )
+
+
+def check_job_options(args: argparse.Namespace) -> None:
+    """Check the options of a job.
+
+    Raises:
+        UsageError: When they are given without ``--detach``.
+        JobNotFoundError: When a job of theirs does not exist.
+    """
+    from anyaccel.errors import UsageError
+
+    given = [name for name in ("after", "after_ok", "begin", "notify") if getattr(args, name)]
+    if given and not args.detach:
+        raise UsageError(f"--{given[0].replace('_', '-')} belongs to --detach", hint="add --detach")
+    if args.after or args.after_ok:
+        from anyaccel_jobs.jobs import find
+
+        for number in (*args.after, *args.after_ok):
+            find(number)
 
 
 def main(args: argparse.Namespace) -> int | None:
     """Run the command as a job, and print its number; return None without ``--detach``.
 
     Raises:
-        UsageError: When there is no command.
+        UsageError: When there is no command, or an option of a job without ``--detach``.
+        JobNotFoundError: When there is no job to start after.
         CommandNotFoundError: When the command does not exist.
         CommandNotRunnableError: When the command cannot be run.
     """
+    check_job_options(args)
     if not args.detach:
         return None
     from anyaccel.errors import UsageError
@@ -49,6 +100,7 @@ def _supervise(args: argparse.Namespace, supervisor: Supervisor) -> int:
     from anyaccel.cli import acquire_devices, become_command, time_limit
     from anyaccel.vendors import close
 
+    supervisor.hold_back(args.grace)
     with acquire_devices(args, waits=lambda: supervisor.record("waiting", grace=args.grace), stays=True) as hold:
         limit = time_limit(args, hold)
         supervisor.record(

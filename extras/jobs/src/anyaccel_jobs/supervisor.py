@@ -10,7 +10,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 from anyaccel.errors import AnyaccelError, LeaseCancelledError
@@ -31,6 +31,7 @@ from anyaccel.model import replace
 
 from anyaccel_jobs import jobs
 from anyaccel_jobs.jobs import Job
+from anyaccel_jobs.notifier import start_notifier
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class Supervisor:
     def __init__(self, job: Job, report: int) -> None:
         self.job = job
         self._report = report
+        self._notifier = start_notifier(job.notify) if job.notify else None
 
     def record(self, state: str, **known: Any) -> None:
         """Write the record of the job.
@@ -72,6 +74,27 @@ class Supervisor:
         else:
             self.job = jobs.create(self.job)
             self._detach()
+
+    def hold_back(self, grace: float) -> None:
+        """Wait for the jobs and the time that must come before this job, which is recorded as waiting meanwhile.
+
+        Args:
+            grace: Seconds between SIGTERM and SIGKILL, for the record.
+
+        Raises:
+            DependencyError: When a job that had to succeed did not.
+        """
+        if not (self.job.after or self.job.after_ok or self.job.begins):
+            return
+        self.record("waiting", grace=grace)
+        for number in self.job.after:
+            jobs.wait(jobs.find(number))
+        for number in self.job.after_ok:
+            earlier = jobs.wait(jobs.find(number))
+            if earlier.state != "done":
+                raise DependencyError(f"job {number} did not succeed (it is {earlier.state}), and this job needs that")
+        while (left := (self.job.begins or 0.0) - time.time()) > 0:
+            time.sleep(min(left, _LOOK_SECONDS))  # in steps: the clock may be set, and the machine may sleep
 
     def finish(self, status: int, *, state: str = "") -> None:
         """Record the end of the job, unless it has no record yet.
@@ -158,12 +181,21 @@ class Supervisor:
         os.close(log)
         os.close(null)
         process.live_on()
+        if self._notifier is not None:
+            os.write(self._notifier, self.job.id.encode())
+            os.close(self._notifier)
         try:
             os.write(self._report, self.job.id.encode())
         except BrokenPipeError:  # the submitting process was killed: no user has seen the number
             jobs.remove(self.job)
             os._exit(1)
         os.close(self._report)
+
+
+class DependencyError(AnyaccelError):
+    """Raised in a supervisor when a job that its own job needs did not succeed."""
+
+    code = "dependency"
 
 
 class Cancelled(BaseException):
@@ -173,10 +205,7 @@ class Cancelled(BaseException):
 def detach(
     body: Callable[[Supervisor], int],
     tell: Callable[[AnyaccelError, bool], object],
-    *,
-    request: str,
-    command: Sequence[str],
-    note: str = "",
+    **known: Any,
 ) -> tuple[Job | None, int]:
     """Run a function in a process of its own, as a job.
 
@@ -186,9 +215,7 @@ def detach(
     Args:
         body: Called in the process, with the supervisor; returns an exit status.
         tell: Called in the process with an error, and whether the job has a number by then.
-        request: The request, for people.
-        command: The command, for people.
-        note: The job's purpose.
+        known: Attributes of the job that are known from the command line.
 
     Returns:
         The job and 0; None and the exit status if it ended before its first record.
@@ -198,9 +225,8 @@ def detach(
     def supervised(report: int) -> int:
         pid, start = process.me()
         job = Job(
-            id="", state="waiting", request=request, command=tuple(command), note=note, directory=_here(),
-            created=time.time(), pid=pid, start=start, boot=boot(), host=os.uname().nodename,
-            namespace=pid_namespace(),
+            id="", state="waiting", directory=_here(), created=time.time(), pid=pid, start=start, boot=boot(),
+            host=os.uname().nodename, namespace=pid_namespace(), **known,
         )  # fmt: skip
         return _run(body, tell, Supervisor(job, report))
 
@@ -225,7 +251,9 @@ def _run(
         return 143
     except AnyaccelError as error:
         tell(error, bool(supervisor.job.id))
-        supervisor.finish(error.exit_code, state="cancelled" if isinstance(error, LeaseCancelledError) else "")
+        supervisor.finish(
+            error.exit_code, state="cancelled" if isinstance(error, (LeaseCancelledError, DependencyError)) else ""
+        )
         return error.exit_code
     except BaseException:
         supervisor.finish(1)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import difflib
 import itertools
 import math
 import os
@@ -20,6 +21,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 
 from anyaccel.errors import AnyaccelError, LeaseCancelledError, NotFreeError, UsageError
 from anyaccel.launcher import (
@@ -32,7 +34,7 @@ from anyaccel.launcher import (
 from anyaccel.ledger import Ledger
 from anyaccel.linux import GRACE_SECONDS, Teardown, combine_finds, describe_left, find_carriers, find_tree, process
 from anyaccel.linux import mark as marks
-from anyaccel.model import Inventory, Request, Value
+from anyaccel.model import Inventory, Request, Value, replace
 from anyaccel.text import shown
 
 TYPE_CHECKING = False
@@ -46,21 +48,25 @@ COLUMNS = ("Seq", "Host", "Starttime", "JobRuntime", "Send", "Receive", "Exitval
 
 _LONGEST_RANGE = 1_000_000
 _TICK = 1.0
-_VARIABLE = re.compile(r"\{(#|[A-Za-z_][A-Za-z0-9_]*|)\}")
+_VARIABLE = re.compile(r"\{\{(?P<plain>#|[A-Za-z_]\w*|)\}\}|\{(?P<name>#|[A-Za-z_]\w*|)\}", re.ASCII)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_NUMBER = r"-?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
+_SPACED = re.compile(rf"({_NUMBER})\.\.({_NUMBER}):([0-9]{{1,7}})(:log)?")
+_PLAIN = re.compile(r"[\w.+-]+", re.ASCII)
+_LONGEST_NAME = 200
 _RANGE = re.compile(r"(-?[0-9]+)\.\.(-?[0-9]+)")
 _QUOTED = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|\\.""")
 _OPERATOR = re.compile("[|&;<>]")
 
 
 def parse_each(text: str) -> tuple[str, tuple[str, ...]]:
-    """Parse ``lr=0.1,0.01`` or ``seed=1..5`` into a name and its values.
+    """Parse ``lr=0.1,0.01``, ``seed=1..5`` or ``lr=1e-4..1e-1:4:log`` into a name and its values.
 
     Values are separated by commas. ``1..5`` stands for the whole numbers from the first to the last, ``01..10`` with
-    leading zeros.
+    leading zeros. ``0..1:5`` stands for 5 numbers at equal distances, and with ``:log`` at equal ratios.
 
     Raises:
-        UsageError: When the text is neither.
+        UsageError: When the text has no name, an empty value or a wrong range.
     """
     name, equals, listed = text.partition("=")
     if not equals or not _NAME.fullmatch(name):
@@ -69,17 +75,23 @@ def parse_each(text: str) -> tuple[str, tuple[str, ...]]:
     for value in listed.split(","):
         if not value:
             raise UsageError(f"a value of --each is empty (got {shown(text)})")
-        values += _range(value)
+        values += _spread(value)
     if len(values) > _LONGEST_RANGE:
         raise UsageError(f"--each takes at most {_LONGEST_RANGE:,} values (got {len(values):,} of {name!r})")
     return name, tuple(values)
 
 
-def _range(text: str) -> Iterable[str]:
+def _spread(text: str) -> Iterable[str]:
+    """Return the numbers of a range, or the text itself."""
+    if match := _SPACED.fullmatch(text):
+        return _spaced(text, float(match[1]), float(match[2]), int(match[3]), log=match[4] is not None)
     match = _RANGE.fullmatch(text)
     if match is None:
-        if re.fullmatch(r"-?[0-9.]*[0-9]\.\.-?[0-9.]+", text):
-            raise UsageError(f"a range is of whole numbers, such as 1..5 (got {text!r}); write other values out")
+        if re.fullmatch(rf"{_NUMBER}\.\.{_NUMBER}", text):
+            raise UsageError(
+                f"a range of other than whole numbers needs a count (got {text!r})",
+                hint=f"such as {text}:5 or {text}:5:log",
+            )
         return (text,)
     first, last = int(match[1]), int(match[2])
     if abs(last - first) >= _LONGEST_RANGE:
@@ -88,6 +100,17 @@ def _range(text: str) -> Iterable[str]:
     width = max(map(len, match.groups())) if padded else 0
     step = 1 if last >= first else -1
     return (f"{number:0{width}d}" for number in range(first, last + step, step))
+
+
+def _spaced(text: str, first: float, last: float, count: int, *, log: bool) -> list[str]:
+    """Return numbers at equal distances or ratios, in 12 digits: the others are errors of rounding."""
+    if not 2 <= count <= _LONGEST_RANGE:  # noqa: PLR2004 - the first and the last
+        raise UsageError(f"a range has a count from 2 to {_LONGEST_RANGE:,} (got {text!r})")
+    if log and (first <= 0 or last <= 0):
+        raise UsageError(f"a range at equal ratios is of numbers above 0 (got {text!r})")
+    places = [number / (count - 1) for number in range(count)]
+    values = (first * (last / first) ** place if log else first + (last - first) * place for place in places)
+    return [f"{value:.12g}" for value in values]
 
 
 class Commands:
@@ -105,7 +128,7 @@ class Commands:
         notes: Remarks for the user.
 
     Raises:
-        UsageError: When the parts do not fit together.
+        UsageError: When the parts do not fit together, or the template has an unknown name.
     """
 
     def __init__(
@@ -122,8 +145,8 @@ class Commands:
             if lines is not None:
                 self._axes[""] = [line for line in lines if line]
             self._axes |= each
+            self._check(template, each)
             self._template = [self._parts(argument) for argument in template]
-            self._say(template, each)
         else:
             if each:
                 raise UsageError("--each puts values into a command, which must follow '--'")
@@ -148,21 +171,53 @@ class Commands:
         """Split an argument into texts and, with True, names of values."""
         parts, at = [], 0
         for match in _VARIABLE.finditer(argument):
-            if match[1] == "#" or match[1] in self._axes:
-                parts += [(False, argument[at : match.start()]), (True, match[1])]
-                at = match.end()
+            name = match["name"]
+            if name == "" and "" not in self._axes:  # without input, {} is text, as in find -exec
+                continue
+            parts += [
+                (False, argument[at : match.start()]),
+                (False, f"{{{match['plain']}}}") if name is None else (True, name),
+            ]
+            at = match.end()
         return [*parts, (False, argument[at:])]
 
-    def _say(self, template: Sequence[str], each: Mapping[str, tuple[str, ...]]) -> None:
-        used = {match[1] for argument in template for match in _VARIABLE.finditer(argument)}
-        unknown = sorted(used - self._axes.keys() - {"#"} - ({""} if "" in self._axes else set()))
-        notes = [f"'{{{name}}}' names no value of --each, and stays as it is" for name in unknown if name]
-        notes += [
+    def _check(self, template: Sequence[str], each: Mapping[str, tuple[str, ...]]) -> None:
+        """Refuse unknown names, and note values that no argument uses."""
+        used = {match["name"] for argument in template for match in _VARIABLE.finditer(argument)} - {None}
+        for name in sorted(used - self._axes.keys() - {"#", ""}):
+            close = difflib.get_close_matches(name, each, n=1, cutoff=0.5) or [
+                key for key in each if key == name.lower()
+            ]
+            raise UsageError(
+                f"{{{name}}} is not one of --each" + (f": did you mean {{{close[0]}}}?" if close else ""),
+                hint=f"for the text {{{name}}} itself write {{{{{name}}}}}",
+            )
+        notes = [
             f"no argument has '{{{name}}}': each value of {name} runs the same" for name in each if name not in used
         ]
         if "" in self._axes and "" not in used:
             notes.append("no argument has '{}': each line of the input runs the same")
         self.notes = tuple(notes)
+
+    def log_name(self, number: int) -> str:
+        """Return the name of a command's log: its values, if they can stand in a file name, else its number."""
+        if not self._named:
+            return f"{number}.log"
+        place, words = number - 1, list[str]()
+        for name, values in reversed(self._axes.items()):
+            place, at = divmod(place, len(values))
+            words.insert(0, f"{name}={values[at]}")
+        return f"{','.join(words)}.log"
+
+    @cached_property
+    def _named(self) -> bool:
+        """Whether values name the logs: short, different, and without a slash."""
+        return (
+            "" not in self._axes
+            and all(len(set(values)) == len(values) for values in self._axes.values())
+            and all(_PLAIN.fullmatch(str(value)) for values in self._axes.values() for value in values)
+            and 0 < sum(len(name) + 2 + max(map(len, values)) for name, values in self._axes.items()) <= _LONGEST_NAME
+        )
 
 
 def _split(lines: Sequence[str]) -> list[tuple[str, ...]]:
@@ -277,6 +332,7 @@ class Ended(Value):
         attempts: Number of attempts.
         log: Path of its output.
         timed_out: Whether its time limit ended it.
+        interrupted: Whether it was ended because the sweep was stopped.
     """
 
     number: int
@@ -290,6 +346,7 @@ class Ended(Value):
     attempts: int = 1
     log: str = ""
     timed_out: bool = False
+    interrupted: bool = False
 
     @property
     def good(self) -> bool:
@@ -312,6 +369,7 @@ class Tally:
         skipped: Commands that succeeded in an earlier run.
         done: Commands that succeeded.
         failed: Commands that failed.
+        interrupted: Commands that were ended because the sweep was stopped.
         running: Commands that run now.
         failures: The first failures.
     """
@@ -320,7 +378,7 @@ class Tally:
 
     def __init__(self, total: int) -> None:
         self.total = total
-        self.skipped = self.done = self.failed = self.running = 0
+        self.skipped = self.done = self.failed = self.interrupted = self.running = 0
         self.failures: list[Ended] = []
         self.began = time.monotonic()
 
@@ -328,6 +386,8 @@ class Tally:
         """Count a command that has ended."""
         if run.good:
             self.done += 1
+        elif run.interrupted:
+            self.interrupted += 1
         else:
             self.failed += 1
             if len(self.failures) < self.MOST_FAILURES:
@@ -352,6 +412,7 @@ class SweepSetting(Value):
         request: Request of each command.
         inventory: The machine.
         out: Directory of the logs.
+        log_name: Returns the name of a command's log, by the command's number.
         jobs: Commands that run at the same time, at most.
         retries: How often a command that failed is run again.
         stop_on_error: Whether to start no command after a failure.
@@ -364,6 +425,7 @@ class SweepSetting(Value):
     request: Request
     inventory: Inventory
     out: str
+    log_name: Callable[[int], str]
     jobs: int
     retries: int = 0
     stop_on_error: bool = False
@@ -526,11 +588,12 @@ class Sweep:
             if run.good or self._asked or not self._intact(hold):
                 break
         self._tally.running -= 1
-        self._on_end(run)
+        # A command that fails after Ctrl-C has most likely got the signal, too.
+        self._on_end(replace(run, interrupted=bool(self._asked) and not run.good))
         self._on_change()
 
     async def _attempt(self, number: int, command: tuple[str, ...], hold: DeviceLease, attempt: int) -> Ended:
-        path = f"{self._setting.out}/{number}.log"
+        path = f"{self._setting.out}/{self._setting.log_name(number)}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | (os.O_TRUNC if attempt == 1 else 0)
         try:
             log = os.open(path, flags, 0o666)

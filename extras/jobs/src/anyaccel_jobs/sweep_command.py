@@ -2,18 +2,21 @@
 
 In the command, {NAME} stands for a value of --each NAME=..., {#} for the number of the command, and {} for a line of
 --from; without a command, each line of --from is one. All of that is put into arguments, never through a shell: write
-sh -c '...' for one. Each command has a log, DIR/NUMBER.log, and a line in DIR/jobs.tsv, the job log, which is
-that of GNU parallel. Ctrl-C asks what runs to end, and kills it after the time of --grace.
+sh -c '...' for one. Each command has a log in DIR, named by its values (lr=0.1,seed=3.log) or its number, and a line in
+DIR/jobs.tsv, the job log of GNU parallel. Ctrl-C sends SIGTERM to the commands that run, and SIGKILL after the time of
+--grace.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
+import shlex
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 
 import anyaccel
@@ -34,14 +37,16 @@ from anyaccel.cli import (
 )
 from anyaccel.errors import AnyaccelError, TaskTimeoutError, UsageError
 from anyaccel.launcher import count_capacity, time_limit
-from anyaccel.model import replace
+from anyaccel.model import format_slots, replace
 from anyaccel.text import elapsed
 
 from anyaccel_jobs.jobs_command import detach
+from anyaccel_jobs.run_option import add_job_options, check_job_options
 from anyaccel_jobs.supervisor import Supervisor
 from anyaccel_jobs.sweep import JOB_LOG, Commands, Ended, JobLog, Sweep, SweepSetting, Tally, call, parse_each, written
 
 _SHOWN_FAILURES = 10
+_FOLDER = "anyaccel-sweep"
 _LOOK_SECONDS = 1.0
 _WINDOW = 64
 """Calls that are submitted to a cluster at once without ``--jobs``."""
@@ -53,6 +58,7 @@ EXAMPLES = (
         "ten runs, as many at once as there are GPUs",
     ),
     ("anyaccel sweep GPU:1 --from commands.txt --out logs", "a command per line of a file"),
+    ("anyaccel sweep GPU:1 --each lr=1e-4..1e-1:4:log -- python train.py {lr}", "four learning rates at equal ratios"),
 )
 
 
@@ -66,7 +72,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUES",
         action="append",
         default=[],
-        help="values of {NAME}, such as lr=0.1,0.01 or seed=1..5; several give each combination, the last fastest",
+        help="values of {NAME}: lr=0.1,0.01 or seed=1..5 or lr=1e-4..1e-1:4:log; several give each combination, the"
+        " last fastest",
     )
     parser.add_argument(
         "--from",
@@ -75,26 +82,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="read lines from FILE, '-' for standard input: each is {} of the command, or without one a command",
     )
     parser.add_argument(
-        "--out", metavar="DIR", default="anyaccel-sweep", help="directory of the logs (default: anyaccel-sweep)"
+        "--out",
+        metavar="DIR",
+        help="directory of the logs (default: a new anyaccel-sweep-DATE-TIME; the newest one with --resume)",
     )
     parser.add_argument(
         "--jobs",
         metavar="N",
         type=number,
-        help="run so many at once at most (default: as many as there are devices)",
-    )
-    parser.add_argument("--retries", metavar="N", type=number, default=0, help="run what fails again, so many times")
-    parser.add_argument(
-        "--stop-on-error", action="store_true", help="start nothing more once a command has failed; what runs may end"
+        help="most commands at the same time (default: as many as there are devices)",
     )
     parser.add_argument(
-        "--resume", action="store_true", help="go on with the job log in DIR: run what has not ended well"
+        "--retries", metavar="N", type=number, default=0, help="run a command that fails again, up to N times"
+    )
+    parser.add_argument("--stop-on-error", action="store_true", help="start no further command after a failure")
+    parser.add_argument(
+        "--resume", action="store_true", help="go on with the sweep in DIR: run the commands that have not succeeded"
     )
     parser.add_argument("--dry-run", action="store_true", help="print the commands and run none")
     add_grace(parser)
     parser.add_argument(
         "--detach", action="store_true", help="go on without this terminal, as a job: see 'anyaccel jobs'"
     )
+    add_job_options(parser)
     parser.add_argument(
         "--engine",
         type=_engine,
@@ -139,6 +149,7 @@ def main(args: argparse.Namespace) -> int:
     if args.dry_run:
         output.print_lines(written(command) for _, command in commands)
         return 0
+    check_job_options(args)
     if args.detach:
         return _detach(args, commands)
     return _run(args, commands)
@@ -148,6 +159,7 @@ def _detach(args: argparse.Namespace, commands: Commands) -> int:
     """Run the sweep as a job, which supervises itself, and print its number."""
 
     def supervise(supervisor: Supervisor) -> int:
+        supervisor.hold_back(args.grace)
         status = _run(args, commands, supervisor)
         supervisor.finish(status, state="cancelled" if status in (130, 143) else "")
         return status
@@ -158,6 +170,7 @@ def _detach(args: argparse.Namespace, commands: Commands) -> int:
 
 def _run(args: argparse.Namespace, commands: Commands, supervisor: Supervisor | None = None) -> int:
     request = anyaccel.parse_request(args.request)
+    args.out = _folder(args)
     inventory = survey(args) if args.engine == "local" else None
     at_once = 0 if inventory is None else count_capacity(inventory, request, args.jobs or len(commands))
     log = JobLog(f"{args.out}/{JOB_LOG}", resume=args.resume)
@@ -169,16 +182,17 @@ def _run(args: argparse.Namespace, commands: Commands, supervisor: Supervisor | 
     if supervisor is not None:
         supervisor.record("running")
         as_json = False  # its output is a log from here on
-    progress = _Progress(tally, log)
+    progress = _Progress(tally, args.out)
     progress.show()
     try:
         if inventory is None:
-            status = _on_cluster(args, left, progress)
+            status = _on_cluster(args, commands, left, progress, log)
         else:
             setting = SweepSetting(
                 request=request,
                 inventory=inventory,
                 out=args.out,
+                log_name=commands.log_name,
                 jobs=min(args.jobs or at_once, at_once),
                 retries=args.retries,
                 stop_on_error=args.stop_on_error,
@@ -187,17 +201,70 @@ def _run(args: argparse.Namespace, commands: Commands, supervisor: Supervisor | 
                 early=time_limit.check_early(args.signal, args.time),
                 options={"bind": None, **start_options(args), **wait_options(args)},
             )
-            sweep = Sweep(setting, left, tally, on_change=progress.show, on_end=progress.add, on_wait=progress.wait)
+            sweep = Sweep(
+                setting,
+                left,
+                tally,
+                on_change=progress.show,
+                on_end=lambda run: progress.add(run, log),
+                on_wait=progress.wait,
+            )
             status = sweep.run()
     finally:
-        progress.end()
+        progress.end(_resume_line(args), [number for number, _ in left])
         log.close()
     if as_json:
         output.print_json("sweep/1", _document(args, tally, log, status))
     return status
 
 
-def _on_cluster(args: argparse.Namespace, commands: Iterator[tuple[int, tuple[str, ...]]], progress: _Progress) -> int:
+def _folder(args: argparse.Namespace) -> str:
+    """Return the directory of the logs: that of --out, a new one, or the newest one to go on with.
+
+    Raises:
+        UsageError: When there is none to go on with.
+        AnyaccelError: When none can be made.
+    """
+    if args.out is not None:
+        return str(args.out)
+    if args.resume:
+        earlier = [entry for entry in os.scandir() if entry.name.startswith(f"{_FOLDER}-") and entry.is_dir()]
+        if not earlier:
+            raise UsageError(
+                f"there is no {_FOLDER}-DATE-TIME here to go on with", hint="name its directory with --out"
+            )
+        return max(earlier, key=lambda entry: entry.stat().st_mtime).name
+    name = time.strftime(f"{_FOLDER}-%Y%m%d-%H%M%S")
+    for number in itertools.count(1):
+        path = name if number == 1 else f"{name}-{number}"  # two sweeps of one second
+        try:
+            os.mkdir(path)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise AnyaccelError(
+                f"{path} cannot be made: {error.strerror}", hint="name a directory with --out"
+            ) from error
+        return path
+    raise AssertionError
+
+
+def _resume_line(args: argparse.Namespace) -> str:
+    """Return the command line that goes on with this sweep."""
+    words, own = list[str](), args.typed[1 : args.typed.index("--")] if "--" in args.typed else args.typed[1:]
+    for before, word in zip(["", *own], own, strict=False):
+        if word not in ("--resume", "--out") and before != "--out" and not word.startswith("--out="):
+            words.append(word)
+    return shlex.join(["anyaccel", "sweep", "--resume", "--out", args.out, *words, *args.typed[len(own) + 1 :]])
+
+
+def _on_cluster(
+    args: argparse.Namespace,
+    commands: Commands,
+    left: Iterator[tuple[int, tuple[str, ...]]],
+    progress: _Progress,
+    log: JobLog,
+) -> int:
     """Run the commands as calls of a pool, whose engine places them; each output returns in one piece."""
     stopped = 0
 
@@ -207,6 +274,7 @@ def _on_cluster(args: argparse.Namespace, commands: Iterator[tuple[int, tuple[st
         raise KeyboardInterrupt
 
     tally = progress.tally
+    calls: _Calls | None = None
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     os.environ.setdefault("RAY_LOG_TO_DRIVER", "0")  # else a cluster's logs stand in standard output, between ours
     try:
@@ -222,10 +290,10 @@ def _on_cluster(args: argparse.Namespace, commands: Iterator[tuple[int, tuple[st
             results="pickle",
             **start_options(args),
         ) as pool:
-            calls = _Calls(args, pool)
+            calls = _Calls(args.out, commands.log_name, pool)
             while True:
                 while len(calls.pending) < (args.jobs or _WINDOW) and not (args.stop_on_error and tally.failed):
-                    command = next(commands, None)
+                    command = next(left, None)
                     if command is None:
                         break
                     calls.submit(*command)
@@ -236,10 +304,11 @@ def _on_cluster(args: argparse.Namespace, commands: Iterator[tuple[int, tuple[st
                 for future in wait(calls.pending, timeout=_LOOK_SECONDS, return_when=FIRST_COMPLETED).done:
                     run = calls.ended(future)
                     if run.good or run.attempts > args.retries:
-                        progress.add(run)
+                        progress.add(run, log)
                     else:
                         calls.submit(run.number, run.command, run.attempts + 1)
     except KeyboardInterrupt:
+        tally.interrupted += len(calls.pending) if calls is not None else 0
         return 128 + (stopped or signal.SIGINT)
     finally:
         tally.running = 0
@@ -250,10 +319,11 @@ def _on_cluster(args: argparse.Namespace, commands: Iterator[tuple[int, tuple[st
 class _Calls:
     """Calls of a pool that have not ended, with their commands."""
 
-    def __init__(self, args: argparse.Namespace, pool: anyaccel.Pool) -> None:
+    def __init__(self, out: str, log_name: Callable[[int], str], pool: anyaccel.Pool) -> None:
         self.pending: dict[Future[tuple[Ended, bytes]], tuple[int, tuple[str, ...], int]] = {}
         self._pool = pool
-        self._out = args.out
+        self._out = out
+        self._log_name = log_name
 
     def submit(self, number: int, command: tuple[str, ...], attempt: int = 1) -> None:
         """Submit a command."""
@@ -270,7 +340,7 @@ class _Calls:
                 number=number, command=command, status=error.exit_code, started=time.time(), attempts=attempt,
                 output_bytes=len(printed), host="-", timed_out=isinstance(error, TaskTimeoutError),
             )  # fmt: skip
-        path = f"{self._out}/{number}.log"
+        path = f"{self._out}/{self._log_name(number)}"
         with open(path, "wb" if attempt == 1 else "ab") as file:
             file.write(printed)
         return replace(run, log=path)
@@ -279,9 +349,9 @@ class _Calls:
 class _Progress:
     """Progress of a sweep on standard error: a line in place on a terminal, few lines in a log."""
 
-    def __init__(self, tally: Tally, log: JobLog) -> None:
+    def __init__(self, tally: Tally, out: str) -> None:
         self.tally = tally
-        self._log = log
+        self._out = out
         self._line = output.StatusLine()
         self._waits = ""
         self._shown = 0.0
@@ -292,37 +362,46 @@ class _Progress:
         if self._line.in_place and now - self._shown < 0.1:  # noqa: PLR2004
             return
         self._shown = now
-        self._line.show(self._words() if self._line.in_place or self._line.used else f"{self.tally.total} commands")
+        self._line.show(self._words() if self._line.in_place or self._line.used else self._beginning())
 
     def wait(self, place: int, _: object) -> None:
         """Show that the sweep waits for devices."""
         self._waits = f", waiting for devices, place {place} in line"
         self.show()
 
-    def add(self, run: Ended) -> None:
+    def add(self, run: Ended, log: JobLog) -> None:
         """Count and log the end of a command, and report the first failures."""
         self.tally.add(run)
-        self._log.add(run)
+        log.add(run)
         self._waits = ""
-        if run.good or self.tally.failed > _SHOWN_FAILURES:
+        if run.good or run.interrupted or self.tally.failed > _SHOWN_FAILURES:
             return
         self._line.clear()
         again = f" ({run.attempts} times)" if run.attempts > 1 else ""
         output.say(f"{run.number} {run.how}{again}: {written(run.command)} ({run.log})")
         if self.tally.failed == _SHOWN_FAILURES:
-            output.say(f"what else fails stands in {self._log.path}")
+            output.say(f"further failures are in {log.path}")
 
-    def end(self) -> None:
-        """Print the result."""
+    def end(self, resume: str, not_started: Sequence[int]) -> None:
+        """Print the result, and the command line that goes on with a sweep that is not complete."""
         self._line.clear()
-        output.say(f"{self._counts()} in {elapsed(self.tally.seconds)}; job log: {self._log.path}")
+        rest = f", {len(not_started)} not started ({format_slots(not_started):.60})" if not_started else ""
+        output.say(f"{self._counts()}{rest} in {elapsed(self.tally.seconds)}; logs: {self._out}")
+        if self.tally.skipped + self.tally.done < self.tally.total:
+            output.say("go on with:")
+            output.say_verbatim(resume)
+
+    def _beginning(self) -> str:
+        total = self.tally.total
+        return f"{total} command{'s' * (total != 1)}, logs in {self._out}"
 
     def _counts(self) -> str:
         tally = self.tally
         ended = tally.skipped + tally.done
         failed = f", {tally.failed} failed" if tally.failed else ""
         skipped = f" ({tally.skipped} of them before)" if tally.skipped else ""
-        return f"{ended} of {tally.total} done{skipped}{failed}"
+        interrupted = f", {tally.interrupted} interrupted" if tally.interrupted else ""
+        return f"{ended} of {tally.total} done{skipped}{failed}{interrupted}"
 
     def _words(self) -> str:
         left = self.tally.left_seconds
@@ -335,7 +414,7 @@ def _document(args: argparse.Namespace, tally: Tally, log: JobLog, status: int) 
     return {
         "out": args.out,
         "job_log": log.path,
-        **output.take_fields(tally, "total", "skipped", "done", "failed"),
+        **output.take_fields(tally, "total", "skipped", "done", "failed", "interrupted"),
         "seconds": round(tally.seconds, 3),
         "exit_status": status,
         "failures": [

@@ -1,11 +1,11 @@
-"""Ray's authentication: the token that a user has, and whether a cluster wants one that we lack.
+"""Ray's token authentication: find the user's token, and recognize a cluster that requires another one.
 
-Ray has known tokens since 2.52, and a cluster that wants one answers nobody without it. Where ``RAY_AUTH_MODE`` is not
-set, Ray 2.60 uses a token that is there in ``ray start --head`` and in a program that finds a cluster by itself. In
-``ray start --address`` and in a program that names an address it does not: these are refused after 20 seconds. Here a
-token that is there is used in all four cases. Only Ray reads what the token is: no command line, no message and no
-variable of ours holds it. Sources: ``ray/_private/authentication`` of Ray 2.60, and the page "Ray token authentication"
-of its documentation.
+Ray supports tokens since 2.52, and a cluster that requires one refuses every client without it. If ``RAY_AUTH_MODE`` is
+not set, Ray 2.60 uses an existing token in ``ray start --head`` and in a program that discovers a cluster. In ``ray
+start --address`` and in a program that names an address, Ray does not, and is refused after 20 seconds. Here an
+existing token is used in all four cases. Only Ray reads the token: no command line, message or variable of ours
+contains it.
+Sources: ``ray/_private/authentication`` of Ray 2.60, and the page "Ray token authentication" of its documentation.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _CONNECT_SECONDS = 3.0
 
 
 def token_source(environ: Mapping[str, str]) -> str:
-    """Say where Ray finds its token: the variable's name, or the file's path; an empty string when there is none.
+    """Return where Ray finds its token: the name of a variable, or the path of a file; empty if there is no token.
 
     Raises:
-        UsageError: When ``RAY_AUTH_TOKEN_PATH`` names a file that holds none, which Ray refuses.
+        UsageError: When ``RAY_AUTH_TOKEN_PATH`` names a file without a token, which Ray refuses.
     """
     if environ.get(TOKEN, "").strip():
         return TOKEN
@@ -51,7 +51,7 @@ def token_source(environ: Mapping[str, str]) -> str:
 
 
 def _home_of_account() -> str:
-    """Where Ray looks without HOME."""
+    """Return the home directory that Ray uses without HOME."""
     try:
         return pwd.getpwuid(os.getuid()).pw_dir
     except KeyError:
@@ -59,10 +59,10 @@ def _home_of_account() -> str:
 
 
 def variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """What a process of Ray needs in its environment to use the token that is there; nothing where a mode is set.
+    """Return the variables with which a process of Ray uses the existing token; none if the user has set a mode.
 
     Raises:
-        UsageError: When the environment asks for a token, and there is none.
+        UsageError: When the environment requires a token, and there is none.
     """
     source = token_source(environ)
     if environ.get(MODE, "").lower() == _WITH_TOKEN and not source:
@@ -71,7 +71,7 @@ def variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def use_token() -> None:
-    """Let Ray in this process use the token that is there, as it does itself where it finds a cluster by itself.
+    """Make Ray in this process use the existing token, also for a cluster whose address is named.
 
     Raises:
         UsageError: When ``RAY_AUTH_TOKEN_PATH`` names a file that holds none.
@@ -82,19 +82,20 @@ def use_token() -> None:
     if not hasattr(raylet, "get_authentication_mode"):  # a version that knows no tokens
         return
     os.environ[MODE] = _WITH_TOKEN
-    raylet.Config.initialize("")  # Ray has read its variables when it was imported
+    raylet.Config.initialize("")  # again: Ray reads its variables when it is imported
 
 
 def check_admission(address: str) -> None:
-    """Ask a cluster whether it admits us, where there is one; says nothing where there is none, or Ray is too old.
+    """Check that a cluster accepts our token; return without a result if there is no cluster, or Ray is too old.
 
-    Ray itself repeats the question for 20 seconds and then says that it could not connect.
+    Ray itself retries for 20 seconds and then reports only that it could not connect.
 
     Args:
-        address: Where the cluster is, as ``ray.init`` takes it.
+        address: Address of the cluster, as ``ray.init`` takes it.
 
     Raises:
-        UsageError: When the cluster wants a token that we do not have, or our environment asks for one that is missing.
+        UsageError: When the cluster requires a token that we do not have, or the environment requires one and there is
+            none.
     """
     raylet = _raylet()
     refusal = getattr(raylet, "AuthenticationError", None)
@@ -106,12 +107,12 @@ def check_admission(address: str) -> None:
         raylet.GcsClient(address=found)
     except refusal as error:
         raise _refused(address, os.environ) from error
-    except Exception:  # noqa: BLE001 - whatever else is wrong is for Ray to say when it connects
+    except Exception:  # noqa: BLE001 - Ray reports any other problem when it connects
         return
 
 
 def _raylet() -> Any:
-    """Ray's compiled part, which has no types; None without Ray."""
+    """Return Ray's compiled module, which has no types; None without Ray."""
     with contextlib.suppress(ImportError):
         return importlib.import_module("ray._raylet")
     return None
@@ -134,10 +135,10 @@ def _refused(address: str, environ: Mapping[str, str]) -> UsageError:
 
 
 def _host_and_port(address: str) -> str | None:
-    """Where the cluster's first process listens; None when there is nothing that could be asked."""
+    """Return host and port of the cluster's control process; None if there are none, as for ``ray://`` addresses."""
     if "://" in address:
         return None
-    with contextlib.suppress(Exception):  # Ray's inner parts may change with its versions
+    with contextlib.suppress(Exception):  # a private function, which may change with Ray's versions
         from ray._private import services  # type: ignore[import-not-found, unused-ignore]
 
         found: Any = services.canonicalize_bootstrap_address(address)
@@ -155,7 +156,7 @@ def _listens(address: str) -> bool:
 
 
 def _holds_text(path: str) -> bool:
-    """Whether a file holds more than white space. What is no regular file is not read: a pipe is read only once."""
+    """Return whether a file contains more than white space. A pipe counts without a look: it can be read only once."""
     try:
         file = Path(path)
         if file.exists() and not file.is_file():

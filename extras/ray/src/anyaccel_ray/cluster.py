@@ -1,4 +1,4 @@
-"""The nodes of a Ray cluster: what they are, whether more may come, and whether they can ever serve a request."""
+"""The nodes of a Ray cluster: their devices, whether an autoscaler may add nodes, and plans for requests."""
 
 from __future__ import annotations
 
@@ -10,27 +10,28 @@ from typing import Any
 
 from anyaccel.engines.remote import last_line
 from anyaccel.errors import WorkerStartError
-from anyaccel.exports.ray import PREFIX
 from anyaccel.model import Device, Inventory, Product, Request
 from anyaccel.vendors import known
+from anyaccel_export.ray import PREFIX
 
 from anyaccel_ray.connection import connect, import_ray
 from anyaccel_ray.plan import NodeKind, RayPlan, find_plan
 
 SURVEY_SECONDS = 60.0
+"""Seconds that nodes may take to report their devices."""
 _STATUS = b"__autoscaling_status"
 _inventories: dict[str, dict[object, Inventory]] = {}
-"""By address of the cluster, what is on nodes of each kind: the same for all pools."""
+"""Inventories by address of the cluster and kind of node, shared by all pools."""
 
 
 class Nodes:
     """A connection to Ray.
 
     Args:
-        address: Where the cluster is, as ``ray.init`` takes it; None for the one that is found, or made.
+        address: Address of the cluster, as ``ray.init`` takes it; None for the one that is found, or for a new one.
 
     Raises:
-        UsageError: When Ray is not installed, too old, or not there.
+        UsageError: When Ray is not installed or too old, or there is no cluster at the address.
     """
 
     def __init__(self, address: str | None) -> None:
@@ -39,7 +40,7 @@ class Nodes:
         self._inventories = _inventories.setdefault(self.ray.get_runtime_context().gcs_address, {})
 
     def find(self, request: Request) -> RayPlan:
-        """What to ask Ray for.
+        """Return the plan of a request.
 
         Raises:
             UnknownNameError: When no node and no installed plug-in knows one of the names.
@@ -52,16 +53,16 @@ class Nodes:
 
     @property
     def devices(self) -> Iterator[Device]:
-        """Those of nodes of every kind that there is, or was."""
+        """Devices of nodes of each kind that the cluster has or had."""
         return (device for inventory in self._inventories.values() for device in inventory.devices)
 
     @property
     def grows(self) -> bool:
-        """Whether nodes may be added."""
+        """Whether an autoscaler may add nodes."""
         return grows(self.ray)
 
     def kinds(self) -> list[NodeKind]:
-        """The nodes that are alive, those that are alike together."""
+        """Return the nodes that are alive, grouped by kind."""
         groups: dict[object, list[dict[str, Any]]] = {}
         for node in self.ray.nodes():
             if node["Alive"]:
@@ -81,7 +82,7 @@ class Nodes:
         ]
 
     def _survey(self, nodes: Mapping[object, Mapping[str, Any]]) -> dict[object, Inventory]:
-        """Ask one node of each kind what is on it."""
+        """Detect the devices of one node of each kind."""
         from anyaccel_ray.node import survey
 
         affinity = self.ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
@@ -96,15 +97,15 @@ class Nodes:
             try:
                 found[key] = self.ray.get(ref, timeout=0)
             except self.ray.exceptions.RayTaskError as error:
-                raise WorkerStartError(f"a node cannot say what is on it: {last_line(error)}") from error
-            except self.ray.exceptions.RayError:  # it has died meanwhile, or is about to
+                raise WorkerStartError(f"a node cannot detect its devices: {last_line(error)}") from error
+            except self.ray.exceptions.RayError:  # the node has died meanwhile
                 continue
         return found
 
 
 @cache
 def known_products() -> Mapping[str, Sequence[Product]]:
-    """What the installed plug-ins know, by resource."""
+    """Return the products that the installed plug-ins know, by resource."""
     found: dict[str, list[Product]] = {}
     for each in known()[0]:
         found.setdefault(each.info.resource, []).extend(each.products)
@@ -116,7 +117,7 @@ def _labels(node: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _signature(node: Mapping[str, Any]) -> object:
-    """Equal for nodes that are alike, as far as Ray knows; nodes whose devices nobody labeled are asked one by one."""
+    """Return a key that is equal for nodes of one kind. A node with unlabeled devices is a kind of its own."""
     labels = _labels(node)
     left_out = ("node:", "memory", "object_store_memory", "CPU")
     resources = {name: count for name, count in node["Resources"].items() if not name.startswith(left_out)}
@@ -125,36 +126,36 @@ def _signature(node: Mapping[str, Any]) -> object:
 
 
 def grows(ray: Any) -> bool:
-    """Whether an autoscaler can add nodes to the cluster that this process is connected to.
+    """Return whether an autoscaler can add nodes to the cluster that this process is connected to.
 
-    Ray does not say so itself, but what its autoscalers report gives them away; they do so some seconds after the start
+    Ray has no call for this. Its autoscalers are recognized by their reports, which begin some seconds after the start
     of the cluster.
 
     Args:
-        ray: Ray, connected.
+        ray: The module, connected to the cluster.
     """
     try:
         client = ray._private.worker.global_worker.gcs_client  # noqa: SLF001 - there is no public way
         return _reports_groups(ray) or _reports_state(client) or _reports_types(client)
-    except Exception:  # noqa: BLE001 - none of it is public; without an answer there is none
+    except Exception:  # noqa: BLE001 - none of these calls is public; without an answer, assume no autoscaler
         return False
 
 
 def _reports_groups(ray: Any) -> bool:
-    """Hosted clusters publish the groups of nodes that they may start."""
+    """Return whether the cluster publishes groups of nodes that it may start, as hosted clusters do."""
     config = ray._private.state.state.get_cluster_config()  # noqa: SLF001
     return bool(config is not None and config.node_group_configs)
 
 
 def _reports_state(client: Any) -> bool:
-    """The autoscaler of version 2 reports to the head; the watcher of a cluster that does not grow is of version 1."""
+    """Return whether an autoscaler of version 2 reports; the monitor of a cluster without one is of version 1."""
     reply = import_module("ray.core.generated.autoscaler_pb2").GetClusterStatusReply()
     reply.ParseFromString(client.get_cluster_status())
     return bool(reply.autoscaling_state.autoscaler_state_version)
 
 
 def _reports_types(client: Any) -> bool:
-    """The autoscaler of version 1 knows the types of nodes; a mere watcher calls each node a type of its own."""
+    """Return whether an autoscaler of version 1 reports types of nodes; a mere monitor names each node as a type."""
     report = json.loads(client.internal_kv_get(_STATUS, None) or b"{}").get("autoscaler_report") or {}
     types = (report.get("node_type_mapping") or {}).items()
     return any(name not in (node, f"node_{node}") for node, name in types)

@@ -1,8 +1,8 @@
 """Make this machine a node of a Ray cluster: anyaccel ray start [OPTIONS OF ray start ...].
 
-Detects the devices and becomes 'ray start' with their quantities, types and labels, every vendor's at once. All other
-options are Ray's own, such as --head, --address, --port, --num-cpus or --block; what you say yourself wins. A token of
-Ray's that is there is used. A node is ended by 'ray stop'.
+Detects the devices of all vendors and runs 'ray start' with their quantities, types and labels. All other options are
+Ray's own, such as --head, --address, --port, --num-cpus or --block, and take precedence. An existing token of Ray's is
+used. 'ray stop' ends a node.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from collections.abc import Sequence
 
 from anyaccel.cli import output, survey, whole
 from anyaccel.errors import CommandNotRunnableError, UsageError
-from anyaccel.exports.ray import PREDEFINED, countable, describe
 from anyaccel.launcher import become
 from anyaccel.model import VendorState
 from anyaccel.probe import HOST, MACHINE_VARIABLE
+from anyaccel_export.ray import PREDEFINED, countable, describe
 
 from anyaccel_ray import authentication
 from anyaccel_ray.snapshot import VARIABLE, write_snapshot
@@ -52,7 +52,7 @@ def main(args: argparse.Namespace) -> int:
     inventory = survey(args)
     failed = [report.vendor for report in inventory.vendors if report.state is VendorState.FAILED]
     if failed:
-        output.say(f"the node gets no device of {' and '.join(failed)}: it is not known what there is")
+        output.say(f"the node gets no device of {' and '.join(failed)}, because the detection failed")
     wanted = args.resources if args.num_gpus is None else {**args.resources, PREDEFINED: args.num_gpus}
     inventory = narrowed(inventory, wanted)
     further = {name: quantity for name, quantity in wanted.items() if name not in countable(inventory)}
@@ -77,7 +77,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _option(arguments: Sequence[str], name: str) -> str:
-    """The value of one of Ray's options, the last one that is given; an empty string without it."""
+    """Return the last value of one of Ray's options; empty without one."""
     found = ""
     for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
         if argument == name:
@@ -88,7 +88,7 @@ def _option(arguments: Sequence[str], name: str) -> str:
 
 
 def _program() -> str:
-    """The command ``ray`` that belongs to the interpreter that runs us."""
+    """Return the path of the command ``ray`` beside this interpreter, or on PATH."""
     if importlib.util.find_spec("ray") is None:
         raise UsageError("Ray is not installed beside anyaccel", hint="pip install 'anyaccel[ray]'")
     beside = os.path.dirname(sys.executable)

@@ -1,4 +1,4 @@
-"""Ray itself: whether it is installed, and the cluster that this process is connected to."""
+"""Import Ray, and connect this process to a cluster."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _OLDEST = (2, 49)
 
 
 def import_ray() -> Any:
-    """Ray.
+    """Import Ray.
 
     Raises:
-        UsageError: When it is not installed, or too old.
+        UsageError: When Ray is not installed, or too old.
     """
     try:
         import ray  # type: ignore[import-not-found, unused-ignore]
@@ -30,12 +30,12 @@ def import_ray() -> Any:
 
 
 def connect(ray: Any, address: str | None) -> None:
-    """Connect to a cluster, unless this process is; make one on this machine where none is to be found.
+    """Connect to a cluster, unless this process is connected; start one on this machine if none is found.
 
-    A token of Ray's that is there is used.
+    An existing token of Ray's is used.
 
     Raises:
-        UsageError: When there is none at the address, or it wants a token that we do not have.
+        UsageError: When there is no cluster at the address, or the cluster requires a token that we do not have.
     """
     if ray.is_initialized():
         there = ray.get_runtime_context().gcs_address
@@ -56,17 +56,17 @@ def connect(ray: Any, address: str | None) -> None:
                 raise UsageError(f"there is no Ray cluster at {address or 'auto'!r}: {last_line(error)}") from error
         else:
             return
-    _make(ray)
+    _start_cluster(ray)
 
 
-def _make(ray: Any) -> None:
-    """Make a cluster of this machine alone.
+def _start_cluster(ray: Any) -> None:
+    """Start a cluster of this machine alone.
 
     Raises:
         WorkerStartError: When Ray cannot start one.
     """
     from anyaccel import detect
-    from anyaccel.exports.ray import describe  # processes on nodes do without
+    from anyaccel_export.ray import describe  # here: hosts on nodes do not need it
 
     node = describe(detect())
     before = {name: os.environ.get(name) for name in node.variables}
@@ -80,7 +80,7 @@ def _make(ray: Any) -> None:
             include_dashboard=False,
             logging_level="WARNING",
         )
-    except Exception as error:  # Ray raises bare ones
+    except Exception as error:  # Ray raises bare exceptions
         raise WorkerStartError(
             f"Ray could not start a cluster on this machine: {last_line(error)}",
             hint="start one with 'anyaccel ray start --head', whose output says more",
@@ -94,7 +94,7 @@ def _make(ray: Any) -> None:
 
 
 def _same(address: str, there: str, own: str) -> bool:
-    """Whether two addresses are of one cluster: this machine goes by its own address and as the local host."""
+    """Return whether two addresses are the same: this machine has its own address and those of the local host."""
     host, _, port = address.rpartition(":")
     its_host, _, its_port = there.rpartition(":")
     return address == there or ({host, its_host} <= {"127.0.0.1", "localhost", own} and port == its_port)

@@ -1,17 +1,15 @@
-"""The engine that has Ray place calls, which workers of our own then run on the nodes."""
+"""The Ray engine: Ray places calls on nodes, where workers of our own run them."""
 
 from __future__ import annotations
 
 import pickle
-import time
-from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from anyaccel.engines.remote import Cluster, Driver, Order, last_line
-from anyaccel.exports.ray import PREDEFINED
 from anyaccel.model import Request
 from anyaccel.pool import Options, Pickled, PoolSettings
+from anyaccel_export.ray import PREDEFINED
 
 from anyaccel_ray import node
 from anyaccel_ray.cluster import Nodes
@@ -22,29 +20,27 @@ if TYPE_CHECKING:
     from anyaccel.pool import GangFuture
 
 LARGE = 1 << 15
-"""Bytes from which what each call needs is stored once."""
+"""Size in bytes from which the pool's specification is stored once in Ray's object store."""
 THREADS = 4
-"""Of an actor's host: for a call, for word of its end, and for whatever ends it; one more for each further call."""
-_LOOK_UP_SECONDS = 0.2
-"""How often somebody who waits for Ray looks whether there still is a reason to."""
+"""Threads of an actor's host: for one call, for ended(), for stop() and close(); one more for each concurrent call."""
 
 
 def open_engine(settings: PoolSettings) -> Driver:
-    """Make it.
+    """Make the engine of a pool on Ray.
 
     Raises:
-        UsageError: When Ray is not installed or not there, or an argument is for one machine.
+        UsageError: When Ray is not installed, there is no cluster, or a setting is for the local engine.
     """
     settings.check_cluster("Ray")
     return Driver(RayCluster(settings.address), settings)
 
 
 class RayCluster(Cluster[RayPlan]):
-    """Ray, as one pool uses it.
+    """A Ray cluster, as one pool uses it.
 
     Attributes:
         ray: The module.
-        nodes: What there is.
+        nodes: The nodes.
     """
 
     title = "Ray"
@@ -53,7 +49,7 @@ class RayCluster(Cluster[RayPlan]):
         super().__init__()
         self.nodes = Nodes(address)
         self.ray = self.nodes.ray
-        # Whatever dies is told at once, and run again by us where that was asked for.
+        # Ray must not retry: the pool retries calls itself, as often as its options say.
         self._run = self.ray.remote(max_calls=0, max_retries=0)(node.run)
         self._actors = self.ray.remote(max_restarts=0, max_task_retries=0)(node.RayActorHost)
         self._spared: set[str] = set()
@@ -66,19 +62,19 @@ class RayCluster(Cluster[RayPlan]):
         self._watch = NoticePoller(driver, self.ray)
         self._spec = spec if len(spec) < LARGE else self.ray.put(spec)
 
-    def find(self, request: Request) -> RayPlan:
+    def find_plan(self, request: Request) -> RayPlan:
         return self.nodes.find(request)
 
     def place(self, order: Order, plan: RayPlan, *, actor: bool, bundle: Any = None) -> Any:
-        """Our task, or the class of our actors, with what to ask Ray for.
+        """Return our task, or the class of our actors, with its resources as options.
 
         Args:
-            order: How it is run.
-            plan: What it needs.
+            order: The order.
+            plan: The plan of its request.
             actor: Whether it is an actor.
-            bundle: The part of what Ray has reserved that it is to use, which has its node already.
+            bundle: The bundle of a placement group in which it runs, or None.
         """
-        # Actors are idle for most of the time, as calls with devices leave the processors to others.
+        # Actors and calls with devices ask for no processor: they are idle, or wait for a device, most of the time.
         wanted: dict[str, Any] = {"num_cpus": 0 if actor or plan.request is not None else 1}
         if plan.request is not None:
             resources = dict(plan.resources)
@@ -103,49 +99,38 @@ class RayCluster(Cluster[RayPlan]):
         found: Future[Any] = ref.future()
         return found
 
-    def attend(self, ref: Any, pending: Callable[[], bool], seconds: float | None) -> tuple[Any, Any] | None:
-        end = float("inf") if seconds is None else time.monotonic() + seconds
-        while pending() and self.connected and (left := end - time.monotonic()) > 0:
-            try:
-                return self.ray.get(ref, timeout=min(left, _LOOK_UP_SECONDS)), None
-            except self.ray.exceptions.GetTimeoutError:
-                continue
-            except Exception as error:  # noqa: BLE001 - Ray raises many kinds
-                return None, error
-        return None
-
     def cancel(self, key: str, ref: Any) -> None:
         if key in self._spared:
             spare_no_more(key)
         if self.connected:
             self.ray.cancel(ref)
 
-    def recall(self, key: str, ref: Any) -> None:
+    def cancel_unstarted(self, key: str, ref: Any) -> None:
         self._spared.add(key)
         spare(key)
         if self.connected:
             self.ray.cancel(ref)
 
-    def recalled(self, error: BaseException) -> bool:
+    def was_recalled(self, error: BaseException) -> bool:
         return isinstance(error, self.ray.exceptions.TaskCancelledError)
 
-    def forget(self, key: str, *, left: bool) -> None:
+    def remove_call(self, key: str, *, left: bool) -> None:
         if key in self._spared:
             self._spared.discard(key)
             spare_no_more(key)
         if left:
             remove(key)
 
-    def lost(self, error: BaseException) -> str:
+    def explain_loss(self, error: BaseException) -> str:
         return last_line(error) if isinstance(error, self.ray.exceptions.RayTaskError) else ""
 
     def tell(self, method: Any, *arguments: object) -> None:
-        """Call a method of an actor of Ray, and expect no answer."""
-        if self.connected:  # else Ray would start a cluster to do that
+        """Call a method of an actor of Ray without waiting for the answer."""
+        if self.connected:  # else Ray would start a cluster for the call
             method.remote(*arguments)
 
     def kill(self, actor: Any) -> None:
-        """End an actor of Ray."""
+        """Kill an actor of Ray."""
         if self.connected:
             self.ray.kill(actor)
 
@@ -158,11 +143,11 @@ class RayCluster(Cluster[RayPlan]):
         return gang.future
 
     def close(self) -> None:
-        """Hosts end by themselves, and the connection is of the whole process."""
+        """Do nothing: idle hosts exit by themselves, and the connection belongs to the whole process."""
 
 
 class RayHost:
-    """An actor of Ray that hosts one of ours; see :class:`~anyaccel.engines.remote.cluster.RemoteHost`."""
+    """An actor of Ray that hosts one actor of the pool; see :class:`~anyaccel.engines.remote.cluster.RemoteHost`."""
 
     def __init__(self, cluster: RayCluster, actor: Any) -> None:
         self._cluster = cluster

@@ -1,4 +1,4 @@
-"""Gangs: one call on each of several nodes, which Ray reserves for all of them at once."""
+"""Gangs: one call on each of several nodes that Ray reserves together in a placement group."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from anyaccel.engines.remote import Driver, RemoteCall, last_line, order_of
+from anyaccel.engines.remote import Driver, RemoteCall, last_line, make_order
 from anyaccel.errors import NeverFitsError, WorkerStartError
-from anyaccel.exports.ray import slice_label
 from anyaccel.launcher import Rendezvous
 from anyaccel.model import Request, Value
-from anyaccel.pool import Call, GangFuture, Options, dumps, ranked
+from anyaccel.pool import Call, GangFuture, Options, dumps, make_ranked_call
 from anyaccel.scheduler import Verdict
+from anyaccel_export.ray import slice_label
 
 from anyaccel_ray.connection import import_ray
 from anyaccel_ray.plan import RayPlan, among, has, satisfies
@@ -24,58 +24,56 @@ if TYPE_CHECKING:
     from anyaccel_ray.cluster import Nodes
     from anyaccel_ray.engine import RayCluster
 
-_LOOK_SECONDS = 1
-"""How often to look whether somebody still wants what Ray cannot reserve yet."""
+_POLL_SECONDS = 1
+"""Interval in seconds between two checks whether a gang that waits for Ray was cancelled."""
 _NODE = "ray.io/node-id"
 RayNodeInfo = Mapping[str, Any]
-"""As ``ray.nodes()`` tells it."""
+"""An entry of ``ray.nodes()``."""
 
 
 class GangCall(RemoteCall):
     """One call of a gang."""
 
-    __slots__ = ("_cluster", "_plan", "bundle", "over")
-
     def __init__(self, driver: Driver, cluster: RayCluster, call: Call, plan: RayPlan) -> None:
         super().__init__(driver, call)
         self._cluster = cluster
         self._plan = plan
-        self.bundle: Any = None  # where Ray is to run it, once that is reserved
+        self.bundle: Any = None  # its bundle of the placement group, once that is reserved
         self.over = threading.Event()
 
     def place(self, call: Call) -> tuple[Any, bytes]:
-        """What to ask Ray for: a place in what is reserved."""
-        order = order_of(call.name, call.options, self._plan)
+        """Return our task in the bundle of this rank, and the pickled order."""
+        order = make_order(call.name, call.options, self._plan)
         return self._cluster.place(order, self._plan, actor=False, bundle=self.bundle), pickle.dumps(order)
 
     def stop(self, grace: float) -> None:
-        """End it; nobody asks Ray for it any more if nobody has."""
+        """Stop the call. If it was not submitted to Ray yet, it never will be."""
         super().stop(grace)
-        self.recall()
+        self.cancel_unstarted()
 
-    def recall(self) -> None:
-        """Cancel the gang, if nothing is reserved for it."""
-        if self.bundle is None and self.call is not None:
+    def cancel_unstarted(self) -> None:
+        """Cancel the gang unless its nodes are reserved."""
+        if self.bundle is None:
             self.call.future.cancel()
 
     def end(self, *, left: bool) -> None:
-        """It is over, and its worker gone."""
+        """Remove the call from the pool: it is over, and its worker has exited."""
         super().end(left=left)
         self.over.set()
 
 
 class RayGang:
-    """Calls that run together.
+    """The calls of a gang, from the request for their nodes to the end of the last.
 
     Args:
-        driver: The pool.
-        cluster: Ray.
-        options: Of each call.
-        hosts: How many there are.
-        name: What to call them in messages.
+        driver: The engine.
+        cluster: The cluster.
+        options: Options of each call.
+        hosts: Number of calls, and of nodes.
+        name: Name of the calls in messages.
 
     Raises:
-        NeverFitsError: When there are not so many nodes for them, and none can come.
+        NeverFitsError: When the cluster has too few nodes, and no autoscaler can add any.
     """
 
     def __init__(self, driver: Driver, cluster: RayCluster, options: Options, hosts: int, name: str) -> None:
@@ -88,7 +86,7 @@ class RayGang:
         self.future = GangFuture([call.future for call in self._calls])
 
     def start(self, work: bytes) -> None:
-        """Have the pickled call run by all, as soon as Ray has reserved what they need."""
+        """Run the pickled call on all nodes as soon as Ray has reserved them."""
         threading.Thread(target=self._run, args=(work,), name="anyaccel gang", daemon=True).start()
 
     def _run(self, work: bytes) -> None:
@@ -96,10 +94,10 @@ class RayGang:
             with self._reserved() as bundles, self._rendezvous(bundles) as rendezvous:
                 for rank, (each, call, bundle) in enumerate(zip(self.calls, self._calls, bundles, strict=True)):
                     each.bundle = bundle
-                    call.body = dumps(ranked(rank, len(self.calls), rendezvous, work))
+                    call.body = dumps(make_ranked_call(rank, len(self.calls), rendezvous, work))
                     each.launch(call)
                 for each in self.calls:
-                    each.over.wait()  # what is reserved goes with whatever still runs there
+                    each.over.wait()  # Ray kills everything in a placement group that is removed
         except _NotWantedError:
             pass
         except Exception as error:  # noqa: BLE001 - Ray raises many kinds
@@ -112,11 +110,11 @@ class RayGang:
 
     @contextlib.contextmanager
     def _reserved(self) -> Iterator[Sequence[Any]]:
-        """Where each of them runs, by rank; it is kept for them meanwhile."""
+        """Context that reserves the nodes; yields the scheduling strategy of each rank."""
         util = self._ray.util
         group = util.placement_group(**self._spread.arguments)
         try:
-            while not group.wait(_LOOK_SECONDS):
+            while not group.wait(_POLL_SECONDS):
                 self._check_wanted()
             nodes = util.placement_group_table(group)["bundles_to_node_id"]
             place = partial(util.scheduling_strategies.PlacementGroupSchedulingStrategy, group)
@@ -127,11 +125,11 @@ class RayGang:
 
     @contextlib.contextmanager
     def _rendezvous(self, bundles: Sequence[Any]) -> Iterator[Mapping[str, str]]:
-        """A port on the node of rank 0, that is kept for them meanwhile."""
+        """Context that reserves a port on the node of rank 0; yields the variables with its address."""
         made = self._ray.remote(num_cpus=0)(Meeting).options(scheduling_strategy=bundles[0]).remote()
         try:
             ref = made.variables.remote()
-            while not self._ray.wait([ref], timeout=_LOOK_SECONDS)[0]:
+            while not self._ray.wait([ref], timeout=_POLL_SECONDS)[0]:
                 self._check_wanted()
             variables: Mapping[str, str] = self._ray.get(ref)
             self._check_wanted()
@@ -145,29 +143,29 @@ class RayGang:
 
 
 class _NotWantedError(Exception):
-    """The gang was cancelled before it was begun."""
+    """Raised when the gang was cancelled before it started."""
 
 
 class Meeting:
-    """Keeps a port for a gang: the class of an actor of Ray."""
+    """Keeps a port of a node reserved for a gang; the class of an actor of Ray."""
 
     def __init__(self) -> None:
         self._rendezvous = Rendezvous(import_ray().util.get_node_ip_address())
 
     def variables(self) -> dict[str, str]:
-        """How programs learn of it."""
+        """Return the variables with the address of the port."""
         return self._rendezvous.variables
 
 
 class Spread(Value):
-    """What to ask Ray to reserve.
+    """The placement group of a gang.
 
     Attributes:
-        bundle: Quantities on each node.
-        hosts: How many nodes.
-        selector: Values that labels of each must have.
-        kind: Of the devices that slices are made of; empty where there are none.
-        workers: By node id, the number of each node in its slice.
+        bundle: Quantities of resources on each node.
+        hosts: Number of nodes.
+        selector: Values that labels of each node must have.
+        kind: Kind of the devices whose nodes form a slice; empty if the gang does not use a slice.
+        workers: Number of each node in its slice, by node id.
     """
 
     bundle: Mapping[str, float]
@@ -178,7 +176,7 @@ class Spread(Value):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Those of Ray's placement group."""
+        """Arguments of ``ray.util.placement_group``."""
         together = {slice_label(self.kind, "slice_name"): "STRICT_PACK"} if self.kind else {}
         return {
             "bundles": [dict(self.bundle)] * self.hosts,
@@ -187,10 +185,10 @@ class Spread(Value):
         }
 
     def by_rank(self, nodes: Mapping[int, str]) -> Sequence[int]:
-        """Places in what Ray has reserved, by rank: that is the number in the slice.
+        """Return the indices of the bundles by rank, which is the number of the node in its slice.
 
         Args:
-            nodes: The node of each place.
+            nodes: The node of each bundle, by index.
         """
         return sorted(nodes, key=lambda index: (self.workers.get(nodes[index], index), index))
 
@@ -199,13 +197,13 @@ def spread(cluster: Nodes, plan: RayPlan, request: Request | None, hosts: int) -
     """Find nodes for a gang.
 
     Args:
-        cluster: The cluster.
-        plan: What each call asks for.
-        request: What the user has asked for.
-        hosts: How many nodes.
+        cluster: The nodes of the cluster.
+        plan: The plan of each call.
+        request: The request of each call, for messages.
+        hosts: Number of nodes.
 
     Raises:
-        NeverFitsError: When there are not so many, and none can come.
+        NeverFitsError: When the cluster has too few nodes, and no autoscaler can add any.
     """
     resources = dict(plan.resources) or {"CPU": 1.0}
     selector = dict(plan.selector)
@@ -234,7 +232,7 @@ def spread(cluster: Nodes, plan: RayPlan, request: Request | None, hosts: int) -
 
 
 def _slices(nodes: Iterable[RayNodeInfo], kinds: Iterable[str]) -> tuple[str, dict[str, list[RayNodeInfo]]]:
-    """The nodes of each slice, and the kind of the devices that it is made of."""
+    """Return the kind of the devices that form slices, and the nodes of each slice by its name."""
     nodes = list(nodes)
     for kind in sorted(kinds):
         found: dict[str, list[RayNodeInfo]] = {}

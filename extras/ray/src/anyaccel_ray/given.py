@@ -1,4 +1,4 @@
-"""The devices that Ray has given to a call, and leases of them for others on the node to see."""
+"""The devices that Ray has assigned to a call, and the broker that leases them on the node."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from functools import cache, cached_property
 from typing import Any
 
 from anyaccel.errors import LedgerError, WorkerStartError
-from anyaccel.exports.ray import PREDEFINED, UNIT_VARIABLE, by_resource, own_unit_instances
 from anyaccel.launcher import KnownNames, validate
 from anyaccel.model import (
     ANY_SLOTS,
@@ -28,28 +27,29 @@ from anyaccel.model import (
 from anyaccel.policy import Need
 from anyaccel.pool import Broker
 from anyaccel.scheduler import Choice, choose_slots, extent_of, serves, share
+from anyaccel_export.ray import PREDEFINED, UNIT_VARIABLE, by_resource, own_unit_instances
 
 from anyaccel_ray.connection import import_ray
 from anyaccel_ray.snapshot import started_with
 
 Slots = Mapping[str, Sequence[tuple[int, float]]]
-"""By resource, the slots that a call holds and how much of each: Ray's own form."""
+"""Slots that a call holds by resource, each with its quantity: the form of Ray's ``resource_ids()``."""
 
 
 class Given(Request):
-    """A request with the devices that Ray has given for it.
+    """A request with the devices that Ray has assigned to it.
 
-    Requests are equal when their devices are, so that a process is used again only for calls with the same ones.
+    Two of them are equal if their devices are, so that a process is reused only for calls with the same devices.
 
     Attributes:
-        grants: What was given; not compared, since ``units`` says the same.
-        units: Ids of the devices, and how much of each is held.
+        grants: The devices; not compared, because ``units`` has the same content.
+        units: Ids of the devices, and the units of each.
     """
 
     grants: tuple[Grant, ...]
     units: tuple[tuple[str, int], ...] = ()
 
-    # Not generated: that would compare the grants, which hold mappings.
+    # Not the comparison of Value: it would include the grants, whose mappings have no hash.
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Given) and (self.terms, self.units) == (other.terms, other.units)
 
@@ -58,13 +58,13 @@ class Given(Request):
 
 
 class Preferred(Choice):
-    """The devices that Ray has chosen, or others where a vendor's rule needs that.
+    """The choice of the devices that Ray has assigned, or of others if a vendor's rule forbids these.
 
-    It knows no rule and gives chips 1 and 3 where only 0 and 1, or 2 and 3, can work together. Then we choose in its
-    place, among the devices that nobody on the node holds; Ray has seen to it that there are enough.
+    Ray knows no rules: it may assign chips 1 and 3 where only 0 and 1, or 2 and 3, work together. Then the choice is
+    among all free devices of the node; Ray's quantities guarantee that enough of them are free.
 
     Args:
-        inventory: What is on the node.
+        inventory: The inventory of the node.
         request: The request, with its devices.
         ruled: Whether a vendor has rules for such devices.
     """
@@ -79,33 +79,33 @@ class Preferred(Choice):
 
     @cached_property
     def candidates(self) -> tuple[Device, ...]:
-        """The devices that will do."""
+        """Devices that may be chosen."""
         return _devices(self._given) if self._any is None else self._any.candidates
 
     @cached_property
     def needs(self) -> tuple[Need, ...]:
-        """How much is needed, of which devices by their ids."""
+        """Needed quantities, each with the ids of its devices."""
         if self._any is not None:
             return self._any.needs
         shares = (share for grant in self._given for share in grant.shares)
         return tuple(Need(count=1, units=share.units, among=frozenset({share.device.id})) for share in shares)
 
     def choose(self, taken: Mapping[str, Extent]) -> tuple[Grant, ...] | None:
-        """The devices, if nobody holds them."""
+        """Choose the devices, given what is taken; None if they are in use."""
         if self._accepted and (free := located(self._given, taken)) is not None:
             return free
         return None if self._any is None else self._any.choose(taken)
 
 
 def located(grants: Sequence[Grant], taken: Mapping[str, Extent]) -> tuple[Grant, ...] | None:
-    """Say where shares are that somebody else chose devices for.
+    """Choose slots for shares whose devices Ray has chosen.
 
     Args:
-        grants: The shares; their slots are not looked at.
-        taken: What others hold, by device id.
+        grants: The shares; their slots are ignored.
+        taken: What is held, by device id.
 
     Returns:
-        The same with slots of the devices that have some; None when a device has not so much left.
+        The shares with slots on devices that have slots; None if too little of a device is free.
     """
     held = dict(taken)
     found = []
@@ -139,7 +139,7 @@ def _devices(grants: tuple[Grant, ...]) -> tuple[Device, ...]:
 
 
 def plain(request: Request) -> Request:
-    """A request without its devices."""
+    """Return a request without its devices."""
     return Request(terms=request.terms, else_cpu=request.else_cpu)
 
 
@@ -148,27 +148,27 @@ def _accepted(grant: Grant) -> bool:
 
 
 def has_rules(like: Device, inventory: Inventory) -> bool:
-    """Whether the vendor refuses some number of such devices, so that not every set of them will do."""
+    """Return whether the vendor refuses some set of such devices."""
     devices = [device for device in inventory.usable if device.type == like.type]
     terms = (Term(names=(like.resource,), units=UNITS_PER_DEVICE * count) for count in range(1, len(devices) + 1))
     return any(validate(term, devices[: term.count]) is not None for term in terms)
 
 
 def given_broker(inventory: Inventory, *, shared: bool, note: str) -> Broker:
-    """Make what leases devices that Ray has chosen already.
+    """Make the broker of a node, which leases the devices that Ray has assigned.
 
-    Ray may give a device anew while the process that had it before is on its way out, or is kept for later
-    calls of another pool; somebody whom it does not know may hold it, too. The ledger makes the next one wait for that.
+    Ray may assign a device while its previous process still exits, while an idle worker of another pool holds it, or
+    while a process unknown to Ray holds it. The ledger makes the call wait for all of these.
 
     Args:
-        inventory: What is on the node.
-        shared: Whether others on the node see it.
-        note: What is said of every lease.
+        inventory: The inventory of the node.
+        shared: Whether every process on the node sees the leases.
+        note: Text for the note of each lease.
     """
     ruled: dict[str, bool] = {}
 
     def choice(request: Request) -> Choice:
-        assert isinstance(request, Given)  # noqa: S101 - the host asks for nothing else
+        assert isinstance(request, Given)  # noqa: S101 - options() of the node makes no other requests
         for device in _devices(request.grants):
             if device.type not in ruled:
                 ruled[device.type] = has_rules(device, inventory)
@@ -178,10 +178,10 @@ def given_broker(inventory: Inventory, *, shared: bool, note: str) -> Broker:
 
 
 def check_known(request: Given) -> None:
-    """Check that what Ray has given says it all, for holders that no ledger keeps apart.
+    """Check that Ray's assignment determines the slots of each share, for pools without shared leases.
 
     Raises:
-        LedgerError: When it is a share of a device that is some of the slots of that.
+        LedgerError: When a share has some of the slots of a device, which only a shared ledger can choose.
     """
     parts = [device.id for device in _devices(request.grants) if device.slots > 1]
     if parts and any(term.fraction for term in request.terms):
@@ -190,24 +190,24 @@ def check_known(request: Given) -> None:
 
 
 def held_slots() -> Slots:
-    """What Ray has given to the call or actor of this process."""
+    """Return the slots that Ray has assigned to the call or actor of this process."""
     ids: Slots = _core_worker().resource_ids()
     return {_plain(name): slots for name, slots in ids.items() if not re.search(r"_group_\d+_[0-9a-f]+$", name)}
 
 
 @cache
 def _core_worker() -> Any:
-    return import_ray()._private.worker.global_worker.core_worker  # noqa: SLF001 - the public call leaves resources out
+    return import_ray()._private.worker.global_worker.core_worker  # noqa: SLF001 - the public call omits some resources
 
 
-def given(request: Request, resources: Sequence[str], slots: Slots, inventory: Inventory) -> Given:
-    """Say which devices the slots of a call are.
+def identify_devices(request: Request, resources: Sequence[str], slots: Slots, inventory: Inventory) -> Given:
+    """Return the request with the devices of the slots that Ray has assigned.
 
     Args:
-        request: What was asked for.
-        resources: For each term, the resource that it was asked of Ray as.
-        slots: What Ray gave.
-        inventory: What is on this node.
+        request: The request.
+        resources: For each term, its resource on Ray.
+        slots: The slots.
+        inventory: The inventory of this node.
 
     Raises:
         WorkerStartError: When Ray does not count the devices one by one, or counts more than there are.
@@ -251,5 +251,5 @@ def _check_counted(resource: str) -> None:
 
 
 def _plain(name: str) -> str:
-    """A resource of a placement group by the name that it has outside."""
+    """Return the name of a resource without the suffix of a placement group."""
     return re.sub(r"_group_[0-9a-f]+$", "", name)

@@ -1,7 +1,7 @@
-"""Ray's own interface to a family of accelerators, backed by any plug-in.
+"""Ray's own interface to a vendor's accelerators, implemented by any plug-in.
 
-Frameworks that were written for ``ray._private.accelerators.AcceleratorManager`` take what
-:func:`accelerator_manager` returns: a class with Ray's static methods. No method loads a vendor's library.
+For frameworks that were written for ``ray._private.accelerators.AcceleratorManager``: :func:`accelerator_manager`
+returns a class with Ray's static methods. No method loads a vendor's library.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import Any
 
 from anyaccel import detect
 from anyaccel.errors import UnknownNameError
-from anyaccel.exports.ray import mask_switch, slice_labels, slice_resources
 from anyaccel.model import (
     UNITS_PER_DEVICE,
     Device,
@@ -31,6 +30,7 @@ from anyaccel.model import (
 )
 from anyaccel.probe import Machine, parse_machine
 from anyaccel.vendors import simulate, vendor_process
+from anyaccel_export.ray import mask_switch, slice_labels, slice_resources
 
 _log = logging.getLogger("anyaccel_ray")
 
@@ -38,23 +38,23 @@ _log = logging.getLogger("anyaccel_ray")
 def accelerator_manager(vendor: str, machine: str | Machine | None = None) -> type[Any]:
     """Make a class with the static methods of Ray's ``AcceleratorManager`` from a vendor's plug-in.
 
-    It is a subclass of Ray's where Ray is installed. These differ from Ray's own managers on purpose: a quantity that
-    the hardware can never serve is refused, the ids are those of devices that are there and not broken, and the type
-    is None where the devices of the node are of several.
+    The class is a subclass of Ray's if Ray is installed. Three differences to Ray's own managers are intended: a
+    quantity that the hardware can never serve is refused, broken devices have no id, and the type is None if the node
+    has devices of several types.
 
     Args:
         vendor: Key of the vendor.
-        machine: The machine that counts as this node; see :func:`anyaccel.detect`.
+        machine: The machine that stands for this node; see :func:`anyaccel.detect`.
 
     Raises:
-        PluginError: When the plug-in is not installed, or is at fault.
+        PluginError: When the plug-in is not installed, or fails.
         MachineError: When ``machine`` names no machine.
     """
     backend = _Backend(vendor, parse_machine(machine) if isinstance(machine, str) else machine)
     members = {name: staticmethod(getattr(backend, name)) for name in METHODS}
     members["validate_resource_request_quantity"] = staticmethod(cache(backend.validate_resource_request_quantity))
     name = f"{''.join(part.title() for part in vendor.split('_'))}AcceleratorManager"
-    doc = f"The devices of {vendor}, as its anyaccel plug-in finds them."
+    doc = f"The devices of {vendor}, as its anyaccel plug-in detects them."
     return type(name, (_base(),), {**members, "__doc__": doc, "__module__": __name__})
 
 
@@ -67,7 +67,7 @@ def _base() -> type:
 
 
 class _Backend:
-    """The methods of Ray's interface for one vendor; they become static ones."""
+    """The methods of Ray's interface for one vendor; they become static methods."""
 
     def __init__(self, vendor: str, machine: Machine | None) -> None:
         self._plugin = vendor_process(vendor)
@@ -76,34 +76,34 @@ class _Backend:
         self._detected: tuple[tuple[str | None, ...], Inventory] | None = None
 
     def get_resource_name(self) -> str:
-        """The resource under which the devices are counted."""
+        """Return the resource of the devices."""
         return self._plugin.info.resource
 
     def get_visible_accelerator_ids_env_var(self) -> str | None:
-        """The variable that masks the devices: the first that the plug-in owns; None when nothing does."""
+        """Return the variable that masks the devices: the first one of the plug-in; None if it has none."""
         return next(iter(self._plugin.info.env_vars), None)
 
     def get_current_node_num_accelerators(self) -> int:
-        """The number of devices on the node, hidden and broken ones too, since Ray's ids count all of them."""
+        """Return the number of devices on the node, with hidden and broken ones: Ray's ids count all of them."""
         return len(self._devices())
 
     def get_current_node_accelerator_type(self) -> str | None:
-        """The type of the devices; None where there is none, or more than one."""
+        """Return the type of the devices; None without devices, or with several types."""
         types = {device.type for device in self._devices() if device.usable}
         return types.pop() if len(types) == 1 else None
 
     def get_current_node_additional_resources(self) -> dict[str, float] | None:
-        """What the host of a slice has beside its devices."""
+        """Return the additional resources of a host of a slice; None without any."""
         return {name: float(count) for name, count in slice_resources(self._devices()).items()} or None
 
     def get_current_node_accelerator_labels(self) -> dict[str, str] | None:
-        """What the host of a slice knows about it."""
+        """Return the labels of a host of a slice; None without any."""
         return slice_labels(self._devices()) or None
 
     def get_current_process_visible_accelerator_ids(self) -> list[str] | None:
-        """Ids of the devices that this process may use, in the order of its mask; None when it may use all.
+        """Return the ids of the devices that this process may use, in the order of its mask; None for all devices.
 
-        An id is the device's index, or the device's own id where the mask says that.
+        An id is the index of a device, or its own id if that is in the mask.
         """
         devices = self._devices()
         variable = self.get_visible_accelerator_ids_env_var()
@@ -115,7 +115,7 @@ class _Backend:
         return [device.id if device.id in named else str(device.index) for device in usable]
 
     def set_current_process_visible_accelerator_ids(self, ids: Sequence[str | int]) -> None:
-        """Make this process, and what it starts, see exactly these devices, with all variables that this takes.
+        """Set all variables with which this process and its children see exactly these devices.
 
         Args:
             ids: Indexes or ids of devices.
@@ -153,17 +153,17 @@ class _Backend:
         environ.update(edits.set)
 
     def get_ec2_instance_num_accelerators(self, instance_type: str, instances: Mapping[str, Any]) -> int | None:  # noqa: ARG002
-        """The number of devices of a cloud instance type; None when the plug-in does not know it."""
+        """Return the number of devices of a cloud instance type; None if the plug-in does not know it."""
         product = self._product_of(instance_type)
         return None if product is None else product.instance_types[instance_type]
 
     def get_ec2_instance_accelerator_type(self, instance_type: str, instances: Mapping[str, Any]) -> str | None:  # noqa: ARG002
-        """The type of the devices of a cloud instance type; None when the plug-in does not know it."""
+        """Return the type of the devices of a cloud instance type; None if the plug-in does not know it."""
         product = self._product_of(instance_type)
         return None if product is None else product.name
 
     def validate_resource_request_quantity(self, quantity: float | Decimal | Fraction) -> tuple[bool, str | None]:
-        """Say whether the hardware of this vendor, wherever it is, can serve a quantity; and why not."""
+        """Return whether any machine of this vendor can serve a quantity; and the reason if not."""
         resource = self.get_resource_name()
         if not 0 <= quantity < float("inf"):
             return False, f"a quantity of {resource} must be 0 or more (got {quantity})"
@@ -175,15 +175,13 @@ class _Backend:
         count = max(1, int(quantity))
         sets = list(self._imagined(count))
         if not whole:
-            # Ray's ids name whole devices: who has a part of a device that is divided by position would get all of it.
+            # Ray's ids name whole devices: a share of a device that is divided by position would get all of it.
             shared = not sets or any(
                 self._plugin.ask("fractional", [device]) is Fractional.SHARED for devices in sets for device in devices
             )
             return (
                 shared,
-                None
-                if shared
-                else f"{resource} is given out whole: a quantity must be a whole number (got {quantity})",
+                None if shared else f"{resource} cannot be shared: a quantity must be a whole number (got {quantity})",
             )
         reasons = [self._refusal(devices) for devices in sets]
         return (True, None) if not reasons or None in reasons else (False, reasons[0])
@@ -192,7 +190,7 @@ class _Backend:
         return next((each for each in self._plugin.ask("products") if instance_type in each.instance_types), None)
 
     def _imagined(self, count: int) -> list[tuple[Device, ...]]:
-        """Sets of so many devices of each product that the plug-in knows, on machines that are large enough."""
+        """Return a set of so many devices for each known product and size of machine that is large enough."""
         sets = []
         for product in self._plugin.ask("products"):
             sizes = [size for size in product.counts if size >= count] or [count]
@@ -205,10 +203,10 @@ class _Backend:
         return self._plugin.validate(term, devices) if devices else None
 
     def _devices(self) -> tuple[Device, ...]:
-        """The vendor's devices on the node as this process's environment leaves them, by index.
+        """Return the vendor's devices on the node by index, as the masks of this process leave them.
 
-        They are detected once for each value of the vendor's variables. A plug-in that fails costs its devices and is
-        logged: it must not keep a node from starting.
+        Detection runs once for each value of the vendor's variables. If the plug-in fails, there are no devices and a
+        warning is logged, so that the node can start.
         """
         state = tuple(os.environ.get(name) for name in self._plugin.info.env_vars)
         if self._detected is None or self._detected[0] != state:

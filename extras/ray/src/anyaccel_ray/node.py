@@ -1,4 +1,4 @@
-"""On a node: what Ray runs there, which is our task, our actor, and a look at the devices."""
+"""On a node: the tasks and the actor of ours that Ray runs there."""
 
 from __future__ import annotations
 
@@ -9,23 +9,24 @@ import threading
 import time
 from collections.abc import Iterator
 
-from anyaccel.engines.remote import ActorHost, Order, PoolSpec, Started, pickled
-from anyaccel.engines.remote import run as run_call
+from anyaccel.engines.remote import ActorHost, Order, PoolSpec, Started, make_pickled, run_call
 from anyaccel.model import Allocation, Inventory
 from anyaccel.pool import CPU, LocalEngine, Options, loads
 
 from anyaccel_ray.connection import import_ray
-from anyaccel_ray.given import Given, check_known, given, given_broker, held_slots, plain
+from anyaccel_ray.given import Given, check_known, given_broker, held_slots, identify_devices, plain
 from anyaccel_ray.notices import leave, remove, spared
 from anyaccel_ray.snapshot import node_inventory, restore_environ
 
 MARGIN_SECONDS = 5.0
+"""Seconds beyond the grace period that a call waits for the release of its devices."""
 _SETTLE_SECONDS = 0.005
 MOST_OPTIONS = 256
+"""Maximum number of options that are kept for calls with the same order and devices."""
 
 
 class RayNodeAdapter:
-    """What Ray knows of this node, for one pool; see :class:`~anyaccel.engines.remote.host.NodeAdapter`."""
+    """This node, as Ray shows it to one pool; see :class:`~anyaccel.engines.remote.host.NodeAdapter`."""
 
     def __init__(self, spec: PoolSpec) -> None:
         ray = import_ray()
@@ -39,49 +40,49 @@ class RayNodeAdapter:
         self._options: dict[object, Options] = {}
 
     def refresh(self) -> None:
-        """Undo what Ray has written into the environment."""
+        """Restore the environment that this process was started with."""
         restore_environ()
 
     def options(self, order: Order) -> Options:
-        """How workers are to run it: on the devices that Ray has given to us."""
+        """Return the options of a call: with the devices that Ray has assigned."""
         if order.request is None:
-            return Options.of(max_calls=order.max_calls, timeout=order.timeout)
+            return Options.make(max_calls=order.max_calls, timeout=order.timeout)
         slots = held_slots()
         key = (order, tuple((name, tuple(held)) for name, held in slots.items()))
         if key not in self._options:
             if len(self._options) > MOST_OPTIONS:
                 self._options.clear()
-            needs = given(order.request, order.resources, slots, self._inventory)
+            needs = identify_devices(order.request, order.resources, slots, self._inventory)
             if not self._shared:
                 check_known(needs)
-            # Nobody could be told to give devices back that are kept where leases are not shared.
+            # Without shared leases, no other process could ask an idle worker for its devices.
             max_calls = order.max_calls if self._shared else 1
-            self._options[key] = Options.of(needs=needs, max_calls=max_calls, timeout=order.timeout)
+            self._options[key] = Options.make(needs=needs, max_calls=max_calls, timeout=order.timeout)
         return self._options[key]
 
     def expected(self, options: Options) -> Allocation | None:
-        """What Ray has given."""
+        """Return the devices that Ray has assigned."""
         needs = options.needs
         if not isinstance(needs, Given):
             return CPU
         return Allocation(id="ray", request=plain(needs), grants=needs.grants)
 
     def settle(self, core: LocalEngine) -> None:
-        """Where nobody else would wait for devices that are on their way back, wait for them."""
+        """Wait for the release of devices if leases are not shared: the next call finds no lease to wait for."""
         end = time.monotonic() + self._grace + MARGIN_SECONDS
-        while not self._shared and any(member.held for member in tuple(core.members)) and time.monotonic() < end:
+        while not self._shared and any(member.lease for member in tuple(core.members)) and time.monotonic() < end:
             time.sleep(_SETTLE_SECONDS)
 
 
 def run(spec: bytes, call: bytes, data: bytes, *buffers: bytes) -> bytes:
-    """Run one call. Ray takes bytes as they are, which saves time.
+    """Run one call: the function of our task. All arguments are bytes, which Ray does not pickle again.
 
     Args:
         spec: A pickled :class:`~anyaccel.engines.remote.messages.PoolSpec`.
-        call: Pickled: a pickled :class:`~anyaccel.engines.remote.messages.Order`; the key of the notice that the call
-            leaves when it takes a while; and where its output goes, or None.
-        data: What to call, pickled, with
-        buffers: what it refers to.
+        call: A pickled tuple: a pickled :class:`~anyaccel.engines.remote.messages.Order`, the key of the call, and the
+            path of its log or None.
+        data: The pickled function and arguments.
+        buffers: Buffers that the pickle refers to.
 
     Returns:
         A pickled :class:`~anyaccel.engines.remote.messages.Answer`.
@@ -101,7 +102,7 @@ def run(spec: bytes, call: bytes, data: bytes, *buffers: bytes) -> bytes:
         return not spared(key)
 
     with _uninterrupted() as interrupted:
-        answer = run_call(spec, RayNodeAdapter, order, log, pickled(data, buffers), ended=ended, begun=begun)
+        answer = run_call(spec, RayNodeAdapter, order, log, make_pickled(data, buffers), ended=ended, begun=begun)
         if noticed:
             remove(key)
     return pickle.dumps(answer)
@@ -109,7 +110,7 @@ def run(spec: bytes, call: bytes, data: bytes, *buffers: bytes) -> bytes:
 
 @contextlib.contextmanager
 def _uninterrupted() -> Iterator[threading.Event]:
-    """Take note when Ray cancels the task of this thread, instead of being interrupted at any line."""
+    """Context in which a cancellation by Ray, which sends SIGINT, sets an event instead of raising in our code."""
     interrupted = threading.Event()
     before = signal.signal(signal.SIGINT, lambda *_: interrupted.set())
     try:
@@ -119,12 +120,12 @@ def _uninterrupted() -> Iterator[threading.Event]:
 
 
 class RayActorHost(ActorHost):
-    """The class of our actors of Ray."""
+    """The class of our actors on Ray."""
 
     def __init__(self, spec: bytes, order: bytes) -> None:
         super().__init__(spec, RayNodeAdapter, order)
 
 
 def survey() -> Inventory:
-    """What is on this node."""
+    """Return the inventory of this node."""
     return node_inventory()

@@ -1,8 +1,8 @@
-"""Word between pools and calls that run: in the key-value store that every Ray cluster has.
+"""Notices between pools and running calls, in the key-value store of the Ray cluster.
 
-Ray does not say when a call starts. A call that takes a while leaves a notice, and its pool looks for notices while it
-has calls of which it has heard nothing. A pool that wants only those calls back that have not begun lets Ray cancel
-them, and leaves word that a call which runs by then is to be spared.
+Ray does not report when a call starts. A call that runs for a while leaves a notice, and its pool polls for notices
+while it has calls without one. To cancel only calls that have not started, a pool marks them as spared and lets Ray
+cancel them; the host of a call that runs ignores the cancellation if the mark is there.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from anyaccel.engines.remote import Driver
 
 LOOK_SECONDS = 0.1
-"""How often a pool looks for notices."""
+"""Interval in seconds between two polls for notices."""
 _NAMESPACE = b"anyaccel"
 _SPARED = b"anyaccel spared"
 
 
 class NoticePoller:
-    """Looks for notices of a pool's calls, as long as there are some of which nothing was heard.
+    """Polls for notices of a pool's calls while the pool has calls.
 
     Args:
-        driver: The pool.
-        ray: Ray, connected.
+        driver: The engine of the pool.
+        ray: The module, connected to the cluster.
     """
 
     def __init__(self, driver: Driver, ray: Any) -> None:
@@ -42,17 +42,17 @@ class NoticePoller:
         self._looking = False
 
     def begin(self) -> None:
-        """A call is on its way: look from now on."""
+        """Start polling, because a call was submitted."""
         with self._lock:
             unwatched, self._looking = not self._looking, True
         if unwatched:
             threading.Thread(target=self._look, name="anyaccel ray", daemon=True).start()
 
     def _look(self) -> None:
-        """Look every now and then, until the pool has no calls."""
+        """Poll until the pool has no calls."""
         while True:
             time.sleep(LOOK_SECONDS)
-            with contextlib.suppress(Exception):  # the cluster is busy, or has gone, of which the calls themselves tell
+            with contextlib.suppress(Exception):  # the cluster is busy or has gone, which the calls themselves report
                 self._look_once()
             with self._lock, self._driver.lock:
                 if not self._driver.members or not self._ray.is_initialized():
@@ -68,47 +68,47 @@ class NoticePoller:
 
 
 def leave(key: str, started: Started) -> None:
-    """Leave a notice for the pool."""
+    """Write the notice of a call that runs."""
     _store()._internal_kv_put(key, pickle.dumps(started), overwrite=True, namespace=_NAMESPACE)  # noqa: SLF001
 
 
 def remove(key: str) -> None:
-    """Remove a notice; nothing happens when there is none, or nobody to ask."""
+    """Remove the notice of a call; no effect if there is none, or the cluster has gone."""
     _delete(key, _NAMESPACE)
 
 
 def look(prefix: str, known: Iterable[str]) -> dict[str, Started]:
-    """New notices, by key.
+    """Read new notices; return them by key.
 
     Args:
-        prefix: What their keys begin with.
-        known: Keys of those that were read before.
+        prefix: Prefix of the keys.
+        known: Keys of notices that were read before.
     """
     found = {}
     for key in {each.decode() for each in _store()._internal_kv_list(prefix, namespace=_NAMESPACE)} - {*known}:  # noqa: SLF001
         value = _store()._internal_kv_get(key, namespace=_NAMESPACE)  # noqa: SLF001
-        if value is not None:  # it is over meanwhile
+        if value is not None:  # else the call is over, and has removed its notice
             found[key] = pickle.loads(value)  # noqa: S301 - from a process that runs the same user's code
     return found
 
 
 def spare(key: str) -> None:
-    """Leave word that a call is to go on when Ray wants to cancel it, if it runs by then."""
+    """Mark a call as spared: if it runs, Ray's cancellation has no effect."""
     _store()._internal_kv_put(key, b"", overwrite=True, namespace=_SPARED)  # noqa: SLF001
 
 
 def spared(key: str) -> bool:
-    """Whether there is such a word."""
+    """Return whether a call is marked as spared."""
     return bool(_store()._internal_kv_exists(key, namespace=_SPARED))  # noqa: SLF001
 
 
 def spare_no_more(key: str) -> None:
-    """Take it back; nothing happens when there is none, or nobody to ask."""
+    """Remove the mark of :func:`spare`; no effect if there is none, or the cluster has gone."""
     _delete(key, _SPARED)
 
 
 def _delete(key: str, namespace: bytes) -> None:
-    with contextlib.suppress(Exception):  # it goes with the cluster, if not now
+    with contextlib.suppress(Exception):  # the store ends with the cluster
         _store()._internal_kv_del(key, namespace=namespace)  # noqa: SLF001
 
 

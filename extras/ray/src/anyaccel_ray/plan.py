@@ -1,17 +1,10 @@
-"""What to ask Ray for, so that it places a call on a node that can serve its request."""
+"""Plans: the resources and labels with which Ray places a call on a node that can serve its request."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from anyaccel.engines.remote import Fitting, Plan, find_fitting, listed
-from anyaccel.exports.ray import (
-    MIXED,
-    TYPE_PREFIX,
-    by_resource,
-    label_name,
-    label_value,
-)
+from anyaccel.engines.remote import Fitting, Plan, describe_nodes, find_fitting
 from anyaccel.model import (
     UNITS_PER_DEVICE,
     Device,
@@ -25,21 +18,28 @@ from anyaccel.model import (
     replace,
 )
 from anyaccel.scheduler import asked, goes_by, rules, serves, with_units
+from anyaccel_export.ray import (
+    MIXED,
+    TYPE_PREFIX,
+    by_resource,
+    label_name,
+    label_value,
+)
 
 TYPE_SHARE = 0.001
-"""How much of ``accelerator_type:TYPE`` a call asks for, of the 1 that a node has: what Ray itself asks for."""
+"""Quantity of ``accelerator_type:TYPE`` in a plan, of the 1 that a node has; the same as in Ray itself."""
 Products = Callable[[], Mapping[str, Sequence[Product]]]
-"""By resource, what the installed plug-ins know."""
+"""Returns the products that the installed plug-ins know, by resource."""
 
 
 class NodeKind(Value):
-    """Nodes of a cluster that are alike.
+    """Nodes of a cluster with the same resources, labels and devices.
 
     Attributes:
-        names: Their names.
-        resources: Quantities as Ray counts them.
-        labels: Labels of ours, as Ray has them.
-        inventory: What is on each.
+        names: Names of the nodes.
+        resources: Quantities of Ray's resources on each node.
+        labels: Our labels of each node.
+        inventory: The inventory of each node.
     """
 
     names: tuple[str, ...]
@@ -49,10 +49,10 @@ class NodeKind(Value):
 
 
 class RayPlan(Plan):
-    """What to ask Ray for.
+    """The plan of a request on Ray.
 
     Attributes:
-        resources: Quantities.
+        resources: Quantities of Ray's resources.
         selector: Values that labels of the node must have.
     """
 
@@ -63,18 +63,18 @@ class RayPlan(Plan):
 def find_plan(
     request: Request, kinds: Sequence[NodeKind], products: Products, *, grows: bool
 ) -> tuple[RayPlan | None, Fitting[tuple[tuple[str, ...], Request]]]:
-    """Find out what to ask for.
+    """Make the plan of a request.
 
     Args:
-        request: What somebody wants.
-        kinds: The nodes that there are.
-        products: What the plug-ins know; asked only where a request names a type that no node has.
-        grows: Whether nodes may be added that can serve what those that are there cannot.
+        request: The request.
+        kinds: The kinds of nodes in the cluster.
+        products: Returns known products; called only if a request names a type that no node has.
+        grows: Whether an autoscaler may add nodes.
 
     Returns:
-        What to ask for, or None; and what came of looking at the nodes.
+        The plan, or None; and the result of the search for nodes.
     """
-    named = [(listed(kind.names), kind.inventory) for kind in kinds]
+    named = [(describe_nodes(kind.names), kind.inventory) for kind in kinds]
     found = find_fitting(request, named, lambda number: _resources_of(request, kinds[number]))
     if not found.served:
         return _plan_ahead(request, products) if grows else None, found
@@ -85,10 +85,9 @@ def find_plan(
 
 
 def _resources_of(request: Request, kind: NodeKind) -> tuple[tuple[tuple[str, ...], Request] | None, str]:
-    """The resource for each term on a node whose devices would do; or None, and why Ray cannot be asked for them.
+    """Return the resource of each term and the request in units; or None, and why Ray cannot assign the devices.
 
-    With the request as this node serves it: Ray counts devices, so a share by memory becomes one in units, the largest
-    that one of the node's devices needs.
+    Ray counts devices, so a share by memory becomes a share in units: the largest that a device of the node needs.
     """
     terms: list[str] = []
     plain: list[Term] = []
@@ -112,7 +111,7 @@ def _resources_of(request: Request, kind: NodeKind) -> tuple[tuple[tuple[str, ..
 
 
 def _by_preference(term: Term, inventory: Inventory) -> list[tuple[str, list[Device]]]:
-    """All devices of each resource of which one goes by a name of a term, the name that comes first first."""
+    """Return the devices of each resource that has a device with a name of the term, in the order of the names."""
     devices = by_resource(inventory.usable)
     found: dict[str, list[Device]] = {}
     for name in term.names:
@@ -123,7 +122,7 @@ def _by_preference(term: Term, inventory: Inventory) -> list[tuple[str, list[Dev
 
 
 def _obstacle(term: Term, resource: str, devices: Sequence[Device], kind: NodeKind) -> str:
-    """Why it does not do to ask Ray for some of these devices: it gives any of them."""
+    """Return why a plan cannot use a resource for a term, or an empty text: Ray assigns any device of a resource."""
     typed = not _by_resource(term, resource)
     if not all(goes_by(device, term.names) for device in devices) or (
         typed and kind.labels.get(label_name(resource)) == MIXED
@@ -142,7 +141,7 @@ def _obstacle(term: Term, resource: str, devices: Sequence[Device], kind: NodeKi
 
 
 def _unfit(term: Term, resource: str, devices: Sequence[Device], kind: NodeKind) -> str:
-    """Which of these devices do not serve a term, or which filter of it Ray cannot be told."""
+    """Return which devices do not serve a term, or which of its filters no label expresses; else empty."""
     for rule in rules(term, kind.inventory):
         failing = [device for device in devices if not rule.passes(device)]
         if failing:
@@ -156,7 +155,8 @@ def _unfit(term: Term, resource: str, devices: Sequence[Device], kind: NodeKind)
 
 
 def _shared_obstacle(request: Request, terms: Sequence[str], term: Term, resource: str) -> str:
-    """Ray is asked once for each resource, so shares of one cannot stand beside another term."""
+    """Return why a share cannot stand beside another term of its resource, or an empty text."""
+    # Ray takes one quantity of each resource, so the two would be added up.
     others = [other for other, taken in zip(request.terms, terms, strict=False) if taken == resource]
     if others and (term.fraction or any(other.fraction for other in others)):
         return f"Ray gives a share of {resource} only where no other term needs {resource}"
@@ -188,13 +188,13 @@ def _plan(
 def _lets_in_others(
     kinds: Iterable[NodeKind], chosen: Sequence[NodeKind], wanted: Mapping[str, float], selector: Mapping[str, str]
 ) -> bool:
-    """Whether Ray might place it on nodes that were not found to do."""
+    """Return whether Ray might place the call on a node that cannot serve it."""
     fit = (kind for kind in kinds if has(kind.resources, wanted) and satisfies(kind.labels, selector))
     return any(kind not in chosen for kind in fit)
 
 
 def _filter_labels(terms: Iterable[Term], resource: str, chosen: Sequence[NodeKind], *, typed: bool) -> dict[str, str]:
-    """What the labels of a node must say that filters ask for: what those say that were found to do."""
+    """Return the selector for the filters of terms: the values that the labels of the chosen nodes have."""
     filters = {each.filter for term in terms for each in asked(term)}
     names = [label_name(resource, each.name) for each in filters if each.typed == typed]
     values = {name: {kind.labels[name]: None for kind in chosen if name in kind.labels} for name in names}
@@ -202,7 +202,7 @@ def _filter_labels(terms: Iterable[Term], resource: str, chosen: Sequence[NodeKi
 
 
 def _plan_ahead(request: Request, products: Products) -> RayPlan | None:
-    """What to ask for where no node is there yet that could serve it; None when no product could either."""
+    """Make a plan for nodes that an autoscaler may add; None if no known product serves the request."""
     terms, selector = [], {}
     share: dict[str, float] = {}
     if any(not each.filter.typed for term in request.terms for each in asked(term)):
@@ -227,7 +227,7 @@ def _plan_ahead(request: Request, products: Products) -> RayPlan | None:
 
 
 def _types_ahead(terms: Iterable[Term], resource: str, known: Iterable[str], products: Products) -> Iterable[str]:
-    """Labels of the types that terms name and that no node may have yet."""
+    """Yield the label values of types that terms name and no node has yet."""
     there = {each.lower() for each in known}
     for term in terms:
         for name in term.names:
@@ -239,7 +239,7 @@ def _types_ahead(terms: Iterable[Term], resource: str, known: Iterable[str], pro
 
 
 def _imagined(product: Product) -> Device:
-    """A device of a product, of which nothing is known but what all of them have."""
+    """Make a device with the properties that all devices of a product have."""
     return Device(
         id=product.name,
         index=0,
@@ -252,7 +252,7 @@ def _imagined(product: Product) -> Device:
 
 
 def _type_share(types: Iterable[str], chosen: Sequence[NodeKind]) -> dict[str, float]:
-    """Ray's own resource of a type, where a single one will do: autoscalers look at it."""
+    """Return a quantity of Ray's own resource of a type, for autoscalers; empty if several types will do."""
     (*others, last) = types
     name = next(
         (name for kind in chosen for name in kind.resources if name == f"{TYPE_PREFIX}{last}"),
@@ -270,13 +270,13 @@ def _quantities(request: Request, terms: Sequence[str]) -> dict[str, float]:
 
 
 def among(values: Iterable[str]) -> str:
-    """What a selector says of a label that must have one of some values."""
+    """Return the selector of a label that must have one of some values."""
     (*others, last) = values
     return f"in({','.join((*others, last))})" if others else last
 
 
 def satisfies(labels: Mapping[str, str], selector: Mapping[str, str]) -> bool:
-    """Whether a node has the labels that a selector of ours asks for."""
+    """Return whether a node has the labels of a selector of ours."""
     for name, wanted in selector.items():
         values = wanted.removeprefix("!").removeprefix("in(").removesuffix(")").split(",")
         if (labels.get(name) in values) == wanted.startswith("!"):
@@ -285,12 +285,12 @@ def satisfies(labels: Mapping[str, str], selector: Mapping[str, str]) -> bool:
 
 
 def has(resources: Mapping[str, float], wanted: Mapping[str, float]) -> bool:
-    """Whether a node was started with what is wanted."""
+    """Return whether a node was started with some quantities of resources."""
     return all(resources.get(resource, 0) >= quantity for resource, quantity in wanted.items())
 
 
 def _preference(request: Request, terms: Sequence[str], kind: NodeKind) -> list[int]:
-    """Which alternative of each term these resources of a node are: the smallest is the one that was named first."""
+    """Return for each term the position of the name that its resource serves: names that come first are preferred."""
     devices = by_resource(kind.inventory.usable)
     return [
         next(i for i, name in enumerate(term.names) if any(goes_by(each, (name,)) for each in devices[resource]))
@@ -299,6 +299,6 @@ def _preference(request: Request, terms: Sequence[str], kind: NodeKind) -> list[
 
 
 def _by_resource(term: Term, resource: str) -> bool:
-    """Whether a term asks for any device of a resource, of whatever type."""
+    """Return whether a term names a resource as a whole, without a type."""
     typed = any(each.filter.typed for each in asked(term))
     return not typed and any(name.lower() == resource.lower() for name in term.names)

@@ -1,7 +1,7 @@
-"""What is on a node: found and kept by ``anyaccel ray start``, and read by the processes that Ray starts there.
+"""Snapshots: the inventory of a node, written by ``anyaccel ray start`` and read by processes that Ray starts there.
 
-Ray's workers cannot detect it anew: by then Ray may have written masks of its own into their environment. The file is
-named after its content, so that a node that is started again with the same devices leaves one file, not many.
+These processes cannot detect the devices themselves, because Ray may have written masks into their environment. The
+file is named after its content, so that starting a node again with the same devices leaves one file.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Mapping
 
 from anyaccel import detect
-from anyaccel.engines.remote import alike
+from anyaccel.engines.remote import without_durations
 from anyaccel.errors import StateDirectoryError, UsageError
 from anyaccel.model import Inventory, decode, encode
 
@@ -25,15 +25,15 @@ VARIABLE = "ANYACCEL_RAY_NODE"
 SCHEMA = "anyaccel.ray-node/1"
 _LARGEST = 64 << 20
 _RAYS_OWN = re.compile(rb"RAY_|PYTHON|SPT_")
-"""What Ray adds to the environment of its processes for themselves."""
+"""Prefixes of variables that Ray sets for its own processes."""
 
 
 def write_snapshot(inventory: Inventory, environ: Mapping[str, str] | None = None) -> str:
-    """Keep the inventory of a node in the state directory, readable for its owner alone.
+    """Write the inventory of a node into the state directory, readable by its owner alone.
 
     Args:
-        inventory: What is on the node.
-        environ: The environment that leads to the state directory; that of this process when None.
+        inventory: The inventory.
+        environ: The environment that determines the state directory; None for that of this process.
 
     Returns:
         The file's path, for :data:`VARIABLE`.
@@ -46,7 +46,7 @@ def write_snapshot(inventory: Inventory, environ: Mapping[str, str] | None = Non
     state = find(os.environ if environ is None else environ)
     state.close(state.open(make=True))
     directory = state.path
-    content = {"schema": SCHEMA, "inventory": encode(alike(inventory))}
+    content = {"schema": SCHEMA, "inventory": encode(without_durations(inventory))}
     data = json.dumps(content, separators=(",", ":"), sort_keys=True).encode()
     path = os.path.join(directory, f"ray-{os.geteuid()}-{hashlib.sha256(data).hexdigest()[:16]}.json")
     temporary = None
@@ -60,17 +60,17 @@ def write_snapshot(inventory: Inventory, environ: Mapping[str, str] | None = Non
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary)
         raise StateDirectoryError(
-            f"what is on this node cannot be kept in {path}: {error.strerror}",
+            f"the inventory of this node cannot be written to {path}: {error.strerror}",
             hint="make room or give the directory back to its owner, or set ANYACCEL_STATE_DIR to another one",
         ) from error
     return path
 
 
 def read_snapshot(path: str) -> Inventory:
-    """Read what :func:`write_snapshot` wrote, and trust nothing that another user could have written.
+    """Read a file of :func:`write_snapshot`, if no other user could have written it.
 
     Raises:
-        UsageError: When the file is missing, could be somebody else's work, or is damaged.
+        UsageError: When the file is missing or damaged, or another user could have written it.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -81,14 +81,14 @@ def read_snapshot(path: str) -> Inventory:
         if not stat.S_ISREG(found.st_mode):
             raise _refused(path, "must be a regular file")
         if found.st_uid not in (0, os.geteuid()) or found.st_mode & 0o022:
-            raise _refused(path, "must be writable for nobody but you, and belong to you or to root")
+            raise _refused(path, "must be writable by you alone, and belong to you or to root")
         if found.st_size > _LARGEST:
             raise _refused(path, f"must have at most {_LARGEST} bytes (got {found.st_size})")
         data = file.read()
     try:
         content = json.loads(data)
         if not isinstance(content, dict) or content.get("schema") != SCHEMA:
-            raise ValueError(f"the schema must be {SCHEMA}")  # noqa: TRY301 - all damage is told in one place
+            raise ValueError(f"the schema must be {SCHEMA}")  # noqa: TRY301 - all damage is reported in one place
         return decode(Inventory, content.get("inventory"), "inventory")
     except (ValueError, RecursionError) as error:
         raise _refused(path, f"is damaged: {error}") from error
@@ -102,7 +102,7 @@ def _refused(path: str, reason: str) -> UsageError:
 
 @functools.cache
 def started_with() -> Mapping[str, str]:
-    """The environment that this process was started with, before Ray wrote masks of its own into it."""
+    """Return the environment that this process was started with, before Ray wrote masks into it."""
     return {os.fsdecode(name): os.fsdecode(value) for name, value in _started_with().items()}
 
 
@@ -114,8 +114,8 @@ def _started_with() -> dict[bytes, bytes]:
 
 
 def restore_environ() -> None:
-    """Undo what Ray has written into the environment for its call: masks, and a number of threads."""
-    # Its data, since a look at each variable through the mapping takes longer than all the rest of a call.
+    """Undo what Ray has written into the environment for its call: masks, and the number of OpenMP threads."""
+    # The private dict: reading each variable through os.environb takes longer than all the rest of a call.
     before, now = _started_with(), os.environb._data  # type: ignore[attr-defined]  # noqa: SLF001
     differing = [name for name, value in now.items() if before.get(name) != value]
     for name in differing:
@@ -128,10 +128,10 @@ def restore_environ() -> None:
 
 @functools.cache
 def node_inventory() -> Inventory:
-    """What is on this node: what ``anyaccel ray start`` found, or what is found now.
+    """Return the inventory of this node: the snapshot of ``anyaccel ray start``, or what is detected now.
 
     Raises:
-        AnyaccelError: When that cannot be found out.
+        AnyaccelError: When there is neither.
     """
     environ = started_with()
     path = environ.get(VARIABLE)

@@ -1,27 +1,27 @@
-"""What ``anyaccel ray start`` makes of a machine: fewer devices, masks for broken ones, and the token of Ray's."""
+"""The node that ``anyaccel ray start`` starts: fewer devices if asked for, masks for broken ones, Ray's token."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 from anyaccel.errors import PluginError, UsageError
-from anyaccel.exports.ray import RayNode, by_resource, countable
 from anyaccel.model import Device, EnvContext, Health, Inventory, Share, replace
 from anyaccel.vendors import vendor_process
+from anyaccel_export.ray import RayNode, by_resource, countable
 
 from anyaccel_ray import authentication
 
 
 def prepare(node: RayNode, inventory: Inventory, environ: Mapping[str, str]) -> RayNode:
-    """Add what a node needs that starts here: masks for devices that are broken, and a token of Ray's that is there.
+    """Add masks for broken devices, and the variable with which Ray uses an existing token.
 
     Args:
-        node: What Ray is told about the machine.
-        inventory: What is on it.
+        node: The description of the machine for Ray.
+        inventory: The inventory of the machine.
         environ: The environment in which the node starts.
 
     Raises:
-        UsageError: When the environment asks for a token of Ray's, and there is none.
+        UsageError: When the environment requires a token of Ray's, and there is none.
     """
     masks, more = _masks(inventory, inventory.usable, environ)
     token = authentication.variables(environ)
@@ -29,21 +29,21 @@ def prepare(node: RayNode, inventory: Inventory, environ: Mapping[str, str]) -> 
         words = " ".join(f"{name}={value}" for name, value in token.items())
         source = authentication.token_source(environ)
         more.append(
-            f"this node asks for the token of Ray's in {source}. A Pool shows it by itself; a program of Ray's own that"
-            f" names an address needs {words} in its environment."
+            f"this node requires Ray's token in {source}. A Pool sends it; a program of Ray's own that names an"
+            f" address needs {words} in its environment."
         )
     return replace(node, variables={**node.variables, **masks, **token}, notes=(*node.notes, *more))
 
 
 def narrowed(inventory: Inventory, quantities: Mapping[str, float]) -> Inventory:
-    """Leave of each resource only the first so many devices; resources that are not named stay as they are.
+    """Hide all but the first devices of each named resource.
 
     Args:
-        inventory: What is on the machine.
-        quantities: Devices to leave by resource; what is not counted by device does not matter here.
+        inventory: The inventory of the machine.
+        quantities: Number of devices to keep by resource; resources that are no devices are ignored.
 
     Raises:
-        UsageError: When more are asked for than there are, or a part of one.
+        UsageError: When a quantity exceeds the number of devices, or is no whole number.
     """
     have = by_resource(inventory.usable)
     left_out: set[str] = set()
@@ -67,7 +67,7 @@ def narrowed(inventory: Inventory, quantities: Mapping[str, float]) -> Inventory
 def _masks(
     inventory: Inventory, devices: Sequence[Device], environ: Mapping[str, str]
 ) -> tuple[dict[str, str], list[str]]:
-    """Hide broken devices from Ray's own tasks: Ray counts slots from the first device on, whatever its health."""
+    """Return masks that hide broken devices from Ray's own tasks, and notes: Ray counts broken devices, too."""
     masks: dict[str, str] = {}
     notes = []
     broken = {device.vendor for device in inventory.devices if device.visible and device.health is Health.UNHEALTHY}

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from anyaccel.cli import output
-from anyaccel.errors import UsageError
+from anyaccel.errors import AnyaccelError, MachineError, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from anyaccel_testing import Check, Result
 
 
+LOADING = ("C01", "C03", "C05")
+"""Checks that a plug-in must pass before its answers mean anything."""
 EXAMPLES = (
     ("anyaccel check acme", "on the plug-in's own recordings"),
     ("anyaccel check acme --real", "on this host"),
@@ -67,7 +69,7 @@ def main(args: argparse.Namespace) -> int:
         raise UsageError(f"{args.recordings} must hold recordings, one directory with a machine.json each")
     if args.write_expected:
         return _write_expected(args, list_recordings(directory))
-    results = run_checks(args.vendor, directory, real=args.real, timeout=args.probe_timeout)
+    results = run_checks(args.vendor, directory, real=args.real, timeout=args.probe_timeout, tell=output.say)
     failed = any(result.state.value == "failed" for result in results)
     if args.json:
         told = [output.take_fields(result, "check", "state", "machine", "message", "details") for result in results]
@@ -77,6 +79,8 @@ def main(args: argparse.Namespace) -> int:
         _format_check(check, [result for result in results if result.check == check.id]) for check in CHECKS
     )
     output.say(_summarize(results))
+    if not args.real:
+        _warn_if_unusable(args.vendor, list_recordings(directory))
     return int(failed)
 
 
@@ -84,8 +88,16 @@ def _write_expected(args: argparse.Namespace, recordings: Mapping[str, str]) -> 
     """Write the missing ``expected.json`` files (with ``--force``: the existing too), and print a summary."""
     from anyaccel.inventory import EXPECTED, write_expected
 
+    from anyaccel_testing.suite import run_checks
+
     if not recordings:
         raise UsageError(f"no recording of {args.vendor} is found; name their directory with --recordings DIR")
+    # A plug-in that does not load would replace every inventory by a failure.
+    for result in run_checks(args.vendor, only=LOADING):
+        if result.state.value == "failed":
+            raise AnyaccelError(
+                f"the plug-in of {args.vendor} does not load: {result.message}", hint="nothing was written"
+            )
     written: dict[str, str] = {}
     kept: list[str] = []
     for directory in recordings.values():
@@ -103,8 +115,28 @@ def _write_expected(args: argparse.Namespace, recordings: Mapping[str, str]) -> 
     if kept:
         output.say(f"{len(kept)} of {len(recordings)} have one already, which --force replaces")
     if written:
+        _warn_if_unusable(args.vendor, recordings)
         output.say("compare the written files with the output of the vendor's own tool on these machines")
     return 0
+
+
+def _warn_if_unusable(vendor: str, recordings: Mapping[str, str]) -> None:
+    """Warn if no recording is expected to have a usable device: then most checks have nothing to try."""
+    from anyaccel.inventory import EXPECTED
+    from anyaccel.probe import read_json
+
+    for directory in recordings.values():
+        try:
+            wanted = read_json(os.path.join(directory, EXPECTED), "")
+        except MachineError:  # C07 reports it
+            return
+        if isinstance(wanted, dict) and "vendors" in wanted:
+            wanted = wanted["vendors"].get(vendor)
+        devices = wanted.get("devices", ()) if isinstance(wanted, dict) else ()
+        if any(device.get("health") != "unhealthy" for device in devices):
+            return
+    if recordings:
+        output.say(f"warning: no recording of {vendor} has a usable device, so nothing that needs one was checked")
 
 
 def _summarize_inventory(expected: Mapping[str, Any], vendor: str) -> str:

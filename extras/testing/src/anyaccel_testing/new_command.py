@@ -15,11 +15,13 @@ from itertools import chain
 
 from anyaccel.cli import output
 from anyaccel.errors import UsageError
+from anyaccel.kit import tag
 from anyaccel.vendors import RESOURCE, VENDOR
 
 TEMPLATE = "scaffold"
 COMMON = "common"
 VARIANTS = ("sysfs", "tool")
+BRAND = re.compile(r"[A-Za-z0-9][A-Za-z0-9 .&+-]{0,62}")
 SUFFIX = ".in"
 """Suffix of the template's files, so that no tool takes them for parts of anyaccel."""
 
@@ -44,12 +46,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="sysfs",
         help="source of the facts: files of the driver, or the vendor's command-line tool (default: sysfs)",
     )
+    parser.add_argument("--brand", metavar="NAME", help="name of the vendor in messages (default: made of VENDOR)")
     parser.add_argument("--directory", metavar="DIR", help="directory of the project (default: anyaccel-VENDOR)")
 
 
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
-    words = _map_words(args.vendor, args.resource or args.vendor.upper(), args.kind)
+    words = _map_words(args.vendor, args.resource or args.vendor.upper(), args.kind, args.brand)
     directory: str = args.directory or words["anyaccel-acme"]
     if os.path.isdir(directory) and os.listdir(directory):
         raise UsageError(f"{directory} exists and is not empty; choose another one with --directory")
@@ -68,21 +71,29 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def _map_words(vendor: str, resource: str, kind: str) -> dict[str, str]:
+def _map_words(vendor: str, resource: str, kind: str, brand: str | None) -> dict[str, str]:
     """Map words of the template to their replacements, a word before the word's parts."""
+    name = "".join(part.title() for part in vendor.split("_"))
+    brand = brand or name
     for what, pattern, text in (
         ("a vendor", VENDOR, vendor),
         ("a resource", RESOURCE, resource),
         ("a kind", VENDOR, kind),
+        ("a brand", BRAND, brand),
     ):
         if not pattern.fullmatch(text):
             raise UsageError(f"{what} must match {pattern.pattern} (got {text!r})")
     return {
         "anyaccel-acme": f"anyaccel-{vendor.replace('_', '-')}",
+        '"apu", "Acme"': f'"{kind}", "{brand}"',
         "APU": resource,
-        '"apu"': f'"{kind}"',
         "ACME": vendor.upper(),
-        "Acme": "".join(part.title() for part in vendor.split("_")),
+        **{f"Acme{behind}": f"{brand}{behind}" for behind in (" accelerators", " One", " Two", "'s")},
+        # The kit makes the same tags of model and brand.
+        "Acme-One": tag(f"{brand} One"),
+        "Acme-Two": tag(f"{brand} Two"),
+        '"Acme"': f'"{tag(brand)}"',
+        "Acme": name,
         "acme": vendor,
     }
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from anyaccel.errors import UsageError
 from anyaccel.model import encode, replace
@@ -49,6 +50,7 @@ def run_checks(
     expected_failures: Mapping[str, str] | None = None,
     seconds: float = SECONDS,
     timeout: float = DEADLINE_SECONDS,
+    tell: Callable[[str], None] | None = None,
 ) -> list[Result]:
     """Check an installed plug-in.
 
@@ -63,6 +65,7 @@ def run_checks(
             when None. A declared check that fails on no recording is reported as failed, so that its entry is removed.
         seconds: Time limit of each check.
         timeout: Time limit in seconds of each hook that touches the machine.
+        tell: Called with a sentence when checks take long.
 
     Returns:
         One result per check and machine, in the order of the table.
@@ -79,12 +82,13 @@ def run_checks(
     if source is None:
         first = Result(check=LOADS, state=State.FAILED, message=reason)
         return [first, *(_skip(check, "the plug-in is not installed") for check in chosen if check.id != LOADS)]
+    limits = _Limits(seconds, timeout, tell)
     if real:
-        return list(_mark_declared(_run_real(source, chosen, seconds, timeout), declared))
+        return list(_mark_declared(_run_real(source, chosen, limits), declared))
     machines = list_recordings(recordings)
     for path in machines.values():  # a damaged recording is no fault of the plug-in: report it before any check runs
         load(os.path.join(path, FILE_NAME))
-    results = list(_mark_declared(_run(source, machines, chosen, seconds, timeout, live=False), declared))
+    results = list(_mark_declared(_run(source, machines, chosen, limits, live=False), declared))
     return [_fail_stale_declaration(result, declared, results) for result in results]
 
 
@@ -169,32 +173,42 @@ def _fail_stale_declaration(result: Result, declared: Mapping[str, str], results
     return replace(result, state=State.FAILED, message=message)
 
 
+class _Limits(NamedTuple):
+    """Time limits of checks and hooks in seconds, and whom to tell when checks take long."""
+
+    check: float
+    hook: float
+    tell: Callable[[str], None] | None
+
+
 def _run(
-    source: Source,
-    recordings: Mapping[str, str],
-    chosen: Iterable[Check],
-    seconds: float,
-    timeout: float,
-    *,
-    live: bool,
+    source: Source, recordings: Mapping[str, str], chosen: Iterable[Check], limits: _Limits, *, live: bool
 ) -> list[Result]:
     performed = {check.id: check for check in chosen if check.id != NEEDS_PYTEST}
     shared = {
         "source": encode(source),
         "recordings": list(recordings.values()),
         "live": live,
-        "timeout": timeout,
+        "timeout": limits.hook,
         "path": [str(entry) for entry in sys.path],  # pytest and authors change it at run time
         "environ": dict(os.environ),
     }
     processes = {GuardedProcess(*NEEDED): key for key in performed}
     # A process for each check: a crash or a leak of one check must not change the next.
     calls = {process: (f"{PERFORM}:perform", {**shared, "check": key}) for process, key in processes.items()}
-    outcomes = {processes[process]: outcome for process, outcome in call_all(calls, seconds).items()}
+
+    def give_up(outcomes: Mapping[GuardedProcess, Outcome]) -> float | None:
+        """Let checks of a hanging hook not take all of their time, once C27 has named the hook."""
+        slow = any(processes[process] == SLOW and _is_failed(outcome) for process, outcome in outcomes.items())
+        return 2 * limits.hook if slow else None
+
+    with _tell_progress(limits):
+        ended = call_all(calls, limits.check, enough=give_up)
+    outcomes = {processes[process]: outcome for process, outcome in ended.items()}
     for process in processes:
         process.close()
     # One cause, one failure: checks that time out or die behind the first one are skipped with a reference to it.
-    slow = SLOW in outcomes and any(answer["state"] == "failed" for answer in outcomes[SLOW].value or ())
+    slow = SLOW in outcomes and _is_failed(outcomes[SLOW])
     deadly = next((key for key in (LOADS, DETECTS) if key in outcomes and outcomes[key].fault), None)
     results: list[Result] = []
     for check in chosen:
@@ -210,6 +224,28 @@ def _run(
     return results
 
 
+def _is_failed(outcome: Outcome) -> bool:
+    return any(answer["state"] == State.FAILED.value for answer in outcome.value or ())
+
+
+@contextlib.contextmanager
+def _tell_progress(limits: _Limits) -> Iterator[None]:
+    """Tell after the time limit of a hook that checks still run: a hook may hang, and checks are patient."""
+    import threading
+
+    if limits.tell is None:
+        yield
+        return
+    text = f"checks still run after {limits.hook:g} s; each may take {limits.check:g} s"
+    timer = threading.Timer(limits.hook, limits.tell, [text])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
 def _collect_results(check: Check, names: list[str], outcome: Outcome) -> Iterator[Result]:
     if outcome.fault:
         message = f"the plug-in did not survive the check: {outcome.reason}"
@@ -222,7 +258,7 @@ def _collect_results(check: Check, names: list[str], outcome: Outcome) -> Iterat
         yield Result(check=check.id, **{**answer, "state": State(answer["state"])})
 
 
-def _run_real(source: Source, chosen: list[Check], seconds: float, timeout: float) -> list[Result]:
+def _run_real(source: Source, chosen: list[Check], limits: _Limits) -> list[Result]:
     """Record this host once in a guarded process, then check the plug-in on the recording and on the host."""
     import json
     import tempfile
@@ -236,7 +272,7 @@ def _run_real(source: Source, chosen: list[Check], seconds: float, timeout: floa
         os.mkdir(recordings[HOST])
         for name, content in ((FILE_NAME, answer.get("recording")), (LIVE, answer.get("detected"))):
             Path(recordings[HOST], name).write_text(json.dumps(content), encoding="utf-8")
-        results = _run(source, {} if reason else recordings, chosen, seconds, timeout, live=True)
+        results = _run(source, {} if reason else recordings, chosen, limits, live=True)
     if not reason:
         return results
     failure = Result(check=DETECTS, state=State.FAILED, machine=HOST, message=reason, details=outcome.details)

@@ -45,18 +45,19 @@ CUDA_VENDOR = 0x10DE
 DISPLAY_VGA, DISPLAY_3D, DISPLAY_OTHER, PROCESSING = 0x0300, 0x0302, 0x0380, 0x1200
 KFD_NODE = "/dev/kfd"
 WSL_NODE, WSL_LIBRARY = "/dev/dxg", "/opt/rocm*/lib/librocdxg.so*"
-TENSORFLOW_MEMORY = "TF_FORCE_GPU_ALLOW_GROWTH"
 CAPS = (
     Cap(
         "JAX",
         "XLA_PYTHON_CLIENT_MEM_FRACTION",
         "fraction",
-        rival="XLA_CLIENT_MEM_FRACTION",  # its newer name: JAX refuses to start with both
+        rival="XLA_CLIENT_MEM_FRACTION",  # the newer name: JAX refuses to start with both
         void=("XLA_PYTHON_CLIENT_ALLOCATOR", "platform", "cuda_async", "vmm"),
     ),
     Cap("CuPy", "CUPY_GPU_MEMORY_LIMIT", "bytes"),
 )
-"""Caps of frameworks; ROCm's builds read the same variables as CUDA's builds."""
+"""Frameworks whose ROCm builds read the same variables as their CUDA builds."""
+INEXACT = r"/| chip$|\bSeries\b|^(AMD )?(Radeon|FirePro)?( RX| Pro)?( Graphics)?$|^AMD GPU\b"
+"""Names for several products, such as ``Radeon RX 470/480`` and ``AMD Radeon Graphics``."""
 DEAD = (errno.EIO, errno.ENODEV, errno.ENXIO, errno.ETIMEDOUT)
 """The driver's errors for a GPU in a hang or a reset, or off the bus."""
 
@@ -74,14 +75,8 @@ class AMD(Vendor):
     pci_vendors, pci_classes = (0x1002,), (DISPLAY_VGA, DISPLAY_3D, DISPLAY_OTHER, PROCESSING)
     catalog = Catalog(__file__)
     mask, cleared = masks.HIP, (masks.CUDA,)
-    variables = (
-        masks.CUDA,
-        masks.ROCR,
-        masks.OPENCL,
-        TENSORFLOW_MEMORY,
-        units.MASK,
-        *(name for cap in CAPS for name in cap.variables),
-    )
+    variables = (masks.CUDA, masks.ROCR, masks.OPENCL, units.MASK)
+    caps = CAPS
     control_nodes = (KFD_NODE,)
     # Holders of a GPU are isolated by agreement, or by masks of its compute units if wanted. Partitions are devices.
     sharing = Fractional.SHARED
@@ -105,13 +100,15 @@ class AMD(Vendor):
     def tags(self, device: Device) -> Sequence[str]:
         """Return the tags of the product, the gfx name (the target of binaries) and the profile of a partition.
 
-        A product without an entry has its name in the public lists, if unambiguous, and ``AMD-<device id>``.
+        A product without an entry is named by the public lists, the driver or amdsmi if any has an unambiguous name,
+        else by its chip; and by ``AMD-<device id>``, which only a user who has seen the device can ask for.
         """
         entry, device_id, name = self._product(device.attributes)
         names = [*entry.tags, *entry.facts.get("also", ())] if entry else []
         if not entry and device_id:
-            exact = re.search(r"\d", name) and not re.search(r"/| chip$", name)
-            names = [*([tag(name)] if exact else []), f"AMD-{device_id:04x}"]
+            chip = str(device.attributes.get("chip", "")) or name.removesuffix(" chip") * name.endswith(" chip")
+            exact = next(filter(_is_exact, (name, device.model)), chip)
+            names = [*([tag(f"AMD {exact.removeprefix('AMD ')}")] if exact else []), f"AMD-{device_id:04x}"]
         names.append(str(device.attributes.get("gfx", "")))
         if device.parent is not None:
             modes = (device.attributes.get(f"{kind}_mode") for kind in ("compute", "memory"))
@@ -128,11 +125,11 @@ class AMD(Vendor):
     def _name(self, card: Card) -> str:
         """Return the name of a card; empty if unknown to the catalog, the public lists and the card's own files."""
         entry, device_id, name = self._product(card.attributes)
-        name = entry.model if entry else name or text(card.ctx, f"{card.folders[0]}/product_name")
-        if name or not device_id:
-            return name
-        name = pci_name(card.ctx, self.pci_vendors[0], device_id)
-        return f"{self.brand} {name}" if name else ""
+        if entry or not device_id:
+            return entry.model if entry else name
+        listed = pci_name(card.ctx, self.pci_vendors[0], device_id)
+        own = (name, text(card.ctx, f"{card.folders[0]}/product_name"), f"{self.brand} {listed}" if listed else "")
+        return next(filter(_is_exact, own), next(filter(None, own), ""))
 
     # What is on the machine.
 
@@ -244,13 +241,15 @@ class AMD(Vendor):
             card.check_node(node, missing=self.node_missing, closed=self.node_closed)
 
     def complete(self, ctx: ProbeContext, cards: Sequence[Card]) -> Iterable[str]:
-        """Name the devices: from catalog and sysfs, else from amdsmi, which is slow."""
+        """Name the devices: from catalog, sysfs and ``pci.ids``, else from amdsmi, which is slow."""
         # Beside an NVIDIA card, CUDA_VISIBLE_DEVICES belongs to that card's plug-in.
         cuda = bool(ctx.pci(CUDA_VENDOR, (DISPLAY_VGA, DISPLAY_3D)))
         for card in cards:
             card.model = self._name(card) if card.function else "AMD GPU"
             card.attributes["beside_cuda"] = (cuda and "render_minor" in card.attributes) or None
-        unnamed = [card for card in cards if not card.model]
+        unnamed = [
+            card for card in cards if card.function and not (self._product(card.attributes)[0] or _is_exact(card.model))
+        ]
         if not unnamed:
             return
         names = {}
@@ -260,7 +259,10 @@ class AMD(Vendor):
             if error.kind not in smi.NOT_INSTALLED:
                 yield f"amdsmi could not name the devices that are not in our table: {error}"
         for card in unnamed:
-            card.model = names.get(card.address) or f"AMD GPU {card.attributes['device_id'] or ''}".strip()
+            told, fallback = names.get(card.address) or "", f"AMD GPU {card.attributes['device_id'] or ''}".strip()
+            card.model = told if _is_exact(told) else card.model or told or fallback
+            chip = card.function and pci_name(ctx, self.pci_vendors[0], card.function.device, chip=True)
+            card.attributes["chip"] = None if _is_exact(card.model) else chip or None
 
     def identify(self, card: Card) -> None:
         """Do nothing: names are set, and memory of another edition, or of a whole card, would be wrong."""
@@ -315,16 +317,7 @@ class AMD(Vendor):
         if mask := units.mask(devices, ctx.shares, relative=bool(edits.set.get(masks.ROCR))):
             held = all(share.whole or share.slots for share in ctx.shares.values())
             edits = replace(edits, set={**edits.set, units.MASK: mask}, compute_by=units.HELD if held else "")
-        share = ctx.shares.get(devices[0].id) if len(devices) == 1 else None
-        if share is None or share.whole:
-            return edits
-        caps = cap_frameworks(CAPS, devices[0], share, ctx.environ)
-        return replace(
-            edits,
-            set={**edits.set, **caps.set, TENSORFLOW_MEMORY: "true"},
-            unset=edits.unset | caps.unset,
-            limited_by=caps.limited_by,
-        )
+        return cap_frameworks(self.caps, edits, devices, ctx)
 
     def visible(self, environ: Mapping[str, str], devices: Sequence[Device]) -> Sequence[str | VisiblePart] | None:
         """Return the devices, or slots of devices, visible to a HIP program."""
@@ -388,6 +381,11 @@ class AMD(Vendor):
                 )
         yield from masks.conflicts(ctx.environ, devices)
         yield from smi.faults(ctx)
+
+
+def _is_exact(name: str) -> bool:
+    """Return True if a name stands for a single product: not for several, a series, or whatever has graphics."""
+    return bool(name) and not re.search(INEXACT, name)
 
 
 def _identity(card: Card) -> dict[str, str | int | float | bool | None]:

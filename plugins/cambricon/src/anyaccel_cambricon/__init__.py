@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from anyaccel.kit import Card, Catalog, FaultError, Mask, Measures, Row, Tool, Vendor, pairs, text
+from anyaccel.kit import Card, Catalog, Mask, Measures, Tool, Vendor, pairs, text
 from anyaccel.plugin import Device, EnvContext, EnvEdits, Fractional, ProbeContext
 
 PROC = "/proc/driver/cambricon/mlus"
@@ -25,11 +25,10 @@ OWN = _mask("MLU_VISIBLE_DEVICES")
 FIRST = _mask("CN_VISIBLE_DEVICES")
 """The variable that wins if set."""
 
-CARD = re.compile(
-    r"^\|\s*\d+\s+\S+\s+(?P<name>\S+)\s+\S+\s*\|\s*(?P<bus>[0-9A-Fa-f:]+\.[0-7])\s*\|\s*(?P<busy>\d+%|N/A)\s.*\n"
+CARD = (
+    r"^\|\s*\d+\s+\S+\s+(?P<name>\S+)\s+\S+\s*\|\s*(?P<key>[0-9A-F:]+\.[0-7])\s*\|\s*(?P<busy>\d+%|N/A)\s.*\n"
     r"\|\s*\S+\s+(?P<celsius>\d+C|N/A)\s+(?P<watts>\d+ ?W|N/A)/[^|]*"
-    r"\|\s*(?P<used>\d+) MiB/\s*(?P<total>\d+) MiB\s*\|\s*\S+\s+(?P<mode>\S+)\s*\|",
-    re.MULTILINE,
+    r"\|\s*(?P<used>\d+) MiB/\s*(?P<total>\d+) MiB\s*\|\s*\S+\s+(?P<mode>\S+)\s*\|"
 )
 """The two lines of a card in cnmon 5. Its JSON goes into a file of the current directory."""
 
@@ -79,23 +78,11 @@ class Cambricon(Vendor):
         told = (pairs(text(ctx, path)).get("Driver Version") for path in ctx.glob(f"{PROC}/*/information"))
         return next(filter(None, told), None) or super().driver_version(ctx)
 
-    def rows(self, ctx: ProbeContext) -> dict[str, Row] | None:
-        """Return cnmon's rows by PCI address; None if cnmon is not installed."""
-        table = self.tool.ask(ctx)
-        if table is None:
-            return None
-        found = {match["bus"].lower(): match.groupdict() for match in CARD.finditer(table)}
-        if not found:
-            raise FaultError("cnmon must print its table of cards with their PCI addresses", "run 'cnmon' by hand")
-        return {
-            bus: Row("cnmon", bus, {k: None if v == "N/A" else v for k, v in row.items()}) for bus, row in found.items()
-        }
-
     def complete(self, ctx: ProbeContext, cards: Sequence[Card]) -> Iterable[str]:
         """Add memory and compute mode from cnmon, which no file contains."""
         # A card without a number cannot be given out, so cnmon has nothing to add.
         whole = [card for card in cards if card.number is not None]
-        rows = self.rows(ctx) if whole else {}
+        rows = self.tool.scan(ctx, CARD) if whole else {}
         if rows is None:
             yield "cnmon is not on the PATH, so memory and compute mode are unknown where the product does not tell"
             return
@@ -129,7 +116,7 @@ class Cambricon(Vendor):
 
     def measure(self, ctx: ProbeContext, devices: Sequence[Device]) -> Mapping[str, Measures] | None:
         """Ask cnmon."""
-        return self.measures_by_device(self.rows(ctx), devices, "used", "busy", "celsius", "watts")
+        return self.measures_by_device(self.tool.scan(ctx, CARD), devices, "used", "busy", "celsius", "watts")
 
 
 plugin = Cambricon()

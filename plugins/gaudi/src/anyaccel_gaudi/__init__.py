@@ -158,6 +158,11 @@ class Gaudi(Vendor):
         """Drop ``baseboard`` from a product found by name: only a PCI id proves a baseboard."""
         known = card.entry is not None
         super().identify(card)
+        if card.entry is None and card.function is not None:
+            key = self.catalog.data["assumed"].get(f"{card.function.device:#06x}")
+            if (entry := self.catalog.get(key)) is not None:
+                card.memory_bytes = card.memory_bytes or entry.memory_bytes
+                card.attributes = {**entry.attributes, **card.attributes}
         if not known:
             card.attributes["baseboard"] = None
 

@@ -240,9 +240,7 @@ class Intel(Vendor):
 
     def check_nodes(self, card: Card) -> None:
         """List the device nodes, and blame a card that this user or the runtime cannot open."""
-        names = (path.rpartition("/")[2] for path in card.glob("drm/*"))
-        nodes = [f"/dev/dri/{name}" for name in names if re.fullmatch(r"(card|renderD)[0-9]+", name)]
-        card.nodes = tuple(sorted(nodes, reverse=True))
+        card.nodes = card.drm_nodes()
         render = next((node for node in card.nodes if "renderD" in node), None)
         if render is None:
             card.blame("its driver has made no render node", f"{self.log_hint} for its errors")

@@ -26,12 +26,17 @@ class CoreList(Mask):
     """
 
     def write(self, devices: Sequence[Device]) -> str:
-        """Write increasing ids with commas between them, which every reader of the variable understands."""
+        """Return a range such as ``0-3``, or a single id.
+
+        No form suits every reader: the runtime reads ids and ranges, optimum-neuron 0.4.5 takes ``0,1,2,3`` for one
+        core and ``0-3`` for four, Ray and vLLM split at commas only.
+        """
         in_order = sorted(devices, key=lambda device: device.index)
         reason = _gap([device.index for device in in_order])
         if reason:
             raise FaultError(reason, "take cores that follow each other")
-        return super().write(in_order)
+        names = super().write(in_order).split(",")
+        return f"{names[0]}-{names[-1]}" if len(names) > 1 else names[0]
 
     def read(self, environ: Mapping[str, str], devices: Sequence[Device]) -> list[Device] | None:
         """Return the visible cores; the list wins over the number.
@@ -178,6 +183,11 @@ class Neuron(Vendor):
         """Yield findings on variables in conflict with each other or the machine, and hardware errors in the log."""
         if VISIBLE_CORES in ctx.environ and NUM_CORES in ctx.environ:
             yield warn(f"{NUM_CORES} is ignored beside {VISIBLE_CORES}", f"unset {NUM_CORES}")
+        if "," in ctx.environ.get(VISIBLE_CORES, ""):
+            value = ctx.environ[VISIBLE_CORES]
+            reason = f"{VISIBLE_CORES}={value} is one core for optimum-neuron, which reads ranges only"
+            first, last = (re.split(r"[,-]", value)[end].strip() for end in (0, -1))
+            yield warn(reason, f"write {VISIBLE_CORES}={first}-{last}")
         sizes = sorted({str(device.attributes["lnc"]) for device in detected.devices if "lnc" in device.attributes})
         for name in (LNC_CONFIG, LNC_CONFIG_OLD):
             value = ctx.environ.get(name, "").strip()

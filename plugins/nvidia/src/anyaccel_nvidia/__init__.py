@@ -14,6 +14,7 @@ from anyaccel.kit import (
     Fault,
     FaultError,
     Vendor,
+    cap_frameworks,
     condition,
     fail,
     inventory,
@@ -71,6 +72,7 @@ class Nvidia(Vendor):
     pci_classes = (0x0300, 0x0302)  # VGA and 3D controllers: neither audio functions nor NVSwitch bridges
     catalog = Catalog(__file__)
     mask, variables = masks.GPUS, (masks.ORDER, *shares.VARIABLES)
+    caps = shares.CAPS
     control_nodes = (*SHARED_NODES, WSL_NODE)
     nameless = "driver"
     registered = False  # files alone may not tell the number of the node
@@ -150,7 +152,7 @@ class Nvidia(Vendor):
         cards = [card for facts in found for card in detection.gpu_cards(ctx, facts, system, known, daemon)]
         for facts in found:
             # Cards left in "known" after this loop are GPUs that NVML did not describe.
-            known.pop(detection.pci_address(facts["bus_id"]) if facts["bus_id"] else "", None)
+            known.pop(detection.pci_address(facts["bus_id"], known) if facts["bus_id"] else "", None)
         cards += _lost_cards(ctx, lost, [card for card in known.values() if detection.is_ours(ctx, card)])
         cards.sort(key=lambda card: card.number or 0)
         # Topology is a question about pairs, so it comes after every GPU is known.
@@ -241,10 +243,9 @@ class Nvidia(Vendor):
         by_id = ctx.mask == "id" or any(is_mig(device) or "mps_pipe" in device.attributes for device in devices)
         mask = masks.GPUS if by_id and _have_uuids(devices) else masks.NUMBERS
         values = {masks.VARIABLE: self.write_mask(devices, mask), masks.ORDER: masks.PCI_ORDER}
-        share = ctx.shares.get(devices[0].id)
-        if share is None or share.whole or len(devices) > 1:  # caps count for every GPU that a program sees
-            return EnvEdits(set=values)
-        return shares.edits(devices[0], share, ctx.environ, values)
+        edits = cap_frameworks(self.caps, EnvEdits(set=values), devices, ctx)
+        share = ctx.shares.get(devices[0].id) if len(devices) == 1 else None
+        return edits if share is None or share.whole else shares.enforce(edits, devices[0], share, ctx.environ)
 
     def visible(self, environ: Mapping[str, str], devices: Sequence[Device]) -> Sequence[str] | None:
         """Read the mask as CUDA does, with a warning about entries that CUDA drops silently."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -88,7 +88,7 @@ def gpu_cards(
     ``facts`` is NVML's answer about the GPU, ``system`` the answer about the driver, ``known`` the cards from files by
     address, ``daemon`` the result of :func:`mps_daemon`.
     """
-    address = pci_address(facts["bus_id"]) if facts["bus_id"] else None
+    address = pci_address(facts["bus_id"], known) if facts["bus_id"] else None
     pci_device = int(facts["pci_device"], 16) >> 16 if facts["pci_device"] else None
     file = known.get(address or "")
     function = file.function if file else None
@@ -154,8 +154,12 @@ def has_mig(facts: Facts) -> bool:
     return bool(facts["mig"] and facts["mig"][0])
 
 
-def pci_address(bus_id: str) -> str:
+def pci_address(bus_id: str, known: Collection[str] = ()) -> str:
     """Convert NVML's ``00000000:0C:00.0`` to the form of sysfs, ``0000:0c:00.0``.
+
+    Under Hyper-V and on Azure, NVML's domain has 32 bits and the kernel's the lower 16 (nvidia-docker#1316): of
+    ``03F8CFDD:00:00.0`` sysfs and the driver's files know ``cfdd:00:00.0``. Other wide domains exist as they are:
+    Intel's VMD begins at 10000. So the narrow form counts only if it is ``known``, and the wide one is not.
 
     Raises:
         ValueError: When it is no PCI bus id.
@@ -166,7 +170,9 @@ def pci_address(bus_id: str) -> str:
             f"NVML's PCI bus id must look like 00000000:0C:00.0 (got {bus_id!r}); update the driver, or report this"
         )
     domain, bus, slot, number = match.groups()
-    return f"{int(domain, 16):04x}:{bus}:{slot}.{number}".lower()
+    domains = (int(domain, 16), int(domain, 16) & 0xFFFF)
+    wide, narrow = (f"{value:04x}:{bus}:{slot}.{number}".lower() for value in domains)
+    return narrow if narrow in known and wide not in known else wide
 
 
 def host_memory(ctx: ProbeContext, key: str) -> int | None:

@@ -66,6 +66,8 @@ def read(environ: Mapping[str, str], devices: Sequence[Device]) -> list[Device] 
     """
     value = environ.get(VARIABLE, "").strip()
     known = sorted(devices, key=lambda device: device.index)
+    if _repeats(value):
+        return []
     if value.startswith("GPU-"):
         return GPUS.read(environ, known)
     if value.startswith("MIG-"):
@@ -84,6 +86,24 @@ def read(environ: Mapping[str, str], devices: Sequence[Device]) -> list[Device] 
         raise FaultError(reason, f"set {ORDER}={PCI_ORDER}, or use UUIDs")
     # CUDA takes one MIG device, or whole GPUs; after a whole GPU it skips GPUs with MIG on.
     return found[:1] if is_mig(found[0]) else [device for device in found if not is_mig(device)]
+
+
+def _repeats(value: str) -> bool:
+    """Return True if a well-formed entry comes twice, behind an unknown device or not: ``1,4,1`` on four GPUs.
+
+    CUDA parses the list before it looks for devices: a malformed entry ends the list, a repeated one voids all of it
+    (``_parse_visible_devices`` of PyTorch).
+    """
+    prefix = next((prefix for prefix in ("GPU-", "MIG-") if value.startswith(prefix)), "")
+    seen: set[str | int] = set()
+    for entry in map(str.strip, value.split(",")):
+        name = entry if prefix else _strtoul(entry)
+        if name in seen:
+            return True
+        if not entry.startswith(prefix) or (isinstance(name, int) and name < 0):
+            break
+        seen.add(name)
+    return False
 
 
 def oddity(value: str, shown: int) -> Fault | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from anyaccel.kit import Cap, Fault, cap_frameworks
+from anyaccel.kit import Cap, Fault
 from anyaccel.plugin import Device, EnvEdits, Share, replace
 
 from .masks import VARIABLE, nvml_index
@@ -14,26 +14,18 @@ MPS = "CUDA MPS"
 MPS_PIPE = "CUDA_MPS_PIPE_DIRECTORY"
 MPS_THREADS = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 MPS_MEMORY = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
-TENSORFLOW_MEMORY = "TF_FORCE_GPU_ALLOW_GROWTH"
 CAPS = (
     Cap(
         "JAX",
         "XLA_PYTHON_CLIENT_MEM_FRACTION",
         "fraction",
-        rival="XLA_CLIENT_MEM_FRACTION",  # its newer name: JAX refuses to start with both
+        rival="XLA_CLIENT_MEM_FRACTION",  # the newer name: JAX refuses to start with both
         void=("XLA_PYTHON_CLIENT_ALLOCATOR", "platform", "cuda_async", "vmm"),
     ),
     Cap("CuPy", "CUPY_GPU_MEMORY_LIMIT", "bytes"),
     Cap("PaddlePaddle", "FLAGS_gpu_memory_limit_mb", "MiB"),
 )
-"""PyTorch has a variable since 2.10 only, and earlier versions end at it: the core tells it when it is imported."""
-VARIABLES = (
-    MPS_PIPE,
-    MPS_THREADS,
-    MPS_MEMORY,
-    TENSORFLOW_MEMORY,
-    *(name for cap in CAPS for name in cap.variables),
-)
+VARIABLES = (MPS_PIPE, MPS_THREADS, MPS_MEMORY)
 
 
 def exclusive(device: Device) -> Fault | None:
@@ -54,27 +46,23 @@ def exclusive(device: Device) -> Fault | None:
     return None
 
 
-def edits(device: Device, share: Share, environ: Mapping[str, str], mask: Mapping[str, str]) -> EnvEdits:
-    """Limit a worker to its share of a GPU, the only GPU in its mask.
+def enforce(edits: EnvEdits, device: Device, share: Share, environ: Mapping[str, str]) -> EnvEdits:
+    """Ask the MPS daemon of a GPU, if any, to limit threads and memory of a worker to its share.
 
-    Frameworks get their own caps. TensorFlow allocates nearly all memory at start and has no variable for a cap, so it
-    is set to grow on demand. Where an MPS daemon listens, it is asked to limit threads and memory of the worker;
-    ``memory_by`` and ``compute_by`` claim this only if the daemon has answered. A tighter value of the user stays.
+    ``memory_by`` and ``compute_by`` claim a limit only if the daemon has answered. A tighter value of the user stays.
     """
-    caps = cap_frameworks(CAPS, device, share, environ)
-    values = {**mask, **caps.set, TENSORFLOW_MEMORY: "true"}
-    pipe = device.attributes.get("mps_pipe")
-    if pipe:
-        # The share is a part of our own percentage, if this process was limited itself.
-        threads = _number(environ.get(MPS_THREADS), 100) or 100
-        values |= {MPS_PIPE: str(pipe), MPS_THREADS: str(max(1, int(threads * share.units // 10_000)))}
-        if share.memory_bytes:
-            most = min([share.memory_bytes, *_pinned(device, environ)])
-            values[MPS_MEMORY] = f"0={most >> 20}M"  # 0: the only GPU that the worker sees
-    protocol = device.attributes.get("mps_protocol")
+    pipe, protocol = (device.attributes.get(name) for name in ("mps_pipe", "mps_protocol"))
+    if not pipe:
+        return edits
+    # The share is a part of our own percentage, if this process was limited itself.
+    threads = _number(environ.get(MPS_THREADS), 100) or 100
+    values = {MPS_PIPE: str(pipe), MPS_THREADS: str(max(1, int(threads * share.units // 10_000)))}
+    if share.memory_bytes:
+        most = min([share.memory_bytes, *_pinned(device, environ)])
+        values[MPS_MEMORY] = f"0={most >> 20}M"  # 0: the only GPU that the worker sees
     held = {"memory_by": MPS if protocol and MPS_MEMORY in values else ""}
     # With protocol 3, a percentage of the namespace overrides the worker's, so threads may not be limited as asked.
-    return replace(caps, set=values, **held, compute_by=MPS if protocol == 2 else "")  # noqa: PLR2004
+    return replace(edits, set={**edits.set, **values}, **held, compute_by=MPS if protocol == 2 else "")  # noqa: PLR2004
 
 
 def _pinned(device: Device, environ: Mapping[str, str]) -> Iterator[int]:

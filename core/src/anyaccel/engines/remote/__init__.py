@@ -1,4 +1,4 @@
-"""What any cluster needs: the pool's side of it, the hosts on its nodes, and what the two say to each other."""
+"""What the engines of all clusters share: the pool's side, the hosts on the nodes, and the messages between the two."""
 
 from anyaccel._faces import face
 
@@ -6,10 +6,17 @@ __all__, __getattr__, __dir__ = face(
     __name__,
     {
         "anyaccel.engines.remote.actor_host": ("ActorHost",),
-        "anyaccel.engines.remote.cluster": ("Cluster", "Plan", "RemoteHost", "alike", "last_line", "outcome"),
-        "anyaccel.engines.remote.driver": ("Driver", "RemoteCall", "order_of"),
-        "anyaccel.engines.remote.fitting": ("Fitting", "find_fitting", "listed"),
-        "anyaccel.engines.remote.host": ("NodeAdapter", "end_host", "loaded", "pickled", "run"),
+        "anyaccel.engines.remote.cluster": (
+            "Cluster",
+            "Plan",
+            "RemoteHost",
+            "get_outcome",
+            "last_line",
+            "without_durations",
+        ),
+        "anyaccel.engines.remote.driver": ("Driver", "RemoteCall", "make_order"),
+        "anyaccel.engines.remote.fitting": ("Fitting", "describe_nodes", "find_fitting"),
+        "anyaccel.engines.remote.host": ("NodeAdapter", "close_host", "load_cached", "make_pickled", "run_call"),
         "anyaccel.engines.remote.messages": ("Answer", "Order", "PoolSpec", "Started"),
     },
 )

@@ -7,20 +7,28 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from anyaccel.engines.remote.host import POLL_SECONDS, HostedCall, NodeAdapter, enter, host_of, pickled, prepare_log
-from anyaccel.engines.remote.messages import Answer, Order, PoolSpec, Started, failure
-from anyaccel.errors import BrokenWorkerError
+from anyaccel.engines.remote.host import (
+    POLL_SECONDS,
+    HostedCall,
+    NodeAdapter,
+    enter_call,
+    find_host,
+    make_pickled,
+    set_log,
+)
+from anyaccel.engines.remote.messages import Answer, Order, PoolSpec, Started, make_failure
+from anyaccel.errors import BrokenWorkerError, WorkerError
 from anyaccel.model import replace
 from anyaccel.pool.actor import ActorState
 from anyaccel.pool.payload import loads
 
 
 class ActorHost:
-    """Hosts one actor. A thread of the cluster's process waits for each call that runs.
+    """Hosts one actor. Each of its calls that runs occupies one thread of the cluster's process.
 
     Args:
-        spec: A pickled :class:`~anyaccel.engines.remote.messages.PoolSpec`, of its pool.
-        make_node: Makes what the cluster knows of this node, for a pool that is new here.
+        spec: A pickled :class:`~anyaccel.engines.remote.messages.PoolSpec`.
+        make_node: Makes the adapter of this node, if the pool has no host here yet.
         order: A pickled :class:`Order`.
     """
 
@@ -30,46 +38,46 @@ class ActorHost:
         self._death: BaseException = BrokenWorkerError("it was killed before it had been made")
         self._state: ActorState | None = None
         try:
-            self._host = host_of(spec, make_node)
+            self._host = find_host(spec, make_node)
             options = self._host.node.options(self._order)
             self._options = replace(options, concurrency=self._order.concurrency)
-        except Exception as error:  # noqa: BLE001 - it is the caller's
+        except Exception as error:  # noqa: BLE001 - the caller's pool reports it
             self._death = error
             self._gone.set()
 
     def started(self) -> Started | Answer:
-        """Where it is, and on which devices; or why it is not."""
+        """Return the node and devices of the actor, or the reason why it failed to start."""
         if self._gone.is_set():
-            return failure(self._death)
+            return make_failure(self._death)
         return Started(self._host.node.name, self._host.node.expected(self._options))
 
     def call(self, method: str, log: str | None, data: bytes, *buffers: bytes) -> Answer:
-        """Call a method of the object; make it, where the method has no name."""
+        """Call a method of the object, or construct the object if the method's name is empty."""
         if not method:
-            self._state = _State(self._host.core, self._order.name, self._options)
-            self._state.on_buried = self._bury
-        state, body = self._state, pickled(data, buffers)
-        assert state is not None  # noqa: S101 - it was made before
+            self._state = _HostedActor(self._host.core, self._order.name, self._options)
+            self._state.on_end = self._set_death
+        state, body = self._state, make_pickled(data, buffers)
+        assert state is not None  # noqa: S101 - the construction comes first
         call = state.prepare(method) if method else state.construction
-        waiting = HostedCall(call)
+        hosted = HostedCall(call)
         if method:
             call.body = body
-            prepare_log(call, log)
+            set_log(call, log)
             try:
                 state.enter(call)
             except RuntimeError as error:
-                return failure(error)
+                return make_failure(error)
         else:
-            enter(self._host, call, body, log)
-        return waiting.answer()._replace(started=self._host.notice(call))
+            enter_call(self._host, call, body, log)
+        return hosted.wait_for_answer()._replace(started=self._host.make_notice(call))
 
     def close(self) -> None:
-        """Let the object's process end by itself."""
+        """Let the object's process exit."""
         if self._state is not None:
             self._state.close()
 
     def stop(self, grace: float) -> None:
-        """End the object's process."""
+        """End the object's process, with so many seconds between SIGTERM and SIGKILL."""
         state = self._state
         member = None if state is None else state.member
         if member is not None:
@@ -80,35 +88,34 @@ class ActorHost:
             self._gone.set()
 
     def ended(self, unwanted: Callable[[], bool] = lambda: False) -> Answer:
-        """Wait until the object's process and whatever it started have gone; why they have.
+        """Wait until the object's process and all that it started have exited; return the reason.
 
         Args:
-            unwanted: Whether nobody wants it any more; asked every now and then, and then it is ended.
+            unwanted: Polled meanwhile; once it returns True, the process is killed.
         """
         while not self._gone.wait(POLL_SECONDS):
             if unwanted():
                 self.stop(0)
-        while hasattr(self, "_host") and not self._left():
+        while hasattr(self, "_host") and self._has_process():
             time.sleep(POLL_SECONDS / 10)
-        return failure(self._death)
+        return make_failure(self._death)
 
-    def _left(self) -> bool:
-        """Whether its process is none of the host's any more."""
+    def _has_process(self) -> bool:
         member = None if self._state is None else self._state.member
         living: set[object] = set(self._host.core.members)
-        return member is None or member not in living
+        return member is not None and member in living
 
-    def _bury(self, death: BaseException) -> None:
+    def _set_death(self, death: BaseException) -> None:
         self._death = death
         self._gone.set()
 
 
-class _State(ActorState):
-    """An actor that says when it has gone."""
+class _HostedActor(ActorState):
+    """An actor that reports its end to the host."""
 
-    on_buried: Any = None
+    on_end: Any = None
 
-    def bury(self, death: Any) -> None:
-        """It has gone."""
-        super().bury(death)
-        self.on_buried(self.death)
+    def on_gone(self, death: WorkerError) -> None:
+        """Fail the calls that wait, and report the end."""
+        super().on_gone(death)
+        self.on_end(self.death)

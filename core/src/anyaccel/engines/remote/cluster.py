@@ -1,13 +1,12 @@
-"""What an engine gives to a pool on a cluster: a way to have calls run and actors hosted."""
+"""The interface of a cluster: run calls, host actors, and find nodes that can serve a request."""
 
-# The methods of a protocol that each cluster has its own way to do have a docstring and no body.
+# Methods without a default have a docstring and no body: each cluster implements them.
 # pyright: reportReturnType=false
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -20,15 +19,15 @@ if TYPE_CHECKING:
     from anyaccel.pool.gang import GangFuture
 
 FRESH_SECONDS = 5.0
-"""How long what was found out about the nodes holds."""
+"""Seconds after which the list of nodes is fetched again."""
 
 
 class Plan(Value):
-    """What a cluster is asked for, for all calls with the same needs; each cluster adds what it has to say.
+    """The cluster's own form of a request, shared by all calls with that request; each cluster adds fields.
 
     Attributes:
-        request: What the workers are to be given; None for the CPU alone.
-        terms: For each term of the request, the resource that it is asked as; empty where the node chooses the devices.
+        request: The devices of a worker; None for the CPU alone.
+        terms: For each term of the request, the resource of the cluster; empty where the node chooses the devices.
     """
 
     request: Request | None = None
@@ -39,132 +38,133 @@ P = TypeVar("P", bound=Plan)
 
 
 class Cluster(Protocol[P]):
-    """What a cluster does for one pool. Every method may be called by any thread.
+    """A cluster, as one pool uses it. Any thread may call any method.
 
-    What it returns for a call on its way, *ref* below, belongs to it.
+    A *ref* below is the cluster's own handle of a value that is not there yet.
 
     Attributes:
-        title: Its name, in messages.
+        title: Name of the cluster in messages.
     """
 
     title: str
     _lock: threading.Lock
     _plans: dict[Request, P]
-    _looked: float
+    _refreshed: float
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._plans = {}
-        self._looked = float("-inf")
+        self._refreshed = float("-inf")
 
     @property
     def connected(self) -> bool:
-        """Whether this process still belongs to it."""
+        """Whether this process is connected to the cluster."""
 
     def open(self, driver: Any, spec: bytes) -> None:
-        """Begin: with the pool that wants to hear of what starts, and what its hosts must know."""
+        """Begin to serve a pool.
+
+        Args:
+            driver: The engine; its ``on_started`` is told where calls run.
+            spec: The pickled :class:`PoolSpec` for the hosts.
+        """
 
     def plan(self, request: Request) -> P:
-        """What to ask for; the same object for the same request, until the nodes change.
+        """Return the plan of a request: the same object until the nodes change.
 
         Raises:
-            AnyaccelError: When no node can ever serve it.
+            AnyaccelError: When no node can ever serve the request.
         """
         with self._lock:
-            if time.monotonic() - self._looked > FRESH_SECONDS:
-                self.look()
-                self._looked = time.monotonic()
+            if time.monotonic() - self._refreshed > FRESH_SECONDS:
+                self.refresh()
+                self._refreshed = time.monotonic()
             plan = self._plans.get(request)
             if plan is None:
-                plan = self._plans[request] = self.find(request)
+                plan = self._plans[request] = self.find_plan(request)
             return plan
 
-    def look(self) -> None:
-        """Drop the plans that may not hold any more; called with the lock held."""
+    def refresh(self) -> None:
+        """Drop plans that may be stale; the caller holds the lock."""
         self._plans.clear()
 
-    def find(self, request: Request) -> P:
-        """What to ask for, found out anew; called with the lock held."""
+    def find_plan(self, request: Request) -> P:
+        """Compute the plan of a request; the caller holds the lock."""
 
     def place(self, order: Order, plan: P, *, actor: bool) -> Any:
-        """What :meth:`run` and :meth:`host` take, for all calls that are alike."""
+        """Return the ``place`` argument of :meth:`run` and :meth:`host`, shared by equal calls."""
 
     def run(self, place: Any, order: bytes, key: str, log: str | None, body: Pickled) -> Any:
-        """Have a call run, as a pickled order says; returns its ref, of which the value is a pickled answer."""
+        """Submit a call with its pickled order; return a ref of the pickled answer."""
 
     def host(self, place: Any, order: bytes, key: str) -> RemoteHost:
-        """Have an actor hosted, as a pickled order says."""
+        """Submit the host of an actor with its pickled order."""
 
     def future(self, ref: Any) -> Future[Any]:
-        """A future of a value, or of why it never will be there; a ref may be one."""
+        """Return a future of the value of a ref. A ref that is a future is returned as it is."""
         found: Future[Any] = ref
         return found
 
-    def attend(self, ref: Any, pending: Callable[[], bool], seconds: float | None) -> tuple[Any, Any] | None:  # noqa: ARG002
-        """Wait for a value in this thread, where that saves time: value and error, or None when it is not there."""
-        return None
-
     def cancel(self, key: str, ref: Any) -> None:
-        """End a call, whether it runs or not. Its host gives it the pool's time of grace."""
+        """End a call, whether it runs or not. Its host grants the pool's time of grace."""
 
-    def recall(self, key: str, ref: Any) -> None:
-        """End a call unless it runs; then :meth:`recalled` says whether an error came of that."""
+    def cancel_unstarted(self, key: str, ref: Any) -> None:
+        """End a call unless it runs; :meth:`was_recalled` recognizes the error that follows."""
 
-    def recalled(self, error: BaseException) -> bool:
-        """Whether a call has ended because it was recalled."""
+    def was_recalled(self, error: BaseException) -> bool:
+        """Return whether an error is the consequence of :meth:`cancel_unstarted`."""
 
-    def forget(self, key: str, *, left: bool) -> None:
-        """A call is over; ``left`` when nobody has seen to what it left behind."""
+    def remove_call(self, key: str, *, left: bool) -> None:
+        """Remove the cluster's records of a call that is over; ``left`` says that its host could not do so."""
 
-    def lost(self, error: BaseException) -> str:
-        """Why a process of the cluster has not answered: a clause when its own code failed, empty when it has died."""
+    def explain_loss(self, error: BaseException) -> str:
+        """Return a clause that says why code of the cluster's failed; empty when its process died."""
 
     def gang(self, driver: Any, options: Options, hosts: int, name: str, work: bytes) -> GangFuture:
-        """Run a pickled call on several nodes at once.
+        """Run a pickled call on several nodes at the same time.
 
         Raises:
-            UsageError: When the cluster cannot.
+            UsageError: When the cluster cannot reserve several nodes at once.
         """
 
     def close(self) -> None:
-        """The pool has ended."""
+        """Release what :meth:`open` took, because the pool has ended."""
 
 
 class RemoteHost(Protocol):
-    """The host of an actor, on its way or there."""
+    """The host of an actor on a node, from its submission to its end."""
 
     def started(self) -> Any:
-        """Ref of a :class:`Started`, or of an answer that says why there is no host."""
+        """Return a ref of a :class:`Started`, or of the answer that says why the host failed."""
 
     def call(self, method: str, log: str | None, data: bytes, *buffers: bytes) -> Any:
-        """Ref of the answer to a call of a method of the object; where that has no name, to making the object."""
+        """Return a ref of the answer to a method call, or to the construction if the method's name is empty."""
 
     def ended(self) -> Any:
-        """Ref of an answer that says why the object has gone."""
+        """Return a ref of the answer that says why the object's process has ended."""
 
     def close(self) -> None:
-        """Let the object's process end by itself."""
+        """Let the object's process exit."""
 
     def stop(self, grace: float) -> None:
-        """End it."""
+        """End the object's process, with so many seconds between SIGTERM and SIGKILL."""
 
     def kill(self) -> None:
-        """End the host, whatever it does."""
+        """End the host at once."""
 
 
-def alike(inventory: Inventory) -> Inventory:
-    """What is on a node, the same each time that the same is found: without how long that took."""
+def without_durations(inventory: Inventory) -> Inventory:
+    """Return an inventory without the durations of detection, so that nodes with the same devices compare equal."""
     return replace(inventory, vendors=tuple(replace(report, seconds=0.0) for report in inventory.vendors))
 
 
 def last_line(error: BaseException) -> str:
-    """What an error of a cluster comes to; it may have a traceback in its text."""
+    """Return the last line of an error's text, which follows the traceback in errors of clusters."""
     return (str(error).strip() or type(error).__name__).splitlines()[-1]
 
 
-def outcome(done: Future[Any]) -> tuple[Any, BaseException | None]:
-    """The value of a future that is done, or why there is none."""
+def get_outcome(done: Future[Any]) -> tuple[Any, BaseException | None]:
+    """Return the value and the error of a future that is done; one of them is None."""
     try:
         return done.result(), None
-    except BaseException as error:  # noqa: BLE001 - clusters raise many kinds
+    except BaseException as error:  # noqa: BLE001 - clusters raise many kinds, also CancelledError
         return None, error

@@ -1,4 +1,4 @@
-"""A pool on a cluster: hands calls and actors over to the cluster, which places them, and hears what became of them."""
+"""The engine of a pool on a cluster: submits calls and actors, and delivers the answers to the futures."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from functools import lru_cache, partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from anyaccel.engines.remote.cluster import Cluster, Plan, RemoteHost, outcome
+from anyaccel.engines.remote.cluster import Cluster, Plan, RemoteHost, get_outcome
 from anyaccel.engines.remote.messages import FAILED, Answer, Order, PoolSpec, Started
 from anyaccel.errors import BrokenWorkerError, UsageError, WorkerError, WorkerStartError
 from anyaccel.model import Allocation, Request, replace
 from anyaccel.pool.actor import ActorState
-from anyaccel.pool.call import Call, Options, Runner, exception_in, settle_call
+from anyaccel.pool.call import Call, Options, read_exception, set_outcome
 from anyaccel.pool.channel import MessageKind
 from anyaccel.pool.engine import Engine, PoolSettings
 from anyaccel.pool.payload import Pickled, dumps, dumps_whole, loads
@@ -30,22 +30,19 @@ if TYPE_CHECKING:
     from anyaccel.pool.gang import GangFuture
 
 MOST_PREPARED = 256
-ATTENDED_SECONDS = 0.01
-"""How long it is left to whoever waits for an answer to do so, where somebody did for the last one. To have the cluster
-hand it over costs more."""
+"""Maximum number of prepared submissions that a pool keeps."""
 _CPU_PLAN = Plan()
 
 
 class Driver(Engine):
-    """The calls of one pool on a cluster; see :class:`~anyaccel.pool.engine.Engine`.
+    """The engine of one pool on a cluster; see :class:`~anyaccel.pool.engine.Engine`.
 
     Args:
         cluster: The cluster.
-        settings: What the pool is to do.
+        settings: The settings of the pool.
 
     Attributes:
-        members: Calls and actors that the cluster knows of.
-        attended: Whether the last answer came through the thread of somebody who waited for it.
+        members: Calls and actors that were submitted to the cluster and are not over.
     """
 
     def __init__(self, cluster: Cluster[Any], settings: PoolSettings) -> None:
@@ -55,10 +52,7 @@ class Driver(Engine):
         self.name = secrets.token_hex(8)
         self._numbers = count()
         self._waiting: deque[Call] = deque()
-        self.attended = False
-        self._postponed: deque[Awaited] = deque()
-        self._looks = False
-        # With the plan and the options, of which the key has the ids: they take long to hash.
+        # The value keeps the plan and the options alive, because the key has only their ids: they take long to hash.
         self._places: dict[object, tuple[tuple[Any, bytes], Plan, Options]] = {}
         spec = PoolSpec(
             pool=self.name,
@@ -72,18 +66,18 @@ class Driver(Engine):
         self.cluster.plan(request)
 
     def gang(self, options: Options, hosts: int, name: str, work: bytes) -> GangFuture:
-        """Let a pickled call be run on each of several nodes at once."""
+        """Run a pickled call on each of several nodes at the same time."""
         if self.settings.max_workers is not None:
             raise UsageError("a gang starts all its workers at once; max_workers must be None for it")
         return self.cluster.gang(self, options, hosts, name, work)
 
     def enter(self, call: Call, work: Pickled | tuple[Any, ...], *, late: bool = False) -> None:  # noqa: ARG002
-        """Let the cluster place a call, once there may be one more."""
-        if self.foreign:  # a thread of our parent may have held the lock
+        """Queue a call, and submit it to the cluster if ``max_workers`` permits."""
+        if self.foreign:  # first: a thread of the parent process may have held the lock during the fork
             self.check_open()
         try:
             body = work if isinstance(work, Pickled) else dumps(work)
-        except Exception as error:  # noqa: BLE001 - it belongs to the future, as other executors do it
+        except Exception as error:  # noqa: BLE001 - the future reports it, as in other executors
             self.check_open()
             call.fail(error)
             return
@@ -91,72 +85,75 @@ class Driver(Engine):
         with self.lock:
             self.check_open()
             self._waiting.append(call)
-        self.pump()
-        self.keep(call)
+        self.submit_waiting()
+        self.copy_arguments(call)
 
-    def pump(self) -> None:
-        """Hand over to the cluster whatever may be."""
-        most = self.settings.max_workers
+    def submit_waiting(self) -> None:
+        """Submit queued calls to the cluster until ``max_workers`` is reached."""
+        limit = self.settings.max_workers
         while True:
             with self.lock:
-                while self._waiting and self._waiting[0].future.done():
-                    self._waiting.popleft()
-                if not self._waiting or (most is not None and len(self.members) >= most):
+                self._drop_cancelled()
+                if not self._waiting or (limit is not None and len(self.members) >= limit):
                     return
                 call = self._waiting.popleft()
                 member = RemoteCall(self, call) if call.actor is None else RemoteActor(self, call)
                 self.members.add(member)
             member.launch(call)
 
+    def _drop_cancelled(self) -> None:
+        while self._waiting and self._waiting[0].future.done():
+            self._waiting.popleft()
+
     def add(self, members: Sequence[RemoteCall]) -> None:
-        """Count calls that somebody else launches."""
+        """Add calls that a gang submits itself.
+
+        Raises:
+            RuntimeError: When the pool was shut down.
+        """
         with self.lock:
             self.check_open()
             self.members.update(members)
 
     def place(self, call: Call) -> tuple[Any, bytes]:
-        """What to ask the cluster for, and the pickled order for its host; the same for all calls that are alike.
+        """Return the cluster's arguments for a call and the pickled order for its host, the same for equal calls.
 
         Raises:
-            NeverFitsError: When no node can ever serve its request any more.
+            NeverFitsError: When no node can serve its request any more.
         """
         options = call.options if call.actor is None else call.actor.options
         plan = _CPU_PLAN if options.needs is None else self.cluster.plan(options.needs)
         key = (call.name, call.kind, id(options), id(plan))
         found = self._places.get(key)
         if found is None:
-            order = order_of(call.name, options, plan)
+            order = make_order(call.name, options, plan)
             place = self.cluster.place(order, plan, actor=call.actor is not None)
             if len(self._places) > MOST_PREPARED:
                 self._places.clear()
             found = self._places[key] = ((place, pickle.dumps(order)), plan, options)
         return found[0]
 
-    def postpone(self, awaited: Awaited) -> None:
-        """Leave an answer to whoever waits for it; where nobody does, the cluster is to hand it over after a while."""
-        self._postponed.append(awaited)
-        if not self._looks:
-            self._looks = True
-            reactor().call_later(ATTENDED_SECONDS, self._look)
+    def follow(self, ref: Any, handler: Callable[[Any, BaseException | None], None]) -> None:
+        """Call a handler with the value of a ref, or the error in its place, in the thread of the reactor."""
 
-    def _look(self) -> None:
-        self._looks = False  # before the look: who postpones one looks the other way round
-        while self._postponed:
-            self._postponed.popleft().follow_answer(unless_attended=True)
+        def hand_over(done: Future[Any]) -> None:
+            reactor().call_soon(partial(handler, *get_outcome(done)))
+
+        self.cluster.future(ref).add_done_callback(hand_over)
 
     def new_key(self) -> str:
-        """A key for a call, which no other has."""
+        """Return a key for a call, unique on the cluster."""
         return f"{self.name}/{next(self._numbers)}"
 
     def on_started(self, key: str, started: Started) -> None:
-        """A call runs."""
+        """Record where the call of a key runs."""
         with self.lock:
             member = next((member for member in self.members if member.key == key), None)
         if member is not None:
             member.on_started(started)
 
     def shutdown(self, *, wait: bool, cancel_futures: bool = False) -> None:
-        """Take no more calls; end when those that there are have been run, or nobody is left who would."""
+        """Take no more calls; finish when all calls have run, or when this process has lost the cluster."""
         if self.foreign:
             return
         with self.lock:
@@ -165,238 +162,151 @@ class Driver(Engine):
             waiting = list(self._waiting) if cancel_futures else []
         if not self.cluster.connected:
             for member in members:
-                member.on_lost(ConnectionError("this process has left the cluster"))
+                reactor().call_soon(partial(member.on_lost, ConnectionError("this process has left the cluster")))
         elif cancel_futures:
             for member in members:
-                member.recall()
+                member.cancel_unstarted()
         for call in waiting:
             call.future.cancel()
-        self.settle()
+        self.finish_shutdown()
         if wait and not reactor().inside:
             self.drained.wait()
             self.cluster.close()
 
-    def settle(self) -> None:
-        """Once closed and out of work, let the actors go."""
+    def finish_shutdown(self) -> None:
+        """Close the actors of a closed pool, and the cluster's side once no work is left."""
         if not self.closed:
             return
         with self.lock:
-            while self._waiting and self._waiting[0].future.done():
-                self._waiting.popleft()
+            self._drop_cancelled()
             waiting, members = list(self._waiting), list(self.members)
         for call in waiting:
             if call.actor is not None:
                 call.actor.close()
         for member in members:
-            member.leave()
+            member.close()
         if not members and not waiting and not self.drained.is_set():
             self.drained.set()
+            # In a thread of its own: it waits for the nodes, and the reactor serves other pools, too.
             threading.Thread(target=self.cluster.close, name="anyaccel close", daemon=True).start()
 
     def unfinished(self) -> list[Call]:
-        """Calls that wait, or run."""
+        """Return the calls that wait or run."""
         with self.lock:
             return [*self._waiting, *(call for member in self.members for call in member.outstanding)]
 
-    def break_with(self, answer: Answer, call: Call | None) -> None:
-        """A worker could not be set up, says an answer to a call: no other will be."""
-        cause = exception_in(answer.message(), plain=False)  # its host says so, which has read the worker's answer
-        self.break_off(cause, *([] if call is None else [call]))
+    def on_broken(self, answer: Answer, call: Call) -> None:
+        """Break the pool, because the worker of a call could not be set up."""
+        # Not as plain data: the answer is of the host, which has read the worker's.
+        self.mark_broken(read_exception(answer.message(), plain=False), call)
 
-    def discard(self, member: RemoteWork) -> None:
-        """A call is over, or an actor."""
+    def remove(self, member: RemoteWork) -> None:
+        """Remove a call or an actor that is over."""
         with self.lock:
             self.members.discard(member)
-        self.pump()
-        self.settle()
+        self.submit_waiting()
+        self.finish_shutdown()
 
     def retry(self, call: Call) -> None:
-        """Let a call be placed again, whose worker or node has died."""
+        """Queue a call again in front of all others, because its worker or node has died."""
         with self.lock:
             call.retry()
             self._waiting.appendleft(call)
 
     def on_cancel(self, call: Call) -> None:
-        """A call was cancelled: if the cluster knows of it, tell the cluster."""
+        """Stop the worker of a cancelled call, if the call was submitted."""
         with self.lock:
-            member = next((member for member in self.members if member.call is call), None)
+            member = next((member for member in self.members if call.number in member.running), None)
             call.body = None
-        if member is not None:
+        if member is not None and call.kind != MessageKind.METHOD:  # an actor has other callers
             member.stop(self.settings.grace)
-        self.pump()
-        self.settle()
+        self.submit_waiting()
+        self.finish_shutdown()
 
     def quarantined(self) -> tuple[tuple[Allocation, str], ...]:
-        """The nodes keep devices aside, and say so in their ledgers."""
+        """Return nothing: the nodes keep quarantined devices, and their ledgers say so."""
         return ()
 
 
-def order_of(name: str, options: Options, plan: Plan) -> Order:
-    """What to tell the host of a call."""
+def make_order(name: str, options: Options, plan: Plan) -> Order:
+    """Make the order for the host of a call."""
     return Order(
         name=name, request=plan.request, resources=plan.terms, max_calls=options.max_calls, timeout=options.timeout,
         concurrency=options.concurrency,
     )  # fmt: skip
 
 
-class Awaited(Runner):
-    """Something of which the cluster has the answer, sooner or later.
+class RemoteWork:
+    """A call or an actor that was submitted to the cluster.
 
     Attributes:
-        driver: The pool's side of the cluster.
-        call: The call that it answers, or None.
+        driver: The engine.
+        key: Its key on the cluster.
+        running: Calls that it was given and has not answered, by number, in order.
+        started: Where it runs, once that is known.
+        stopped: Whether :meth:`stop` was called.
     """
-
-    __slots__ = ("_attended", "_followed", "_ref", "call", "driver")
 
     def __init__(self, driver: Driver, call: Call) -> None:
         self.driver = driver
-        self.call: Call | None = call
-        self._ref: Any = None
-        self._attended = self._followed = False
-
-    def expect_answer(self, ref: Any) -> None:
-        """Have the answer to a call handed over: in the thread of who waits for it, else in that of the reactor."""
-        self._ref = ref
-        if self.driver.attended:
-            self.driver.postpone(self)
-        else:
-            self.follow_answer()
-
-    def attend(self, pending: Callable[[], bool], seconds: float | None) -> None:
-        """Take its answer in this thread, where that saves the way through others."""
-        if not pending() or (ref := self._ref) is None:
-            return
-        self._attended = True
-        found = None
-        try:
-            found = self.driver.cluster.attend(ref, lambda: pending() and self._ref is ref, seconds)
-        finally:
-            if found is None:
-                self.follow_answer()
-        if found is not None:
-            self.driver.attended = True
-            self._hear(ref, *found)
-
-    def follow_answer(self, *, unless_attended: bool = False) -> None:
-        """Let the cluster hand the answer over, which whoever attends sees to when leaving without it."""
-        ref = self._ref
-        if ref is None or self._followed or (unless_attended and self._attended):
-            return
-        self._followed = True
-        try:
-            self.follow(ref, partial(self._hear_unattended, ref), lambda: self._ref is ref)
-        except Exception as error:  # noqa: BLE001 - this process has left the cluster
-            self._hear(ref, None, error)
-
-    def _hear_unattended(self, ref: Any, value: Any, error: BaseException | None) -> None:
-        if self._ref is ref:
-            self.driver.attended = False
-        self._hear(ref, value, error)
-
-    def follow(
-        self, ref: Any, hear: Callable[[Any, BaseException | None], None], wanted: Callable[[], bool] = lambda: True
-    ) -> None:
-        """Have a value, or why there is none, handed over in the thread of the reactor, if it is wanted by then."""
-
-        def tell(done: Future[Any]) -> None:
-            if wanted():
-                reactor().call_soon(partial(hear, *outcome(done)))
-
-        self.driver.cluster.future(ref).add_done_callback(tell)
-
-    def _hear(self, ref: Any, value: Any, error: BaseException | None) -> None:
-        """Hand over an answer, or that there is none, unless somebody else has."""
-        with self.driver.lock:
-            first = self._ref is ref
-            if first:
-                self._ref = None
-        if first and error is not None:
-            self.on_lost(error)
-        elif first:
-            self.on_value(value)
-
-    def on_value(self, value: Any) -> None:
-        """It has answered."""
-        raise NotImplementedError
-
-    def on_lost(self, error: BaseException) -> None:
-        """The cluster has no answer, and never will."""
-        raise NotImplementedError
-
-    def log_of(self, call: Call) -> str | None:
-        """The file for the output of a call."""
-        if self.driver.settings.logs is not None:
-            call.future.log = self.driver.settings.logs.path_for(call.name)
-        return call.future.log
-
-
-class RemoteWork(Awaited):
-    """What calls and actors have in common.
-
-    Attributes:
-        key: Its name on the cluster.
-        started: Where it runs, once that is known.
-        stopped: Whether we have ended it, whatever it was doing.
-    """
-
-    __slots__ = ("key", "started", "stopped")
-
-    def __init__(self, driver: Driver, call: Call) -> None:
-        super().__init__(driver, call)
         self.key = driver.new_key()
+        self.running: dict[int, Call] = {call.number: call}
         self.started: Started | None = None
         self.stopped = False
         if call.options.needs is not None:
-            call.waits = partial(_unplaced, call.options.needs, driver.cluster.title)
+            call.waits = partial(_verdict_unplaced, call.options.needs, driver.cluster.title)
 
     @property
     def begun(self) -> bool:
-        """Whether it runs its call by now, as far as is known."""
+        """Whether a node is known to run it."""
         return self.started is not None
 
     @property
     def allocation(self) -> Allocation | None:
-        """What it holds; None before it runs."""
+        """The devices that it holds; None before it runs."""
         return None if self.started is None else self.started.allocation
 
     @property
     def outstanding(self) -> list[Call]:
-        """Calls that it was given and has not answered."""
-        return [] if self.call is None else [self.call]
+        """Calls that it was given and has not answered, in order; any thread may read it."""
+        return list(self.running.values())
 
     def launch(self, call: Call) -> None:
-        """Ask the cluster to place it."""
+        """Submit it to the cluster for its first call."""
+        raise NotImplementedError
 
     def stop(self, grace: float) -> None:
-        """End it, whatever it is doing, with so many seconds between asking its process to end and killing it."""
+        """End it, with so many seconds between SIGTERM and SIGKILL of its process."""
+        raise NotImplementedError
 
-    def recall(self) -> None:
-        """Cancel it unless it runs."""
+    def cancel_unstarted(self) -> None:
+        """Cancel it unless a node runs it."""
+        raise NotImplementedError
 
-    def leave(self) -> None:
-        """The pool takes no more calls."""
+    def close(self) -> None:
+        """Take notice that the pool takes no more calls."""
+
+    def on_lost(self, error: BaseException) -> None:
+        """Take notice that the cluster has no answer and never will."""
+        raise NotImplementedError
 
     def on_started(self, started: Started) -> None:
-        """It runs."""
+        """Record where it runs."""
         self.started = started
-        call = self.call
-        if call is not None:
+        for call in self.outstanding:
             call.waits = None
             call.worker = self
             call.future.allocation = started.allocation
 
-    def take(self) -> Call | None:
-        """Take the call that it answers: nothing more comes of it."""
-        with self.driver.lock:
-            call, self.call = self.call, None
-        return call
+    def take(self, call: Call) -> bool:
+        """Remove a call that was answered; return False if it was removed before."""
+        return self.running.pop(call.number, None) is not None
 
-    def death(self, error: BaseException) -> WorkerError:
-        """Why there is no answer when the cluster has given up."""
+    def make_death_error(self, error: BaseException) -> WorkerError:
+        """Make the error of a call whose answer the cluster has lost."""
         outstanding, title = self.outstanding, self.driver.cluster.title
         name = outstanding[0].name if outstanding else "it"
-        if own := self.driver.cluster.lost(error):
+        if own := self.driver.cluster.explain_loss(error):
             return WorkerStartError(f"no worker can be started for {name} on a node: {own}")
         where = f"on the node {self.started.node}" if self.started else "on a node of the cluster"
         return BrokenWorkerError(
@@ -404,323 +314,274 @@ class RemoteWork(Awaited):
             f" has died ({type(error).__name__})"
         )
 
+    def _make_log(self, call: Call) -> str | None:
+        """Make the file for the output of a call, if the pool has logs; return its path."""
+        if self.driver.settings.logs is not None:
+            call.future.log = self.driver.settings.logs.path_for(call.name)
+        return call.future.log
+
 
 class RemoteCall(RemoteWork):
-    """A call of a function."""
-
-    __slots__ = ("_spared",)
+    """A call of a function on the cluster."""
 
     def __init__(self, driver: Driver, call: Call) -> None:
         super().__init__(driver, call)
-        self._spared = False
+        self.call = call
+        self._ref: Any = None
+        self._recalled = False
 
     def place(self, call: Call) -> tuple[Any, bytes]:
-        """What to ask the cluster for, and the pickled order for its host."""
+        """Return the cluster's arguments for the call and the pickled order for its host."""
         return self.driver.place(call)
 
     def launch(self, call: Call) -> None:
-        """Ask the cluster to place it."""
+        """Submit the call to the cluster."""
         try:
             place, order = self.place(call)
             body = call.body or Pickled(b"", [])
             if not call.may_be_retried:
                 call.body = None
             call.worker = self
-            ref = self.driver.cluster.run(place, order, self.key, self.log_of(call), body)
-        except Exception as error:  # noqa: BLE001 - it is the caller's
+            self._ref = self.driver.cluster.run(place, order, self.key, self._make_log(call), body)
+            self.driver.follow(self._ref, self._on_answer)
+        except Exception as error:  # noqa: BLE001 - the future reports it
             call.fail(error)
-            reactor().call_soon(partial(self.end, left=False))  # not from here: a thousand may follow
+            # By the reactor: end() submits the next call, which may fail as well, and so thousands of times.
+            reactor().call_soon(partial(self.end, left=False))
             return
-        self.expect_answer(ref)
-        if self.stopped:
+        if self.stopped:  # by another thread, before there was a ref
             self.stop(0)
 
     def stop(self, grace: float) -> None:  # noqa: ARG002
-        """Let the cluster tell its host, which gives it the pool's time of grace."""
+        """Have the cluster tell the host, which stops the worker with the pool's time of grace."""
         self.stopped = True
         if (ref := self._ref) is not None:
             self.driver.cluster.cancel(self.key, ref)
 
-    def recall(self) -> None:
-        """Cancel it unless it runs: its host knows best."""
+    def cancel_unstarted(self) -> None:
+        """Cancel the call unless a node runs it, which its host decides."""
         if (ref := self._ref) is not None and not self.begun:
-            self._spared = True
-            self.driver.cluster.recall(self.key, ref)
+            self._recalled = True
+            self.driver.cluster.cancel_unstarted(self.key, ref)
 
-    def on_value(self, value: bytes) -> None:
-        """Its host has an answer."""
-        news: Answer = loads(value)
-        if news.started is not None:
-            self.on_started(notice(news.started))
-        call = self.take()
-        if call is not None and news.kind == FAILED:
-            self._fail(call, loads(news.data))
-        elif call is not None and news.kind == MessageKind.BROKEN:
-            self.driver.break_with(news, call)
-        elif call is not None:
-            settle_call(call, news.message(), plain=self.driver.settings.preparation.plain)
+    def _on_answer(self, value: bytes, error: BaseException | None) -> None:
+        if error is not None:
+            self.on_lost(error)
+            return
+        answer: Answer = loads(value)
+        if answer.started is not None:
+            self.on_started(load_notice(answer.started))
+        call = self.call
+        if not self.take(call):
+            return
+        if answer.kind == FAILED:
+            self._fail(loads(answer.data))
+        elif answer.kind == MessageKind.BROKEN:
+            self.driver.on_broken(answer, call)
+        else:
+            set_outcome(call, answer.message(), plain=self.driver.settings.preparation.plain)
         self.end(left=False)
 
     def on_lost(self, error: BaseException) -> None:
-        """The cluster has no answer."""
-        death = self.death(error)
-        call = self.take()
-        if call is not None and self._spared and self.driver.cluster.recalled(error):
-            call.future.cancel()
-        elif call is not None:
-            self._fail(call, death)
+        """Cancel or fail the call, because the cluster has no answer."""
+        death = self.make_death_error(error)
+        if not self.take(self.call):
+            return
+        if self._recalled and self.driver.cluster.was_recalled(error):
+            self.call.future.cancel()
+        else:
+            self._fail(death)
         self.end(left=self.started is not None)
 
     def end(self, *, left: bool) -> None:
-        """It is over."""
-        self.driver.cluster.forget(self.key, left=left)
-        self.driver.discard(self)
+        """Remove the call from the pool; ``left`` says that its host could not clean up."""
+        self.driver.cluster.remove_call(self.key, left=left)
+        self.driver.remove(self)
 
-    def _fail(self, call: Call, error: BaseException) -> None:
-        if isinstance(error, BrokenWorkerError) and not self.stopped and call.may_be_retried:
-            self.driver.retry(call)
+    def _fail(self, error: BaseException) -> None:
+        if isinstance(error, BrokenWorkerError) and not self.stopped and self.call.may_be_retried:
+            self.driver.retry(self.call)
         else:
-            call.fail(error)
+            self.call.fail(error)
 
 
 class RemoteActor(RemoteWork):
-    """An actor: our object, in a process of which a process of the cluster is the host.
+    """An actor on the cluster: a process of the cluster is the host of the process that has the object.
 
     Attributes:
         ending: Whether it gets no more calls.
     """
-
-    __slots__ = ("_buried", "_constructing", "_end", "_host", "_methods", "_state", "_timer", "ending")
 
     def __init__(self, driver: Driver, call: Call) -> None:
         super().__init__(driver, call)
         assert call.actor is not None  # noqa: S101 - it makes the object
         self._state: ActorState = call.actor
         self._state.member = self
-        self._methods: dict[int, RemoteMethod] = {}
         self._host: RemoteHost | None = None
-        self._buried = self._constructing = self.ending = False
-        self._end: WorkerError | None = None
+        self._gone = self.ending = False
+        self._death: WorkerError | None = None
         self._timer: Timer | None = None
 
     def launch(self, call: Call) -> None:
-        """Ask the cluster to place it."""
+        """Submit the host to the cluster."""
         try:
             place, order = self.driver.place(call)
             self._host = self.driver.cluster.host(place, order, self.key)
-        except Exception as error:  # noqa: BLE001 - it is the caller's
+            self.driver.follow(self._host.started(), self._on_placed)
+        except Exception as error:  # noqa: BLE001 - the future reports it
             call.fail(error)
-            # Not from here: a thousand may follow.
-            reactor().call_soon(partial(self._bury, BrokenWorkerError(f"it could not be placed: {error}")))
+            # By the reactor, as in RemoteCall.launch().
+            reactor().call_soon(partial(self._end, BrokenWorkerError(f"it could not be placed: {error}")))
             return
-        self._hear_of(self._host.started(), self._on_placed)
-        if self.stopped:
+        if self.stopped:  # by another thread, before there was a host
             self.stop(0)
 
     @property
     def free(self) -> bool:
-        """Whether it takes one more call of a method; called with the lock held."""
-        return self.call is None and not self.ending and len(self._methods) < self._state.options.concurrency
+        """Whether it can run one more call of a method."""
+        constructs = self._state.construction.number in self.running
+        return not (constructs or self.ending) and len(self.running) < self._state.options.concurrency
 
-    @property
-    def outstanding(self) -> list[Call]:
-        """Calls that it was given and has not answered, in order."""
-        return [*super().outstanding, *(method.call for method in self._methods.values() if method.call is not None)]
-
-    def takes(self, call: Call) -> bool:
-        """Take note of a call that is about to be sent, if it runs at once; called with the lock held."""
+    def accepts(self, call: Call) -> bool:
+        """Reserve a place for a call, which follows in :meth:`run`; return False if there is none."""
         if self.free:
-            self._methods[call.number] = RemoteMethod(self, call)
+            self.running[call.number] = call
             return True
         return False
 
     def pull(self) -> None:
-        """Give it the calls that wait, as many as it takes."""
+        """Run the calls that wait, as many as it can."""
         while (call := self._state.next_for(self)) is not None:
             self.run(call)
 
-    def drop(self, call: Call) -> None:
-        """Forget a call that it was given; called with the lock held."""
-        self._methods.pop(call.number, None)
-
     def run(self, call: Call) -> None:
-        """Send it a call."""
+        """Send a call to the host."""
         body = call.body
         if call.tries >= call.options.retries:
             call.body = None
-        host = self._host
-        if body is None or host is None:  # cancelled just now
-            with self.driver.lock:
-                self.drop(call)
+        if body is None or self._host is None:  # cancelled just now
+            self.take(call)
             return
-        call.future.allocation = self.started.allocation if self.started else None
-        making = call.kind == MessageKind.CONSTRUCT
-        awaited = self if making else self._methods.get(call.number)
-        if awaited is None:
-            return
-        self._constructing |= making
-        call.worker = awaited
-        method = "" if making else call.name.rpartition(".")[2]
-        awaited.expect_answer(host.call(method, self.log_of(call), body.data, *map(bytes, body.buffers)))
+        call.future.allocation = self.allocation
+        call.worker = self
+        call.sent = True
+        method = "" if call.kind == MessageKind.CONSTRUCT else call.name.rpartition(".")[2]
+        ref = self._host.call(method, self._make_log(call), body.data, *map(bytes, body.buffers))
+        self.driver.follow(ref, partial(self._on_answer, call))
 
     def stop(self, grace: float) -> None:
-        """End its process."""
+        """End its process; end the host where there is no process yet."""
         self.ending = self.stopped = True
         if self._host is not None and self.started is not None:
             self._host.stop(grace)
         elif self._host is not None:
             self._host.kill()
 
-    def recall(self) -> None:
-        """Cancel its making, unless a thread is at that."""
-        if self.started is None and self.call is not None:
-            self.call.future.cancel()
+    def cancel_unstarted(self) -> None:
+        """Cancel the construction unless a node has been found for it."""
+        if self.started is None:
+            self._state.construction.future.cancel()
 
-    def leave(self) -> None:
-        """The pool takes no more calls."""
+    def close(self) -> None:
+        """Close the actor, because the pool takes no more calls."""
         self._state.close()
 
-    def finish(self) -> None:
-        """Let its process end by itself; if that takes too long, end it."""
+    def shut_down(self) -> None:
+        """Let its process exit, and stop it when that takes too long."""
         self.ending = True
-        if self._buried or self._host is None:
+        if self._gone or self._host is None:
             return
         self._host.close()
         grace = self.driver.settings.grace
         self._timer = reactor().call_later(max(grace, 1.0), partial(self.stop, grace))
 
-    def _hear_of(self, ref: Any, hand_over: Callable[[Any], None]) -> None:
-        self.follow(ref, lambda value, error: hand_over(value) if error is None else self.on_lost(error))
+    def _on_placed(self, value: Started | Answer, error: BaseException | None) -> None:
+        if error is not None:
+            self.on_lost(error)
+        elif isinstance(value, Answer):
+            self._end(loads(value.data))
+        else:
+            assert self._host is not None  # noqa: S101 - it says that it has started
+            self.on_started(value)
+            self.driver.follow(self._host.ended(), self._on_ended)
+            if self.stopped:
+                self.stop(0)
+            else:
+                self.run(self._state.construction)
 
-    def _on_placed(self, news: Started | Answer) -> None:
-        if isinstance(news, Answer):
-            self._bury(loads(news.data))
+    def _on_ended(self, answer: Answer, error: BaseException | None) -> None:
+        if error is not None:
+            self.on_lost(error)
             return
-        assert self._host is not None  # noqa: S101 - it says that it has started
-        self.on_started(news)
-        self._hear_of(self._host.ended(), self._on_ended)
-        call = self.call
-        if self.stopped:
-            self.stop(0)
-        elif call is not None:
-            self.run(call)
+        construction = self._state.construction
+        self._death = loads(answer.data)
+        # Why the object could not be made may arrive after this, and says more.
+        if not (construction.sent and construction.number in self.running):
+            self._end(self._death)
 
-    def _on_ended(self, answer: Answer) -> None:
-        """Its process has gone. That the object could not be made may be on its way still, with the reason."""
-        death = loads(answer.data)
-        with self.driver.lock:
-            self._end = death
-            if self._constructing:
-                return
-        self._bury(death)
-
-    def on_value(self, value: Answer) -> None:
-        """Its host has made the object, or not."""
-        self.on_answer(self.take(), value)
-        with self.driver.lock:
-            self._constructing = False
-            end = self._end
-        if end is not None:
-            self._bury(end)
-
-    def on_answer(self, call: Call | None, value: Answer) -> None:
-        """Its host has an answer to a call that it does not run any more: give it the next one, then hand it over."""
-        if value.kind == FAILED:  # and it is about to end
-            error = loads(value.data)
-            if isinstance(error, BrokenWorkerError):
-                self._bury(error, call)
-            elif call is not None:
-                call.fail(error)
+    def _on_answer(self, call: Call, answer: Answer, error: BaseException | None) -> None:
+        if error is not None:
+            self.on_lost(error)
             return
-        if value.kind == MessageKind.BROKEN:
-            self.driver.break_with(value, call)
-            return
-        if call is not None and value.started is not None:
-            call.future.allocation = notice(value.started).allocation
-        made = call is None or call.kind != MessageKind.CONSTRUCT or value.kind == MessageKind.RESULT
-        if made:
+        failure = loads(answer.data) if answer.kind == FAILED else None
+        if isinstance(failure, BrokenWorkerError):
+            self._end(failure)
+        elif self.take(call):
+            if failure is not None:
+                call.fail(failure)
+            elif answer.kind == MessageKind.BROKEN:
+                self.driver.on_broken(answer, call)
+            else:
+                self._on_result(call, answer)
+        if self._death is not None and call is self._state.construction:
+            self._end(self._death)
+
+    def _on_result(self, call: Call, answer: Answer) -> None:
+        """Run the next call, then set the outcome of the one that was answered."""
+        if answer.started is not None:
+            call.future.allocation = load_notice(answer.started).allocation
+        lives = call.kind != MessageKind.CONSTRUCT or answer.kind == MessageKind.RESULT
+        if lives:
             self.pull()
-        if call is not None:
-            call.body = None
-            settle_call(call, value.message(call.number), plain=self.driver.settings.preparation.plain)
-        if made and self._state.closing:
+        call.body = None
+        set_outcome(call, answer.message(call.number), plain=self.driver.settings.preparation.plain)
+        if lives and self._state.closing:
             self._state.close()
 
     def on_lost(self, error: BaseException) -> None:
-        """The cluster has no answer, and never will."""
+        """End the actor, because the cluster has lost its host."""
         early = self.stopped and self.started is None
-        self._bury(BrokenWorkerError("it was killed before it had been made") if early else self.death(error))
+        self._end(BrokenWorkerError("it was killed before it had been made") if early else self.make_death_error(error))
 
-    def _bury(self, death: WorkerError, answered: Call | None = None) -> None:
-        """It has gone.
-
-        Args:
-            death: Why.
-            answered: The call of which the answer says so.
-        """
-        with self.driver.lock:
-            buried, self._buried = self._buried, True
-            outstanding = [*self.outstanding, *([] if answered is None else [answered])]
-            again = [] if buried or self.stopped else [call for call in outstanding if call.may_be_retried]
-            self.call = None
-            for method in self._methods.values():
-                method.forget()
-            self._methods.clear()
-        if not buried:
-            self._state.die(death)  # before a caller hears of it and calls again
+    def _end(self, death: WorkerError) -> None:
+        """Fail or retry its calls, and remove it from the pool."""
+        if self._gone:
+            return
+        self._gone = True
+        outstanding = self.outstanding
+        self.running.clear()
+        self._state.set_death(death)  # before a caller hears of it and calls again
+        again = [] if self.stopped else [call for call in outstanding if call.may_be_retried]
         for call in again:
             call.retry()
         self._state.put_back(again)
         for call in outstanding:
             if call not in again:
                 call.fail(death)
-        if buried:
-            return
         if self._timer is not None:
             self._timer.cancel()
-        self._state.bury(death)
+        self._state.on_gone(death)
         if self._host is not None:
             self._host.kill()
-        self.driver.cluster.forget(self.key, left=False)
-        self.driver.discard(self)
+        self.driver.cluster.remove_call(self.key, left=False)
+        self.driver.remove(self)
 
 
-class RemoteMethod(Awaited):
-    """A call of a method of an actor."""
-
-    __slots__ = ("_actor",)
-
-    def __init__(self, actor: RemoteActor, call: Call) -> None:
-        super().__init__(actor.driver, call)
-        self._actor = actor
-
-    @property
-    def begun(self) -> bool:
-        """Whether it runs: an actor is sent what it begins with at once."""
-        return True
-
-    def forget(self) -> None:
-        """Its actor has gone: whatever is still heard of it counts for nothing; called with the lock held."""
-        self.call = self._ref = None
-
-    def on_value(self, value: Answer) -> None:
-        """Its host has an answer."""
-        with self.driver.lock:
-            call = self.call
-            if call is not None:
-                self._actor.drop(call)
-        self._actor.on_answer(call, value)
-
-    def on_lost(self, error: BaseException) -> None:
-        """The cluster has no answer."""
-        self._actor.on_lost(error)
-
-
-def _unplaced(request: Request, title: str) -> Verdict:
-    """What a call waits for that a cluster knows of and has not placed, as far as anybody can say."""
+def _verdict_unplaced(request: Request, title: str) -> Verdict:
+    """Make the verdict on a call that the cluster has and has not placed."""
     reason = Reason(code=ReasonCode.TAKEN, message=f"{title} has not placed it yet")
     return Verdict(request=request, fits_now=False, ever_fits=True, reasons=(reason,))
 
 
-notice: Callable[[bytes], Started] = lru_cache(maxsize=64)(loads)
-"""Of calls that share a process, all notices are the same."""
+load_notice: Callable[[bytes], Started] = lru_cache(maxsize=64)(loads)
+"""Unpickle a notice of where a call ran; calls that share a process send equal ones."""

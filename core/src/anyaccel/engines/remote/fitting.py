@@ -1,4 +1,4 @@
-"""Which nodes of a cluster can ever serve a request, and what to say when none can."""
+"""Find the nodes of a cluster that can serve a request, and explain it when none can."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ T = TypeVar("T")
 
 
 class Fitting(NamedTuple, Generic[T]):
-    """What came of looking for nodes.
+    """The result of a search for nodes.
 
     Attributes:
-        served: What each kind of nodes that can serve the request is to be asked for, by number of the kind.
-        verdicts: Of each kind that was looked at, what our scheduler says.
-        reasons: Why each other kind cannot, in words.
-        unknown: The error where no node knows a name.
+        served: For each kind of nodes that can serve the request, by its number, what the cluster is asked for.
+        verdicts: The scheduler's verdict on each kind that knows all names.
+        reasons: A clause for each kind that cannot serve the request.
+        unknown: The error of a kind that does not know a name.
     """
 
     served: dict[int, T]
@@ -31,11 +31,11 @@ class Fitting(NamedTuple, Generic[T]):
     unknown: UnknownNameError | None
 
     def refuse(self, request: Request) -> None:
-        """Raise why no node can ever serve a request, unless the CPU will do.
+        """Raise the error of a request that no node can serve; return if the request falls back to the CPU.
 
         Raises:
             UnknownNameError: When no node and no installed plug-in knows one of the names.
-            NeverFitsError: When none can serve it.
+            NeverFitsError: When no node has the devices.
         """
         if not self.verdicts and self.unknown is not None:
             raise self.unknown
@@ -49,17 +49,18 @@ class Fitting(NamedTuple, Generic[T]):
 def find_fitting(
     request: Request, kinds: Sequence[tuple[str, Inventory]], ask: Callable[[int], tuple[T | None, str]]
 ) -> Fitting[T]:
-    """Look at all nodes.
+    """Find the kinds of nodes that can serve a request.
 
     Args:
-        request: What somebody wants.
-        kinds: For each kind of nodes, what to call it, and what is on each.
-        ask: What the cluster is to be asked for where the kind of this number would serve it; or None, and why not.
+        request: The request.
+        kinds: For each kind of nodes, a name for messages and the inventory of each node.
+        ask: Returns what the cluster is asked for on the kind of a number; or None and a clause that says why it
+            cannot be asked.
     """
     served, verdicts, reasons = {}, [], []
     unknown = None
     there = (name for _, inventory in kinds for device in inventory.devices for name in device.names)
-    known = LazyNames(chain(there, KnownNames()))  # each node knows the names of all
+    known = LazyNames(chain(there, KnownNames()))  # a name of one node is no typo on another
     for number, (name, inventory) in enumerate(kinds):
         try:
             verdict = Scheduler(inventory, validate=validate, known=known).why(request)
@@ -79,7 +80,7 @@ def find_fitting(
     return Fitting(served, tuple(verdicts), tuple(reasons), unknown)
 
 
-def listed(names: Sequence[str]) -> str:
-    """Nodes that are alike, in words."""
+def describe_nodes(names: Sequence[str]) -> str:
+    """Name nodes that are alike in a message: the first one, and the number of the others."""
     first, *others = names
     return f"node {first}" + (f" and {len(others)} like it" if others else "")

@@ -1,8 +1,8 @@
-"""On a node, in a process of the cluster: has calls run by workers of our own and sends their answers back as they are.
+"""On a node, in a process of the cluster: run calls in workers of our own, and return the workers' answers unread.
 
-The cluster's process is a host only. The user's code runs in a process that was forked for it, whose environment was
-complete before any of that code was unpickled. So it takes milliseconds to give each call a fresh process, and whatever
-the call does to its process does not matter to the next one.
+The cluster's process is only the host. User code runs in a process that was forked for it, whose environment was
+complete before any user code was unpickled. So a fresh process for each call takes milliseconds, and no call finds
+traces of an earlier one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from concurrent.futures import CancelledError
 from functools import lru_cache, partial
 from typing import Protocol
 
-from anyaccel.engines.remote.messages import Answer, Order, PoolSpec, Started, failure
+from anyaccel.engines.remote.messages import Answer, Order, PoolSpec, Started, make_failure
 from anyaccel.errors import BrokenWorkerError
 from anyaccel.model import Allocation
 from anyaccel.pool.call import BrokenPoolError, Call, Options
@@ -28,44 +28,44 @@ from anyaccel.pool.payload import Pickled, dumps_error, loads
 from anyaccel.pool.reactor import reactor
 
 NOTICE_SECONDS = 0.1
-"""How long a call runs before its pool is told."""
+"""Seconds that a call runs before its pool is told."""
 POLL_SECONDS = 0.2
-"""How often to look whether a call is to be ended."""
+"""Interval in seconds between two checks whether a call was cancelled."""
 
 
 class NodeAdapter(Protocol):
-    """What a cluster knows of a node, for one pool.
+    """A node, as the cluster shows it to one pool.
 
     Attributes:
-        name: What to call it in messages.
+        name: Name of the node in messages.
     """
 
     name: str
 
     @property
     def broker(self) -> Broker:
-        """Where workers get their devices from."""
+        """The broker of the node's devices."""
         raise NotImplementedError
 
     def refresh(self) -> None:
-        """Undo what the cluster does to the environment for each call."""
+        """Undo what the cluster writes into the environment for each call."""
 
     def options(self, order: Order) -> Options:
-        """How workers are to run a call: on the devices that the cluster has given, or on any that serve it."""
+        """Return the options of a call: with the devices that the cluster has assigned, or with any that fit."""
         raise NotImplementedError
 
     def expected(self, options: Options) -> Allocation | None:
-        """What a call holds or is about to, where that is known before it does."""
+        """Return what a call will hold, or None where that is known only once it runs."""
 
     def settle(self, core: LocalEngine) -> None:
-        """Where nobody else would wait for devices that are on their way back, wait for them."""
+        """Wait for devices that are being released, if no lease makes the next call wait for them."""
 
 
 class Host:
-    """What this process has for one pool."""
+    """The local engine of this process for one pool."""
 
     def __init__(self, spec: PoolSpec, node: NodeAdapter) -> None:
-        # The caller's modules, as far as this node has them in the same place.
+        # The module path of the caller, as far as this node has the same folders.
         sys.path += [entry for entry in spec.path if entry not in sys.path and os.path.exists(entry)]
         self.node = node
         self.idle = max(spec.settings.idle, 1.0)
@@ -74,12 +74,12 @@ class Host:
         self._notice: tuple[Allocation | None, bytes] = (None, b"")
 
     def started(self, call: Call) -> Started | None:
-        """What to tell the caller of a call that runs, or has run; None when it does not run yet."""
+        """Return where a call runs or ran; None if it does not run yet."""
         allocation = call.future.allocation or self.node.expected(call.options)
         return None if allocation is None else Started(self.node.name, allocation)
 
-    def notice(self, call: Call) -> bytes | None:
-        """The same, pickled: once for all calls that share a process."""
+    def make_notice(self, call: Call) -> bytes | None:
+        """Pickle :meth:`started`, once for all calls that share a process."""
         allocation, notice = self._notice
         if allocation is None or call.future.allocation is not allocation:
             started = self.started(call)
@@ -91,78 +91,78 @@ class Host:
 
 
 class HostedCall:
-    """A call on its way, and somebody who waits for it."""
+    """A call of another process's pool, whose answer is returned unread."""
 
     def __init__(self, call: Call) -> None:
         self.call = call
         call.relay = self._relay
 
     def wait(self, seconds: float) -> bool:
-        """Wait until it is over, or for so long; whether it is."""
+        """Wait for the end of the call, at most so many seconds; return whether it is over."""
         with contextlib.suppress(TimeoutError, CancelledError):
             self.call.future.exception(seconds)
         return self.call.future.done()
 
-    def answer(self) -> Answer:
-        """What became of it."""
+    def wait_for_answer(self) -> Answer:
+        """Wait for the end of the call, and return its answer."""
         while not self.wait(POLL_SECONDS):
             pass
         if self.call.future.cancelled():
-            return failure(BrokenWorkerError("it was cancelled"))
+            return make_failure(BrokenWorkerError("it was cancelled"))
         try:
             answer: Answer = self.call.future.result()
         except BrokenPoolError as error:
             cause = error.__cause__ or error
             text = "".join(getattr(cause.__cause__, "args", ())[:1])
             return Answer(MessageKind.BROKEN, dumps_error(cause, text).data)
-        except Exception as error:  # noqa: BLE001 - it is the caller's
-            return failure(error)
+        except Exception as error:  # noqa: BLE001 - the caller's pool reports it
+            return make_failure(error)
         return answer
 
     def _relay(self, message: Message) -> None:
         self.call.succeed(Answer(message.kind, bytes(message.data), tuple(map(bytearray, message.buffers))))
 
 
-loaded = lru_cache(maxsize=64)(loads)
-"""What comes again with each call of a pool."""
+load_cached = lru_cache(maxsize=64)(loads)
+"""Unpickle what comes again with each call of a pool."""
 _hosts: dict[str, Host] = {}
 _lock = threading.Lock()
 
 
-def host_of(spec: bytes, make_node: Callable[[PoolSpec], NodeAdapter]) -> Host:
-    """The host of this process for a pool; kept while calls keep coming."""
-    known: PoolSpec = loaded(spec)
+def find_host(spec: bytes, make_node: Callable[[PoolSpec], NodeAdapter]) -> Host:
+    """Return the host of a pool in this process; make it if there is none. It stays while calls come."""
+    known: PoolSpec = load_cached(spec)
     with _lock:
         host = _hosts.get(known.pool)
         if host is None or host.core.broken is not None:
             host = _hosts[known.pool] = Host(known, make_node(known))
-            reactor().call_later(host.idle, partial(_look, known.pool, host))
+            reactor().call_later(host.idle, partial(_close_if_idle, known.pool, host))
         host.used = float("inf")
     host.node.refresh()
     return host
 
 
-def end_host(pool: str) -> None:
-    """Let the host of a pool go, and return when its workers have gone."""
+def close_host(pool: str) -> None:
+    """Shut down the host of a pool; return when its workers have exited."""
     with _lock:
         host = _hosts.pop(pool, None)
     if host is not None:
         host.core.shutdown(wait=True)
 
 
-def _look(pool: str, host: Host) -> None:
-    """Let a host go that has had no calls for a while: its pool may have ended."""
+def _close_if_idle(pool: str, host: Host) -> None:
+    """Shut down a host without recent calls: its pool may have died without a word."""
     with _lock:
         left = host.used + host.idle - time.monotonic()
         if left <= 0 and _hosts.get(pool) is host:
             del _hosts[pool]
     if left > 0:
-        reactor().call_later(min(left, host.idle), partial(_look, pool, host))
+        reactor().call_later(min(left, host.idle), partial(_close_if_idle, pool, host))
     else:
         host.core.shutdown(wait=False)
 
 
-def run(
+def run_call(
     spec: bytes,
     make_node: Callable[[PoolSpec], NodeAdapter],
     order: bytes,
@@ -172,51 +172,51 @@ def run(
     ended: Callable[[], bool],
     begun: Callable[[Started], None],
 ) -> Answer:
-    """Run one call, and return what became of it.
+    """Run one call, and return its answer.
 
     Args:
-        spec: What the calls of its pool have in common: a pickled :class:`PoolSpec`.
-        make_node: Makes what the cluster knows of this node, for a pool that is new here.
-        order: How: a pickled :class:`Order`.
-        log: File for its output, or None.
+        spec: A pickled :class:`PoolSpec`.
+        make_node: Makes the adapter of this node, if the pool has no host here yet.
+        order: A pickled :class:`Order`.
+        log: File for the call's output, or None.
         body: The pickled call.
-        ended: Whether nobody wants it any more; asked every now and then.
-        begun: Called once when it has run for a while.
+        ended: Polled while the call runs; the call is cancelled once it returns True.
+        begun: Called once when the call has run for :data:`NOTICE_SECONDS`.
     """
     try:
-        host, known = host_of(spec, make_node), loaded(order)
+        host, known = find_host(spec, make_node), load_cached(order)
         call = Call(known.name, host.node.options(known), host.core.on_cancel)
-        waiting = HostedCall(call)
-        enter(host, call, body, log)
-    except Exception as error:  # noqa: BLE001 - it is the caller's
-        return failure(error)
+        hosted = HostedCall(call)
+        enter_call(host, call, body, log)
+    except Exception as error:  # noqa: BLE001 - the caller's pool reports it
+        return make_failure(error)
     started = None
-    while not waiting.wait(POLL_SECONDS if started else NOTICE_SECONDS):
+    while not hosted.wait(POLL_SECONDS if started else NOTICE_SECONDS):
         if ended():
             call.future.cancel()
         elif started is None and (started := host.started(call)) is not None:
             begun(started)
     host.node.settle(host.core)
     host.used = time.monotonic()
-    return waiting.answer()._replace(started=host.notice(call))
+    return hosted.wait_for_answer()._replace(started=host.make_notice(call))
 
 
-def enter(host: Host, call: Call, body: Pickled, log: str | None) -> None:
-    """Let our workers run a call, whose output goes to a file."""
-    prepare_log(call, log)
+def enter_call(host: Host, call: Call, body: Pickled, log: str | None) -> None:
+    """Queue a call in the host's local engine, with a file for its output or None."""
+    set_log(call, log)
     try:
         host.core.enter(call, body)
-    except Exception as error:  # noqa: BLE001 - it is the caller's
+    except Exception as error:  # noqa: BLE001 - the future reports it
         call.fail(error)
 
 
-def prepare_log(call: Call, log: str | None) -> None:
-    """Say where the output of a call goes, whose directory the pool knows and this node may not have yet."""
+def set_log(call: Call, log: str | None) -> None:
+    """Set the file for the output of a call; make its directory, which may exist only where the pool is."""
     if log is not None:
         os.makedirs(os.path.dirname(log), exist_ok=True)
         call.log = log
 
 
-def pickled(data: bytes, buffers: tuple[bytes, ...]) -> Pickled:
-    """A call as it was sent."""
+def make_pickled(data: bytes, buffers: tuple[bytes, ...]) -> Pickled:
+    """Make the body of a call from the bytes that the cluster has transported."""
     return Pickled(data, [memoryview(each) for each in buffers])

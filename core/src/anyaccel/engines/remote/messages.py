@@ -1,4 +1,4 @@
-"""What a pool and its hosts on the nodes say to each other."""
+"""Messages between a pool and its hosts on the nodes."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from anyaccel.pool.engine import PoolSettings
 from anyaccel.pool.payload import dumps_whole, loads
 
 FAILED = 0
-"""MessageKind of an answer that no worker gave: the call was not run to its end, and why."""
+"""Kind of an answer that no worker gave: the host could not run the call to its end. The data is the error."""
 
 
 class PoolSpec(Value):
-    """What the calls of a pool have in common.
+    """What the hosts of a pool must know.
 
     Attributes:
-        pool: Its name.
-        path: Where its process finds modules.
-        settings: What its workers on each node are to do.
+        pool: Name of the pool, unique on the cluster.
+        path: Module path of the pool's process.
+        settings: Settings of the workers on each node.
     """
 
     pool: str
@@ -29,16 +29,15 @@ class PoolSpec(Value):
 
 
 class Order(Value):
-    """How one call, or an actor, is to be run; a key in itself, since hosts load each one once.
+    """How a call or an actor is to be run. Compared by identity: hosts unpickle each order once.
 
     Attributes:
-        name: What to call it in messages.
-        request: What it was to be given, or None for the CPU alone.
-        resources: For each term of the request, the resource that the cluster was asked for; empty where the node
-            chooses the devices.
-        max_calls: Calls after which a process is replaced.
-        timeout: Seconds that it may run, or None.
-        concurrency: Methods of an actor that may run at the same time.
+        name: Name of the call in messages.
+        request: The request, or None for the CPU alone.
+        resources: For each term of the request, the resource of the cluster; empty where the node chooses the devices.
+        max_calls: Calls after which a process is replaced; 0 for never.
+        timeout: Seconds that the call may run, or None.
+        concurrency: Number of methods of an actor that may run at the same time.
     """
 
     name: str
@@ -56,11 +55,11 @@ class Order(Value):
 
 
 class Started(NamedTuple):
-    """A call runs.
+    """The notice that a call runs.
 
     Attributes:
         node: Name of its node.
-        allocation: What it holds; None as long as that is not known.
+        allocation: The devices that it holds; None if not known yet.
     """
 
     node: str
@@ -68,7 +67,14 @@ class Started(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What became of a call: a message of a worker, or :data:`FAILED`; and a pickled notice of where it ran."""
+    """The answer to a call.
+
+    Attributes:
+        kind: Kind of the worker's message, or :data:`FAILED`.
+        data: The pickled value or error.
+        buffers: Memory that the pickle refers to.
+        started: A pickled :class:`Started`, if the call ran.
+    """
 
     kind: int
     data: bytes
@@ -76,15 +82,15 @@ class Answer(NamedTuple):
     started: bytes | None = None
 
     def message(self, number: int = 0) -> Message:
-        """It as the worker gave it to its host."""
+        """Return the worker's message, with the number that the call has here."""
         return Message(self.kind, self.data, [memoryview(each) for each in self.buffers], [], number)
 
 
-def failure(error: BaseException) -> Answer:
-    """The answer that a call was not run to its end."""
+def make_failure(error: BaseException) -> Answer:
+    """Make the answer of a call that the host could not run to its end."""
     try:
         data = dumps_whole(error)
         loads(data)
-    except Exception:  # noqa: BLE001 - then its text travels
+    except Exception:  # noqa: BLE001 - an error whose class cannot be unpickled travels as text
         data = dumps_whole(RemoteError(f"{type(error).__name__}: {error}"))
     return Answer(FAILED, data)

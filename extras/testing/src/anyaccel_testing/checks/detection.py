@@ -12,6 +12,7 @@ from typing import Any
 from anyaccel.errors import MachineError, PluginError
 from anyaccel.model import Detected, Device, ProblemKind, encode, replace
 from anyaccel.probe import SCHEMA, Json, RecordedFacts, read_json
+from anyaccel.vendors import presence
 
 from anyaccel_testing.check import CheckFailed, NotApplicable, demand
 from anyaccel_testing.subject import LIVE, Subject, TestedMachine
@@ -189,11 +190,13 @@ def check_identity(subject: Subject, machine: TestedMachine) -> None:
     if detected is None:
         return
     numbered = [device for device in detected.devices if _is_index(device)]
-    if len(numbered) > 1:
+    # One device called 'acme-0' may be a coincidence; one called '0' is not.
+    if len(numbered) > 1 or any(device.id == str(device.index) for device in numbered):
         raise CheckFailed(
             f"ids must not be indexes (got {', '.join(device.id for device in numbered[:3])}): a device that fails"
             " would give its id to the next one; use a serial number, a UUID or the PCI address"
         )
+    demand(_find_foreign_functions(subject, machine, detected))
     wanted = _map_addresses(detected)
     for seed in range(SHUFFLES):
         try:
@@ -203,10 +206,30 @@ def check_identity(subject: Subject, machine: TestedMachine) -> None:
         demand(find_differences(wanted, _map_addresses(found), "with its directories in another order, the id"))
 
 
+def _find_foreign_functions(subject: Subject, machine: TestedMachine, detected: Detected) -> Iterator[str]:
+    """Yield devices at the PCI address of a function with another vendor's id, which presence.json does not list."""
+    try:
+        signs = presence.read_presence(subject.source)
+        functions = {function.address: function for function in machine.replay().pci()}
+    except (OSError, ValueError):  # C28 reports the file; a function without ids belongs to any vendor
+        return
+    ids = {vendor for vendor, _ in signs.pci} if signs else set()
+    for device in detected.devices:
+        function = functions.get(device.pci_bus_id or "")
+        if ids and function is not None and function.vendor not in ids:
+            yield (
+                f"{device.id} has the PCI address {function.address} of a function of the vendor"
+                f" {function.vendor:04x}, which 'pci' of {presence.FILE_NAME} does not list; correct one of the two"
+            )
+
+
 def _is_index(device: Device) -> bool:
-    """Whether an id is an index and some words, although the device has an address that would be a better one."""
+    """Return True if an id is the index alone, or the index behind words although the device has an address."""
     words = device.id.removesuffix(str(device.index))
-    return device.pci_bus_id is not None and words != device.id and not any(letter.isdigit() for letter in words)
+    if words == device.id or any(letter.isdigit() for letter in words):
+        return False
+    # Without an address, words and the index may be the best that the machine shows.
+    return device.pci_bus_id is not None or not any(letter.isalpha() for letter in words)
 
 
 def _map_addresses(detected: Detected | None) -> dict[str, str | None]:

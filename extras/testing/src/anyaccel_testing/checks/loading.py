@@ -93,7 +93,7 @@ def check_annotations(subject: Subject) -> None:
 def _find_annotation_faults(subject: Subject) -> Iterator[str]:
     names = {**vars(author), "Sequence": Sequence, "Mapping": Mapping}
     for hook in _list_hooks(subject):
-        function = getattr(_load_target(subject), hook)
+        function = getattr(load_target(subject), hook)
         wanted = get_type_hints(getattr(hookspecs, hook), localns=names)
         try:
             given = get_type_hints(function, {**names, **inspect.unwrap(function).__globals__})
@@ -156,7 +156,8 @@ def check_info(subject: Subject) -> None:
     demand(f"anyaccel_info must be a pure function, and it {event}; return constants" for event in watch.events)
 
 
-def _load_target(subject: Subject) -> Any:
+def load_target(subject: Subject) -> Any:
+    """Return the module or object of the entry point."""
     return EntryPoint(name=subject.source.vendor, value=subject.source.target, group=GROUP).load()
 
 
@@ -166,7 +167,7 @@ def _list_hooks(subject: Subject) -> list[str]:
 
 
 def _call_info(subject: Subject) -> Any:
-    return _load_target(subject).anyaccel_info()
+    return load_target(subject).anyaccel_info()
 
 
 def _require_module(subject: Subject) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import signal
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
 from anyaccel.errors import PluginError
-from anyaccel.model import ProblemKind
+from anyaccel.model import ProblemKind, encode
+from anyaccel.plugin import PciFunction
 from anyaccel.text import listed
-from anyaccel.vendors import RECORDED, presence
+from anyaccel.vendors import ANSWER_LIMIT, RECORDED, presence
 
 from anyaccel_testing.check import CheckFailed, NotApplicable, demand
 from anyaccel_testing.subject import Subject, TestedMachine
@@ -63,12 +65,15 @@ class _TooSlowError(BaseException):
 
 
 def check_deadlines(subject: Subject, machine: TestedMachine) -> None:
-    """C27: Detection, stats and diagnose return before their deadline."""
+    """C27: Detection, stats and diagnose return before their deadline, and not more than a process may answer."""
     if subject.too_slow:
         raise NotApplicable(f"a hook takes too long on {subject.too_slow} already")
     for hook, call in _make_calls(machine).items():
         with _limit_time(subject, machine, hook), contextlib.suppress(PluginError):  # other checks report errors
-            call()
+            # Here everything is one process; in a vendor's own process, a longer answer is lost.
+            size = len(json.dumps(encode(call())))
+            if size > ANSWER_LIMIT:
+                raise CheckFailed(f"{hook} answers {size} bytes, and at most {ANSWER_LIMIT} are taken; answer less")
 
 
 @contextlib.contextmanager
@@ -76,8 +81,7 @@ def _limit_time(subject: Subject, machine: TestedMachine, hook: str) -> Iterator
     """Fail the check when the hook's deadline passes, with the line of the hook then."""
 
     def end(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the form of signal handlers
-        where = f" (it was at {frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name})" if frame else ""
-        raise _TooSlowError(where)
+        raise _TooSlowError(_find_hook(frame) or hook, _format_place(frame))
 
     # A signal, not a thread: only a signal handler can raise inside the hook.
     before = signal.signal(signal.SIGALRM, end)
@@ -86,8 +90,9 @@ def _limit_time(subject: Subject, machine: TestedMachine, hook: str) -> Iterator
         yield
     except _TooSlowError as error:
         subject.too_slow = machine.name
+        name, place = error.args
         raise CheckFailed(
-            f"{hook} takes longer than its deadline of {subject.timeout:g} s{error}, so it always fails on such a"
+            f"{name} takes longer than its deadline of {subject.timeout:g} s{place}, so it always fails on such a"
             " machine; ask for less, or stop when ctx.remaining() is small and say that the answer is partial"
         ) from None
     finally:
@@ -95,8 +100,19 @@ def _limit_time(subject: Subject, machine: TestedMachine, hook: str) -> Iterator
         signal.signal(signal.SIGALRM, before)
 
 
+def _find_hook(frame: FrameType | None) -> str:
+    """Return the name of the innermost hook; before stats are asked for, the devices are detected by other hooks."""
+    while frame is not None and not frame.f_code.co_name.startswith("anyaccel_"):
+        frame = frame.f_back
+    return frame.f_code.co_name if frame else ""
+
+
+def _format_place(frame: FrameType | None) -> str:
+    return f" (it was at {frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name})" if frame else ""
+
+
 def check_presence(subject: Subject) -> None:
-    """C28: Presence.json is valid, names the plug-in's resource, and excludes no machine with the vendor."""
+    """C28: Presence.json is valid, names the plug-in's resource, and each sign of the vendor in the file is right."""
     source, info = subject.source, subject.plugin.info
     try:
         said = presence.read_presence(source)
@@ -117,6 +133,7 @@ def _find_presence_faults(subject: Subject, said: presence.Presence, resource: s
             yield f"'names' of {file} must list every name and alias of a product ({listed(missing)} is missing)"
         if unknown := sorted(said.names - names):
             yield f"'names' of {file} must list names and aliases of products alone (got {listed(unknown)})"
+    yield from _find_wrong_signs(subject, said)
     for machine in subject.machines:
         facts = machine.facts
         if _is_found(machine) and not presence.select_present({subject.source.vendor: said}, facts, facts.environ):
@@ -124,6 +141,38 @@ def _find_presence_faults(subject: Subject, said: presence.Presence, resource: s
                 f"{presence.FILE_NAME} says that the vendor is certainly not on {machine.name}, where it is found: add"
                 " a PCI vendor id, a path or a variable by which it is recognised there"
             )
+
+
+def _find_wrong_signs(subject: Subject, said: presence.Presence) -> Iterator[str]:
+    """Yield signs that find no recorded device: another sign hides the mistake, until a machine lacks the other."""
+    missed: dict[str, str] = {}
+    found = [machine for machine in subject.machines if _is_found(machine)]
+    seen = any(machine.facts.glob(path) for machine in found for path in said.paths)
+    for machine in found:
+        functions = {function.address: function for function in _list_functions(machine)}
+        for device in machine.known_devices if said.pci else ():
+            function = functions.get(device.pci_bus_id or "")
+            if function is not None and not any(
+                function.vendor == vendor and (not classes or function.class_code in classes)
+                for vendor, classes in said.pci
+            ):
+                kind = f"the vendor {function.vendor:04x} and the class {function.class_code:04x}"
+                missed.setdefault(kind, f"{device.id} on {machine.name}")
+    for kind, where in missed.items():
+        yield f"'pci' of {presence.FILE_NAME} must list {kind}, of {where}: without the driver, there is no other sign"
+    # A single path may be that of a machine which no recording shows; all of them are wrong.
+    if said.paths and found and not seen:
+        yield (
+            f"none of 'paths' of {presence.FILE_NAME} ({listed(said.paths)}) exists on a recorded machine with the"
+            " vendor: correct them"
+        )
+
+
+def _list_functions(machine: TestedMachine) -> list[PciFunction]:
+    try:
+        return machine.replay().pci()
+    except (OSError, ValueError):  # a function that cannot be read counts for every vendor
+        return []
 
 
 def _is_found(machine: TestedMachine) -> bool:

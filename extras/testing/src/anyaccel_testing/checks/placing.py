@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Sequence
+from importlib.resources import files
 
 from anyaccel.errors import EnvConflictError, PluginError
 from anyaccel.inventory import VendorNames, contest
@@ -27,6 +29,7 @@ from anyaccel_testing.check import CheckFailed, NotApplicable, demand
 from anyaccel_testing.checks.environment import Devices, choose_subsets, list_accepted
 from anyaccel_testing.subject import Subject, TestedMachine, interpret_here, payload
 
+KNOWN_NAMES = "known_names.json"
 SENTENCE = re.compile(r"[^\n]*\S \S+ \S[^\n]*")
 """Three words or more, on one line."""
 LONGEST = 500
@@ -87,19 +90,28 @@ def check_together(subject: Subject) -> None:
     subject.plugin  # noqa: B018 - raises NotApplicable if it cannot be loaded
     sources = installed()[0]
     others = [source for source in sources if source.vendor != vendor]
-    if not others:
-        raise NotApplicable("no other plug-in is installed")
     own = _simulate_largest(subject.source)
     rivals = [report for source in others if (report := _simulate_largest(source)) is not None] if own else []
     faults = [*_find_conflicts(own, rivals)] if own else []
     demand([*faults, *_find_foreign_names(subject, others), *_find_listed_twice(subject, others)])
 
 
+def _read_known_names() -> dict[str, presence.Presence]:
+    """Read resources and product names of the vendors with plug-ins of anyaccel's own, installed or not."""
+    known = json.loads(files("anyaccel_testing").joinpath(KNOWN_NAMES).read_text(encoding="utf-8"))
+    return {
+        vendor: presence.Presence(resource=told["resource"], names=frozenset(map(str.casefold, told["names"])))
+        for vendor, told in known.items()
+    }
+
+
 def _find_foreign_names(subject: Subject, others: Sequence[Source]) -> Iterator[str]:
     """Yield tags and product names of another vendor."""
-    sources = [subject.source, *others]
-    products = {source.vendor: _list_product_names(source) for source in sources}
-    names = VendorNames(sources, presence.read_presences(sources), products)
+    products = {source.vendor: _list_product_names(source) for source in (subject.source, *others)}
+    said = presence.read_presences([subject.source, *others])
+    missing = {vendor: signs for vendor, signs in _read_known_names().items() if vendor not in said}
+    sources = [subject.source, *others, *(Source(vendor=vendor, target="") for vendor in missing)]
+    names = VendorNames(sources, said | missing, products)
     tags = [tag for machine in subject.machines for device in machine.known_devices for tag in device.tags]
     for tag in dict.fromkeys((*tags, *products[subject.source.vendor])):
         if owner := names.owner(tag, subject.source.vendor, sharing=False):

@@ -1,0 +1,194 @@
+"""Jobs after other jobs and times, notifications, jobs submitted again, and what is listed."""
+
+import json
+import os
+import shlex
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from anyaccel.ledger import Ledger
+from anyaccel_jobs import jobs as jobs_
+from anyaccel_jobs.moments import moment
+from terminals import assert_plain, run_on_terminal
+from waiting import until
+
+TELL = """
+echo "$ANYACCEL_JOB $ANYACCEL_JOB_STATE $ANYACCEL_JOB_STATUS" >> told; test -s "$ANYACCEL_JOB_LOG" && echo log >> told
+"""
+
+
+@pytest.fixture(autouse=True)
+def simulated(acme, monkeypatch, tmp_path):
+    monkeypatch.setenv("ANYACCEL_MACHINE", "sim:A1:2")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    yield
+    for job in jobs_.jobs():
+        if job.here:
+            jobs_.cancel(job, grace=0.1)
+
+
+@pytest.fixture
+def run(anyaccel):
+    """Run the command line; its standard output."""
+
+    def run(*arguments, status=0, **options):
+        done = anyaccel(*arguments, **options)
+        assert "Traceback" not in done.stdout + done.stderr
+        assert done.returncode == status, done.stderr
+        return done.stdout.strip()
+
+    return run
+
+
+def submit(run, script, *options):
+    return run("run", "--detach", "A1:1", *options, "--", "sh", "-c", script)
+
+
+def lines(path="told"):
+    return Path(path).read_text().split("\n")[:-1] if Path(path).exists() else []
+
+
+def test_a_chain_of_jobs_runs_in_order_and_tells_of_each_end(run):
+    first = submit(run, "while ! test -e go; do sleep 0.05; done; echo first >> order", "--notify", TELL)
+    second = submit(run, "echo second | tee -a order; exit 3", "--after-ok", first, "--notify", TELL)
+    third = submit(run, "echo third >> order", "--after", second)
+    never = submit(run, "echo never >> order", "--after-ok", second, "--notify", TELL)
+    assert [jobs_.find(each).state for each in (first, second, third, never)] == ["running", *["waiting"] * 3]
+    assert Ledger.open().tickets() == (), "who waits for another job does not stand in line for devices"
+    Path("go").touch()
+    run("wait", second, status=3)
+    run("wait", third)
+    run("wait", never, status=1)
+    assert lines("order") == ["first", "second", "third"]
+    assert jobs_.find(never).state == "cancelled"
+    assert f"job {second} did not succeed (it is failed), and this job needs that" in run("logs", never)
+    until(lambda: len(lines()) == 5, "three notifications")
+    assert sorted(lines()) == sorted([f"{first} done 0", f"{second} failed 3", f"{never} cancelled 1", "log", "log"])
+    assert Ledger.open().leases() == ()
+
+
+def test_a_notification_has_no_devices_and_its_failure_stands_in_the_log(run):
+    command = "touch begun; while ! test -e go; do sleep 0.05; done; echo said; exit 5"
+    number = submit(run, "true", "--notify", command)
+    until(Path("begun").exists, "the notification")
+    run("wait", number)
+    assert Ledger.open().leases() == ()
+    Path("go").touch()
+    until(lambda: "--notify failed" in run("logs", number), "its failure")
+    assert run("logs", number) == "said\nanyaccel: --notify failed with exit status 5"
+
+
+def test_the_end_of_a_lost_job_and_of_a_time_limit_is_told(run, anyaccel):
+    number = submit(run, "sleep 1000", "--notify", TELL)
+    os.kill(jobs_.find(number).pid, signal.SIGKILL)
+    until(lambda: lines() == [f"{number} lost "], "the notification")
+    # What it has left is killed; a process that is on its way out still has the lease for a moment.
+    until(lambda: anyaccel("cancel", number).returncode == 0, "the end of what it has left")
+    limited = submit(run, "sleep 1000", "--time", "1s", "--notify", TELL)
+    until(lambda: len(lines()) == 3, "the other one")
+    assert lines()[1].split()[:2] == [limited, "timeout"]
+
+
+def test_a_job_begins_at_its_time_and_is_cancelled_before(run):
+    later = submit(run, "echo later", "--begin", "12h")
+    assert jobs_.find(later).state == "waiting"
+    run("cancel", later)
+    assert (jobs_.find(later).state, run("logs", later)) == ("cancelled", "")
+    soon = submit(run, "true", "--begin", "1s")
+    run("wait", soon)
+    job = jobs_.find(soon)
+    assert job.started >= job.begins
+    run("wait", submit(run, "true", "--begin", "2001-01-01"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("run", "--after", "1", "A1:1", "--", "true"), "--after belongs to --detach"),
+        (("run", "--notify", "true", "A1:1", "--", "true"), "--notify belongs to --detach"),
+        (("sweep", "--begin", "1h", "A1:1", "--", "true"), "--begin belongs to --detach"),
+        (("run", "--detach", "--after-ok", "77", "A1:1", "--", "true"), "there is no job '77'"),
+        (("run", "--detach", "--begin", "soon", "A1:1", "--", "true"), "must be a date such as"),
+        (("redo", "77"), "there is no job '77'"),
+        (("jobs", "77"), "there is no job '77'"),
+        (("jobs", "--state", "odd"), "there is no state 'odd'; there are waiting, running"),
+        (("jobs", "--since", "never"), "must be a date such as"),
+    ],
+)
+def test_bad_input_gets_one_message(arguments, words, anyaccel):
+    done = anyaccel(*arguments)
+    assert (done.returncode, words in done.stderr) == (2, True), done.stderr
+    assert jobs_.jobs() == ()
+
+
+def test_moments_are_dates_times_and_durations():
+    now = time.time()
+    assert time.localtime(moment(ahead=True)("2030-02-03T04:05"))[:5] == (2030, 2, 3, 4, 5)
+    assert time.localtime(moment(ahead=False)("2020-02-03"))[:5] == (2020, 2, 3, 0, 0)
+    for text in ("00:00", "12:00", "23:59"):
+        assert now - 90_100 < moment(ahead=False)(text) <= time.time()
+        assert now < moment(ahead=True)(text) < time.time() + 90_100
+    assert moment(ahead=False)("2h") <= time.time() - 7200
+    assert moment(ahead=True)("2h") >= now + 7200
+
+
+def test_a_job_is_submitted_again_as_it_was(run, tmp_path, monkeypatch):
+    (tmp_path / "there").mkdir()
+    monkeypatch.chdir(tmp_path / "there")
+    first = submit(run, "pwd; echo $ACME_VISIBLE | grep -c ,", "--note", "two words", "--time", "1h")
+    run("wait", first, status=1)
+    monkeypatch.chdir(tmp_path)
+    second = run("redo", first)
+    run("wait", second, status=1)
+    was, is_now = jobs_.find(first), jobs_.find(second)
+    for name in ("request", "note", "command", "directory", "time_limit", "arguments"):
+        assert getattr(was, name) == getattr(is_now, name), name
+    assert run("logs", second) == run("logs", first) == f"{tmp_path}/there\n0"
+    (tmp_path / "there").rmdir()
+    run("redo", first, status=1)
+    again = run("sweep", "A1:1", "--detach", "--each", "n=1..2", "--", "sh", "-c", "echo {n}")
+    run("wait", again)
+    assert json.loads(run("redo", "--json", again))["command"] == list(jobs_.find(again).command)
+
+
+def test_everything_about_a_job_and_the_filters(run):
+    good = submit(run, "true", "--note", "fine")
+    bad = submit(run, "exit 3", "--after", good, "--notify", "true")
+    run("wait", bad, status=3)
+    shown = dict(line.split("  ", 1) for line in run("jobs", bad).splitlines())
+    shown = {name: value.strip() for name, value in shown.items()}
+    job = jobs_.find(bad)
+    assert shown["job"] == bad
+    assert (shown["state"], shown["exit status"], shown["after"], shown["notify"]) == ("failed", "3", good, "true")
+    assert (shown["log"], shown["directory"]) == (job.log, str(Path.cwd()))
+    assert shlex.split(shown["submitted as"]) == ["anyaccel", *job.arguments]
+    listed = json.loads(run("jobs", "--state", "failed,lost", "--json"))["jobs"]
+    assert [(each["job"], each["after"], each["notify"]) for each in listed] == [(bad, [good], "true")]
+    assert [each["job"] for each in json.loads(run("jobs", "--since", "1h", "--json"))["jobs"]] == [good, bad]
+    assert run("jobs", "--since", "2099-01-01") == "No jobs."
+    status, data = run_on_terminal([sys.executable, "-m", "anyaccel", "jobs"], columns=80)
+    heading, *rows = assert_plain(data).splitlines()
+    assert (status, len(rows), "COMMAND" in heading) == (0, 2, True)
+    assert max(map(len, (heading, *rows))) <= 80
+
+
+def test_foreground_runs_of_the_past_come_from_the_journal(run):
+    run("run", "A1:1", "--note", "mine", "--", "sh", "-c", "exit 4", status=4)
+    number = submit(run, "true")
+    run("wait", number)
+    until(lambda: len(json.loads(run("jobs", "--runs", "--json"))["runs"]) == 1, "the journal")
+    found = json.loads(run("jobs", "--runs", "--json"))
+    (entry,) = found["runs"]
+    assert (entry["note"], entry["program"], entry["request"]) == ("mine", "sh", "A1:1")
+    assert (entry["state"], entry["exit_status"], entry["devices"]) == ("ended", None, [entry["devices"][0]])
+    assert [each["job"] for each in found["jobs"]] == [number]
+    assert "runs" not in json.loads(run("jobs", "--json"))
+    assert "[mine] sh" in run("jobs", "--runs")
+    assert "[mine] sh" in run("jobs", "--user", "all")
+    assert "[mine] sh" in run("jobs", "--runs", "--state", "ended,lost")
+    assert run("jobs", "--runs", "--state", "lost") == "No jobs."
+    assert run("jobs", "--user", "no-such-user") == "No jobs."
