@@ -545,7 +545,7 @@ def test_nodes_on_what_is_mounted_below_the_directory_of_devices_are_closed_too(
     if subprocess.run([*prefix, "true"], capture_output=True, check=False).returncode:
         pytest.skip("root may not mount in this container")
     paths = [f"{dev}/{name}" for name in ("memory/deep/node", "memory/plain", "nodev/node", "disk/plain", "file")]
-    seen = child(f"seen = [[opened(path) for path in {paths!r}], reach.unseen()]", prefix=prefix)
+    seen = child(f"seen = [[opened(path) for path in {paths!r}], reach.find_unsearched()]", prefix=prefix)
     kind = subprocess.run(["stat", "-f", "-c", "%T", tmp_path], capture_output=True, text=True, check=True).stdout
     assert seen == [["EACCES", "", "EACCES", "", ""], [] if kind == "tmpfs\n" else [f"{dev}/disk"]]
     unconfined = child(f"seen = [opened(path) for path in {paths!r}]", prefix=prefix, apply=False)

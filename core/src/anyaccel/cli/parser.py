@@ -242,7 +242,8 @@ def _summary(target: str, distribution: str) -> str:
     ):  # anything may be wrong with a plug-in; the help names its command all the same
         package, _, module = target.partition(".")
         spec: Any = find_spec(package)
-        path = f"{spec.submodule_search_locations[0]}/{module.replace('.', '/')}.py" if module else spec.origin
+        folder = spec.submodule_search_locations
+        path = f"{os.path.join(folder[0], *module.split('.'))}.py" if module else spec.origin
         with open(path, "rb") as file:
             told = " ".join(str(ast.get_docstring(ast.parse(file.read()))).split())
         sentence = told.partition(". ")[0].rstrip(".")

@@ -223,8 +223,8 @@ def _edits(
             given = tuple([share.device for share in own.values()])
             ctx = EnvContext(devices=inventory.of_vendor(report.vendor), shares=own, environ=environ, mask=mask)
             edits[report.vendor] = _vendor(report.vendor).env(given, ctx)
-            if len(given) < len(ctx.devices) and not confined and not _hides(report, edits[report.vendor]):
-                gaps.append(_warn_visible(report.vendor, "its other devices"))
+            if len(given) < len(ctx.devices) and not confined:
+                gaps += _warn_visible(report, edits[report.vendor], "its other devices")
         elif unallocated == "hide" and report.state in {VendorState.OK, VendorState.FAILED}:
             try:
                 edits[report.vendor] = report.hidden or _ask_to_hide(report, inventory, environ, mask)
@@ -233,21 +233,19 @@ def _edits(
                     gaps.append(_warn_unknown(report.vendor, error.problem.reason))
             else:
                 here = report.state is VendorState.FAILED or report.partial or inventory.of_vendor(report.vendor)
-                if here and not confined and not _hides(report, edits[report.vendor]):
-                    gaps.append(_warn_visible(report.vendor, "them"))
+                if here and not confined:
+                    gaps += _warn_visible(report, edits[report.vendor], "them")
     return edits, gaps
 
 
-def _hides(report: VendorReport, edits: EnvEdits) -> bool:
-    """Return whether edits hide devices of a vendor."""
-    return report.maskable and bool(edits.set or edits.unset.difference(report.cleared))
-
-
-def _warn_visible(vendor: str, what: str) -> str:
-    return (
-        f"devices of {vendor} may be open to the worker: no variable hides {what}; confine the worker (--enforce, or"
-        " enforce=True) to close their nodes"
-    )
+def _warn_visible(report: VendorReport, edits: EnvEdits, what: str) -> list[str]:
+    """Return the gap of a worker with these edits that may see devices of a vendor: a sentence, or none."""
+    hides = report.maskable and bool(edits.set or edits.unset.difference(report.cleared))
+    if hides and not report.masked_software:
+        return []
+    why = f"its variable binds {report.masked_software} alone" if hides else f"no variable hides {what}"
+    remedy = "confine the worker (--enforce, or enforce=True) to close their nodes"
+    return [f"devices of {report.vendor} may be open to the worker: {why}; {remedy}"]
 
 
 def _warn_unknown(vendor: str, reason: str) -> str:

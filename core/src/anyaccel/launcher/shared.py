@@ -89,7 +89,7 @@ class SharedScheduler(Scheduler):
                 del self._waits[number]
         for number, ticket in waiting.items():
             try:
-                self._enqueue(ticket)
+                self._wait_in_line(ticket)
             except AnyaccelError as error:  # such as a state directory that is no longer trusted
                 ticket.error = error
                 self._leave(ticket)
@@ -198,7 +198,7 @@ class SharedScheduler(Scheduler):
         others = ahead - len(found)
         return found if others <= 0 else {**found, "line": f"{others} of other programs"}
 
-    def _enqueue(self, ticket: Ticket) -> None:
+    def _wait_in_line(self, ticket: Ticket) -> None:
         """Let a ticket wait for devices of the current machine, at the former place; the caller holds the lock."""
         pending = self._make_request(ticket.plan, ticket.waiting)
         wait = self._waits.setdefault(ticket.number, _QueuedRequest())

@@ -76,6 +76,8 @@ def info_faults(value: Any, vendor: str) -> Iterator[str]:
     for node in value.control_nodes:
         if not _is_path(node):
             yield f"PluginInfo.control_nodes must be absolute paths of printable text (got {node!r})"
+    if not value.masked_software.isprintable():
+        yield f"PluginInfo.masked_software must be printable text (got {value.masked_software!r:.80})"
     if not value.exclusive.isprintable():
         yield f"PluginInfo.exclusive must be printable text (got {value.exclusive!r:.80})"
     yield from _variable_faults(value)

@@ -17,6 +17,7 @@ from anyaccel.kit import (
     cap_frameworks,
     condition,
     fail,
+    host_memory,
     inventory,
     kernel_log,
     pci_name,
@@ -390,7 +391,7 @@ def _stats(ctx: ProbeContext, device: Device, facts: Mapping[str, Any]) -> Stats
     used, busy, milliwatts, processes = (facts[key] for key in ("memory_used", "utilization", "power", "processes"))
     # Integrated GPUs have no memory of their own; the host's memory in use is the only answer there is.
     if used is None and device.attributes.get("unified_memory"):
-        total, available = detection.host_memory(ctx, "MemTotal"), detection.host_memory(ctx, "MemAvailable")
+        total, available = host_memory(ctx), host_memory(ctx, "MemAvailable")
         used = total - available if total is not None and available is not None else None
     clock, memory_clock = (mhz and mhz * 1_000_000 for mhz in facts.get("clocks", (None, None)))
     corrected, uncorrected = facts.get("ecc_errors", (None, None))
