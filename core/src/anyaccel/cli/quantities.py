@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 
 def duration(text: str) -> float:
-    """Turn a duration such as 90s, 15m, 2h, 1d or 1h30m into seconds.
+    """Turn a duration such as 90s, 15m, 2h, 1h30m, 90 or 1:30:00 into seconds.
 
     Raises:
-        argparse.ArgumentTypeError: When the text is not a duration; a bare number has no unit.
+        argparse.ArgumentTypeError: When the text is not a duration.
     """
     try:
         return texts.duration(text)

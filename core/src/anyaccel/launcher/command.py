@@ -48,12 +48,14 @@ def run(request: str | Sequence[str], command: Sequence[str] | str, **options: U
         machine: The machine; see :func:`anyaccel.detect`.
         declare: Devices to count by resource name, beside those that are detected; see :func:`anyaccel.declare`.
         environ: The environment to start from; that of this process if None.
-        wait: Seconds to wait for the devices; 0 to take only what is free now, None to wait without limit.
+        wait: Longest wait for the devices, in seconds or as a text such as ``"5m"``; 0 to take only what is free now,
+            None for no limit.
         priority: A request of higher priority is served first.
         note: The purpose, shown to other users.
-        time: Time limit in seconds. Then the command is ended with all its descendants, and standard error says so.
+        time: Time limit, in seconds or as a text such as ``"1h30m"``. Then the command is ended with its descendants,
+            and standard error says so.
             See :func:`anyaccel.acquire`.
-        grace: Seconds between SIGTERM and SIGKILL at the time limit.
+        grace: Time between SIGTERM and SIGKILL at the time limit, in seconds or as a text.
         signal: A signal before the time limit, such as ``"USR1@60s"``: 60 seconds before, to each process of the
             command that catches the signal.
         on_wait: As for :func:`anyaccel.acquire`. By default, one sentence on standard error says that the call waits.
@@ -84,12 +86,14 @@ def run(request: str | Sequence[str], command: Sequence[str] | str, **options: U
         >>> done.returncode, done.stdout.split()
         (0, [b'H100'])
     """
-    from anyaccel.launcher.options import RunOptions, TakeOptions, check_options
+    from anyaccel.launcher.options import RunOptions, TakeOptions, check_options, read_seconds
 
     given: dict[str, Any] = {**options}
     program = _check_command(command, given)
     check_options("run", given, RunOptions.__annotations__)
-    grace = given.pop("grace", GRACE_SECONDS)
+    for name in given.keys() & {"time", "timeout"}:
+        given[name] = read_seconds(name, given[name])
+    grace = read_seconds("grace", given.pop("grace", GRACE_SECONDS))
     if not (isinstance(grace, (int, float)) and grace >= 0):
         raise UsageError(f"grace must be a number of seconds, 0 or more (got {grace!r:.60})")
     early = check_early(given.pop("signal", None), given.get("time"))

@@ -12,6 +12,7 @@ from anyaccel.errors import DeadlockError, DevicesBusyError, LimitError, NeverFi
 from anyaccel.inventory.detect import survey
 from anyaccel.launcher.choosing import local_scheduler, make_choice
 from anyaccel.launcher.launch import Launch, check_start, plan_launch
+from anyaccel.launcher.options import AcquireOptions, check_options, read_seconds
 from anyaccel.launcher.scope import Scope
 from anyaccel.launcher.usage import OpenLease
 from anyaccel.launcher.verdicts import judge, make_limit_error
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from typing import Any, Self, Unpack
 
     from anyaccel.launcher.busy import UnleasedUse
-    from anyaccel.launcher.options import AcquireOptions
     from anyaccel.ledger.acquisition import Acquisition
 
 T = TypeVar("T")
@@ -131,12 +131,13 @@ def acquire(request: str | Sequence[str] | Request, **options: Unpack[AcquireOpt
 
     Args:
         request: The request, such as ``"GPU:2"``.
-        wait: Seconds to wait; 0 to take only what is free now, None to wait without limit.
+        wait: Longest wait, in seconds or as a text such as ``"5m"``; 0 to take only what is free now, None for no
+            limit.
         priority: A request of higher priority is served first; users agree on the values.
         note: The purpose, shown to other users.
         avoid_busy: Whether to leave out devices on which a process without a lease runs.
-        time: Time limit in seconds, which other users see. A request with a time limit may start before requests that
-            cannot start yet (backfill). The caller itself must end in time.
+        time: Time limit, in seconds or as a text such as ``"1h30m"``, which other users see. A request with a time
+            limit may start before requests that cannot start yet (backfill). The caller itself must end in time.
         on_wait: Called with the queue position and the leases in the way, when the wait begins and after each change.
             If None, the logger ``anyaccel.wait`` gets one sentence when the wait begins. It goes to standard error,
             unless the program configures :mod:`logging` otherwise.
@@ -190,8 +191,6 @@ async def acquire_async(request: str | Sequence[str] | Request, **options: Unpac
 
 def _make_request(function: str, request: str | Sequence[str] | Request, options: AcquireOptions) -> LeaseRequest:
     """Check the options of a public function, and make a request whose lease this process will hold."""
-    from anyaccel.launcher.options import AcquireOptions, check_options
-
     check_options(function, options, AcquireOptions.__annotations__)
     return LeaseRequest(request, marks.draw_for_process, options)
 
@@ -270,7 +269,7 @@ class LeaseRequest:
         environ = options.get("environ")
         self.environ = os.environ if environ is None else environ
         self._confined = check_start(options) or options.get("confined", False)
-        time, self._note = options.get("time"), options.get("note", "")
+        time, self._note = read_seconds("time", options.get("time")), options.get("note", "")
         if time is not None and not 0 < time < float("inf"):
             raise ValueError(f"time must be seconds, more than 0, or None (got {time!r})")
         names = "machine", "declare", "timeout"
@@ -292,7 +291,8 @@ class LeaseRequest:
         self._unleased = self._observe_unleased(avoid_busy=options.get("avoid_busy", False))
         want = self.scope.make_want(self._choice, self.inventory)
         self.want = replace(want, seconds=time, confined=self._confined, mark=mark)
-        self._terms: dict[str, Any] = {"wait": options.get("wait"), "priority": options.get("priority", 0)}
+        wait = read_seconds("wait", options.get("wait"))
+        self._terms: dict[str, Any] = {"wait": wait, "priority": options.get("priority", 0)}
         self._terms |= {"note": self._note, "on_wait": self._report_wait}
         self._on_wait = options.get("on_wait")
         self._blocks = False

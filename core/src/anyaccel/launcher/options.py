@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TypedDict
 
 from anyaccel.errors import UnknownOptionError, UsageError
-from anyaccel.text import shown
+from anyaccel.text import duration, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -55,11 +55,11 @@ class TakeOptions(StartOptions, total=False):
     machine: str | Machine | None
     declare: Mapping[str, int] | None
     environ: Mapping[str, str] | None
-    wait: float | None
+    wait: float | str | None
     priority: int
     note: str
     avoid_busy: bool
-    time: float | None
+    time: float | str | None
     on_wait: OnWait | None
 
 
@@ -74,11 +74,11 @@ class AcquireOptions(TakeOptions, total=False):
 class RunOptions(TakeOptions, total=False):
     """Options of :func:`anyaccel.run`, with the time limit and the options of :func:`subprocess.run`."""
 
-    grace: float
+    grace: float | str
     signal: str | None
     input: Any
     capture_output: bool
-    timeout: float | None
+    timeout: float | str | None
     check: bool
     bufsize: int
     executable: str | bytes | os.PathLike[Any] | None
@@ -135,6 +135,24 @@ def check_options(function: str, given: Mapping[str, object], *known: Iterable[s
         from anyaccel.launcher.limits import parse_memory
 
         parse_memory(memory)
+
+
+def read_seconds(name: str, value: float | str | None) -> float | None:
+    """Return an option's value in seconds, given a number or a text such as ``"1h30m"``.
+
+    Args:
+        name: Name of the option, for the message.
+        value: The value; None stays None.
+
+    Raises:
+        UsageError: If the text is no duration.
+    """
+    if not isinstance(value, str):
+        return value
+    try:
+        return duration(value)
+    except ValueError as error:
+        raise UsageError(f"{name} {error}") from None
 
 
 def _join(values: tuple[object, ...]) -> str:

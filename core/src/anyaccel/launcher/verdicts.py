@@ -10,6 +10,7 @@ from anyaccel.errors import AnyaccelError, LimitError, NeverFitsError
 from anyaccel.inventory.detect import survey
 from anyaccel.launcher.choosing import local_scheduler, make_choice
 from anyaccel.launcher.environment import worker_environment
+from anyaccel.launcher.options import read_seconds
 from anyaccel.launcher.scope import Scope
 from anyaccel.launcher.waits import describe_holder
 from anyaccel.ledger import LeaseRecord, Ledger, Want
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 def why(
     request: str | Sequence[str] | Request,
     *,
-    time: float | None = None,
+    time: float | str | None = None,
     priority: int = 0,
     inventory: Inventory | None = None,
     environ: Mapping[str, str] | None = None,
@@ -37,7 +38,7 @@ def why(
 
     Args:
         request: The request.
-        time: Time limit of the request in seconds; None for none.
+        time: Time limit of the request, in seconds or as a text such as ``"1h30m"``; None for none.
         priority: A request of higher priority is served first.
         inventory: The machine's inventory; detected if None.
         environ: Environment to read; that of this process if None.
@@ -61,7 +62,8 @@ def why(
     environ = os.environ if environ is None else environ
     inventory = survey(inventory, environ=environ, **where)
     request, ledger = parse_request(request), Ledger.open(environ)
-    verdict = judge(inventory, request, ledger, environ, time=time, priority=priority)
+    seconds = read_seconds("time", time)
+    verdict = judge(inventory, request, ledger, environ, time=seconds, priority=priority)
     return replace(verdict, gaps=_find_gaps(request, inventory, environ)) if verdict.ever_fits else verdict
 
 
