@@ -10,15 +10,15 @@ from anyaccel.launcher.withhold import drain
 from anyaccel.ledger.names import without_scope
 
 EXAMPLES = (
-    ("sudo anyaccel drain nvidia/3 --reason 'fan is replaced on Monday'", "give out no more of this device"),
-    ("sudo anyaccel undrain nvidia/3", "give it out again"),
+    ("sudo anyaccel drain GPU/3 --reason 'fan is replaced on Monday'", "give out no more of this device"),
+    ("sudo anyaccel undrain GPU/3", "give it out again"),
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument(
-        "device", nargs="+", metavar="DEVICE", help="a device or several: a name such as nvidia/3 or GPU/0-3, or an id"
+        "device", nargs="+", metavar="DEVICE", help="a device or several: a name such as GPU/3 or GPU/0-3, or an id"
     )
     parser.add_argument("--reason", default="", help="why, shown to every user whose request waits")
 

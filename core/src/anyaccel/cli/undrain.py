@@ -9,7 +9,7 @@ from anyaccel.cli.options import survey
 from anyaccel.launcher.withhold import undrain
 from anyaccel.ledger.names import without_scope
 
-EXAMPLES = (("sudo anyaccel undrain nvidia/3", "end the drain of a device, and of the devices drained with it"),)
+EXAMPLES = (("sudo anyaccel undrain GPU/3", "end the drain of a device, and of the devices drained with it"),)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

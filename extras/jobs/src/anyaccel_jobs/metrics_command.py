@@ -12,7 +12,7 @@ import anyaccel
 from anyaccel.cli import machine_options, output
 from anyaccel.cli import sample as samples
 from anyaccel.errors import UsageError
-from anyaccel.ledger.record import BLOCKED
+from anyaccel.ledger import BLOCKED
 from anyaccel.model import UNITS_PER_DEVICE, Device, Health, Stats, Value, VendorState
 from anyaccel.text import printable
 
