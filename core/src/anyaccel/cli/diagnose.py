@@ -31,7 +31,7 @@ def diagnose_configuration() -> tuple[Finding, ...]:
 
 
 def diagnose_file(read: Callable[[], Configuration]) -> Iterator[Finding]:
-    """Find faults of one file of configuration.
+    """Find faults of a file of configuration.
 
     Args:
         read: Reads the file.

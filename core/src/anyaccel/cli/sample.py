@@ -64,7 +64,7 @@ class Sample(Value):
 
 
 class Holder(Value):
-    """The holder of a device, or a process that uses it without a lease.
+    """A holder of a device, or a process without a lease.
 
     Attributes:
         user: Name or number of the user, after a star for a process without a lease.
@@ -174,7 +174,7 @@ def machine_notes(inventory: Inventory) -> list[str]:
 
 
 def health(device: Device, seen: Stats) -> tuple[Health, str, str]:
-    """Return a device's health, reason and remedy: those measured last, unless they are unknown."""
+    """Return a device's health, reason and remedy: as measured, or as detected if that is unknown."""
     # A device that detection found unhealthy stays so, although it may still be measured.
     if seen.health is Health.UNKNOWN or device.health is Health.UNHEALTHY:
         return device.health, device.health_reason, device.health_remedy
@@ -233,7 +233,7 @@ def notes(sample: Sample) -> list[str]:
 
 
 def all_notes(sample: Sample) -> list[str]:
-    """Return the remarks of detection and those about the sample, a sentence each."""
+    """Return the remarks of detection and of the sample, a sentence each."""
     reports = sample.inventory.vendors
     found = [note for report in reports for note in report.notes]
     found += [str(report.problem) for report in reports if report.problem is not None]
@@ -241,7 +241,7 @@ def all_notes(sample: Sample) -> list[str]:
 
 
 def holders(device: Device, sample: Sample) -> tuple[Holder, ...]:
-    """Return the holders of a device, and the processes that use it without a lease.
+    """Return the holders of a device, and processes without a lease.
 
     A process counts as one without a lease when no lease of the device belongs to its user. Processes of a recorded
     machine are not looked up on this one.

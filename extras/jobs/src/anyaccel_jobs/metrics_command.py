@@ -100,7 +100,7 @@ def page(args: argparse.Namespace) -> str:
 
 
 def families(sample: samples.Sample) -> Iterator[Family]:
-    """Yield the metrics of a sample. An unknown value has no sample: unknown leases are left out, not 0."""
+    """Yield the metrics of a sample. An unknown value has no sample, unlike a value of 0."""
     inventory = sample.inventory
     devices = [(device, _labels(device), sample.stats(device)) for device in inventory.devices]
 
@@ -221,10 +221,12 @@ def _escaped(text: str) -> str:
 
 
 def _number(value: float) -> str:
+    # OpenMetrics accepts both forms; whole numbers are shorter.
     return str(int(value)) if value == int(value) else repr(float(value))
 
 
 def _address(text: str) -> tuple[str, int]:
+    # An IPv6 address has colons of its own: [::1]:9464.
     host, _, port = text.rpartition(":")
     if not port.isdecimal() or int(port) >= 1 << 16:
         raise UsageError(f"--serve takes HOST:PORT or PORT, such as 127.0.0.1:9464 (got {text!r})")
@@ -249,10 +251,12 @@ def _serve(args: argparse.Namespace, host: str, port: int) -> int:
         timeout = 10
 
         def do_GET(self) -> None:
+            # Prometheus may add parameters.
             if self.path.partition("?")[0] not in ("/", "/metrics"):
                 self.send_error(404)
                 return
             try:
+                # Several collectors ask at once: vendors are asked once for all of them.
                 body = fresh()
             except anyaccel.AnyaccelError as error:
                 self.send_error(500, printable(str(error))[:200])
@@ -268,6 +272,7 @@ def _serve(args: argparse.Namespace, host: str, port: int) -> int:
 
     class Server(ThreadingHTTPServer):
         address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        # A client that reads slowly must not delay the end.
         daemon_threads = True
 
     try:
