@@ -48,6 +48,9 @@ GROUPS = {
     "Administer a machine": {
         "report": "show who used which devices, from the journal of ended leases",
         "metrics": "print or serve measurements in OpenMetrics, for a monitoring system",
+        "drain": "withhold devices from new requests, as for maintenance",
+        "undrain": "give drained devices out again",
+        "reserve": "reserve devices for a user and a time; list and remove reservations",
         "setup": "make the files that all users of this machine share, as root",
         "config": "show the settings of this machine and of this user",
         "export": "describe the devices for another scheduler or a container engine",
@@ -67,7 +70,10 @@ GROUPS = {
 """The commands under the titles of ``anyaccel --help``, each with what it does."""
 COMMANDS = {name: text for group in GROUPS.values() for name, text in group.items()}
 DEFAULT = "status"
-SURVEYS = {"status", "top", "metrics", "report", "run", "sweep", "hold", "select", "why", "env", "doctor", "export"}
+SURVEYS = {
+    *("status", "top", "metrics", "report", "run", "sweep", "hold", "select", "why", "env", "doctor", "export"),
+    *("drain", "undrain", "reserve"),
+}
 """Commands that detect the machine's devices."""
 RUNS = {"run", "sweep", "testbed"}
 """Commands that take a command to run, after ``--``."""
