@@ -1,4 +1,4 @@
-"""Mobilint's own library opens the nodes that the plug-in looks for. It counts cards by ioctl: only names are compared."""
+"""Mobilint's own library opens the nodes that the plug-in looks for. It counts cards by ioctl, which no testbed has."""
 
 from importlib.util import find_spec
 from pathlib import Path
