@@ -65,7 +65,7 @@ class Driver(Engine):
         """Raise the error of a request that no node can ever serve."""
         self.cluster.plan(request)
 
-    def gang(self, options: Options, hosts: int, name: str, work: bytes) -> GangFuture:
+    def gang(self, options: Options, hosts: int, name: str, work: bytes) -> GangFuture[Any]:
         """Run a pickled call on each of several nodes at the same time."""
         if self.settings.max_workers is not None:
             raise UsageError("a gang starts all its workers at once; max_workers must be None for it")
