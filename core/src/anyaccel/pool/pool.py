@@ -198,7 +198,7 @@ class Submitter(Executor):
         return self._run_all(fn, zip(*iterables, strict=False), timeout, batch, progress, in_order=False)
 
     def starmap(
-        self, fn: Callable[[Unpack[Ts]], T], iterable: Iterable[tuple[Unpack[Ts]]], chunksize: int | None = None
+        self, fn: Callable[[Unpack[Ts]], T], iterable: Iterable[tuple[*Ts]], chunksize: int | None = None
     ) -> list[T]:
         """Run a function over tuples of its arguments, and wait for the results, as ``multiprocessing.Pool`` does.
 
@@ -257,7 +257,7 @@ class Submitter(Executor):
             RuntimeError: When the pool was shut down.
         """
         state = ActorState(self._core, get_call_name(fn), replace(self._options, concurrency=1, retries=0))
-        stream = Stream(
+        stream: Stream[T] = Stream(
             state, self._core.settings.grace, self
         )  # first: after an interrupt, its finalizer ends the worker
         self._core.enter(state.construction, (YieldedItems, (fn, args, kwargs), {}, 1))
