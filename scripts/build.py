@@ -1,4 +1,4 @@
-"""Build every distribution of this workspace: an sdist each, and the wheel that is made from it; then check them all.
+"""Build the sdist of every distribution of this workspace, and its wheel from that; then check them all.
 
     python scripts/build.py [--out DIR] [NAME ...]
 
@@ -27,7 +27,7 @@ VERSION_FILE = ROOT / "core" / "src" / "anyaccel" / "_version.py"
 
 
 def build(name: str, out: Path) -> None:
-    """Build the sdist, and the wheel from it."""
+    """Build an sdist, and a wheel from it."""
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", out, FOLDERS[name]]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -35,7 +35,7 @@ def build(name: str, out: Path) -> None:
 
 
 def faults(out: Path, names: Sequence[str]) -> Iterator[str]:
-    """What is wrong with what was built, in clauses about each file."""
+    """Return the faults of built files, a clause each."""
     version = re.findall(r'^__version__ = "(.+)"', VERSION_FILE.read_text(encoding="utf-8"), re.MULTILINE)[0]
     for name in names:
         package = "anyaccel" if name == "core" else f"anyaccel_{name}"
@@ -63,7 +63,7 @@ def faults(out: Path, names: Sequence[str]) -> Iterator[str]:
 
 
 def main() -> None:
-    """Build, check, and say what was built."""
+    """Build, check, and print the built files."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help="what to build instead of all, such as 'core'")
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="where to put it (default: dist)")

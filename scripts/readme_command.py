@@ -1,4 +1,4 @@
-"""Print the command of README.md that stands behind a marker: <!-- command: NAME -->."""
+"""Print the command of README.md behind a marker: <!-- command: NAME -->."""
 
 import re
 import sys
@@ -8,7 +8,7 @@ README = Path(__file__).parent.parent / "README.md"
 
 
 def readme_command(name: str) -> str:
-    """Find the one command that the marker names.
+    """Find the command behind a marker.
 
     Raises:
         SystemExit: When the README has no such command, or two.

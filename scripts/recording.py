@@ -1,6 +1,6 @@
-"""Record a terminal, as an SVG that moves, for the landing page of the site.
+"""Record a terminal as an animated SVG, for the landing page of the site.
 
-A shell runs on a pseudo-terminal, commands are typed into it, and what it shows is drawn: nothing is written by hand.
+A shell runs on a pseudo-terminal, commands are typed into it, and its screen is drawn: nothing is written by hand.
 The machine is simulated. Pauses are shortened to the time that reading takes.
 
     python scripts/recording.py [FILE]
@@ -40,10 +40,10 @@ COLUMNS, ROWS = 88, 28
 PROMPT = "$ "
 PATIENCE = 60.0
 KEYS = 2
-"""How many are typed from one picture to the next."""
+"""Number of keys that are typed from one picture to the next."""
 KEY_SECONDS, READ_SECONDS, END_SECONDS = 0.05, 2.0, 4.0
 WIDTH, HEIGHT, MARGIN = 8.4, 19.0, 14.0
-"""Of a character, of a line and around all, in pixels."""
+"""Width of a character, height of a line, margin around all, in pixels."""
 FONTS = "ui-monospace,'DejaVu Sans Mono','Liberation Mono',Menlo,Consolas,monospace"
 COLOURS = {"default": "#c9d1d9", "red": "#ff7b72", "green": "#7ee787", "brown": "#e3b341", "cyan": "#76e3ea"}
 
@@ -53,7 +53,7 @@ Line = tuple[Run, ...]
 
 
 class Frame(NamedTuple):
-    """What the terminal shows, and for how many seconds."""
+    """A screen of the terminal, and its duration in seconds."""
 
     lines: tuple[Line, ...]
     seconds: float
@@ -77,7 +77,7 @@ def main(file: Path) -> None:
 
 
 def record(environ: dict[str, str]) -> Iterator[Frame]:
-    """Type the commands into a shell, and look at its terminal."""
+    """Type the commands into a shell; yield its screens."""
     screen = pyte.Screen(COLUMNS, ROWS)
     stream = pyte.ByteStream(screen)
     pid, terminal = os.forkpty()
@@ -102,24 +102,24 @@ def record(environ: dict[str, str]) -> Iterator[Frame]:
 
 
 def until_prompt(terminal: int, stream: pyte.ByteStream, screen: pyte.Screen) -> None:
-    """Read until the shell asks for the next command."""
+    """Read until the shell prints its prompt."""
     end = time.monotonic() + PATIENCE
     while not (screen.cursor.x == len(PROMPT) and screen.display[screen.cursor.y].rstrip() == PROMPT.rstrip()):
         read(terminal, stream, end)
 
 
 def until_shown(terminal: int, stream: pyte.ByteStream, screen: pyte.Screen, keys: int) -> None:
-    """Read until the keys that were typed are there; commands are shorter than a line."""
+    """Read until the typed keys are on the screen; commands are shorter than a line."""
     wanted, end = screen.cursor.x + keys, time.monotonic() + PATIENCE
     while screen.cursor.x < wanted:
         read(terminal, stream, end)
 
 
 def read(terminal: int, stream: pyte.ByteStream, end: float) -> None:
-    """Read what the shell writes.
+    """Read output of the shell.
 
     Raises:
-        TimeoutError: When it writes nothing until the end.
+        TimeoutError: When the shell writes nothing until the end.
     """
     if not select.select([terminal], [], [], max(0.0, end - time.monotonic()))[0]:
         raise TimeoutError(f"the shell has written nothing for {PATIENCE:.0f} s")
@@ -127,12 +127,12 @@ def read(terminal: int, stream: pyte.ByteStream, end: float) -> None:
 
 
 def shown(screen: pyte.Screen) -> tuple[Line, ...]:
-    """What the terminal shows now."""
+    """Return the lines of the screen."""
     return tuple(tuple(runs(screen, row)) for row in range(ROWS))
 
 
 def runs(screen: pyte.Screen, row: int) -> Iterator[Run]:
-    """A line as pieces of one style each; the cursor is a block."""
+    """Split a line into pieces of one style each; the cursor is a block."""
     cells = [screen.buffer[row][column] for column in range(COLUMNS)]
     if row == screen.cursor.y and screen.cursor.x < COLUMNS:
         cells[screen.cursor.x] = Char("\N{FULL BLOCK}")
@@ -145,7 +145,7 @@ def runs(screen: pyte.Screen, row: int) -> Iterator[Run]:
 
 
 def drawn(frames: list[Frame]) -> str:
-    """Draw the frames: each state of each line once, shown while it is there."""
+    """Draw the frames: each state of a line once, visible during its frames."""
     total = sum(frame.seconds for frame in frames)
     spans: dict[tuple[int, Line], list[tuple[float, float]]] = {}
     now = 0.0
@@ -188,7 +188,7 @@ def drawn(frames: list[Frame]) -> str:
 
 
 def piece(row: int, run: Run) -> str:
-    """One piece of a line, as wide as it is on a terminal whatever the font."""
+    """Draw a piece of a line, with its width on the terminal for any font."""
     column, text, colour, bold = run
     x, y = MARGIN + column * WIDTH, MARGIN + row * HEIGHT + 14
     weight = " font-weight='bold'" if bold else ""

@@ -43,7 +43,7 @@ class Run:
 
 
 def tee(command: Sequence[str]) -> tuple[int, str]:
-    """Run a command; what it prints is printed, and returned with its exit status."""
+    """Run a command and print its output; return output and exit status."""
     printed = []
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         assert process.stdout is not None  # noqa: S101 - it is a pipe
@@ -79,14 +79,14 @@ def without_group(name: str) -> str:
 
 
 def pytest_run(status: int, pytest: str) -> list[Run]:
-    """What failed in the one run of pytest of a command."""
+    """Return the failed tests of a command with one run of pytest."""
     if status != TESTS_FAILED:
         raise StageError(f"its exit status is {status}, not that of failed tests")
     return [Run("", failed_tests(Path(".pytest_cache")), [pytest, "-q", "--tb=short"])]
 
 
 def tox_runs(tox: str, result: Path) -> list[Run]:
-    """What failed in the environments of tox."""
+    """Return the failed tests of the environments of tox."""
     runs = []
     for name, found in json.loads(result.read_text(encoding="utf-8"))["testenvs"].items():
         if found.get("result", {}).get("success", True):

@@ -1,7 +1,7 @@
-"""Draw what ``anyaccel`` and ``anyaccel top`` show, at 80 and at 160 columns, as SVG for the README.
+"""Draw the screens of ``anyaccel`` and ``anyaccel top``, at 80 and at 160 columns, as SVG for the README.
 
-The machine is simulated, and its devices are really held, by commands of the command line. A simulation knows no load,
-temperature or power, and all who hold devices here are one user: loads and names of users are made up.
+The machine is simulated, and commands hold its devices. A simulation has no load, temperature or power, and one user
+holds all devices here: loads and names of users are invented.
 
     python scripts/screenshots.py [DIRECTORY]
 """
@@ -37,7 +37,7 @@ HELD = (
     ("GPU:1", "dave: sweep"),
 )
 WAITS = (("GPU:8", "frank: pretrain"), ("GPU:4", "erin: fine-tune"))
-"""In the order of arrival. The second would be served, did it not come after the first."""
+"""Requests in the order of arrival. The second would fit without the first."""
 WIDTHS = (80, 160)
 STYLES = {"": "", "bold": "bold", "dim": "dim", "bad": "red", "good": "green", "warn": "yellow", "accent": "cyan"}
 LOOKS = 40
@@ -70,7 +70,7 @@ def main(directory: Path) -> None:
 
 
 def anyaccel_says(*arguments: str) -> str:
-    """What a command prints."""
+    """Return the output of a command of anyaccel."""
     command = [sys.executable, "-m", "anyaccel", *arguments]
     return subprocess.run(
         command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -78,10 +78,10 @@ def anyaccel_says(*arguments: str) -> str:
 
 
 def stand_in_line(count: int) -> None:
-    """Wait until so many wait for devices.
+    """Wait until a number of requests is queued.
 
     Raises:
-        TimeoutError: When there are fewer after a minute.
+        TimeoutError: When fewer are queued after a minute.
     """
     end = time.monotonic() + PATIENCE
     while len(tickets := Ledger.open().tickets()) < count:
@@ -91,7 +91,7 @@ def stand_in_line(count: int) -> None:
 
 
 def made_up(sample: Sample, moment: int) -> Sample:
-    """The same with users, after the notes, and with loads that go on with time."""
+    """Return a sample with users from the notes, and with loads that change with time."""
     leases = {device: [named(record) for record in found] for device, found in (sample.leases or {}).items()}
     tickets = tuple(named(ticket, waited=ticket.waited + 754) for ticket in sample.tickets)
     observed = {device.id: load(device, moment, held=device.id in leases) for device in sample.inventory.devices}
@@ -99,13 +99,13 @@ def made_up(sample: Sample, moment: int) -> Sample:
 
 
 def named(record: Any, **more: Any) -> Any:
-    """The record of a lease or a ticket with the user whom its note names."""
+    """Return the record of a lease or ticket with the user that its note names."""
     user, _, note = record.note.partition(": ")
     return replace(record, user=user, note=note, **more)
 
 
 def load(device: Device, moment: int, *, held: bool) -> Stats:
-    """What a device may tell: a made-up load, and what goes with it."""
+    """Invent load, memory, temperature and power of a device."""
     wave = 0.5 + 0.5 * math.sin(moment / (3 + device.index) + device.index)
     ratio = (0.35 + 0.63 * wave) if held else 0.0
     size = device.memory_bytes or 0

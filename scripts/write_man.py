@@ -21,7 +21,7 @@ FILES = (
 
 
 def escaped(text: str) -> str:
-    """Text as roff reads it: hyphens that can be copied, nothing that is a request."""
+    """Escape text for roff: hyphens that can be copied, no requests."""
     plain = text.replace("\\", "\\e").replace("-", "\\-").replace("'", "\\(aq")
     return "\n".join(f"\\&{line}" if line.startswith(".") else line for line in plain.splitlines())
 
@@ -46,7 +46,7 @@ def options(parser: argparse.ArgumentParser) -> Iterator[str]:
 
 
 def examples(module: object) -> Iterator[str]:
-    """Command lines, each with what it does."""
+    """Yield command lines with their explanations."""
     yield ".SH EXAMPLES"
     for line, told in module.EXAMPLES:  # type: ignore[attr-defined]
         yield from (".TP", f".B {escaped(line)}", escaped(told))
@@ -95,7 +95,7 @@ def place(name: str) -> Path:
 
 
 def pages() -> dict[Path, str]:
-    """Every page, by its file."""
+    """Return the text of each page, by its file."""
     return {ROOT / "core" / "man" / "anyaccel.1": index()} | {place(name): page(name) for name in cli.COMMANDS}
 
 

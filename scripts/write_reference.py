@@ -1,6 +1,6 @@
-"""Write the parts of docs/reference that the code knows best: commands, exit statuses, errors, values and the kit.
+"""Write generated parts of docs/reference: commands, exit statuses, errors, values and the kit.
 
-They stand between ``<!-- begin: NAME -->`` and ``<!-- end: NAME -->``. A test compares them with the code.
+The parts are between ``<!-- begin: NAME -->`` and ``<!-- end: NAME -->``. A test compares them with the code.
 
     python scripts/write_reference.py
 """
@@ -27,7 +27,7 @@ REFERENCE = Path(__file__).parent.parent / "docs" / "reference"
 
 
 def commands() -> Iterator[str]:
-    """Every command with its own arguments."""
+    """Yield each command with its arguments."""
     for name, summary in cli.COMMANDS.items():
         module = cli.module_of(name)
         parser = Parser(add_help=False)
@@ -42,27 +42,27 @@ def commands() -> Iterator[str]:
 
 
 def common_options() -> Iterator[str]:
-    """What every command understands."""
+    """Yield the options of all commands."""
     parser = argparse.ArgumentParser(add_help=False)
     cli.add_common(parser)
     yield from table(parser)
 
 
 def columns() -> Iterator[str]:
-    """Every column of the table of devices."""
+    """Yield the columns of the table of devices."""
     rows = [f"| `{column.name}` | {escaped(column.about)} |" for column in COLUMNS]
     yield "\n".join(["| column | |", "| --- | --- |", *rows])
 
 
 def table(parser: argparse.ArgumentParser) -> Iterator[str]:
-    """The arguments of a parser as a table; nothing when it has none."""
+    """Yield a table of the arguments of a parser, if it has any."""
     rows = [row(action) for action in parser._actions if action.help != argparse.SUPPRESS]  # noqa: SLF001
     if rows:
         yield "\n".join(["| argument | |", "| --- | --- |", *rows])
 
 
 def row(action: argparse.Action) -> str:
-    """One argument: its forms, and what it does."""
+    """Return the row of an argument: its forms and its help."""
     value = action.metavar or ("|".join(map(str, action.choices)) if action.choices else "")
     forms = [f"{form} {value}".strip() for form in action.option_strings] or [str(value or action.dest)]
     text = (action.help or "") % {"default": action.default}
@@ -70,13 +70,13 @@ def row(action: argparse.Action) -> str:
 
 
 def escaped(text: str) -> str:
-    """Text of a docstring or a help message that may stand in a table."""
+    """Return the text of a docstring or help message, escaped for a table."""
     plain = re.sub(r":\w+:`~?(?:\w+\.)*(\w+)`", r"`\1`", text).replace("``", "`")
     return plain.replace("|", "\\|").replace("<", "&lt;")
 
 
 def exit_statuses() -> Iterator[str]:
-    """What the errors make the command line return."""
+    """Yield the exit statuses of the command line with their errors."""
     by_status: dict[int, list[str]] = {}
     for error in error_classes():
         by_status.setdefault(error.exit_code, []).append(f"`{error.__name__}`")
@@ -85,7 +85,7 @@ def exit_statuses() -> Iterator[str]:
 
 
 def error_table() -> Iterator[str]:
-    """Every error."""
+    """Yield the table of errors."""
     rows = []
     for error in error_classes():
         sentence = (error.__doc__ or "").partition("\n")[0].removeprefix("Raised when ").rstrip(".")
@@ -96,8 +96,9 @@ def error_table() -> Iterator[str]:
 
 
 def error_classes() -> list[type[errors.AnyaccelError]]:
-    """The errors in the order of their module."""
-    found = [*vars(errors).values(), BrokenPoolError]  # which needs an executor's error as its base
+    """Return the errors in the order of their module."""
+    # BrokenPoolError stands in the pool: its second base is an executor's error.
+    found = [*vars(errors).values(), BrokenPoolError]
     return [item for item in found if isinstance(item, type) and issubclass(item, errors.AnyaccelError)]
 
 
@@ -120,7 +121,7 @@ VALUES = (
 
 
 def values() -> Iterator[str]:
-    """Every field of the values that hooks take and return."""
+    """Yield the fields of the values that hooks take and return."""
     for name in VALUES:
         value = getattr(plugin, name)
         yield f"### {name}"
@@ -134,13 +135,13 @@ def values() -> Iterator[str]:
 
 
 def vendor_attributes() -> Iterator[str]:
-    """Every attribute of a vendor of the kit."""
+    """Yield the attributes of a vendor of the kit."""
     rows = [f"| `{name}` | {escaped(text)} |" for name, text in attributes(kit.Vendor)]
     yield "\n".join(["| attribute | |", "| --- | --- |", *rows])
 
 
 def vendor_methods() -> Iterator[str]:
-    """Every method of a vendor of the kit that may be overridden."""
+    """Yield the methods of a vendor of the kit that may be overridden."""
     rows = [
         f"| `{name}{arguments(method)}` | {escaped(first_line(method))} |"
         for name, method in vars(kit.Vendor).items()
@@ -150,22 +151,22 @@ def vendor_methods() -> Iterator[str]:
 
 
 def arguments(method: object) -> str:
-    """Names of the arguments of a method in parentheses, without ``self``; empty for a property."""
+    """Return the arguments of a method in parentheses, without ``self``; empty for a property."""
     return f"({', '.join([*inspect.signature(method).parameters][1:])})" if isinstance(method, FunctionType) else ""
 
 
 def first_line(item: object) -> str:
-    """First line of a docstring."""
+    """Return the first line of a docstring."""
     return described(item).partition("\n")[0]
 
 
 def described(item: object) -> str:
-    """Docstring, without indentation."""
+    """Return a docstring without indentation."""
     return inspect.getdoc(item) or ""
 
 
 def attributes(item: object) -> Iterator[tuple[str, str]]:
-    """Names and texts of the section ``Attributes`` of a docstring, where a blank line does not end it."""
+    """Yield names and texts of the section ``Attributes`` of a docstring, which may have blank lines."""
     section = described(item).partition("Attributes:\n")[2]
     for entry in re.split(r"\n(?= {4}\S)", f"\n{section}")[1:]:
         name, _, text = entry.strip().partition(": ")
@@ -185,7 +186,7 @@ PARTS: dict[str, tuple[str, Callable[[], Iterator[str]]]] = {
 
 
 def document_schema() -> dict[str, Any]:
-    """The JSON schema of all documents."""
+    """Return the JSON schema of all documents."""
     definitions: dict[str, Any] = {}
     options = []
     for name, kind in document.KINDS.items():
@@ -197,7 +198,7 @@ def document_schema() -> dict[str, Any]:
 
 
 def _describe(annotation: Any, definitions: dict[str, Any]) -> dict[str, Any]:  # noqa: PLR0911 - one for each kind
-    """The schema of what :func:`encode` makes of a value with an annotation."""
+    """Return the schema of an encoded value with an annotation: see :func:`encode`."""
     origin: Any = getattr(annotation, "__origin__", None)
     arguments: Any = getattr(annotation, "__args__", ())
     if isinstance(annotation, UnionType):
@@ -233,7 +234,7 @@ def _describe_value(kind: type[Value], definitions: dict[str, Any]) -> dict[str,
 
 
 def pages() -> dict[Path, str]:
-    """The pages as they must be.
+    """Return the text of each page.
 
     Raises:
         SystemExit: When a page lacks the place for a part.

@@ -43,6 +43,7 @@ ROOMS = {
     "extras": "errors",
     "text": "",
     "model": "errors",
+    "shell": "model errors",
     "configuration": "model errors",
     "policy": "model errors configuration",
     "forkserver": "linux",
@@ -58,7 +59,6 @@ ROOMS = {
     "launcher": "model errors configuration policy probe vendors inventory scheduler ledger linux",
     "pool": "model errors extras policy forkserver probe vendors inventory scheduler ledger launcher linux",
     "engines": "model errors extras policy probe vendors inventory scheduler ledger launcher pool accelerators",
-    "exports": "model errors probe vendors inventory scheduler",
 }
 """What each room may import, for types too, besides itself, ``text`` and what begins with ``_``; the rest, all."""
 FOR_TYPES = {"errors": "model"}

@@ -51,7 +51,7 @@ def test_help_without_a_command_lists_all(capsys):
 
 
 @pytest.mark.parametrize("columns", [60, 80, 120])
-@pytest.mark.parametrize("command", [[], ["run"], ["export"]], ids=["all", "run", "export"])
+@pytest.mark.parametrize("command", [[], ["run"], ["hold"]], ids=["all", "run", "hold"])
 def test_help_is_as_wide_as_the_terminal(command, columns):
     _, data = run_on_terminal([sys.executable, "-m", "anyaccel", *command, "--help"], columns=columns)
     told, _, _ = assert_plain(data).partition("\nexamples:\n")

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import anyaccel as aa
 import pytest
-from anyaccel.exports.shell import exports
 from anyaccel.ledger import Ledger
+from anyaccel.shell import exports
 from terminals import assert_plain, read_to_end, run_on_terminal
 from waiting import PATIENCE, until
 
@@ -60,7 +60,7 @@ def test_a_log_gets_the_first_line_and_the_end_and_each_device_once():
         share.release()
     assert any(" held by " in line and "acme/0" in line and "acme/1" in line for line in lines)
     for process, line in zip(waiting, lines, strict=True):
-        assert re.match(r"anyaccel: waiting, place [12] in line: (acme/|others came first)", line)
+        assert re.match(r"anyaccel: waiting, place [12] in line: (acme/|earlier requests are ahead)", line)
         assert max(line.count("acme/0"), line.count("acme/1")) <= 1
         rest_of_it = process.communicate(timeout=PATIENCE)[1]
         assert re.fullmatch(r"anyaccel: got acme/[01] after \w+\n", rest_of_it)

@@ -34,7 +34,7 @@ def accel(acme, monkeypatch):
     [
         ("APU:1 --nte x", "unrecognized arguments: --nte x; did you mean --note?", "see '%accel --help'"),
         ("APU:1 --wait", "argument --wait: expected one argument", "see '%accel --help'"),
-        ("APU:1 --wait 5", "argument --wait: must be a duration such as 90s", "see '%accel --help'"),
+        ("APU:1 --wait 5:00", "argument --wait: must be a duration such as 90s", "see '%accel --help'"),
         ("APU:1 --wait 5s --no-wait", "not allowed with argument", "see '%accel --help'"),
         ("--note only", "options stand beside a request (got '--note only')", "see '%accel --help'"),
         ("release APU:1", "'release' stands alone (got 'release APU:1')", "see '%accel --help'"),

@@ -10,8 +10,6 @@ import anyaccel
 import pytest
 from anyaccel import configuration
 from anyaccel.errors import ConfigurationError, RequestError, UsageError
-from anyaccel.exports.kubernetes import export
-from anyaccel.exports.source import ExportSource
 from anyaccel.scheduler import Scheduler, parse_request
 from anyaccel.scheduler.filters import facts
 from small_machines import gpus, machine
@@ -101,7 +99,6 @@ def test_a_document_keeps_labels_and_refuses_what_is_none():
 def test_programs_that_choose_in_our_place_are_told():
     told = {device.id: facts(device, INVENTORY, typed=False) for device in INVENTORY.devices}
     assert told["h100-1"] == {"label": "rack=a3+team=nlp"}
-    assert "rack=a3+team=nlp" in export(ExportSource(inventory=INVENTORY, facts=told)).text
 
 
 def test_a_scheduler_goes_on_where_labels_change():

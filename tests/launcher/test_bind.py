@@ -8,7 +8,7 @@ import sys
 import anyaccel as aa
 import cloudpickle
 import pytest
-from anyaccel.launcher.bind import divided
+from anyaccel.launcher.bind import divide_processors
 from anyaccel.model import format_slots
 from anyaccel.probe import processors
 
@@ -157,7 +157,7 @@ def command(*arguments):
 def test_the_command_line_binds(two_nodes):
     done = command("run", "acme/1", "-v", "--bind", "--machine", MACHINE, "--", sys.executable, "-c", SHOW)
     assert json.loads(done.stdout) == [two_nodes[1]] * 2
-    assert f"runs on the processors {format_slots(two_nodes[1])}, which are nearest" in done.stderr
+    assert f"runs on the processors {format_slots(two_nodes[1])}, nearest" in done.stderr
     done = command("run", "acme/1", "--no-bind", "--machine", MACHINE, "--", sys.executable, "-c", SHOW)
     assert json.loads(done.stdout) == [OURS, []]
 
@@ -198,7 +198,7 @@ def test_ranks_of_one_node_divide_its_processors(acme, nodes):
 def test_threads_of_one_core_stay_together(nodes, devices, parts):
     cores = [(core, core + 8) for core in range(8)]
     nodes({0: [*range(4), *range(8, 12)], 1: [*range(4, 8), *range(12, 16)]}, cores)
-    assert divided(devices, range(16)) == parts
+    assert divide_processors(devices, range(16)) == parts
 
 
 def test_processors_are_written_as_the_kernel_does():

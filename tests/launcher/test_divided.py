@@ -12,7 +12,6 @@ from pathlib import Path
 import anyaccel as aa
 import pytest
 from anyaccel.errors import NeverFitsError, NotFreeError
-from anyaccel.exports.ray import by_resource, node_resources
 from holders import end, hold_and_show, in_line
 from waiting import PATIENCE, until
 
@@ -181,12 +180,14 @@ if __name__ == "__main__":
 
 
 def test_ray_counts_parts_and_not_what_they_are_parts_of(cards):
+    exports = pytest.importorskip("anyaccel_export.ray", reason="needs anyaccel-export")
     devices = cards(2).inventory.devices
-    assert [device.type for device in by_resource(devices)["CARD"]] == ["Half"] * 4
-    assert node_resources(devices) == {"CARD": 4, "accelerator_type:Half": 1}
+    assert [device.type for device in exports.by_resource(devices)["CARD"]] == ["Half"] * 4
+    assert exports.node_resources(devices) == {"CARD": 4, "accelerator_type:Half": 1}
 
 
 def test_parts_are_exported_and_not_what_they_are_parts_of(anyaccel):
+    pytest.importorskip("anyaccel_export", reason="needs anyaccel-export")
     exported = anyaccel("export", "hyperqueue")
     assert ("card-0-b" in exported.stdout, "card-0 is left out" in exported.stderr) == (True, True), exported
     assert "card-0," not in exported.stdout

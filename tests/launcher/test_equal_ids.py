@@ -129,29 +129,27 @@ def broken(vendors):
     return vendors["left"].with_name(vendors["left"].name + ".broken")
 
 
-def test_a_vendor_that_fails_during_a_watch_leaves_the_ids_as_they_were(broken):
+def test_when_a_vendor_fails_during_a_watch_the_ids_of_the_other_need_its_name_no_more(broken):
     before = aa.detect()
     ids = ["left/card-0", "left/card-1", "right/card-0", "right/card-1"]
     assert [device.id for device in before.devices] == ids
     with aa.watch(since=before, every=0.001) as watch:
         broken.touch()
         change = next(watch)
-        assert str(change) == "changed: right/card-0, right/card-1; detection failed: left"
-        assert [(each.id, each.usable) for each in change.inventory.devices] == [
-            *((name, False) for name in ids[:2]),
-            *((name, True) for name in ids[2:]),
-        ]
+        assert str(change) == "added: card-0, card-1; lost: right/card-0, right/card-1; detection failed: left"
+        assert {each.id: each.usable for each in change.inventory.devices} == {
+            **dict.fromkeys(ids[:2], False),
+            **dict.fromkeys(["card-0", "card-1"], True),
+        }
         report = change.inventory.report("left")
         assert (report.state, report.resource, report.problem.vendor) == (VendorState.FAILED, "LEFT", "left")
 
 
-def test_a_vendor_that_comes_during_a_watch_takes_no_id_of_another(broken):
+def test_when_a_vendor_comes_during_a_watch_equal_ids_get_the_names_of_the_vendors(broken):
     broken.touch()
     alone = aa.detect()
     assert [device.id for device in alone.devices] == ["card-0", "card-1"]
     with aa.watch(since=alone, every=0.001) as watch:
         broken.unlink()
         change = next(watch)
-        assert str(change) == "added: left/card-0, left/card-1; changed: card-0, card-1"
-        assert [device.id for device in change.inventory.devices[2:]] == ["card-0", "card-1"]
-        assert not change.inventory.usable
+        assert str(change) == "added: left/card-0, left/card-1, right/card-0, right/card-1; lost: card-0, card-1"

@@ -215,7 +215,7 @@ def test_a_reason_is_shown_on_wish(tree, pci):
     told = anyaccel(tree, "run", "pci/0:0.5", "--verbose", "--", "true")
     assert (quiet.returncode, told.returncode) == (0, 0), told.stderr
     assert "cgroup" not in quiet.stderr
-    assert "no cgroup holds it to memory of the device: no cgroup that this user may write" in told.stderr
+    assert "no cgroup limits its device memory: no cgroup that this user may write" in told.stderr
 
 
 def refused(**options):
@@ -273,7 +273,7 @@ def test_an_amount_that_makes_no_sense_is_refused(tree, acme, memory):
 
 
 def test_a_process_that_runs_already_takes_no_memory(tree, acme):
-    with pytest.raises(UsageError, match="about to be started"):
+    with pytest.raises(UsageError, match="about to start"):
         aa.use("acme/0", machine="sim:A1:2", memory=GIB)
 
 
@@ -376,14 +376,14 @@ def test_doctor_names_what_root_would_have_to_do(tree, pci, session):
     (line,) = (line for line in done.stdout.splitlines() if "memory" in line)
     slices = f"/user.slice/user-{USER}.slice"
     files = " ".join(f"{tree.path}{group}/cgroup.subtree_control" for group in ("", "/user.slice", slices))
-    assert line.startswith("warn  the kernel can hold shares of pci/0 to their memory, and this user may not let it")
+    assert line.startswith("warn  the kernel can limit the memory of shares of pci/0, but not for this user")
     assert line.endswith(f"->  once per boot: echo +dmem | sudo tee {files}")
     tree.group(HOME, "memory dmem", "memory")
-    assert "hold shares" not in anyaccel(tree, "doctor").stdout
+    assert "memory of shares" not in anyaccel(tree, "doctor").stdout
     assert (tree.path / HOME.strip("/") / "cgroup.subtree_control").read_text() == "memory\n", "it only looks"
     tree.group(HOME, "memory", "memory")
     (tree.path / "dmem.capacity").write_text(f"other/{ONE}/memory {16 * GIB}\n")
-    assert "hold shares" not in anyaccel(tree, "doctor").stdout, "its plug-in lets no user write there"
+    assert "memory of shares" not in anyaccel(tree, "doctor").stdout, "its plug-in lets no user write there"
 
 
 # The kernel's own groups.
@@ -463,7 +463,7 @@ from anyaccel.cli import main
 from anyaccel.launcher import limits
 from anyaccel.linux import cgroup
 cgroup.ROOT = sys.argv.pop(1)
-make, limits.check = cgroup.make, lambda **_: None
+make, limits.check_memory_limit = cgroup.make, lambda **_: None
 cgroup.make = lambda lines, through: make({"hugetlb.2MB.max": str(2 << 20)}, through)
 sys.exit(main())
 """

@@ -6,6 +6,7 @@ from functools import partial
 import anyaccel as aa
 import pytest
 from anyaccel.errors import UnknownOptionError
+from anyaccel.linux.process import boot_seconds
 
 MACHINE = "sim:A1:2"
 
@@ -57,7 +58,7 @@ def test_a_value_that_makes_no_sense_is_refused_by_each_function_alike(function,
 
 def test_what_is_for_a_process_that_starts_is_refused_by_use(acme):
     for name, value in {"memory": "1GiB", "enforce": True, "environ": {}}.items():
-        with pytest.raises(aa.UsageError, match=f"^{name} is for what is about to be started"):
+        with pytest.raises(aa.UsageError, match=f"^{name} applies to a process that is about to start"):
             aa.use("A1", machine=MACHINE, **{name: value})
 
 
@@ -68,3 +69,20 @@ def test_run_takes_the_options_of_subprocess_and_those_of_acquire(acme):
         capture_output=True, encoding="utf-8",
     )  # fmt: skip
     assert done.stdout == "0 /\n"
+
+
+def test_durations_may_be_texts(acme):
+    with aa.acquire("A1:2", machine=MACHINE, time="1:30:00") as lease:
+        assert 0 < lease.lease.until - boot_seconds() <= 5400
+        with pytest.raises(aa.NotFreeError):
+            aa.acquire("A1", machine=MACHINE, wait="0.01s", time="90")
+        assert not aa.why("A1", machine=MACHINE, time="2h").fits_now
+    done = aa.run("A1", ["sleep", "1000"], machine=MACHINE, time="0.1s", grace="1m", timeout="1h")
+    assert done.timed_out
+
+
+@pytest.mark.parametrize(("name", "value"), [("time", "1:30"), ("wait", "soon"), ("time", "0s")])
+@pytest.mark.parametrize("function", ["run", "acquire", "acquire_async", "use"])
+def test_a_text_that_is_no_duration_is_refused(function, name, value, acme):
+    with pytest.raises(aa.UsageError, match=f"^{name} must be (a duration such as 90s|more than 0)"):
+        FUNCTIONS[function](machine=MACHINE, **{name: value})

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import anyaccel as aa
 import pytest
-from anyaccel.launcher.sampling import LIMIT_SECONDS, Sampler, sampler
+from anyaccel.launcher.sampling import LIMIT_SECONDS, Sampler, make_sampler
 from anyaccel.linux import process
 from anyaccel.model import Stats
 from waiting import PATIENCE, until
@@ -185,7 +185,7 @@ def ask(vendor, machine, words):
     vendor.tell(*words)
     told = []
     with aa.acquire("APU:2", machine=machine) as hold:
-        asking = sampler(hold.launch.inventory, hold.allocation.shares, told.append)
+        asking = make_sampler(hold.launch.inventory, hold.allocation.shares, told.append)
         deadline = time.monotonic() + PATIENCE
         while asking.seconds < float("inf") and len(told) < 2:
             assert time.monotonic() < deadline
@@ -212,12 +212,12 @@ def test_who_fails_again_and_again_or_tells_nothing_is_asked_no_more(vendor, mac
 def test_no_vendor_is_asked_where_none_would_answer(acme, machine):
     shown = aa.detect("sim:A1:1")
     with aa.acquire("APU:1", inventory=shown) as hold:
-        assert sampler(shown, hold.allocation.shares, print) is None
+        assert make_sampler(shown, hold.allocation.shares, print) is None
     with aa.acquire("APU:1", machine=machine) as hold:
         inventory, shares = hold.launch.inventory, hold.allocation.shares
-        assert isinstance(sampler(inventory, shares, print), Sampler)
+        assert isinstance(make_sampler(inventory, shares, print), Sampler)
         configure("sample_every = 0")
-        assert sampler(inventory, shares, print) is None
+        assert make_sampler(inventory, shares, print) is None
 
 
 def monitors():

@@ -17,8 +17,8 @@ from pathlib import Path
 import anyaccel as aa
 import pytest
 from anyaccel.errors import EnforcementError
-from anyaccel.launcher.reach import around, same_devices
-from anyaccel.launcher.sandbox import Sandbox, find_obstacle, plan, sandbox_for
+from anyaccel.launcher.reach import find_nodes, list_paths_around
+from anyaccel.launcher.sandbox import Sandbox, find_obstacle, make_sandbox, plan_sandbox
 from anyaccel.linux.landlock import node_of
 from anyaccel.model import Problem, ProblemKind
 from anyaccel.model.wire import decode, encode
@@ -35,7 +35,7 @@ import multiprocessing.synchronize, struct
 from anyaccel.errors import AnyaccelError
 from anyaccel.launcher import reach
 from anyaccel.linux import landlock, system
-from anyaccel.launcher.sandbox import Sandbox, find_obstacle, sandbox_for
+from anyaccel.launcher.sandbox import Sandbox, find_obstacle, make_sandbox
 from anyaccel.model.wire import decode
 
 def outcome(function, *arguments):
@@ -140,7 +140,7 @@ def planned(*devices: aa.Device, held: str = "", reports=()) -> Sandbox:
     request = aa.parse_request("GPU")
     grants = (aa.Grant(term=request.terms[0], shares=shares),) if shares else ()
     inventory = aa.Inventory(machine="host", devices=devices, vendors=tuple(reports))
-    return plan(aa.Allocation(id="1", request=request, grants=grants), inventory)
+    return plan_sandbox(aa.Allocation(id="1", request=request, grants=grants), inventory)
 
 
 ACME = (device("acme:0", "/dev/acme0"), device("acme:1", "/dev/acme1"))
@@ -238,7 +238,7 @@ def test_vendors_that_the_environment_leaves_out_are_closed_too_or_named(left_ou
     monkeypatch.setenv("ANYACCEL_PLUGINS", "acme,hidden,half,slow,torn" if way == "disable" else "acme")
     inventory = aa.detect("host")
     assert [report.vendor for report in inventory.vendors] == ["acme"]
-    sandbox = sandbox_for(aa.Allocation(id="1", request=aa.parse_request("GPU"), grants=()), inventory)
+    sandbox = make_sandbox(aa.Allocation(id="1", request=aa.parse_request("GPU"), grants=()), inventory)
     assert {"/dev/hidden0", "/dev/hiddenctl", "/dev/half0"} <= set(sandbox.closed)
     gaps = [gap for gap in sandbox.gaps if gap.startswith("the detection of")]
     assert gaps == [
@@ -259,7 +259,7 @@ def test_vendors_that_the_environment_leaves_out_are_closed_too_or_named(left_ou
 def test_a_simulated_machine_is_asked_nothing_more(left_out, monkeypatch):
     monkeypatch.setenv("ANYACCEL_PLUGINS", "acme")
     inventory = aa.Inventory(machine="sim:A1:2", devices=ACME)
-    sandbox = sandbox_for(aa.Allocation(id="1", request=aa.parse_request("GPU"), grants=()), inventory)
+    sandbox = make_sandbox(aa.Allocation(id="1", request=aa.parse_request("GPU"), grants=()), inventory)
     assert sandbox.closed == ("/dev/acme0", "/dev/acme1")
 
 
@@ -284,10 +284,10 @@ def test_the_paths_around_some_are_the_fewest_that_hold_everything_else(tmp_path
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     closed = {f"{tmp_path}/{name}" for name in ("a/one", "b/c/three", "b/not-there", "b/c/four/never")}
-    found = [path.removeprefix(f"{tmp_path}/") for path in around(closed) if path.startswith(f"{tmp_path}/")]
+    found = [path.removeprefix(f"{tmp_path}/") for path in list_paths_around(closed) if path.startswith(f"{tmp_path}/")]
     assert sorted(found) == ["a/deep", "a/two", "b/c/four", "b/five"]
-    assert "/proc" in around(closed)
-    assert list(around(set())) == ["/"]
+    assert "/proc" in list_paths_around(closed)
+    assert list(list_paths_around(set())) == ["/"]
 
 
 def test_directories_that_go_away_during_the_walk_around_them_are_passed_over(tmp_path):
@@ -295,7 +295,7 @@ def test_directories_that_go_away_during_the_walk_around_them_are_passed_over(tm
         (tmp_path / f"card{number}").mkdir()
         (tmp_path / f"card{number}" / "open").touch()
     seen = []
-    for path in around({f"{tmp_path}/card{number}/closed" for number in range(4)}):
+    for path in list_paths_around({f"{tmp_path}/card{number}/closed" for number in range(4)}):
         if path.startswith(f"{tmp_path}/"):
             seen.append(path)
             subprocess.run(["rm", "-r", *tmp_path.iterdir()], check=True)  # the walk is to list three of them yet
@@ -305,7 +305,7 @@ def test_directories_that_go_away_during_the_walk_around_them_are_passed_over(tm
 @ROOT
 def test_directories_that_go_away_during_the_search_for_a_device_are_passed_over(dev):
     wanted = {node_of(os.stat(copy_node("/dev/full", dev / f"card{number}" / "node"))) for number in range(4)}
-    search = same_devices(str(dev), wanted)
+    search = find_nodes(str(dev), wanted)
     first = next(search)
     subprocess.run(["rm", "-r", *dev.iterdir()], check=True)
     assert first.startswith(f"{dev}/card")
@@ -545,7 +545,7 @@ def test_nodes_on_what_is_mounted_below_the_directory_of_devices_are_closed_too(
     if subprocess.run([*prefix, "true"], capture_output=True, check=False).returncode:
         pytest.skip("root may not mount in this container")
     paths = [f"{dev}/{name}" for name in ("memory/deep/node", "memory/plain", "nodev/node", "disk/plain", "file")]
-    seen = child(f"seen = [[opened(path) for path in {paths!r}], reach.unseen()]", prefix=prefix)
+    seen = child(f"seen = [[opened(path) for path in {paths!r}], reach.find_unsearched()]", prefix=prefix)
     kind = subprocess.run(["stat", "-f", "-c", "%T", tmp_path], capture_output=True, text=True, check=True).stdout
     assert seen == [["EACCES", "", "EACCES", "", ""], [] if kind == "tmpfs\n" else [f"{dev}/disk"]]
     unconfined = child(f"seen = [opened(path) for path in {paths!r}]", prefix=prefix, apply=False)
@@ -587,7 +587,7 @@ def test_sandboxes_nest_until_the_kernel_has_enough():
     seen = child("seen = [outcome(sandbox.apply) for _ in range(17)]", apply=False)
     assert seen[:16] == [""] * 16
     assert seen[16] == (
-        "the worker cannot be confined to its devices: it is inside of 16 sandboxes already, which is the most;"
+        "the worker cannot be confined to its devices: it is inside 16 sandboxes already, the maximum;"
         " do without, or enforce='try' to confine workers only where that is possible"
     )
 
@@ -607,7 +607,7 @@ REASONS = {
 def test_a_kernel_that_cannot_is_told_apart(error):
     code = f"""
     forbid(system.LANDLOCK_CREATE_RULESET, getattr(errno, {error!r}, 0))
-    wanted = lambda enforce: outcome(lambda: sandbox_for(None, None, enforce=enforce))
+    wanted = lambda enforce: outcome(lambda: make_sandbox(None, None, enforce=enforce))
     seen = [find_obstacle(), outcome(sandbox.apply), outcome(sandbox.start, lambda: 1), wanted(True), wanted("try")]
     """
     reason, *refused, tried = child(FORBID + textwrap.dedent(code), apply=False)
@@ -629,10 +629,10 @@ def test_a_refusal_half_way_is_an_error():
 def test_enforcement_is_a_choice(vendors):
     allocation = aa.Allocation(id="1", request=aa.parse_request("GPU"), grants=())
     inventory = aa.Inventory(machine="host", devices=ACME)
-    assert sandbox_for(allocation, inventory, enforce=False) is None
+    assert make_sandbox(allocation, inventory, enforce=False) is None
     for enforce in (True, "try"):
-        made = sandbox_for(allocation, inventory, enforce=enforce)
-        assert made.closed == plan(allocation, inventory).closed
+        made = make_sandbox(allocation, inventory, enforce=enforce)
+        assert made.closed == plan_sandbox(allocation, inventory).closed
 
 
 # Starting a process from one that goes on as it is

@@ -33,6 +33,11 @@ FAILED = (
 SOURCES = {
     "no mask": (OPEN, UNHIDDEN.format("them")),
     "no mask, and not declared": (OPEN.replace(", maskable=False", ""), UNHIDDEN.format("them")),
+    "a mask for some software": (
+        OPEN.replace("env_vars=(), maskable=False", 'env_vars=("OPEN_VISIBLE",), masked_software="the old runtime"')
+        + 'anyaccel_env = hookimpl(lambda devices, ctx: EnvEdits(set={"OPEN_VISIBLE": str(len(devices))}))\n',
+        UNHIDDEN.replace("no variable hides {}", "its variable binds the old runtime alone"),
+    ),
     "no import": (
         "raise ImportError('no libopen')",
         FAILED.format("importing 'plug_anyaccel_open' raised ImportError: no libopen (plug_anyaccel_open.py, line 1)"),

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import anyaccel
 import pytest
-from anyaccel.launcher.use import get_process_lease, loaded
+from anyaccel.launcher.use import find_loaded, get_process_lease
 from anyaccel.ledger import Ledger
 
 MACHINE = "sim:A1:2"
@@ -231,7 +231,7 @@ def test_what_is_for_processes_that_are_started_is_refused(acme):
     for name, value in (("memory", "1GiB"), ("confined", True), ("environ", {"HOME": "/"})):
         with pytest.raises(
             anyaccel.UsageError,
-            match=f"{name} is for what is about to be started, and this process has been started already",
+            match=f"{name} applies to a process that is about to start; this process runs already",
         ):
             anyaccel.use("APU:1", machine=MACHINE, **{name: value})
     assert Ledger.open().leases() == ()
@@ -322,12 +322,12 @@ def test_a_runtime_that_was_loaded_meanwhile_is_told_when_devices_are_given_back
         library,
     )
     assert "<string>:5: RuntimeWarning: " in released.stderr
-    assert "what it holds of them it keeps until the process has ended" in released.stderr
+    assert "keeps its part of them until the process exits" in released.stderr
 
 
 def test_a_library_is_found_by_the_beginning_of_its_name(library):
-    assert loaded(()) == ""
-    assert loaded(("libnosuch.so",)) == ""
+    assert find_loaded(()) == ""
+    assert find_loaded(("libnosuch.so",)) == ""
     handle = ctypes.CDLL(library)
     assert handle.acme_start() == 0
-    assert loaded(("libacmert.so",)) == library
+    assert find_loaded(("libacmert.so",)) == library

@@ -12,12 +12,9 @@ import pytest
 from anyaccel.cli._completer import _requests
 from anyaccel.cli.parser import dispatch
 from anyaccel.errors import RequestError
-from anyaccel.exports.kubernetes import export as export_kubernetes
-from anyaccel.exports.ray import node_labels, node_type
-from anyaccel.exports.source import ExportSource
 from anyaccel.model import Health, Request, Term, VendorReport, VendorState
 from anyaccel.scheduler import Choice, ReasonCode, Scheduler, parse_request
-from anyaccel.scheduler.filters import FILTERS, facts
+from anyaccel.scheduler.filters import FILTERS, facts, shared_facts
 from anyaccel.scheduler.serving import serves
 from lanes import laned, lanes
 from small_machines import gpus, machine
@@ -78,9 +75,6 @@ class TestAFilterOfATest:
         inventory = machine(laned(8, 8))
         told = {device.id: facts(device, inventory, typed=False) for device in inventory.devices}
         assert told["h100-0"] == {"lanes": "8"}
-        published = export_kubernetes(ExportSource(inventory=inventory, facts=told)).text
-        assert '"lanes":' in published or "lanes:\n" in published
-        assert "anyaccel/GPU.lanes" in node_type(ExportSource(inventory=inventory)).text
 
     def test_the_help_names_it(self, capsys):
         with pytest.raises(SystemExit):
@@ -115,7 +109,7 @@ def test_nothing_is_left_of_a_filter_that_is_taken_out_of_the_table(name, table,
             dispatch(["--help"])
         yield from (" ".join(line.split()) for line in capsys.readouterr().out.splitlines())
         yield from _requests("GPU:1,", Namespace())
-        yield from node_labels(inventory)
+        yield from shared_facts(inventory.devices, inventory)
         for device in inventory.devices:
             yield from facts(device, inventory)
 

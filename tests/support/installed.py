@@ -62,6 +62,7 @@ def clean_environment(
     monkeypatch.setenv("ANYACCEL_STATE_DIR", str(tmp_path / "leases"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state-home"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config-home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache-home"))
     _forget_answers()
     before = set(sys.modules)
     yield

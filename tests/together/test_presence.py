@@ -11,7 +11,7 @@ from anyaccel.model import VendorState
 from anyaccel.probe.loading import load
 from anyaccel.probe.recording import RecordedFacts
 from anyaccel.vendors.discovery import Source, installed
-from anyaccel.vendors.presence import read_presence, read_presences, select_present
+from anyaccel.vendors.presence import Presence, read_presence, read_presences, select_present
 
 PLUGINS = Path(__file__).parents[2] / "plugins"
 RECORDINGS = sorted(PLUGINS.glob("*/recordings/*/machine.json"))
@@ -121,3 +121,13 @@ def test_a_directory_without_the_file_hides_no_package_behind_it(tmp_path, monke
     monkeypatch.setattr("sys.path", [str(tmp_path / "first"), str(tmp_path / "second"), *sys.path])
     said = read_presences([Source(vendor="acme", target="anyaccel_acme:plugin")])
     assert select_present(said, RecordedFacts({"paths": NETWORK_CARD}), {}) == {}
+
+
+def test_a_sign_of_presence_may_be_below_the_users_home():
+    """A runtime without a kernel driver is often installed for a user alone."""
+    signs = {"acme": Presence(paths=("~/.acme/runtime*",))}
+    installed_for_ada = {"/home/ada/.acme/runtime-2": {"dir": True}, **NETWORK_CARD}
+    facts = RecordedFacts({"schema": "anyaccel.recording/1", "paths": installed_for_ada})
+    assert select_present(signs, facts, {"HOME": "/home/ada"}) == signs
+    for environ in ({"HOME": "/home/bob"}, {"HOME": "home/ada"}, {}):
+        assert select_present(signs, facts, environ) == {}

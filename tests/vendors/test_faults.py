@@ -311,8 +311,8 @@ note("Pool")
 aa.why("APU:9", machine=machine)
 note("why")
 sys.stdout = open("/dev/null", "w")
-main(["export", "docker", "--machine", machine])
-note("export")
+main(["env", "APU:1", "--machine", machine])
+note("env")
 print(json.dumps(loaded), file=sys.__stdout__)
 """
 
@@ -322,7 +322,7 @@ def test_no_plugin_is_imported_by_what_schedules(acme, record):
         [sys.executable, "-c", EVERYTHING, record({}, {})], capture_output=True, text=True, check=False, timeout=60
     )
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == {what: [] for what in ("detect", "run", "a worker", "Pool", "why", "export")}
+    assert json.loads(done.stdout) == {what: [] for what in ("detect", "run", "a worker", "Pool", "why", "env")}
 
 
 def test_a_plugin_that_prints_without_end_delays_no_other_vendor(install, acme, record):

@@ -7,7 +7,7 @@ from anyaccel.errors import UsageError
 COMMANDS = {
     "top": "jobs", "sweep": "jobs", "jobs": "jobs", "logs": "jobs", "wait": "jobs", "redo": "jobs", "report": "jobs",
     "metrics": "jobs",
-    "check": "testing", "new": "testing", "testbed": "testing", "ray": "ray",
+    "export": "export", "check": "testing", "new": "testing", "testbed": "testing", "ray": "ray",
 }  # fmt: skip
 """Extras by command."""
 OPTIONS = dict.fromkeys(("--detach", "--after", "--after-ok", "--begin", "--notify"), "jobs")

@@ -35,16 +35,22 @@ def printable(text: str) -> str:
 
 
 def duration(text: object) -> float:
-    """Parse a duration such as ``90s``, ``15m``, ``2h``, ``7d`` or ``1h30m``; return seconds.
+    """Parse a duration such as ``90s``, ``15m``, ``2h``, ``7d``, ``1h30m``, ``90`` or ``1:30:00``; return seconds.
 
     Raises:
-        ValueError: When the text is no duration, a bare number without a unit, 0, or more than 366 days.
+        ValueError: When the text is no duration, 0, or more than 366 days. ``1:30`` could be minutes or hours, and is
+            no duration.
     """
     import re
 
-    parts = re.findall(r"([0-9]+(?:\.[0-9]+)?)([smhd])", text) if isinstance(text, str) else []
-    if not parts or "".join(number + unit for number, unit in parts) != text:
-        raise ValueError(f"must be a duration such as 90s, 15m, 2h or 1h30m (got {text!r})")
+    given = text if isinstance(text, str) else ""
+    if clock := re.fullmatch("([0-9]+):([0-5][0-9]):([0-5][0-9])", given):
+        given = "{}h{}m{}s".format(*clock.groups())
+    elif re.fullmatch(r"[0-9]+(\.[0-9]+)?", given):
+        given += "s"
+    parts = re.findall(r"([0-9]+(?:\.[0-9]+)?)([smhd])", given)
+    if not parts or "".join(number + unit for number, unit in parts) != given:
+        raise ValueError(f"must be a duration such as 90s, 15m, 2h, 1h30m or 1:30:00 (got {text!r})")
     seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
     if not 0 < seconds <= _LONGEST_DURATION:
         raise ValueError(f"must be more than 0 and at most 366d (got {text!r})")

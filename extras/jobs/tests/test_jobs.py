@@ -331,7 +331,7 @@ def test_records_are_private_and_those_of_others_are_not_trusted(run, tmp_path):
     os.chmod(jobs_.directory(), 0o777)
     with pytest.raises(JobStateError, match="other users cannot write to"):
         jobs_.jobs()
-    assert "nobody else may write to" in json.loads(run("jobs", "--json", status=6))["error"]["message"]
+    assert "other users cannot write to" in json.loads(run("jobs", "--json", status=6))["error"]["message"]
     os.chmod(jobs_.directory(), 0o700)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import anyaccel as aa
 import pytest
-from anyaccel.exports.ray import UNIT_VARIABLE, node_labels, node_resources, unit_instances
+from anyaccel_export.ray import UNIT_VARIABLE, node_labels, node_resources, unit_instances
 from engine_pools import acme_site, functions_travel_by_value, new_pool, pool
 from ray_nodes import needs_ray
 from waiting import PATIENCE

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import yaml
-from anyaccel.exports.ray import command, node_type
+from anyaccel_export.ray import command, node_type
 
 sys.path.append(str(Path(__file__).parents[3] / "tests" / "exports"))
 

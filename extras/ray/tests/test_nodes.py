@@ -9,7 +9,7 @@ from pathlib import Path
 
 import anyaccel as package
 import pytest
-from anyaccel.exports.ray import describe
+from anyaccel_export.ray import describe
 from anyaccel_ray.snapshot import read_snapshot
 from anyaccel_ray.start import narrowed
 from ray_nodes import (

@@ -3,9 +3,9 @@
 import anyaccel as aa
 import pytest
 from anyaccel.errors import WorkerStartError
-from anyaccel.exports.ray import label_value, node_labels, node_resources, type_label, unit_instances
 from anyaccel.model import Device, Extent, Fractional, Inventory, Product
 from anyaccel.scheduler import Choice, parse_request
+from anyaccel_export.ray import label_value, node_labels, node_resources, type_label, unit_instances
 from anyaccel_ray.given import Preferred, has_rules, identify_devices, plain
 from anyaccel_ray.plan import NodeKind, find_plan
 

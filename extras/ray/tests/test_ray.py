@@ -11,8 +11,8 @@ from pathlib import Path
 
 import anyaccel as aa
 import pytest
-from anyaccel.exports.ray import own_unit_instances
 from anyaccel.launcher.sandbox import find_obstacle
+from anyaccel_export.ray import own_unit_instances
 from mixed_calls import ONE, TWO, check_mixed_calls, report, variables
 from ray_nodes import needs_ray, uses_ray
 from waiting import until

@@ -2,9 +2,9 @@
 
 import pytest
 from anyaccel.errors import WorkerStartError
-from anyaccel.exports.ray import node_labels, node_resources
 from anyaccel.model import replace
 from anyaccel.scheduler import parse_request
+from anyaccel_export.ray import node_labels, node_resources
 from anyaccel_ray.given import identify_devices
 from anyaccel_ray.plan import NodeKind, find_plan
 from lanes import laned, lanes

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import NoReturn
 
+    from anyaccel.cli.arguments import Parser as Parser
     from anyaccel.cli.cancel import cancel_by_id as cancel_by_id
     from anyaccel.cli.devices_table import DeviceRow as DeviceRow
     from anyaccel.cli.devices_table import lay_out as lay_out
@@ -44,6 +45,7 @@ else:
     __all__, __getattr__, __dir__ = face(
         __name__,
         {
+            "anyaccel.cli.arguments": ("Parser",),
             "anyaccel.cli.cancel": ("cancel_by_id",),
             "anyaccel.cli.devices_table": ("DeviceRow", "lay_out", "megahertz", "memory_use", "since"),
             "anyaccel.cli.options": (
@@ -113,7 +115,7 @@ def _flush() -> bool:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command.
+    """Run a command.
 
     Args:
         argv: Arguments after the program's name; None for those of this process.

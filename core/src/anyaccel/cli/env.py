@@ -10,7 +10,7 @@ import argparse
 import anyaccel
 from anyaccel.cli import output
 from anyaccel.cli.options import add_launch, add_request, survey
-from anyaccel.exports.shell import statements
+from anyaccel.shell import statements
 
 EXAMPLES = (
     ('eval "$(anyaccel env GPU:1)"', "let this shell see one GPU, without holding it"),

@@ -13,10 +13,10 @@ from anyaccel.cli import output
 from anyaccel.cli.options import acquire, add_launch, add_request, add_time, add_wait, start_options
 from anyaccel.cli.parser import report_errors
 from anyaccel.errors import UsageError
-from anyaccel.exports.shell import exports, shell_quote
 from anyaccel.inventory.current import ALLOCATION_VARIABLE, LEASE_VARIABLE
 from anyaccel.launcher.detached import start_detached
 from anyaccel.linux import process
+from anyaccel.shell import exports, shell_quote
 from anyaccel.vendors import close as close_vendors
 
 TYPE_CHECKING = False
@@ -60,7 +60,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _hold(args: argparse.Namespace, reporting: int) -> int:
-    """Acquire the devices, print the lease, and keep it until its end; return only if nothing is held."""
+    """Acquire the devices, print the lease, and keep it until the end; return only if nothing is held."""
     hold = acquire(args, start_options(args), program=_PROGRAM)
     # A lease covers the processes that were started with it; a shell that sets these variables was not.
     variables = {name: value for name, value in hold.launch.environment.set.items() if name not in _COVERED}

@@ -11,15 +11,54 @@ if TYPE_CHECKING:
 
 
 def duration(text: str) -> float:
-    """Turn a duration such as 90s, 15m, 2h, 1d or 1h30m into seconds.
+    """Turn a duration such as 90s, 15m, 2h, 1h30m, 90 or 1:30:00 into seconds.
 
     Raises:
-        argparse.ArgumentTypeError: When the text is not a duration; a bare number has no unit.
+        argparse.ArgumentTypeError: When the text is not a duration.
     """
     try:
         return texts.duration(text)
     except ValueError as error:
         raise _refused(str(error)) from None
+
+
+def moment(text: str, after: float | None = None) -> float:
+    """Turn a local time into seconds since 1970: ``now``, ``14:30``, or ``2026-12-01 14:30``.
+
+    Args:
+        text: The time.
+        after: The time after which a time without a date is the next; now when None.
+
+    Raises:
+        argparse.ArgumentTypeError: When the text is not a time.
+    """
+    import datetime as dt
+    import time
+
+    if text == "now":
+        return time.time()
+    start = dt.datetime.fromtimestamp(time.time() if after is None else after).astimezone()
+    try:
+        if len(text) <= len("14:30") and ":" in text:
+            found = dt.datetime.combine(start.date(), dt.time.fromisoformat(text.zfill(5))).astimezone()
+            return (found if found >= start else found + dt.timedelta(days=1)).timestamp()
+        return dt.datetime.fromisoformat(text).astimezone().timestamp()
+    except (ValueError, OverflowError):
+        raise _refused(f"must be a time such as 14:30 or '2026-12-01 14:30' (got {text!r:.40})") from None
+
+
+def end_moment(text: str) -> Callable[[float], float]:
+    """Turn the end of a period into a function of its start: a time as of :func:`moment`, or a duration such as 4h.
+
+    Raises:
+        argparse.ArgumentTypeError: When the text is neither.
+    """
+    try:
+        lasts = texts.duration(text)
+    except ValueError:
+        moment(text)
+        return lambda begin: moment(text, begin)
+    return lambda begin: begin + lasts
 
 
 def seconds(least: float, most: float) -> Callable[[str], float]:

@@ -1,7 +1,7 @@
 """Print the ids of devices that would serve a request, one per line, without holding them.
 
-Leases are ignored: another user may hold these devices. Your limits count: a request above them is refused, and one
-that would wait for them is reported.
+Leases of others are not looked at: another user may hold what is chosen. Your limits are: a request that you can never
+have is refused, and one that would wait for a limit is told.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from anyaccel.cli import output
 from anyaccel.cli.options import add_request, add_terms, survey
 from anyaccel.cli.output import take_fields
 from anyaccel.errors import NeverFitsError
-from anyaccel.launcher.verdicts import over_limits, within_limits
+from anyaccel.launcher.verdicts import apply_limits, find_limits
 from anyaccel.model import format_units
 
 EXAMPLES = (
@@ -37,8 +37,8 @@ def main(args: argparse.Namespace) -> int:
     inventory = survey(args)
     allocation = anyaccel.open_scheduler(inventory).allocate(wanted)
     # Limits count devices: a request that falls back to the CPU has none.
-    limits = () if allocation.cpu else over_limits(wanted, time=args.time, priority=args.priority, inventory=inventory)
-    verdict = within_limits(anyaccel.Verdict(request=wanted, fits_now=True, ever_fits=True), limits)
+    limits = () if allocation.cpu else find_limits(wanted, time=args.time, priority=args.priority, inventory=inventory)
+    verdict = apply_limits(anyaccel.Verdict(request=wanted, fits_now=True, ever_fits=True), limits)
     if not verdict.ever_fits:
         raise NeverFitsError(verdict.message, verdict=verdict, hint=verdict.hint)
     if args.json:
@@ -54,7 +54,7 @@ def main(args: argparse.Namespace) -> int:
         output.print_json("select/1", content | {"limits": [each.message() for each in limits]})
         return 0
     output.print_lines(device.id if args.format == "id" else str(device.index) for device in allocation.devices)
-    output.say("nothing is held: other programs may take these devices")
+    output.say("nothing is held: another program may take these devices")
     if limits:
         output.say(verdict.message)
         output.say_lines(verdict.hint)

@@ -7,6 +7,7 @@ __all__, __getattr__, __dir__ = face(
     {
         "anyaccel.inventory.answers": ("interpret",),
         "anyaccel.inventory.contested": ("contest",),
+        "anyaccel.inventory.current": ("ALLOCATION_VARIABLE",),
         "anyaccel.inventory.names": ("VendorNames",),
         "anyaccel.inventory.record": ("EXPECTED", "write_expected"),
     },

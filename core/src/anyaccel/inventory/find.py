@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 
 from anyaccel import configuration
 from anyaccel.errors import MachineError, UsageError
 from anyaccel.inventory.current import narrow
+from anyaccel.inventory.hangs import recall, remember
 from anyaccel.model import Device, Inventory, Problem, Request, VendorReport, VendorState, replace
 from anyaccel.probe import HOST
 from anyaccel.probe.machine import Machine, parse_machine
@@ -36,8 +38,13 @@ def find(
         present = select_makers(said, [item.product for item in where.products])
     elif not everybody:
         present = select_present(said, facts, {**facts.environ, **environ})
+    if where.text == HOST and not everybody:
+        hung = recall([source for source in sources if source.vendor in present], timeout, environ)
+        present = {vendor: signs for vendor, signs in present.items() if vendor not in hung}
+        problems += hung.values()
     reports = [report_problem(problem) for problem in problems]
-    reports += [_not_asked(source) for source in sources if source.vendor not in present]
+    failed = {report.vendor for report in reports}
+    reports += [_not_asked(source) for source in sources if source.vendor not in {*present, *failed}]
     found: list[Device] = []
     if present:
         begin()
@@ -92,7 +99,10 @@ def _ask(
     detect = partial(ask, "detect", timeout=timeout, environ=environ, sources=sources)
     unnamed = [vendor for vendor, signs in present.items() if signs is None or signs.names is None]
     enough = None if request is None else answers.make_patience(request, present, sources)
+    began = time.monotonic()
     outcomes, _ = detect(machine, vendors=present, enough=enough, more={each: {"names": True} for each in unnamed})
+    if machine.text == HOST:
+        remember(outcomes, timeout, time.monotonic() - began, environ)
     names = VendorNames(
         sources, said, {vendor: answers.product_names(outcome) for vendor, (_, outcome) in outcomes.items()}
     )

@@ -11,6 +11,7 @@ from anyaccel.kit.catalog import Catalog, Entry, pci_name, tag
 from anyaccel.kit.fault import Condition, Fault, FaultError, condition, fail, warn
 from anyaccel.kit.files import (
     PCI_DEVICES,
+    host_memory,
     in_container,
     kernel_log,
     number,
@@ -20,7 +21,7 @@ from anyaccel.kit.files import (
     total,
     try_query,
 )
-from anyaccel.kit.masks import Ids, Mask, Numbers, c_integer
+from anyaccel.kit.masks import Ids, Mask, Numbers, Sets, c_integer
 from anyaccel.kit.processes import Holders
 from anyaccel.kit.tools import Measures, Row, Tool, pairs
 from anyaccel.kit.vendor import Vendor, inventory
@@ -41,6 +42,7 @@ __all__ = [
     "Measures",
     "Numbers",
     "Row",
+    "Sets",
     "Tool",
     "Vendor",
     "board_links",
@@ -48,6 +50,7 @@ __all__ = [
     "cap_frameworks",
     "condition",
     "fail",
+    "host_memory",
     "in_container",
     "inventory",
     "kernel_log",

@@ -7,9 +7,11 @@ from collections.abc import Mapping
 
 from anyaccel.kit.catalog import Entry
 from anyaccel.kit.fault import Fault, condition
-from anyaccel.kit.files import PCI_DEVICES
+from anyaccel.kit.files import PCI_DEVICES, host_memory, number
 from anyaccel.plugin import Device, Health, PciFunction, ProbeContext
 
+UNIFIED = "unified_memory"
+"""Attribute of a device without memory of its own; see :meth:`Card.use_host_memory`."""
 Attribute = str | int | float | bool
 
 
@@ -86,6 +88,11 @@ class Card:
         """PCI address of the device, or None."""
         return self.function.address if self.function else None
 
+    @property
+    def revision(self) -> int | None:
+        """PCI revision of the device, or None."""
+        return number(self.ctx, f"{PCI_DEVICES}/{self.function.address}/revision") if self.function else None
+
     def read(self, name: str) -> str | None:
         """Read a file of the device, stripped, from the first folder that has the file.
 
@@ -111,6 +118,10 @@ class Card:
         own = [name for name in names if re.fullmatch(r"(renderD|card)\d+", name)]
         # Reverse order puts "renderD128" before "card0".
         return tuple(f"/dev/dri/{name}" for name in sorted(own, reverse=True))
+
+    def use_host_memory(self) -> None:
+        """Record that the device has no memory of its own: its memory, and the use of it, are the host's."""
+        self.memory_bytes, self.attributes[UNIFIED] = host_memory(self.ctx), True
 
     def blame(self, reason: str, remedy: str = "", *, partial: bool = False) -> None:
         """Record why the device cannot be used. Only the first reason is kept.

@@ -147,6 +147,16 @@ class Catalog:
         general = (entry for entry in same if "revisions" not in entry.facts and "subsystems" not in entry.facts)
         return next(exact, None) or next(general, None)
 
+    def has_revisions(self, device: int) -> bool:
+        """Return True if the revision of a PCI device id decides about its product or its name."""
+        return device in self._revised
+
+    @cached_property
+    def _revised(self) -> frozenset[int]:
+        ids = (entry.facts.get("pci", ()) for entry in self.entries if "revisions" in entry.facts)
+        named = {device for device, revision in self._pci_names if revision is not None}
+        return frozenset(named.union(*ids))
+
     def by_name(self, model: str) -> Entry | None:
         """Find the product with this model name, else the first product whose ``names`` match."""
         same = (entry for entry in self.entries if entry.model == model)

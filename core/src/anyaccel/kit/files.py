@@ -32,6 +32,12 @@ def number(ctx: ProbeContext, path: str) -> int | None:
         return None
 
 
+def host_memory(ctx: ProbeContext, key: str = "MemTotal") -> int | None:
+    """Return a line of ``/proc/meminfo`` in bytes, or None: memory of devices without memory of their own."""
+    match = re.search(rf"^{key}:\s*(\d+) kB", text(ctx, "/proc/meminfo"), re.MULTILINE)
+    return int(match[1]) * 1024 if match else None
+
+
 def total(ctx: ProbeContext, paths: Iterable[str]) -> int | None:
     """Add up the numbers in files; None without files, or if any file holds no number."""
     found = [number(ctx, path) for path in paths]

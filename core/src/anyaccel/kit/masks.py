@@ -134,6 +134,32 @@ class Ids:
         return found if len(found) == 1 else ()
 
 
+class Sets:
+    """Entries that name a set of devices by an id, such as a board: ``quad0``. A mask takes whole sets."""
+
+    def __init__(self, id: Callable[[Device], str], *, pattern: str = ".+") -> None:  # noqa: A002 - what it gives
+        """Describe the ids of sets.
+
+        Args:
+            id: Returns the id of the set of a device.
+            pattern: Regular expression that a whole entry must match.
+        """
+        self._id = id
+        self._pattern = pattern
+
+    def name(self, device: Device) -> str:
+        """Return the id of a device's set."""
+        return self._id(device)
+
+    def fits(self, entry: str) -> bool:
+        """Return True if an entry looks like the id of a set."""
+        return re.fullmatch(self._pattern, entry, re.ASCII) is not None
+
+    def find(self, entry: str, devices: Sequence[Device]) -> Sequence[Device]:
+        """Return the devices of a set."""
+        return [device for device in devices if self._id(device) == entry]
+
+
 class Mask:
     """A variable with a comma list of devices, written and read as a vendor's runtime does.
 
@@ -201,6 +227,9 @@ class Mask:
             FaultError: A device is listed twice.
         """
         names = [self._forms[0].name(device) for device in self._in_order(devices)]
+        if isinstance(self._forms[0], Sets):
+            # Each device of a set has the id of the set; Vendor.validate() sees to whole sets.
+            return ",".join(dict.fromkeys(names)) or self.nothing
         if len(set(names)) < len(names):
             raise FaultError(
                 f"{self.variable} must name each device once (got {','.join(names)})", "pass each device once"

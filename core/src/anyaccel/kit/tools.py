@@ -15,6 +15,13 @@ MIB = 1 << 20
 NOT_FOUND = "env: "
 """Beginning of the message of ``env`` for a command that is not installed. A missing library has the same exit status.
 """
+IN_FILE = (
+    'command -v "$1" >/dev/null || { echo "env: $1" >&2; exit 127; }; f=$(mktemp) || exit 1; trap \'rm -f "$f"\' EXIT;'
+    ' n=$#; for a; do case $a in *"{file}"*) a="${a%%"{file}"*}$f${a#*"{file}"}";; esac; set -- "$@" "$a"; done;'
+    ' shift $n; "$@" >&2 && cat "$f"'
+)
+"""Runs a command with a temporary file in place of ``{file}``, and prints the file. A recording has fixed arguments."""
+IN_SHELL = ("sh", "-c", IN_FILE, "sh")
 _NUMBER = r"([+-]?\d+(?:\.\d+)?)\s*(?:[A-Za-z%/°℃]+)?"
 
 
@@ -137,6 +144,9 @@ class Tool:
     def run(self, ctx: ProbeContext, *arguments: str) -> CommandResult | None:
         """Run the command.
 
+        If an argument contains ``{file}``, as in ``-o {file}``, the command writes its answer to a file: the argument
+        gets the path of a temporary file, and the file's content becomes the output.
+
         The command gets at most half of the time that is left: if it hangs, the rest must still be reported.
 
         Returns:
@@ -145,17 +155,19 @@ class Tool:
         Raises:
             FaultError: The command hangs or cannot be run.
         """
+        before = (*IN_SHELL, *self._before) if any("{file}" in each for each in arguments) else self._before
         for name in self._names:
             try:
-                result = ctx.run([*self._before, name, *arguments], timeout=min(self._seconds, ctx.remaining() / 2))
+                argv = [*before, name, *arguments]
+                result = ctx.run(argv, timeout=min(self._seconds, ctx.remaining() / 2))
             except CommandTimeoutError as error:
                 remedy = f"run '{self.name}' by hand{' and ' if self._hung else ''}{self._hung}"
-                reason = re.sub("^env", self.name, str(error)) if self._before else str(error)
+                reason = re.sub("^(env|sh)", self.name, str(error)) if before else str(error)
                 raise FaultError(reason, remedy) from error
             except OSError as error:
                 raise FaultError(f"{self.name} cannot be run ({error})", f"reinstall {self.package or 'it'}") from error
             # "env" exists although the command does not: its message tells the two apart.
-            if result is not None and not (self._before and result.stderr.startswith(NOT_FOUND)):
+            if result is not None and not (before and result.stderr.startswith(NOT_FOUND)):
                 return result
         return None
 
@@ -217,7 +229,7 @@ class Tool:
         Raises:
             FaultError: The command hangs, fails, prints a line of another form, or names a device twice.
         """
-        arguments = tuple(argument.format(fields=",".join(fields)) for argument in arguments)
+        arguments = tuple(argument.replace("{fields}", ",".join(fields)) for argument in arguments)
         text = self.ask(ctx, *arguments)
         if text is None:
             return None

@@ -7,10 +7,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 from anyaccel.kit.caps import GROWTH, Cap, cap_frameworks
-from anyaccel.kit.card import Card
+from anyaccel.kit.card import UNIFIED, Card
 from anyaccel.kit.catalog import Catalog, Entry, pci_name, tag
 from anyaccel.kit.fault import Fault, FaultError, fail, warn
-from anyaccel.kit.files import physical_function, text
+from anyaccel.kit.files import host_memory, physical_function, text
 from anyaccel.kit.masks import Mask
 from anyaccel.kit.processes import Holders
 from anyaccel.kit.tools import Measures, Row, Tool
@@ -68,6 +68,8 @@ class Vendor:
         entry_attribute: Attribute of a device that holds the key of its entry in the catalog.
         mask: The variable by which a process sees certain devices; None if the vendor's software has no such variable.
             Then each launch names the vendor, whose devices are open to every worker that is not confined.
+        masked_software: The software that obeys the mask, if not all of the vendor's does: ``the old runtime``. Each
+            launch warns that the devices are open to other software.
         alike: Further variables that are set to the value of the mask, because some software reads them instead.
         variables: Further variables that the plug-in sets or unsets.
         borrowed: Variables among all of these that belong to another vendor and that the runtime obeys. No worker gets
@@ -81,7 +83,11 @@ class Vendor:
             :class:`~anyaccel.plugin.PluginInfo`.
         number_name: Name of the number that the mask takes, if it is a fact of the machine and not a position:
             ``module id``. A device whose number is unknown or not unique is listed and cannot be given out.
+        numbers_restart: Whether the numbers restart in each parent, such as a partition. Then they are unique per
+            parent, and the mask must name both; the index is the position, the number is the attribute ``number``.
         number_remedy: Remedy if that number is unknown.
+        set_attribute: Attribute of a device with the id of its set, if the mask names sets of devices
+            (:class:`Sets`). A job gets whole sets; detection adds the attribute ``set_size``.
         nameless: Attribute that marks a device without a name in the mask; such a card must also be blamed.
         state_file: File of a card in which the driver reports the card's state; empty if there is no such file. The
             catalog's table ``[states]`` lists every state of the driver.
@@ -112,6 +118,7 @@ class Vendor:
     catalog: Catalog
     entry_attribute: str = ""
     mask: Mask | None
+    masked_software: str = ""
     alike: Sequence[str] = ()
     variables: Sequence[str] = ()
     borrowed: Sequence[str] = ()
@@ -122,7 +129,9 @@ class Vendor:
     counts: Sequence[int] = ()
     ray_switch: str = ""
     number_name: str = ""
+    numbers_restart: bool = False
     number_remedy: str = ""
+    set_attribute: str = ""
     nameless: str = "nameless"
     state_file: str = ""
     unreadable: str = ""
@@ -137,10 +146,10 @@ class Vendor:
     def __init_subclass__(cls, **options: Any) -> None:
         """Remove the hook ``anyaccel_validate`` unless the class overrides :meth:`validate` or :meth:`maskable`."""
         super().__init_subclass__(**options)
-        overridden = cls.validate is not Vendor.validate or cls.maskable is not Vendor.maskable
+        own = (cls.validate is not Vendor.validate, cls.maskable is not Vendor.maskable, bool(cls.set_attribute))
         # The core checks counts and exclusive devices itself. A hook that is not there saves a call into the vendor's
         # process.
-        cls.anyaccel_validate = Vendor.anyaccel_validate if overridden else None  # type: ignore[method-assign,assignment]
+        cls.anyaccel_validate = Vendor.anyaccel_validate if any(own) else None  # type: ignore[method-assign,assignment]
 
     # Who the vendor is.
 
@@ -159,6 +168,7 @@ class Vendor:
             exclusive=self.exclusive,
             control_nodes=tuple(self.control_nodes),
             maskable=self.mask is not None,
+            masked_software=self.masked_software,
             ray_switch=self.ray_switch,
         )
 
@@ -228,6 +238,10 @@ class Vendor:
         for card in cards:
             self.identify(card)
         self.arrange(cards)
+        if self.set_attribute:
+            sizes = Counter(card.attributes.get(self.set_attribute) for card in cards)
+            for card in cards:
+                card.attributes["set_size"] = sizes[card.attributes.get(self.set_attribute)]
         self.connect(ctx, cards)
         return inventory(cards, self.driver_version(ctx), notes)
 
@@ -253,9 +267,11 @@ class Vendor:
             ctx,
             f"{self.key}-{function.address}",
             function,
-            entry=self.catalog.by_pci(function.device, subsystem=function.subsystem_device),
             unreadable=self.unreadable or self.log_hint,
         )
+        # A further file per function, so it is read only if a product of this id asks for it.
+        revision = card.revision if self.catalog.has_revisions(function.device) else None
+        card.entry = self.catalog.by_pci(function.device, revision=revision, subsystem=function.subsystem_device)
         if self.bound(card):
             card.attributes |= {name: path for name, path in self.host_paths if ctx.exists(path)}
             self.read_card(card)
@@ -356,7 +372,9 @@ class Vendor:
         if card.function is None:
             return self.brand
         vendor, device = card.function.vendor, card.function.device
-        return self.catalog.pci_name(device) or pci_name(card.ctx, vendor, device) or f"{self.brand}-{device:04x}"
+        revision = card.revision if self.catalog.has_revisions(device) else None
+        name = self.catalog.pci_name(device, revision) or pci_name(card.ctx, vendor, device)
+        return name or f"{self.brand}-{device:04x}"
 
     def arrange(self, cards: list[Card]) -> None:
         """Sort the cards into the runtime's order and number them: by the number in the mask, else by position."""
@@ -364,10 +382,16 @@ class Vendor:
             for index, card in enumerate(cards):
                 card.index = index
             return
-        holders = Counter(card.number for card in cards)
+        places = {id(card): (card.parent if self.numbers_restart else None, card.number) for card in cards}
+        holders = Counter(places.values())
         for card in cards:
-            if card.number is None or holders[card.number] > 1:
-                self._without_number(card, holders[card.number])
+            if card.number is None or holders[places[id(card)]] > 1:
+                self._without_number(card, holders[places[id(card)]])
+        if self.numbers_restart:
+            cards.sort(key=lambda card: (card.number is None, card.parent or "", card.number or 0, card.id))
+            for index, card in enumerate(cards):
+                card.index, card.attributes["number"] = index, card.number
+            return
         cards.sort(key=lambda card: (card.number is None, card.number or 0, card.id))
         free = max([0, *self.counts, *(card.number + 1 for card in cards if card.number is not None)])
         # Cards without a number get free indexes as labels, above every number that the machine could have.
@@ -412,9 +436,18 @@ class Vendor:
         device must have a name in the mask. So there is no hook, and no call, unless a subclass overrides this method
         or :meth:`maskable`.
         """
-        reason = self.info().refusal(term, devices)
+        reason = self.info().refusal(term, devices) or self._split_set(devices)
         nameless = next((device for device in devices if not self.maskable(device)), None)
         return reason or (None if nameless is None else str(self._unmaskable(nameless)))
+
+    def _split_set(self, devices: Sequence[Device]) -> str | None:
+        """Return the reason why devices are not whole sets of the mask, or None."""
+        counts = Counter(device.attributes.get(self.set_attribute) for device in devices if self.set_attribute)
+        for device in devices if counts else ():
+            name, size = (device.attributes.get(each) for each in (self.set_attribute, "set_size"))
+            if isinstance(size, int) and counts[name] != size:
+                return f"{device.id} is one of {size} devices that the mask names as {name}; ask for all {size} of them"
+        return None
 
     def _unmaskable(self, device: Device) -> Fault:
         why = device.health_reason or f"its {self.number_name or 'number'} is unknown"
@@ -532,7 +565,7 @@ class Vendor:
         Raises:
             FaultError: See :meth:`measure`.
         """
-        measured = self.measure(ctx, devices) or {}
+        measured = self.complete_measures(ctx, devices, self.measure(ctx, devices) or {})
         processes = self.processes(ctx, devices)
         cards = {card.id: card for card in self.survey(ctx)}
         found = {}
@@ -547,6 +580,30 @@ class Vendor:
                 health_remedy=fault.remedy,
             )
         return found
+
+    def complete_measures(
+        self, ctx: ProbeContext, devices: Sequence[Device], measured: Mapping[str, Measures]
+    ) -> dict[str, Measures]:
+        """Complete measurements by facts of several devices: memory in use of the host, and power of a common sensor.
+
+        The power of a :meth:`power_group` stays with its first device, so that a sum over devices is right.
+        """
+        found = dict(measured)
+        groups: set[object] = set()
+        for device in sorted(devices, key=lambda device: device.index):
+            group, own = self.power_group(device), found.get(device.id, Measures())
+            if device.attributes.get(UNIFIED) and own.get("memory_used_bytes") is None:
+                size, free = host_memory(ctx), host_memory(ctx, "MemAvailable")
+                used = size - free if size is not None and free is not None else None
+                found[device.id] = {**own, "memory_used_bytes": used}
+            if group is not None and group in groups and device.id in found:
+                found[device.id] = {**found[device.id], "power_watts": None}
+            groups.add(group)
+        return found
+
+    def power_group(self, device: Device) -> object:
+        """Return a value shared by devices behind a common power sensor, such as a board; None for a sensor each."""
+        return None
 
     def judge(self, device: Device, card: Card | None) -> tuple[Health, Fault]:
         """Return the current health of a device; ``card`` is the device in a new survey, None if the device is gone."""

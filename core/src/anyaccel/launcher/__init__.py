@@ -1,20 +1,19 @@
-"""What holds devices and starts what was asked for: environments, commands, jobs and sweeps."""
+"""Leases of devices, environments of workers, and the start of commands."""
 
 from anyaccel._faces import face
 
 __all__, __getattr__, __dir__ = face(
     __name__,
     {
-        "anyaccel.launcher.capacity": ("count_capacity",),
-        "anyaccel.launcher.choosing": ("KnownNames", "validate"),
         "anyaccel.launcher.command": ("run",),
         "anyaccel.launcher.detached": ("JOB_NAME", "fork_child", "start_detached"),
-        "anyaccel.launcher.environment": ("WorkerEnvironment", "worker_environment"),
+        "anyaccel.launcher.environment": ("DEVICES_VARIABLE", "WorkerEnvironment", "worker_environment"),
         "anyaccel.launcher.hold": ("DeviceLease", "acquire", "acquire_async", "take_async"),
         "anyaccel.launcher.launch": ("Launch", "prepare"),
         "anyaccel.launcher.monitor": ("end_in_time",),
         "anyaccel.launcher.options": ("AcquireOptions", "StartOptions"),
         "anyaccel.launcher.rendezvous": ("Rendezvous",),
+        "anyaccel.launcher.choosing": ("KnownNames", "count_capacity", "validate"),
         "anyaccel.launcher.schedulers": ("open_scheduler",),
         "anyaccel.launcher.start": ("become", "check_program", "make_start_error"),
         "anyaccel.launcher.use": ("ProcessLease", "refuse_if_loaded"),

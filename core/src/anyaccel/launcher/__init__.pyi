@@ -1,11 +1,12 @@
 from anyaccel.launcher import time_limit as time_limit
-from anyaccel.launcher.capacity import count_capacity as count_capacity
 from anyaccel.launcher.choosing import KnownNames as KnownNames
+from anyaccel.launcher.choosing import count_capacity as count_capacity
 from anyaccel.launcher.choosing import validate as validate
 from anyaccel.launcher.command import run as run
 from anyaccel.launcher.detached import JOB_NAME as JOB_NAME
 from anyaccel.launcher.detached import fork_child as fork_child
 from anyaccel.launcher.detached import start_detached as start_detached
+from anyaccel.launcher.environment import DEVICES_VARIABLE as DEVICES_VARIABLE
 from anyaccel.launcher.environment import WorkerEnvironment as WorkerEnvironment
 from anyaccel.launcher.environment import worker_environment as worker_environment
 from anyaccel.launcher.hold import DeviceLease as DeviceLease

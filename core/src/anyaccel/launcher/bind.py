@@ -1,8 +1,8 @@
-"""Run workers on the processors of the NUMA node that is nearest to their devices.
+"""Bind workers to the processors of the NUMA node nearest to their devices.
 
-A processor that is far from a device reaches it, and the memory beside it, over a link that others use, too. Memory
-needs no rule of its own: the kernel gives a process pages of the node on which it runs, as long as there are some
-(Documentation/admin-guide/mm/numa_memory_policy.rst, the default policy), and a policy that somebody has set stays.
+A distant processor reaches a device, and the memory beside the device, over a shared link. Memory needs no rule of its
+own: by default, the kernel gives a process pages of the node on which it runs while there are some
+(Documentation/admin-guide/mm/numa_memory_policy.rst). A policy that the user has set stays.
 """
 
 from __future__ import annotations
@@ -15,23 +15,24 @@ from anyaccel.probe import HOST
 from anyaccel.probe.processors import by_node, siblings
 
 Bind = bool | None
-"""Whether workers run near their devices; None for those of whole devices of this host."""
+"""Whether workers run near their devices; None to bind only workers with whole devices of this host."""
 
 
-def near(allocation: Allocation, inventory: Inventory, bind: Bind) -> tuple[int, ...]:
-    """Processors that are nearest to the devices of an allocation.
+def find_processors(allocation: Allocation, inventory: Inventory, bind: Bind) -> tuple[int, ...]:
+    """Return the processors nearest to the devices of an allocation.
 
     Args:
-        allocation: What the worker holds.
-        inventory: The machine. Of one that is simulated or recorded the numbers of its nodes are taken, by wish only.
-        bind: Whether it is to run near them.
+        allocation: The devices of the worker.
+        inventory: The machine. With ``bind`` True, a simulated or recorded machine counts as this host.
+        bind: Whether to bind the worker.
 
     Returns:
-        Numbers of processors, among those that this thread may use; empty where the machine does not tell, where none
-        is left, or where nobody wants it.
+        Numbers of processors that this thread may use; empty if the worker is not to be bound, if the node of a device
+        is unknown, or if this thread may use no processor there.
     """
     if bind is None:
         bind = inventory.machine == HOST and all(share.whole for share in allocation.shares)
+    # One device of unknown node: to bind to the nodes of the others could be the wrong half of the machine.
     nodes = {device.numa_node for device in allocation.devices} if bind else set()
     if not nodes or None in nodes:
         return ()
@@ -40,31 +41,31 @@ def near(allocation: Allocation, inventory: Inventory, bind: Bind) -> tuple[int,
     return tuple(sorted(found & os.sched_getaffinity(0)))
 
 
-def divided(devices_nodes: Sequence[int | None], among: Collection[int]) -> list[tuple[int, ...]]:
+def divide_processors(devices_nodes: Sequence[int | None], among: Collection[int]) -> list[tuple[int, ...]]:
     """Divide processors among the ranks of a job, by whole cores.
 
     Args:
         devices_nodes: The NUMA node of each rank's device, in the order of the ranks.
-        among: The processors of the job; empty where it is not bound.
+        among: The processors of the job; empty if the job is not bound.
 
     Returns:
-        The processors of each rank: its part of those of its node, or all of these where there are fewer cores than
+        The processors of each rank: its part of its node's processors, or all of them if the node has fewer cores than
         ranks.
     """
     of_node = {node: sorted({*processors} & {*among}) for node, processors in by_node().items()}
     found = []
     for rank, node in enumerate(devices_nodes):
-        cores = _cores(of_node.get(node, []) if node is not None else [])
+        cores = _group_by_core(of_node.get(node, []) if node is not None else [])
         ranks = [other for other, theirs in enumerate(devices_nodes) if theirs == node]
         place, count = ranks.index(rank), len(ranks)
-        if len(cores) >= count:
+        if len(cores) >= count:  # else a rank would get no core at all
             cores = cores[place * len(cores) // count : (place + 1) * len(cores) // count]
         found.append(tuple(sorted(processor for core in cores for processor in core)))
     return found
 
 
-def _cores(processors: Sequence[int]) -> list[tuple[int, ...]]:
-    """Processors by the core that they are threads of; each is its own where the kernel does not say."""
+def _group_by_core(processors: Sequence[int]) -> list[tuple[int, ...]]:
+    """Group processors by core; a processor without known siblings is a core."""
     cores: dict[tuple[int, ...], list[int]] = {}
     for processor in processors:
         cores.setdefault(siblings(processor) or (processor,), []).append(processor)

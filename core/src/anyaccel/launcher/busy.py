@@ -1,28 +1,25 @@
-"""Devices that somebody uses without a lease: shown, given out by the memory that is really free, or left alone."""
+"""Observe devices in use without a lease."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from operator import attrgetter
 
 from anyaccel.inventory.observe import stats
 from anyaccel.model import Extent, Inventory, Request, Stats
 from anyaccel.scheduler.filters import asked_memory
 
-_FILTERED = attrgetter("filters")
 FRESH_SECONDS = 2.0
-"""How old an observation may be while somebody waits."""
+"""Maximum age of an observation while a request waits."""
 
 
-class Foreign:
-    """What is used of a machine by those who hold no lease, as far as it matters to one request.
+class UnleasedUse:
+    """Finds devices unavailable to a request because of processes without a lease.
 
     Args:
         inventory: The machine.
-        request: The request. Only where it asks for memory, or where busy devices are to be avoided, the machine is
-            observed at all: that takes a moment.
-        environ: The environment that the plug-ins see.
+        request: The request.
+        environ: The environment of the plug-ins.
         avoid_busy: Whether a device with a process on it counts as taken.
     """
 
@@ -30,25 +27,31 @@ class Foreign:
         self._inventory = inventory
         self._environ = environ
         self._avoid_busy = avoid_busy
-        self._memory = max(map(asked_memory, filter(_FILTERED, request.terms)), default=0)
+        self._memory = max((asked_memory(term) for term in request.terms if term.filters), default=0)
         self._observed: Mapping[str, Stats] = {}
-        self._at = float("-inf")
+        self._observed_at = float("-inf")
 
-    def taken(self, leased: Mapping[str, Extent]) -> dict[str, Extent]:
-        """Devices, beside those that are leased, that cannot be given out now: all of each, by device id."""
+    def find_taken(self, leased: Mapping[str, Extent]) -> dict[str, Extent]:
+        """Return the whole of each device without a lease and unavailable to the request, by id.
+
+        A device is taken if a process runs on it (with ``avoid_busy``), or if it has less free memory than the request
+        asks for.
+        """
         if not (self._avoid_busy or self._memory):
             return {}
-        if time.monotonic() - self._at > FRESH_SECONDS:
+        # The ledger asks again after each change on the machine, and an observation starts processes.
+        if time.monotonic() - self._observed_at > FRESH_SECONDS:
             self._observed, _ = stats(self._inventory, environ=self._environ)
-            self._at = time.monotonic()
+            self._observed_at = time.monotonic()
         return {
             device.id: Extent(device.units)
             for device in self._inventory.devices
-            if device.id not in leased and device.id in self._observed and self._refused(device.memory_bytes, device.id)
+            if device.id not in leased  # the holder's own use is no obstacle: the lease is
+            and device.id in self._observed
+            and self._is_taken(device.memory_bytes, self._observed[device.id])
         }
 
-    def _refused(self, memory_bytes: int | None, device_id: str) -> bool:
-        seen = self._observed[device_id]
+    def _is_taken(self, memory_bytes: int | None, seen: Stats) -> bool:
         if self._avoid_busy and seen.processes:
             return True
         if not self._memory or memory_bytes is None or seen.memory_used_bytes is None:

@@ -1,13 +1,13 @@
-"""Cap frameworks that no variable caps in all their versions: when they are imported, and without touching a device.
+"""Cap the memory of frameworks at import, without touching a device.
 
-PyTorch reads a cap from a variable since 2.10; earlier versions end at the same text. So the cap is put on when a
-process imports it: it is queued for the moment at which PyTorch initializes devices, and then written into the variable
-where this version takes it, which processes that are started from here inherit.
+PyTorch reads a cap from a variable since 2.10; earlier versions fail at the same text. So the cap is queued at the
+import of PyTorch, for the moment at which PyTorch initializes devices. Only then, and if this version accepts it, the
+cap is also written into the variable, which child processes inherit.
 
-TensorFlow is capped by a call alone (tensorflow.org/guide/gpu, "Limiting GPU memory growth"), which excludes that it
-grows. The call is made right before TensorFlow initializes devices: a program that sets growth before is not disturbed.
+TensorFlow is capped by a call alone (tensorflow.org/guide/gpu, "Limiting GPU memory growth"), which excludes memory
+growth. The call comes right before TensorFlow initializes devices, so that a program may set growth before.
 
-This module runs in the interpreters of commands, too: it imports nothing of ours and works from Python 3.8 on.
+This module also runs in the interpreters of commands: it imports no module of this package, and works with Python 3.8.
 """
 
 from __future__ import annotations
@@ -25,34 +25,32 @@ if TYPE_CHECKING:
     from typing import Any
 
 FRACTION_VARIABLE = "ANYACCEL_MEMORY_FRACTION"
-"""Part of the memory of its only device that a worker holds, between 0 and 1."""
+"""The worker's share of the memory of its only device, between 0 and 1."""
 LIMIT_VARIABLE = "ANYACCEL_MEMORY_LIMIT"
-"""The same in bytes."""
+"""The share in bytes."""
 GROWTH_VARIABLE = "TF_FORCE_GPU_ALLOW_GROWTH"
-"""Set by vendors for which TensorFlow has devices that it may be capped on."""
+"""Set by plug-ins of vendors whose devices TensorFlow can cap."""
 STARTUP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "startup")
-"""Directory whose ``sitecustomize`` puts the cap on, for the front of ``PYTHONPATH``."""
+"""Directory with the ``sitecustomize`` that applies the cap, for the front of ``PYTHONPATH``."""
 
 _KEY = "per_process_memory_fraction"
 _VARIABLE = "PYTORCH_ALLOC_CONF"
-_ITS_NAMES = re.compile(r"PYTORCH_([A-Z]+_)?ALLOC_CONF")
-"""The plain name is the youngest; the others come first where they are set."""
+_VARIABLE_NAMES = re.compile(r"PYTORCH_([A-Z]+_)?ALLOC_CONF")
+"""The variable has had several names; PyTorch prefers the older ones."""
 
 
 def frameworks(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Name the frameworks that :func:`install` will cap in an environment that names a fraction."""
+    """Name the frameworks capped by :func:`install` in an environment with a fraction."""
     return ("PyTorch", "TensorFlow") if GROWTH_VARIABLE in environ else ("PyTorch",)
 
 
 def install(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Have frameworks keep to what an environment names when they initialize devices.
-
-    Does nothing where no fraction is named.
+    """Cap frameworks at the fraction in an environment; does nothing without a fraction.
 
     Args:
         environ: The environment of this process.
     """
-    if _fraction(environ.get(FRACTION_VARIABLE)) is not None:
+    if _parse_fraction(environ.get(FRACTION_VARIABLE)) is not None:
         _watch_for("torch", lambda module: _cap(module, environ))
         if GROWTH_VARIABLE in environ:
             _watch_for("tensorflow", lambda module: _cap_tensorflow(module, environ))
@@ -66,7 +64,7 @@ def _watch_for(name: str, then: Callable[[ModuleType], None]) -> None:
 
 
 class _Finder:
-    """Lets the others find a module, and calls a function once it has been executed.
+    """Finder for a single module: delegates to the next finders, and calls a function after the import.
 
     Attributes:
         name: Name of the module.
@@ -81,7 +79,7 @@ class _Finder:
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         thread = get_ident()
-        if name != self.name or thread in self._asking:  # another one that asks all others asks us back
+        if name != self.name or thread in self._asking:  # another finder of this kind asks this one, too
             return None
         self._asking.add(thread)
         try:
@@ -90,7 +88,8 @@ class _Finder:
         finally:
             self._asking.discard(thread)
         if spec is not None and hasattr(spec.loader, "exec_module"):
-            spec.loader = _Loader(spec.loader, self._executed)  # type: ignore[assignment] # all that it lacks is theirs
+            # A wrapper, since some loaders have no __dict__ for a method; __getattr__ has the rest.
+            spec.loader = _Loader(spec.loader, self._executed)  # type: ignore[assignment]
         return spec
 
     def _executed(self, module: ModuleType) -> None:
@@ -100,7 +99,7 @@ class _Finder:
 
 
 class _Loader:
-    """Stands for a loader, which may serve other modules as well, until it has executed one."""
+    """Stands in for a loader, possibly of several modules, until a module is executed."""
 
     def __init__(self, loader: Any, then: Callable[[ModuleType], None]) -> None:
         self._loader = loader
@@ -118,12 +117,12 @@ class _Loader:
 
 
 def _cap_tensorflow(module: Any, environ: MutableMapping[str, str]) -> None:
-    """Cap TensorFlow. Whatever its version lacks, the program goes on."""
-    # Private, and there from 2.0 to 2.21: all that uses a device initializes the context first.
+    """Cap TensorFlow; an unknown version is reported, and the program goes on."""
+    # Private, in versions 2.0 to 2.21: any use of a device initializes the context first.
     kind = getattr(sys.modules.get("tensorflow.python.eager.context"), "Context", None)
     initialize = getattr(kind, "ensure_initialized", None)
     if kind is None or initialize is None:
-        return _tell("TensorFlow", "its Context.ensure_initialized is missing")
+        return _report("TensorFlow", "its Context.ensure_initialized is missing")
     done: list[bool] = []
 
     def ensure_initialized(self: Any) -> Any:
@@ -132,9 +131,9 @@ def _cap_tensorflow(module: Any, environ: MutableMapping[str, str]) -> None:
             done.append(True)
             try:
                 _limit_logical(module.config, int(most[0]) >> 20)
-                environ.pop(GROWTH_VARIABLE, None)  # which would win
-            except Exception as error:  # noqa: BLE001 - devices that know no cap, or are in use already
-                _tell("TensorFlow", error)
+                environ.pop(GROWTH_VARIABLE, None)  # it would override the cap
+            except Exception as error:  # noqa: BLE001 - devices without caps, or already initialized
+                _report("TensorFlow", error)
         return initialize(self)
 
     kind.ensure_initialized = ensure_initialized
@@ -142,7 +141,7 @@ def _cap_tensorflow(module: Any, environ: MutableMapping[str, str]) -> None:
 
 
 def _limit_logical(config: Any, most: int) -> None:
-    """Give each GPU logical devices of so many MiB together: those of the program, or one."""
+    """Limit the logical devices of each GPU to ``most`` MiB in total; scale down the program's own."""
     for device in config.list_physical_devices("GPU"):
         chosen = [each.memory_limit for each in config.get_logical_device_configuration(device) or ()]
         if chosen and sum(chosen) <= most:
@@ -155,15 +154,15 @@ def _limit_logical(config: Any, most: int) -> None:
 
 
 def _cap(torch: Any, environ: MutableMapping[str, str]) -> None:
-    """Cap PyTorch. Whatever its version lacks, the program goes on."""
+    """Cap PyTorch; an unknown version is reported, and the program goes on."""
     queued: list[object] = []
 
     def queue_each() -> None:
         for backend in list(vars(torch).values()):
             if {"_lazy_call", "set_" + _KEY} <= set(getattr(backend, "__dict__", ())) and backend not in queued:
                 queued.append(backend)
-                # Private, and there from 1.0 to 2.15: the call waits until the backend is initialized.
-                backend._lazy_call(_setting(torch, backend, environ))  # noqa: SLF001
+                # Private, in versions 1.0 to 2.15: the call waits for the initialization of the backend.
+                backend._lazy_call(_make_setter(torch, backend, environ))  # noqa: SLF001
 
     _try(queue_each)
     theirs = getattr(torch, "_register_device_module", None)
@@ -174,24 +173,24 @@ def _cap(torch: Any, environ: MutableMapping[str, str]) -> None:
         theirs(*args, **options)
         _try(queue_each)
 
-    # By this, those who make a backend beside PyTorch put it in; private as well.
+    # Private as well: packages with a backend outside PyTorch register it by this function.
     torch._register_device_module = register  # noqa: SLF001
 
 
 def _try(then: Callable[[], None]) -> None:
     try:
         then()
-    except Exception as error:  # noqa: BLE001 - a version, or a device, that we do not know: the program goes on
-        _tell("PyTorch", error)
+    except Exception as error:  # noqa: BLE001 - an unknown version or device: the program goes on
+        _report("PyTorch", error)
 
 
-def _setting(torch: Any, backend: Any, environ: MutableMapping[str, str]) -> Callable[[], None]:
+def _make_setter(torch: Any, backend: Any, environ: MutableMapping[str, str]) -> Callable[[], None]:
     def set_each() -> None:
-        fraction = _fraction(environ.get(FRACTION_VARIABLE))
-        if fraction is None:  # the share has been given back
+        fraction = _parse_fraction(environ.get(FRACTION_VARIABLE))
+        if fraction is None:  # the share was released in between
             return
-        texts = [text for name, text in environ.items() if _ITS_NAMES.fullmatch(name)]
-        part = min([fraction, *(given for given in map(_written, texts) if given is not None)])
+        texts = [text for name, text in environ.items() if _VARIABLE_NAMES.fullmatch(name)]
+        part = min([fraction, *(given for given in map(_parse_setting, texts) if given is not None)])
         for index in range(backend.device_count()):
             getattr(backend, "set_" + _KEY)(part, index)
         if _release(torch) >= (2, 10):
@@ -201,28 +200,28 @@ def _setting(torch: Any, backend: Any, environ: MutableMapping[str, str]) -> Cal
 
 
 def _write(torch: Any, part: float, environ: MutableMapping[str, str]) -> None:
-    """Write the cap beside what PyTorch has read from its variable, where this build does not refuse it.
+    """Add the cap to PyTorch's settings, if this build accepts the cap.
 
-    Not before it has read that: a program may set the variable after it has imported PyTorch.
+    Not earlier, since a program may set the variable after the import of PyTorch.
     """
     try:
         text = torch._C._accelerator_getAllocatorSettings()  # noqa: SLF001
         kept = [entry for entry in text.split(",") if entry.strip() and entry.partition(":")[0].strip() != _KEY]
         merged = ",".join([*kept, f"{_KEY}:{part:g}"])
         torch._C._accelerator_setAllocatorSettings(merged)  # noqa: SLF001
-    except Exception:  # noqa: BLE001 - what it starts would end at its first allocation
+    except Exception:  # noqa: BLE001 - with a refused setting, child processes would fail at their first allocation
         return
-    names = [name for name in environ if _ITS_NAMES.fullmatch(name) and environ[name] == text and text]
+    names = [name for name in environ if _VARIABLE_NAMES.fullmatch(name) and environ[name] == text and text]
     environ.update(dict.fromkeys(names or [_VARIABLE], merged))
 
 
-def _written(text: str) -> float | None:
-    """The fraction in the value of the variable; None where it has none that counts."""
+def _parse_setting(text: str) -> float | None:
+    """Return the fraction in a value of the variable; None if missing or invalid."""
     match = re.search(r"(?:^|,)\s*" + _KEY + r"\s*:\s*([0-9.]+)", text)
-    return _fraction(match.group(1) if match else None)
+    return _parse_fraction(match.group(1) if match else None)
 
 
-def _fraction(text: str | None) -> float | None:
+def _parse_fraction(text: str | None) -> float | None:
     try:
         value = float(text or "nan")
     except ValueError:
@@ -235,5 +234,5 @@ def _release(module: ModuleType) -> tuple[int, ...]:
     return tuple(int(number) for number in numbers.groups()) if numbers else ()
 
 
-def _tell(framework: str, reason: object) -> None:
+def _report(framework: str, reason: object) -> None:
     sys.stderr.write("anyaccel: {} takes no cap on memory here: {}\n".format(framework, " ".join(str(reason).split())))

@@ -1,71 +1,84 @@
-"""Start a command that sees exactly the devices it was given."""
+"""Run a command with leased devices, and wait for the exit."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import threading
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from anyaccel.errors import UsageError
-from anyaccel.launcher.environment import tell
+from anyaccel.launcher.environment import print_error
 from anyaccel.launcher.hold import DeviceLease, take
 from anyaccel.launcher.start import make_start_error
 from anyaccel.launcher.time_limit import Countdown, TimeLimit, check_early
 from anyaccel.linux import mark as marks
 from anyaccel.linux import process
-from anyaccel.linux.mark import Mark
 from anyaccel.linux.teardown import GRACE_SECONDS, Teardown, combine_finds, find_carriers, find_tree
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Unpack
+    from typing import Unpack
 
-    from anyaccel.launcher.completed import Completed
     from anyaccel.launcher.options import RunOptions
 
 _LONGEST_WAIT = 60.0
-"""Seconds; the machine may sleep meanwhile."""
-_TO_TELL = 1.0
-"""Seconds after which a line on standard error is waited for no more."""
+"""Seconds between two looks at the clock: the machine may sleep meanwhile."""
+_PRINT_SECONDS = 1.0
+"""How long a line on standard error may take before the command goes on."""
+
+
+class Completed(subprocess.CompletedProcess[Any]):
+    """A :class:`subprocess.CompletedProcess` with the outcome of the time limit.
+
+    Attributes:
+        timed_out: Whether the time limit ended the command, whatever its ``returncode`` is.
+    """
+
+    timed_out: bool = False
 
 
 def run(request: str | Sequence[str], command: Sequence[str] | str, **options: Unpack[RunOptions]) -> Completed:
-    """Run a command on accelerators and wait for it.
+    """Run a command on accelerators and wait for the exit.
 
     Args:
-        request: What it needs, such as ``"GPU:2"`` or ``["GPU:1", "TPU:4"]``.
+        request: The request, such as ``"GPU:2"`` or ``["GPU:1", "TPU:4"]``.
         command: The command and its arguments; a string with ``shell=True``.
         machine: The machine; see :func:`anyaccel.detect`.
-        declare: Devices to count by resource name whatever is found; see :func:`anyaccel.declare`.
-        environ: The environment to start from; that of this process when None.
-        wait: Seconds to wait for the devices; 0 to take what is free now or fail, None to wait as long as it takes.
-        priority: The higher, the earlier.
-        note: What it is for, for people to read.
-        time: Seconds for which it may run at most; then it is ended with all that it started, which is told on
-            standard error. See :func:`anyaccel.acquire`.
-        grace: Seconds between SIGTERM and SIGKILL when its time is over.
-        signal: A signal to send before its time is over, such as ``"USR1@60s"``: 60 seconds before, to each process
-            of the command that catches it.
-        on_wait: As of :func:`anyaccel.acquire`: by default, one sentence on standard error says that it waits.
-        cap: Whether PyTorch and TensorFlow are capped at the command's share of memory as well.
-        bind: Whether the command runs on the processors that are nearest to its devices, as far as the machine tells;
-            None for whole devices.
-        memory: How much of the host's memory the kernel leaves the command and all that it starts, without swap: bytes,
-            or a text such as ``"8GiB"``. A share of a device is held to its memory likewise where the kernel can.
-        enforce: Whether the kernel refuses the command the device nodes of all other devices: True to insist, ``"try"``
-            to do without where the kernel cannot. Do not combine it with a ``preexec_fn`` that ties the command's life
-            to its parent's.
-        options: ``avoid_busy``, ``unallocated`` and ``mask`` as of :func:`anyaccel.acquire`, and further options of
+        declare: Devices to count by resource name, beside those that are detected; see :func:`anyaccel.declare`.
+        environ: The environment to start from; that of this process if None.
+        wait: Longest wait for the devices, in seconds or as a text such as ``"5m"``; 0 to take only what is free now,
+            None for no limit.
+        priority: A request of higher priority is served first.
+        note: The purpose, shown to other users.
+        time: Time limit, in seconds or as a text such as ``"1h30m"``. Then the command is ended with its descendants,
+            and standard error says so.
+            See :func:`anyaccel.acquire`.
+        grace: Time between SIGTERM and SIGKILL at the time limit, in seconds or as a text.
+        signal: A signal before the time limit, such as ``"USR1@60s"``: 60 seconds before, to each process of the
+            command that catches the signal.
+        on_wait: As for :func:`anyaccel.acquire`. By default, one sentence on standard error says that the call waits.
+        cap: Whether PyTorch and TensorFlow are also capped at the command's share of memory.
+        bind: Whether the command runs on the processors nearest to its devices, if the machine names them; None for
+            whole devices only.
+        memory: Limit of host memory for the command and its descendants, without swap: bytes, or a text such as
+            ``"8GiB"``. A share of a device is limited to its memory likewise if the kernel can do so.
+        enforce: Whether the kernel denies the command the device nodes of all other devices: True to insist, ``"try"``
+            to go without if the kernel cannot. Do not combine it with a ``preexec_fn`` that ties the command's life to
+            its parent's.
+        options: ``avoid_busy``, ``unallocated`` and ``mask`` as for :func:`anyaccel.acquire`, and options of
             :func:`subprocess.run`: ``cwd``, ``input``, ``capture_output``, ``text``, ``timeout``, ``check`` and so on.
 
     Returns:
-        What :func:`subprocess.run` returns; its ``timed_out`` says whether ``time`` has ended the command.
+        The result of :func:`subprocess.run`, with ``timed_out``: whether ``time`` ended the command.
 
     Raises:
-        UsageError, RequestError, UnknownNameError: When the command or the request is wrong.
-        UnknownOptionError: When there is no such option.
-        NeverFitsError, NotFreeError, DeadlockError: When it cannot be served, or not in time.
-        EnforcementError: When it must be confined, or held to ``memory``, and the kernel cannot.
-        CommandNotFoundError, CommandNotRunnableError: When the command cannot be started.
+        UsageError, RequestError, UnknownNameError: If the command or the request is invalid.
+        UnknownOptionError: If there is no such option.
+        NeverFitsError, NotFreeError, DeadlockError: If the request cannot be served, or not in time.
+        EnforcementError: If the kernel cannot apply ``enforce`` or ``memory``.
+        CommandNotFoundError, CommandNotRunnableError: If the command cannot be started.
 
     Examples:
         >>> program = "import anyaccel; print(anyaccel.current().devices[0].type)"
@@ -73,39 +86,41 @@ def run(request: str | Sequence[str], command: Sequence[str] | str, **options: U
         >>> done.returncode, done.stdout.split()
         (0, [b'H100'])
     """
-    from anyaccel.launcher.options import RunOptions, TakeOptions, check_options
+    from anyaccel.launcher.options import RunOptions, TakeOptions, check_options, read_seconds
 
     given: dict[str, Any] = {**options}
-    program = _program(command, given)
+    program = _check_command(command, given)
     check_options("run", given, RunOptions.__annotations__)
-    grace = given.pop("grace", GRACE_SECONDS)
+    for name in given.keys() & {"time", "timeout"}:
+        given[name] = read_seconds(name, given[name])
+    grace = read_seconds("grace", given.pop("grace", GRACE_SECONDS))
     if not (isinstance(grace, (int, float)) and grace >= 0):
         raise UsageError(f"grace must be a number of seconds, 0 or more (got {grace!r:.60})")
     early = check_early(given.pop("signal", None), given.get("time"))
-    terms: dict[str, Any] = {"bind": None}
+    terms: dict[str, Any] = {"bind": None}  # whole devices are bound by default: the command is started by us
     terms |= {name: given.pop(name) for name in TakeOptions.__annotations__ if name in given}
-    with take(request, marks.draw, grouped=True, **terms) as hold:
-        hold.begin_entry(program)
-        mark = hold.lease.mark if hold.lease else ()
-        ending = _Ending(TimeLimit.for_lease(hold.lease, terms.get("time"), grace, early), mark)
+    with take(request, marks.draw, grouped=True, **terms) as lease:
+        lease.begin_entry(program)
+        limit = TimeLimit.for_lease(lease.lease, terms.get("time"), grace, early)
+        ending = _TimedEnd(limit, lease.lease.mark if lease.lease else ())
         status = None
         try:
-            done = _complete(hold, command if isinstance(command, str) else list(command), ending, **given)
+            done = _complete(lease, command if isinstance(command, str) else list(command), ending, **given)
             status = done.returncode
         except OSError as error:
-            if error.filename not in (None, program):
+            if error.filename not in (None, program):  # such as a missing cwd: the error names it already
                 raise
             raise make_start_error(program, error) from error
         finally:
-            hold.finish_entry(status, timed_out=ending.timed_out)
+            lease.finish_entry(status, timed_out=ending.timed_out)
         return done
 
 
-def _program(command: Sequence[str] | str, options: Mapping[str, Any]) -> str:
-    """Check a command, before anybody waits for devices, and name its program.
+def _check_command(command: Sequence[str] | str, options: Mapping[str, Any]) -> str:
+    """Check a command before the wait for devices begins, and name the program.
 
     Raises:
-        UsageError: When it is none, or an option of :func:`subprocess.run` makes no sense with it.
+        UsageError: If there is no command, or an option of :func:`subprocess.run` does not fit it.
     """
     if not command or (isinstance(command, (str, bytes, os.PathLike)) and not options.get("shell")):
         words = repr(command.split()) if command and isinstance(command, str) else "['python', 'train.py']"
@@ -121,9 +136,9 @@ def _program(command: Sequence[str] | str, options: Mapping[str, Any]) -> str:
 
 
 def _complete(
-    hold: DeviceLease,
+    lease: DeviceLease,
     command: list[str] | str,
-    ending: _Ending,
+    ending: _TimedEnd,
     *,
     check: bool = False,
     input: Any = None,  # noqa: A002 - as subprocess.run has it
@@ -131,26 +146,22 @@ def _complete(
     capture_output: bool = False,
     **options: Any,
 ) -> Completed:
-    """What :func:`subprocess.run` does, with a process that is started by the plan of a hold, and ended in time."""
-    import subprocess
-
-    from anyaccel.launcher.completed import Completed
-
+    """Run a command like :func:`subprocess.run`, by the plan and the time limit of a lease."""
     if input is not None:
         options["stdin"] = subprocess.PIPE
     if capture_output:
         options |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with hold.popen(command, **options) as running:
+    with lease.popen(command, **options) as running:
         ending.begin(running.pid)
         try:
             out, err = running.communicate(input, timeout=timeout)
         except BaseException as error:
-            running.kill()
+            running.kill()  # as subprocess.run() does, also after an interrupt
             if isinstance(error, subprocess.TimeoutExpired):
-                error.cmd = command  # without the program that marked it
+                error.cmd = command  # without the program that put the mark on the command
             raise
         finally:
-            ending.call_off()
+            ending.finish()
     done = Completed(command, running.returncode, out, err)
     done.timed_out = ending.timed_out
     if check:
@@ -158,55 +169,51 @@ def _complete(
     return done
 
 
-class _Ending:
-    """Ends a command, and all that carries its mark, when its time is over: TERM, grace, KILL.
+class _TimedEnd:
+    """Ends a command and every carrier of the mark at the time limit: SIGTERM, grace, SIGKILL.
+
+    A thread does so. A loop of ``communicate(timeout=...)`` could not: after a timeout, Python 3.11 to 3.13 loses the
+    input that the command has not read yet.
 
     Args:
         limit: The time limit; None for none.
-        mark: The mark.
+        mark: The mark of the command.
 
     Attributes:
-        timed_out: Whether it has ended the command.
+        timed_out: Whether the time limit ended the command.
     """
 
-    def __init__(self, limit: TimeLimit | None, mark: Mark) -> None:
-        import threading
-
+    def __init__(self, limit: TimeLimit | None, mark: marks.Mark) -> None:
         self.timed_out = False
         self._limit = limit
         self._mark = mark
-        self._ended = threading.Event()
+        self._exited = threading.Event()
         self._thread: threading.Thread | None = None
 
     def begin(self, pid: int) -> None:
-        """Watch over a process that carries the mark."""
-        import threading
-
+        """Watch the command with a process id."""
         if self._limit is not None:
             what = self._limit, pid, process.start_time(pid) or 0
             self._thread = threading.Thread(target=self._watch, args=what, name="anyaccel-time", daemon=True)
             self._thread.start()
 
-    def call_off(self) -> None:
-        """Take note that the command has ended; where its time was over, wait for the end of what it left behind."""
-        self._ended.set()
+    def finish(self) -> None:
+        """Stop watching after the exit of the command; after a timeout, wait for the exit of the descendants, too."""
+        self._exited.set()
         if self._limit is not None and self._thread is not None and self.timed_out:
             self._thread.join()
-            tell(self._limit.message)
+            print_error(self._limit.message)
 
     def _watch(self, limit: TimeLimit, pid: int, started: int) -> None:
-        countdown = Countdown(limit, self._mark, self._tell_soon)
+        countdown = Countdown(limit, self._mark, self._print_soon)
         while left := countdown.step():
-            if self._ended.wait(min(left, _LONGEST_WAIT)):
+            if self._exited.wait(min(left, _LONGEST_WAIT)):
                 return
         self.timed_out = True
-
         Teardown(combine_finds(find_carriers([self._mark]), find_tree({pid: started})), grace=limit.grace).run()
 
-    def _tell_soon(self, text: str) -> None:
-        """Write a line to standard error; one that takes no more does not keep the command from its end."""
-        import threading
-
-        telling = threading.Thread(target=tell, args=[text], name="anyaccel-time", daemon=True)
-        telling.start()
-        telling.join(_TO_TELL)
+    def _print_soon(self, text: str) -> None:
+        """Print a line on standard error; a stopped terminal does not delay the end of the command."""
+        printing = threading.Thread(target=print_error, args=[text], name="anyaccel-time", daemon=True)
+        printing.start()
+        printing.join(_PRINT_SECONDS)

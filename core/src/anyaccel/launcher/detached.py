@@ -1,4 +1,4 @@
-"""Processes of ours that are forked: children, helpers that report, and those that outlive the terminal."""
+"""Fork processes of this package: children, reporting helpers, and processes without a terminal."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ from anyaccel.errors import AnyaccelError
 from anyaccel.linux import process
 
 JOB_NAME = "anyaccel-job"
-"""Name, in lists of processes, of a process that supervises a command; the command is its only child."""
+"""Process name of the supervisor of a detached command; the command is its only child."""
 
 
 def fork_child(body: Callable[[], int]) -> int:
-    """Run a function in a child of this process, and return its process id; no other code of the caller runs there.
+    """Run a function in a forked child, and return its process id; no other code of the caller runs there.
 
     Args:
-        body: Called there. Returns the exit status of the child; what it raises is told on standard error.
+        body: The function; returns the exit status of the child. The child prints an exception on standard error.
 
     Raises:
-        OSError: When no process can be made.
+        OSError: If no process can be made.
     """
     child = os.fork()
     if not child:
-        os._exit(_status(body))
+        os._exit(_run(body))
     return child
 
 
 def start_helper(body: Callable[[int], int]) -> tuple[int, int]:
-    """Start a process that works for this one and dies with it, until it calls :func:`process.live_on`.
+    """Start a child tied to the life of this process, until the child calls :func:`process.live_on`.
 
     Args:
-        body: As of :func:`fork_child`, called with the descriptor to which it writes its report.
+        body: As for :func:`fork_child`; called with the descriptor for a report.
 
     Returns:
-        Its process id, and the descriptor from which the report is read.
+        The process id, and the descriptor from which to read the report.
 
     Raises:
-        OSError: When no process can be made.
+        OSError: If no process can be made.
     """
     parent = os.getpid()
     report, reporting = os.pipe()
@@ -58,30 +58,30 @@ def start_helper(body: Callable[[int], int]) -> tuple[int, int]:
 
 
 def start_detached(body: Callable[[int], int]) -> tuple[bytes, int]:
-    """Start a helper in a session of its own, and wait until it reports something or has ended.
+    """Start a helper in a new session, and wait for the report or the exit.
 
     Args:
-        body: As of :func:`start_helper`.
+        body: As for :func:`start_helper`.
 
     Returns:
-        The report and 0; nothing and the exit status where it ended without one.
+        The report and 0; nothing and the exit status if it exited without a report.
 
     Raises:
-        OSError: When no process can be made.
+        OSError: If no process can be made.
     """
 
     def run(reporting: int) -> int:
-        os.setsid()  # no terminal ends or stops it any more
+        os.setsid()  # so that no terminal ends or stops the helper
         return body(reporting)
 
     child, report = start_helper(run)
-    told = os.read(report, 64)
+    told = os.read(report, 64)  # returns at once if the helper dies: its end of the pipe is closed then
     os.close(report)
     return (told, 0) if told else (b"", process.reap(child))
 
 
-def _status(body: Callable[[], int]) -> int:
-    """The exit status of a child that does this; what it raises is told on standard error."""
+def _run(body: Callable[[], int]) -> int:
+    """Call the function of a child, and return the exit status; print an exception on standard error."""
     try:
         return body()
     except KeyboardInterrupt:
@@ -89,7 +89,7 @@ def _status(body: Callable[[], int]) -> int:
     except AnyaccelError as error:
         told = "".join(f"anyaccel: {line}\n" for line in (str(error), *error.hint.splitlines()))
         status = error.exit_code
-    except BaseException:  # noqa: BLE001 - it must not go on as a second caller
+    except BaseException:  # noqa: BLE001 - the child must not go on as a second copy of the caller
         import traceback
 
         told, status = traceback.format_exc(), 1

@@ -1,4 +1,4 @@
-"""The environment of a worker: what the vendors' plug-ins say it must hold, merged, never applied to ourselves."""
+"""Make the environment of a worker from the edits of the vendors' plug-ins."""
 
 from __future__ import annotations
 
@@ -38,18 +38,19 @@ if TYPE_CHECKING:
     from anyaccel.vendors.process import VendorProcess
 
 DEVICES_VARIABLE = "ANYACCEL_DEVICES"
-# Without links, which a worker cannot use, and which grow with the square of the devices: variables have a limit.
+# Without links: a worker cannot use them, and they grow with the square of the devices, while a variable has a limit.
 _ENCODER = json.JSONEncoder(default=partial(plain, without=("links",)), separators=(",", ":"))
 HIDE_SECONDS = 0.4
-"""Time for a vendor whose devices nobody asked for to say how they are hidden."""
+"""Time for the plug-in of a vendor outside the allocation to say how its devices are hidden."""
 
 
 class WorkerGroup(Value):
-    """A cgroup that was made for a worker.
+    """The cgroup of a worker.
 
     Attributes:
-        path: Its directory.
-        before: A program, with its arguments, that brings a process to where it may enter; empty where it may already.
+        path: The directory of the group.
+        before: A program and its arguments that move a process to a place from which it may enter; empty if it may
+            enter already.
     """
 
     path: str
@@ -57,17 +58,17 @@ class WorkerGroup(Value):
 
 
 class WorkerEnvironment(Value):
-    """The environment of one worker.
+    """The environment of a worker.
 
     Attributes:
-        allocation: What the worker holds, each share with what enforces it.
-        set: Variables that differ from the environment it starts from.
-        unset: Variables of that environment that it must not see.
-        values: The whole environment, edits applied.
-        regions: What the kernel calls the memory of devices on which there are shares, and how much of it is held, by
-            device id: for :func:`anyaccel.launcher.limits.limited`.
-        group: The cgroup in which the worker must be started; None where none was made for it.
-        unlimited: Why no cgroup limits the ``regions``; empty where one does, or nobody has tried.
+        allocation: The devices of the worker; each share names its enforcement.
+        set: Variables that differ from those of the base environment.
+        unset: Variables of the base environment that the worker must not see.
+        values: The whole environment, with the edits.
+        regions: The kernel's name of the memory of each device with a share, and the bytes of the share, by device id:
+            for :func:`anyaccel.launcher.limits.limit_memory`.
+        group: The cgroup in which the worker must start; None for none.
+        unlimited: The reason why no cgroup limits the ``regions``; empty if one does, or none was tried.
     """
 
     allocation: Allocation
@@ -79,7 +80,7 @@ class WorkerEnvironment(Value):
     unlimited: str = ""
 
     def with_variables(self, variables: Mapping[str, str]) -> WorkerEnvironment:
-        """The same with some more variables."""
+        """Return this environment with more variables."""
         return replace(
             self,
             set={**self.set, **variables},
@@ -99,23 +100,23 @@ def worker_environment(
     cap: bool = False,
     bind: Bind = False,
 ) -> WorkerEnvironment:
-    """Make the environment in which a worker sees exactly what it was given.
+    """Make the environment in which a worker sees exactly the devices of an allocation.
 
     Args:
-        allocation: What it was given.
-        inventory: The machine's inventory that the allocation was made from.
-        environ: The environment to start from; that of this process when None. It is not changed.
-        unallocated: Whether vendors of which nothing was given are hidden, or left as the environment has them.
-        mask: Whether masks name devices by stable id or by index, where the vendor's runtime takes both.
-        lease: Identity of the machine-wide lease behind the allocation; empty when there is none.
-        cap: Whether PyTorch and TensorFlow are capped at the worker's share of memory as well, by what its interpreter
-            does when it starts.
-        bind: Whether the worker will run on the processors that are nearest to its devices: the allocation says which,
-            and whoever starts the worker binds it. None for whole devices of this host.
+        allocation: The devices.
+        inventory: The inventory from which the allocation was made.
+        environ: The base environment; that of this process if None.
+        unallocated: Whether vendors outside the allocation are hidden, or keep the variables of the base environment.
+        mask: Whether masks name devices by stable id or by index, if the vendor's runtime accepts both.
+        lease: Identity of the machine-wide lease of the allocation; empty for none.
+        cap: Whether PyTorch and TensorFlow are also capped at the worker's share of memory, at the start of its
+            interpreter.
+        bind: Whether the worker will run on the processors nearest to its devices: the allocation names them, and the
+            caller binds the worker. None for whole devices of this host.
 
     Raises:
-        EnvConflictError: When two vendors whose devices were given want one variable differently.
-        PluginError: When the plug-in of a vendor whose devices were given cannot say what its mask must be.
+        EnvConflictError: If two vendors of the allocation need different values of one variable.
+        PluginError: If the plug-in of a vendor of the allocation cannot make its mask.
 
     Examples:
         >>> inventory = anyaccel.detect("sim:H100:2")
@@ -131,13 +132,13 @@ def worker_environment(
     fraction = _fraction(only)
     if not all(share.whole for share in allocation.shares):
         allocation = _name_enforcement(allocation, edits, cap=bool(cap and fraction))
-    changes, unset, more = _merge(_courteous(edits, inventory), {share.device.vendor for share in held.values()})
+    changes, unset, more = _merge(_keep_obeyed(edits, inventory), {share.device.vendor for share in held.values()})
     processors: tuple[int, ...] = ()
     if bind is not False:
-        from anyaccel.launcher.bind import near
+        from anyaccel.launcher.bind import find_processors
 
-        processors = near(allocation, inventory, bind)
-    if gaps or more or processors:
+        processors = find_processors(allocation, inventory, bind)
+    if gaps or more or processors:  # most allocations stay as they are
         allocation = replace(allocation, gaps=(*allocation.gaps, *gaps, *more), processors=processors)
     changes |= _own_variables(allocation, inventory, lease)
     if only is not None and only.memory_bytes:
@@ -145,7 +146,7 @@ def worker_environment(
     if fraction:
         changes[caps.FRACTION_VARIABLE] = f"{fraction:g}"
         if cap:
-            there = base.get("PYTHONPATH", "")  # an empty part of it is the working directory
+            there = base.get("PYTHONPATH", "")  # an empty entry would name the working directory
             behind = [path for path in there.split(os.pathsep) if path != caps.STARTUP] if there else []
             changes["PYTHONPATH"] = os.pathsep.join([caps.STARTUP, *behind])
     unset = (unset | {caps.LIMIT_VARIABLE, caps.FRACTION_VARIABLE, LEASE_VARIABLE}) - changes.keys() & base.keys()
@@ -156,35 +157,38 @@ def worker_environment(
     return WorkerEnvironment(allocation=allocation, set=changes, unset=frozenset(unset), values=values, regions=regions)
 
 
-_told: set[str] = set()
+_warned: set[str] = set()
 
 
-def tell_once(gaps: Iterable[str]) -> None:
-    """Say on standard error what workers are not kept from, each sentence once in this process."""
+def warn_once(gaps: Iterable[str]) -> None:
+    """Print warnings about open devices on standard error, each once in this process."""
     for gap in gaps:
-        if gap not in _told:
-            _told.add(gap)
-            tell(printable(gap))
+        if gap not in _warned:
+            _warned.add(gap)
+            print_error(printable(gap))
 
 
-def tell(text: str) -> None:
-    """Write a line to standard error, if this program has one."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, without a reader, or none
+def print_error(text: str) -> None:
+    """Print a line on standard error; does nothing if standard error is closed."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # no reader, closed, or None
         sys.stderr.write(f"anyaccel: {text}\n")
         sys.stderr.flush()
 
 
-def amended(made: WorkerEnvironment, allocation: Allocation) -> WorkerEnvironment:
-    """The same environment for a worker of whose allocation more is known."""
-    return replace(made.with_variables({ALLOCATION_VARIABLE: written_down(allocation)}), allocation=allocation)
+def with_allocation(made: WorkerEnvironment, allocation: Allocation) -> WorkerEnvironment:
+    """Return the environment with another description of the allocation."""
+    return replace(made.with_variables({ALLOCATION_VARIABLE: _ENCODER.encode(allocation)}), allocation=allocation)
 
 
 def _regions(held: Mapping[str, Share], edits: Mapping[str, EnvEdits]) -> dict[str, tuple[str, int]]:
-    """Regions of memory in which something holds a share, and what is held there of each device, by its id."""
+    """Return the memory region and the bytes of each device with a share, by device id.
+
+    A region in which a share has no known size is left out: its limit would be too low.
+    """
     found = {}
     for device_id, share in held.items():
         region = edits.get(share.device.vendor, EnvEdits()).memory_regions.get(device_id, "")
-        if region.isprintable() and region and " " not in region:
+        if region.isprintable() and region and " " not in region:  # a plug-in's text becomes a line for the kernel
             found[device_id] = (share, region)
     shared = {region for share, region in found.values() if not share.whole and share.memory_bytes}
     unknown = {region for share, region in found.values() if not share.memory_bytes}
@@ -204,10 +208,10 @@ def _edits(
     *,
     confined: bool,
 ) -> tuple[dict[str, EnvEdits], list[str]]:
-    """The edits of every vendor that may be on the machine, and which of them cannot be hidden.
+    """Return the edits of every vendor on the machine, and warnings about devices left visible.
 
-    The process of a vendor is asked only where it has to say something that it has not said when it detected. The
-    devices that no variable hides are named unless the worker is confined: then the sandbox says what stays open.
+    A vendor's process is asked only for edits that its detection did not report. There are no such sentences for a
+    confined worker: its sandbox reports what stays open.
     """
     shares: dict[str, dict[str, Share]] = {}
     for device_id, share in held.items():
@@ -219,34 +223,32 @@ def _edits(
             given = tuple([share.device for share in own.values()])
             ctx = EnvContext(devices=inventory.of_vendor(report.vendor), shares=own, environ=environ, mask=mask)
             edits[report.vendor] = _vendor(report.vendor).env(given, ctx)
-            if len(given) < len(ctx.devices) and not confined and not _hides(report, edits[report.vendor]):
-                gaps.append(_unhidden(report.vendor, "its other devices"))
+            if len(given) < len(ctx.devices) and not confined:
+                gaps += _warn_visible(report, edits[report.vendor], "its other devices")
         elif unallocated == "hide" and report.state in {VendorState.OK, VendorState.FAILED}:
             try:
                 edits[report.vendor] = report.hidden or _ask_to_hide(report, inventory, environ, mask)
-            except PluginError as error:
+            except PluginError as error:  # of a vendor outside the allocation: the worker starts without its word
                 if report.resource or not confined:
-                    gaps.append(_not_asked_to_hide(report.vendor, error.problem.reason))
+                    gaps.append(_warn_unknown(report.vendor, error.problem.reason))
             else:
                 here = report.state is VendorState.FAILED or report.partial or inventory.of_vendor(report.vendor)
-                if here and not confined and not _hides(report, edits[report.vendor]):
-                    gaps.append(_unhidden(report.vendor, "them"))
+                if here and not confined:
+                    gaps += _warn_visible(report, edits[report.vendor], "them")
     return edits, gaps
 
 
-def _hides(report: VendorReport, edits: EnvEdits) -> bool:
-    """Whether a worker with these edits does not see all of a vendor's devices."""
-    return report.maskable and bool(edits.set or edits.unset.difference(report.cleared))
+def _warn_visible(report: VendorReport, edits: EnvEdits, what: str) -> list[str]:
+    """Return the gap of a worker with these edits that may see devices of a vendor: a sentence, or none."""
+    hides = report.maskable and bool(edits.set or edits.unset.difference(report.cleared))
+    if hides and not report.masked_software:
+        return []
+    why = f"its variable binds {report.masked_software} alone" if hides else f"no variable hides {what}"
+    remedy = "confine the worker (--enforce, or enforce=True) to close their nodes"
+    return [f"devices of {report.vendor} may be open to the worker: {why}; {remedy}"]
 
 
-def _unhidden(vendor: str, what: str) -> str:
-    return (
-        f"devices of {vendor} may be open to the worker: no variable hides {what}; confine the worker (--enforce, or"
-        " enforce=True) to close their nodes"
-    )
-
-
-def _not_asked_to_hide(vendor: str, reason: str) -> str:
+def _warn_unknown(vendor: str, reason: str) -> str:
     return (
         f"devices of {vendor} may be open to the worker: {reason.rstrip('.')}; see 'anyaccel plugins {vendor}', or set"
         f" {DENY_VARIABLE}={vendor} where there are none"
@@ -261,14 +263,14 @@ def _ask_to_hide(
 
 
 def _vendor(name: str) -> VendorProcess:
-    """A vendor's process; imported when the first one is asked, since a machine may have none."""
+    """Return the process of a vendor; the import waits for the first, since a machine may have none."""
     from anyaccel.vendors.process import vendor_process
 
     return vendor_process(name)
 
 
-def _courteous(edits: Mapping[str, EnvEdits], inventory: Inventory) -> dict[str, EnvEdits]:
-    """Leave a variable that a vendor only clears to a vendor that may be here and obeys it."""
+def _keep_obeyed(edits: Mapping[str, EnvEdits], inventory: Inventory) -> dict[str, EnvEdits]:
+    """Drop the wish to unset a variable if another vendor on the machine obeys the variable."""
     here = [report for report in inventory.vendors if report.state in {VendorState.OK, VendorState.FAILED}]
     obeyed: set[str] = set()
     for report in here:
@@ -282,21 +284,25 @@ def _courteous(edits: Mapping[str, EnvEdits], inventory: Inventory) -> dict[str,
 
 
 def _merge(edits: Mapping[str, EnvEdits], given: Collection[str]) -> tuple[dict[str, str], set[str], list[str]]:
-    """Put the vendors' edits together.
+    """Merge the vendors' edits.
 
-    What a vendor needs whose devices were given wins over what hides another's. Among vendors of the same kind, a value
-    wins over the wish to have none where both only hide.
+    An edit of a vendor of the allocation wins over an edit that hides another vendor. Among vendors that are only to be
+    hidden, a value wins over the removal of the variable.
+
+    Args:
+        edits: The edits, by vendor.
+        given: The vendors of the allocation.
 
     Returns:
-        Variables to set, variables to unset, and what the rule left open.
+        Variables to set, variables to unset, and sentences about devices that stay visible.
 
     Raises:
-        EnvConflictError: When two vendors whose devices were given want one variable differently.
+        EnvConflictError: If two vendors of the allocation need different values of one variable.
     """
     merged: dict[str, str] = {}
     unset: set[str] = set()
     gaps: list[str] = []
-    for name, wanted in _wishes(edits).items():
+    for name, wanted in _group_by_variable(edits).items():
         own = {vendor: wish for vendor, wish in wanted.items() if vendor in given}
         if len(set(own.values())) > 1:
             raise EnvConflictError(_conflict(name, own))
@@ -310,11 +316,11 @@ def _merge(edits: Mapping[str, EnvEdits], given: Collection[str]) -> tuple[dict[
     return merged, unset, gaps
 
 
-def _wishes(edits: Mapping[str, EnvEdits]) -> dict[str, dict[str, str | None]]:
-    """What each vendor wants of each variable: a value, or None for none."""
+def _group_by_variable(edits: Mapping[str, EnvEdits]) -> dict[str, dict[str, str | None]]:
+    """Return the value needed by each vendor, by variable; None for unset."""
     wishes: dict[str, dict[str, str | None]] = {}
     for vendor, edit in edits.items():
-        for name in sorted(edit.unset):
+        for name in sorted(edit.unset):  # sets have no order, and messages should not change from run to run
             wishes.setdefault(name, {})[vendor] = None
         for name, content in edit.set.items():
             wishes.setdefault(name, {})[vendor] = content
@@ -322,7 +328,7 @@ def _wishes(edits: Mapping[str, EnvEdits]) -> dict[str, dict[str, str | None]]:
 
 
 def _gaps(name: str, value: str | None, wanted: Mapping[str, str | None]) -> Iterator[str]:
-    """Say whose devices stay open since a variable has another value than hides them."""
+    """Return a warning for each vendor whose devices a variable would hide with another value."""
     for vendor, wish in wanted.items():
         if wish is not None and wish != value:
             winner = next(other for other, theirs in wanted.items() if theirs == value)
@@ -342,20 +348,24 @@ def _conflict(name: str, wanted: Mapping[str, str | None]) -> str:
 
 
 def _fraction(share: Share | None) -> float | None:
-    """Part of its only device's memory that a worker holds, rounded down; None where that is all, or unknown."""
+    """Return a share's fraction of the device's memory, rounded down; None for the whole, or if unknown."""
     if share is None or not share.memory_bytes or not share.device.memory_bytes:
         return None
+    # Rounded down: two halves of a device must not add up to more than the device.
     return int(share.memory_bytes / share.device.memory_bytes * 10_000) / 10_000 or None
 
 
 def _only_share(held: Mapping[str, Share]) -> Share | None:
-    """What a worker holds of its only device, if that is a part: a cap counts for all devices that it sees alike."""
+    """Return the share of a worker with a part of a single device; None for other workers.
+
+    Frameworks have one cap for all devices that they see.
+    """
     share = next(iter(held.values()), None)
     return None if share is None or share.whole or len(held) > 1 else share
 
 
 def _name_enforcement(allocation: Allocation, edits: Mapping[str, EnvEdits], *, cap: bool) -> Allocation:
-    """Say of every share what keeps its holder to it, and which frameworks limit themselves."""
+    """Return the allocation with the enforcement of each share, and the self-limiting frameworks."""
 
     def named(share: Share) -> Share:
         edit = edits.get(share.device.vendor, EnvEdits())
@@ -366,28 +376,23 @@ def _name_enforcement(allocation: Allocation, edits: Mapping[str, EnvEdits], *, 
             limited_by=(*edit.limited_by, *(caps.frameworks(edit.set) if cap else ())),
         )
 
-    return with_shares(allocation, lambda share: share if share.whole else named(share))
+    return map_shares(allocation, lambda share: share if share.whole else named(share))
 
 
-def with_shares(allocation: Allocation, change: Callable[[Share], Share]) -> Allocation:
-    """Return the allocation with each of its shares as a function changes it."""
+def map_shares(allocation: Allocation, change: Callable[[Share], Share]) -> Allocation:
+    """Return an allocation whose shares a function has changed."""
     grants = [Grant(term=grant.term, shares=tuple(map(change, grant.shares))) for grant in allocation.grants]
     return replace(allocation, grants=tuple(grants))
 
 
 def _own_variables(allocation: Allocation, inventory: Inventory, lease: str) -> dict[str, str]:
-    """What ``anyaccel.current()`` and anybody without our library can read inside the worker."""
+    """Return the variables for :func:`anyaccel.current`, and for programs without this library."""
     own = {
         DEVICES_VARIABLE: ",".join([share.device.id for share in allocation.shares]),
-        ALLOCATION_VARIABLE: written_down(allocation),
+        ALLOCATION_VARIABLE: _ENCODER.encode(allocation),
     }
     if lease:
         own[LEASE_VARIABLE] = lease
     if inventory.machine != HOST:
         own[MACHINE_VARIABLE] = inventory.machine
     return own
-
-
-def written_down(allocation: Allocation) -> str:
-    """What :func:`anyaccel.current` reads in the worker."""
-    return _ENCODER.encode(allocation)

@@ -1,4 +1,4 @@
-"""Hold devices, so that no other process on this machine gets them, with the environment that shows exactly these."""
+"""Acquire devices: a machine-wide lease, and the environment of a worker with the devices."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import TypeVar
 
 from anyaccel.errors import DeadlockError, DevicesBusyError, LimitError, NeverFitsError, NotFreeError
 from anyaccel.inventory.detect import survey
-from anyaccel.launcher.busy import Foreign
-from anyaccel.launcher.choosing import choice_of, local_scheduler
+from anyaccel.launcher.choosing import local_scheduler, make_choice
 from anyaccel.launcher.launch import Launch, check_start, plan_launch
+from anyaccel.launcher.options import AcquireOptions, check_options, read_seconds
 from anyaccel.launcher.scope import Scope
 from anyaccel.launcher.usage import OpenLease
-from anyaccel.launcher.verdicts import beyond_limits, verdict_of
-from anyaccel.launcher.waits import describe_wait, log_wait, note_own, other_threads, own_leases
+from anyaccel.launcher.verdicts import judge, make_limit_error
+from anyaccel.launcher.waits import describe_wait, has_other_threads, log_wait, note_own, own_leases
 from anyaccel.ledger import Lease, LeaseRecord, Ledger
 from anyaccel.linux import mark as marks
 from anyaccel.model import NOTHING, Allocation, Device, Extent, Grant, Request, replace
@@ -29,14 +29,16 @@ if TYPE_CHECKING:
     import subprocess
     from typing import Any, Self, Unpack
 
-    from anyaccel.launcher.options import AcquireOptions
+    from anyaccel.launcher.busy import UnleasedUse
     from anyaccel.ledger.acquisition import Acquisition
 
 T = TypeVar("T")
+MarkMaker = Callable[[Collection[marks.Mark]], marks.Mark]
+"""Returns the mark of a lease, given the marks that are taken; see :class:`anyaccel.ledger.Want`."""
 
 
 class DeviceLease(OpenLease):
-    """Devices that are held until they are given back, or until the last process that was started with them has ended.
+    """Leased devices, until the release, or until the exit of the last process on the devices.
 
     Attributes:
         launch: The inventory, and the environment of a worker that sees exactly these devices.
@@ -49,7 +51,7 @@ class DeviceLease(OpenLease):
 
     @property
     def id(self) -> str:
-        """Identity of the lease, as ``anyaccel status`` shows it; empty when nothing is held."""
+        """Identity of the lease, as in ``anyaccel status``; empty if nothing is held."""
         return self.lease.id if self.lease else ""
 
     @property
@@ -59,40 +61,40 @@ class DeviceLease(OpenLease):
 
     @property
     def environ(self) -> Mapping[str, str]:
-        """The environment of a worker that sees exactly these devices; for ``subprocess`` and its like."""
+        """The environment of a worker with exactly the leased devices, for ``subprocess`` and similar modules."""
         return self.launch.environment.values
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """Descriptors that carry the lease, for ``pass_fds``: then it lasts as long as the worker, whatever we do."""
+        """Descriptors of the lease, for ``pass_fds``: a process with one keeps the devices until its exit."""
         return self.lease.fds if self.lease else ()
 
     def popen(self, command: Sequence[str] | str, **options: Any) -> subprocess.Popen[Any]:
-        """Start a command that sees exactly these devices, like :class:`subprocess.Popen`.
+        """Start a command with exactly the leased devices, like :class:`subprocess.Popen`.
 
-        It runs near them where they were taken with ``bind``, and within ``memory`` where that was given. They go back
-        once the command has ended with all that it started, also when they are released before or this process dies.
+        The options ``bind``, ``memory`` and ``enforce`` of the lease apply to the command. The devices stay leased
+        until the command and its descendants have exited, even if the lease is released or this process dies before.
 
         Args:
             command: The command and its arguments; a string with ``shell=True``.
-            options: As of :class:`subprocess.Popen`. ``env`` is the environment of a worker with these devices unless
-                it is given.
+            options: Options of :class:`subprocess.Popen`. The default of ``env`` is :attr:`environ`.
 
         Raises:
-            OSError: When the command cannot be started.
+            OSError: If the command cannot be started.
         """
         if self._started is None:
             mark = self.lease.mark if self.lease else ()
+            # This process carries the mark of the lease itself: only a mark inside it tells the command apart.
             self._started = marks.draw(inside=mark) if mark and self._carried else mark
         return replace(self.launch, mark=self._started, fds=self.fds).popen(command, **options)
 
     def release(self) -> None:
-        """Give the devices back, those of :meth:`popen` once that has ended; does nothing the second time."""
+        """Release the devices, after the exit of commands of :meth:`popen`. A second call has no effect."""
         self.end_lease(self._started)
         self.remove_group()
 
     def remove_group(self) -> None:
-        """Remove the cgroup of what was started with the devices, if nothing runs in it any more."""
+        """Remove the cgroup of the lease, unless a process still runs there."""
         if self.launch.environment.group is not None:
             from anyaccel.launcher.limits import remove_group
 
@@ -121,45 +123,46 @@ class DeviceLease(OpenLease):
 
 
 def acquire(request: str | Sequence[str] | Request, **options: Unpack[AcquireOptions]) -> DeviceLease:
-    """Hold devices, when it is our turn.
+    """Lease devices, and wait until enough are free.
 
-    Whoever asks later for the same devices, in any process of this machine, is served later. When this process dies,
-    the devices are given out again once all that it has started since the first call has ended.
-    :meth:`DeviceLease.release` gives them back at once, except for what :meth:`DeviceLease.popen` started.
+    Requests for the same devices are served in order, whichever process of this machine they come from. If this process
+    dies, its devices are free once all processes have exited that it started since the first call.
+    :meth:`DeviceLease.release` frees them at once, except for commands of :meth:`DeviceLease.popen`.
 
     Args:
-        request: What is wanted.
-        wait: Seconds to wait; 0 to take what is free now or nothing, None to wait for as long as it takes.
-        priority: The higher, the earlier; by agreement among users.
-        note: What it is for, for people to read.
-        avoid_busy: Whether devices that somebody uses without a lease are left alone.
-        time: Seconds for which the devices are held at most: the lease says until when. Who is known to end in time may
-            pass those who cannot start yet. Ending in time is up to you.
-        on_wait: Called with the place in line and with the leases that are in the way, when the wait begins and on
-            change. When None, one sentence goes to the logger ``anyaccel.wait`` when the wait begins: it is shown on
-            standard error, unless the program configures :mod:`logging` otherwise.
-        environ: The environment to start from; that of this process when None.
-        options: ``inventory``, ``machine``, ``declare``, ``timeout``, ``unallocated``, ``mask``, ``cap`` and
-            ``bind`` as :func:`anyaccel.prepare` takes them; ``confined``: whether the holder will be confined;
-            ``memory``: how much of the host's memory the kernel leaves what :meth:`DeviceLease.popen` starts, such as
-            ``"8GiB"``; and ``enforce``: whether it is confined to its devices, as of :func:`anyaccel.run`.
+        request: The request, such as ``"GPU:2"``.
+        wait: Longest wait, in seconds or as a text such as ``"5m"``; 0 to take only what is free now, None for no
+            limit.
+        priority: A request of higher priority is served first; users agree on the values.
+        note: The purpose, shown to other users.
+        avoid_busy: Whether to leave out devices on which a process without a lease runs.
+        time: Time limit, in seconds or as a text such as ``"1h30m"``, which other users see. A request with a time
+            limit may start before requests that cannot start yet (backfill). The caller itself must end in time.
+        on_wait: Called with the queue position and the leases in the way, when the wait begins and after each change.
+            If None, the logger ``anyaccel.wait`` gets one sentence when the wait begins. It goes to standard error,
+            unless the program configures :mod:`logging` otherwise.
+        environ: The environment to start from; that of this process if None.
+        options: ``inventory``, ``machine``, ``declare``, ``timeout``, ``unallocated``, ``mask``, ``cap`` and ``bind``
+            as for :func:`anyaccel.prepare`; ``confined``: whether the caller confines the holder itself; ``memory``:
+            the limit of host memory for commands of :meth:`DeviceLease.popen`, such as ``"8GiB"``; ``enforce``: whether
+            such commands are confined to their devices, as for :func:`anyaccel.run`.
 
     Returns:
-        The hold, to be released; use it in a ``with`` statement.
+        The lease, for a ``with`` statement.
 
     Raises:
-        RequestError, UnknownNameError: When the request is wrong.
-        UnknownOptionError: When there is no such option.
-        NeverFitsError: When this machine can never serve it, or its configuration does not give this user so much.
-        NotFreeError: When the devices were not free in time; says who holds them.
-        DeadlockError: When ``wait`` is None, and the request can be served only once this process itself gives back
-            what it holds, which has no other thread that could do so; says where the devices were taken.
-        LedgerError: When leases cannot be kept on this machine.
-        EnforcementError: When the kernel cannot hold it to ``memory``, or confine it.
+        RequestError, UnknownNameError: If the request is invalid.
+        UnknownOptionError: If there is no such option.
+        NeverFitsError: If this machine, or the user's limits on it, can never serve the request.
+        NotFreeError: If the devices were not free in time; the error names the holders.
+        DeadlockError: If ``wait`` is None, and only this process could release what the request needs, but has no
+            other thread to do so; the error says where the devices were acquired.
+        LedgerError: If leases cannot be kept on this machine.
+        EnforcementError: If the kernel cannot apply ``memory`` or ``enforce``.
 
     Examples:
-        >>> with anyaccel.acquire("GPU:1", machine="sim:H100:2", note="evaluation") as hold:
-        ...     print(hold.devices[0].type, hold.popen(["true"]).wait())
+        >>> with anyaccel.acquire("GPU:1", machine="sim:H100:2", note="evaluation") as lease:
+        ...     print(lease.devices[0].type, lease.popen(["true"]).wait())
         ...     print(anyaccel.why("GPU:2", machine="sim:H100:2").fits_now)
         H100 0
         False
@@ -168,9 +171,9 @@ def acquire(request: str | Sequence[str] | Request, **options: Unpack[AcquireOpt
 
 
 async def acquire_async(request: str | Sequence[str] | Request, **options: Unpack[AcquireOptions]) -> DeviceLease:
-    """Hold devices like :func:`acquire`, on the running event loop; cancel the task to stop waiting.
+    """Lease devices like :func:`acquire`, on the running event loop; cancel the task to stop waiting.
 
-    Detection, which takes a moment, runs in a thread.
+    Detection runs in a thread.
 
     Examples:
         >>> import asyncio
@@ -187,68 +190,74 @@ async def acquire_async(request: str | Sequence[str] | Request, **options: Unpac
 
 
 def _make_request(function: str, request: str | Sequence[str] | Request, options: AcquireOptions) -> LeaseRequest:
-    """Make the request for devices of this very process, once its options are checked."""
-    from anyaccel.launcher.options import AcquireOptions, check_options
-
+    """Check the options of a public function, and make a request whose lease this process will hold."""
     check_options(function, options, AcquireOptions.__annotations__)
     return LeaseRequest(request, marks.draw_for_process, options)
 
 
-def keep(hold: DeviceLease) -> DeviceLease:
-    """Keep a hold for this very process."""
-    note_own(hold.mark_process().begin_entry().lease)
-    return hold
+def keep(lease: DeviceLease) -> DeviceLease:
+    """Make this process the holder of a lease; return the lease."""
+    note_own(lease.mark_process().begin_entry().lease)
+    return lease
 
 
 def take(
     request: str | Sequence[str] | Request,
-    mark: Callable[[Collection[marks.Mark]], marks.Mark],
+    mark: MarkMaker,
     *,
     tell: Callable[[str], object] | None = None,
     grouped: bool = False,
     **options: Unpack[AcquireOptions],
 ) -> DeviceLease:
-    """Hold devices like :func:`acquire`, for something that will carry a mark.
+    """Lease devices like :func:`acquire`, for a process with a mark.
 
     Args:
-        request: What is wanted.
-        mark: Gives the mark; see :class:`anyaccel.ledger.Want`.
-        tell: Called with a sentence about the wait, when it begins and on change, where there is no ``on_wait``.
-        grouped: Whether all that is going to use the devices will be started by the plan of the hold, so that a cgroup
-            may hold it to a share.
-        options: As of :func:`acquire`; their names are not checked.
+        request: The request.
+        mark: Makes the mark.
+        tell: Called with a sentence about the wait, when it begins and after each change, unless there is ``on_wait``.
+        grouped: Whether the plan of the lease starts every process on the devices, so that a cgroup can limit shares.
+        options: Options of :func:`acquire`; their names are not checked.
     """
-    return LeaseRequest(request, mark, options, tell=tell, grouped=grouped).get(lambda hold: hold)
+    return LeaseRequest(request, mark, options, tell=tell, grouped=grouped).get(lambda lease: lease)
 
 
 async def take_async(
     request: str | Sequence[str] | Request,
-    mark: Callable[[Collection[marks.Mark]], marks.Mark],
+    mark: MarkMaker,
     **options: Unpack[AcquireOptions],
 ) -> DeviceLease:
-    """Hold devices like :func:`take`, on the running event loop, for what is all started by the plan of the hold."""
+    """Lease devices like :func:`take` with ``grouped``, on the running event loop."""
     import asyncio
 
     pending = await asyncio.to_thread(LeaseRequest, request, mark, options, grouped=True)
-    return await pending.get_async(lambda hold: hold)
+    return await pending.get_async(lambda lease: lease)
 
 
 class LeaseRequest:
-    """One request on its way to devices.
+    """A request for a lease, from the check of the options to the lease.
+
+    Args:
+        request: The request.
+        mark: Makes the mark of the lease.
+        options: Options of :func:`acquire`.
+        tell: As for :func:`take`.
+        grouped: As for :func:`take`.
+        choice: Chooses the devices; made from the request if None.
 
     Attributes:
         request: The request.
         inventory: The machine.
-        nothing: Whether no device can ever serve it, and it takes the CPU instead; then there is none of the following.
-        ledger: The machine's leases.
-        want: What to ask the ledger for.
-        scope: Under which names the ledger counts the devices.
+        on_cpu: Whether no device can ever serve the request, so that it falls back to the CPU. Then the following
+            attributes are missing.
+        ledger: The leases of the machine.
+        want: The request to the ledger.
+        scope: The ledger's names of the devices.
     """
 
     def __init__(
         self,
         request: str | Sequence[str] | Request,
-        mark: Callable[[Collection[marks.Mark]], marks.Mark],
+        mark: MarkMaker,
         options: AcquireOptions,
         *,
         tell: Callable[[str], object] | None = None,
@@ -260,102 +269,114 @@ class LeaseRequest:
         environ = options.get("environ")
         self.environ = os.environ if environ is None else environ
         self._confined = check_start(options) or options.get("confined", False)
-        time, self._note = options.get("time"), options.get("note", "")
+        time, self._note = read_seconds("time", options.get("time")), options.get("note", "")
         if time is not None and not 0 < time < float("inf"):
             raise ValueError(f"time must be seconds, more than 0, or None (got {time!r})")
         names = "machine", "declare", "timeout"
         where: dict[str, Any] = {name: value for name, value in options.items() if name in names}
         self.inventory = survey(options.get("inventory"), environ=self.environ, request=self.request, **where)
+        # choose() sets these, and the ledger calls it again whenever another process was faster.
         self._grants: tuple[Grant, ...] = ()
         self._attempt: Acquisition | None = None
         self._made: DeviceLease | None = None
-        self._choice = choice or choice_of(self.inventory, self.request)
-        self.nothing = not self._choice.ever_fits
-        if self.nothing:
+        self._choice = choice or make_choice(self.inventory, self.request)
+        self.on_cpu = not self._choice.ever_fits
+        if self.on_cpu:
             verdict = local_scheduler(self.inventory).why(self.request)
             if not verdict.cpu:
                 raise NeverFitsError(verdict.message, verdict=verdict, hint=verdict.hint)
             return
         self.ledger = Ledger.open(self.environ)
         self.scope = Scope.make(self.inventory, self.environ)
-        avoid_busy = options.get("avoid_busy", False)
-        self._foreign = Foreign(self.inventory, self.request, self.environ, avoid_busy=avoid_busy)
-        want = self.scope.want_of(self._choice, self.inventory)
+        self._unleased = self._observe_unleased(avoid_busy=options.get("avoid_busy", False))
+        want = self.scope.make_want(self._choice, self.inventory)
         self.want = replace(want, seconds=time, confined=self._confined, mark=mark)
-        self._terms: dict[str, Any] = {"wait": options.get("wait"), "priority": options.get("priority", 0)}
-        self._terms |= {"note": self._note, "on_wait": self._waits}
+        wait = read_seconds("wait", options.get("wait"))
+        self._terms: dict[str, Any] = {"wait": wait, "priority": options.get("priority", 0)}
+        self._terms |= {"note": self._note, "on_wait": self._report_wait}
         self._on_wait = options.get("on_wait")
         self._blocks = False
         self._began = monotonic()
 
-    def get(self, use: Callable[[DeviceLease], T]) -> T:
-        """Hold the devices, when it is our turn; an error or an interrupt at any place leaves none held.
+    def get(self, finish: Callable[[DeviceLease], T]) -> T:
+        """Wait for the devices, and return the result of ``finish``.
+
+        An error or an interrupt at any point leaves no device leased.
 
         Args:
-            use: Makes of the hold what is returned.
+            finish: Called with the lease; its result goes to the caller.
 
         Raises:
-            NeverFitsError, NotFreeError, DeadlockError: When the devices are not to be had, or not in time.
+            NeverFitsError, NotFreeError, DeadlockError: If the devices are not available, or not in time.
         """
         try:
-            self._blocks = not self.nothing and self._terms["wait"] is None
-            return use(self._hold(None if self.nothing else self._ask().get()))
+            # Only a wait without limit can be a deadlock: another one ends by itself.
+            self._blocks = not self.on_cpu and self._terms["wait"] is None
+            return finish(self._make_lease(None if self.on_cpu else self._begin().get()))
         except (DevicesBusyError, LimitError) as error:
-            raise self._refusal(error) from error
+            raise self._explain(error) from error
         except BaseException:
             self._undo()
             raise
 
-    async def get_async(self, use: Callable[[DeviceLease], T]) -> T:
-        """The same on the running event loop, where anything may give devices back meanwhile."""
+    async def get_async(self, finish: Callable[[DeviceLease], T]) -> T:
+        """Wait like :meth:`get` on the running event loop; no deadlock is reported, since other tasks may release."""
         try:
-            return use(self._hold(None if self.nothing else await self._ask().get_async()))
+            return finish(self._make_lease(None if self.on_cpu else await self._begin().get_async()))
         except (DevicesBusyError, LimitError) as error:
-            raise self._refusal(error) from error
+            raise self._explain(error) from error
         except BaseException:
             self._undo()
             raise
 
-    def _ask(self) -> Acquisition:
+    def _begin(self) -> Acquisition:
         self._attempt = self.ledger.begin(self.want, self.choose, **self._terms)
         return self._attempt
 
     def _undo(self) -> None:
-        """Give back what cannot be handed to the caller any more."""
+        """Release the lease after an error: the caller will never get the lease."""
         if self._made is not None:
             self._made.release()
-        elif self._attempt is not None:
+        elif self._attempt is not None:  # an interrupt between the lease and its DeviceLease
             self._attempt.undo()
 
-    def _waits(self, place: int, records: tuple[LeaseRecord, ...]) -> None:
-        """Say that the request waits and what for, unless it would do so for ever."""
+    def _observe_unleased(self, *, avoid_busy: bool) -> UnleasedUse | None:
+        """Return an observer of use without a lease; None if the request does not need the slow observation."""
+        if not avoid_busy and not any(term.filters for term in self.request.terms):
+            return None
+        from anyaccel.launcher.busy import UnleasedUse
+
+        return UnleasedUse(self.inventory, self.request, self.environ, avoid_busy=avoid_busy)
+
+    def _report_wait(self, place: int, records: tuple[LeaseRecord, ...]) -> None:
+        """Report the wait, or raise if the wait would never end."""
         if self._attempt is None:
             return
         if self._blocks:
             self._refuse_deadlock()
-        holders = self.scope.ours(records)
+        holders = self.scope.select_records(records)
         if self._on_wait is not None:
             self._on_wait(place, holders)
             return
         sentence = describe_wait(place, holders, self._attempt.limits, self.inventory)
         if self._tell is not None:
             self._tell(sentence)
-        else:  # once
+        else:  # a program gets one sentence, not one for each change
             self._attempt.on_wait = None
             log_wait(sentence)
 
     def _refuse_deadlock(self) -> None:
-        """Raise when the request can be served only once this process gives back, and nothing in it can do so."""
+        """Raise if only this thread could release the devices of the request."""
         own = own_leases(self.ledger.path)
-        if not own or other_threads():
+        if not own or has_other_threads():
             return
         taken: dict[str, Extent] = {}
         for lease, _ in own.values():
             for name, extent in lease.devices.items():
                 taken[name] = taken.get(name, NOTHING).joined(extent)
-        if self._choice.choose(self.scope.taken(taken)) is not None and not self._limited_by(own):
+        if self._choice.choose(self.scope.to_devices(taken)) is not None and not self._exceeds_limits(own):
             return
-        verdict = self._verdict()
+        verdict = self._judge()
         held = "; ".join(f"lease {key}, taken at {place}" for key, (_, place) in own.items())
         raise DeadlockError(
             f"{self.request} can be served only once this process gives back what it holds itself: {held}.",
@@ -364,44 +385,45 @@ class LeaseRequest:
             " for a signal handler to release it",
         )
 
-    def _limited_by(self, own: Collection[str]) -> bool:
-        """Whether some leases alone, by their ids, take the user to a limit that is in the way of the request."""
-        return bool(self.ledger.over_limits(self.want, self._terms["priority"], only=own))
+    def _exceeds_limits(self, leases: Collection[str]) -> bool:
+        """Return whether some leases, by id, are enough to bring the user to a limit."""
+        return bool(self.ledger.over_limits(self.want, self._terms["priority"], only=leases))
 
     def choose(self, taken: Mapping[str, Extent]) -> dict[str, Extent] | None:
-        """Choose devices, by the ledger's names, among what is left."""
-        leased = self.scope.taken(taken)
-        grants = self._choice.choose(leased | self._foreign.taken(leased))
+        """Choose free devices, by the ledger's names; None if the request does not fit."""
+        leased = self.scope.to_devices(taken)
+        unleased = {} if self._unleased is None else self._unleased.find_taken(leased)
+        grants = self._choice.choose(leased | unleased)
         if grants is None:
             return None
         self._grants = grants
         return self.scope.to_ledger(grants)
 
-    def allocation(self, lease: Lease | None) -> Allocation:
-        """What was chosen at last, and is held with a lease."""
+    def make_allocation(self, lease: Lease | None) -> Allocation:
+        """Make the allocation of the devices chosen last."""
         lease_id = lease.id if lease else ""
         return Allocation(id=lease_id, request=self.request, grants=self._grants, confined=self._confined)
 
-    def _hold(self, lease: Lease | None) -> DeviceLease:
-        """Make the hold."""
-        allocation = self.allocation(lease)
+    def _make_lease(self, lease: Lease | None) -> DeviceLease:
+        allocation = self.make_allocation(lease)
         terms: dict[str, Any] = {"environ": self.environ, "lease": allocation.id, "grouped": self._grouped}
+        # After the choice of devices, since the environment depends on them: an error here releases the lease.
         launch = plan_launch(allocation, self.inventory, self._options, **terms)
         waited = monotonic() - self._began if lease else 0.0
         self._made = DeviceLease(launch, lease, note=self._note if lease else "", waited=waited)
         return self._made
 
-    def _refusal(self, error: DevicesBusyError | LimitError) -> NotFreeError | NeverFitsError:
-        """Say what is in the way of the request, in the words of :func:`why`."""
+    def _explain(self, error: DevicesBusyError | LimitError) -> NotFreeError | NeverFitsError:
+        """Make the error of a refused request, with the reasons of :func:`why`."""
         if isinstance(error, LimitError):
-            return beyond_limits(self.request, error)
-        verdict = self._verdict()
+            return make_limit_error(self.request, error)
+        verdict = self._judge()
         told = any(reason.code is ReasonCode.WAITING_BEHIND for reason in verdict.reasons)
         behind = f" {error.ahead} asked for them before." if error.ahead and not told else ""
-        # They fit where they are free for a request that came first, or were given back since.
+        # The request fits now if the devices are reserved for an earlier request, or were released in between.
         message = str(error) if verdict.fits_now else verdict.message + behind
         return NotFreeError(message, verdict=verdict, hint=verdict.hint)
 
-    def _verdict(self) -> Verdict:
+    def _judge(self) -> Verdict:
         terms = {"time": self.want.seconds, "priority": self._terms["priority"]}
-        return verdict_of(self.inventory, self.request, self.ledger, self.environ, **terms)
+        return judge(self.inventory, self.request, self.ledger, self.environ, **terms)

@@ -1,7 +1,7 @@
-"""What a process that has its devices puts on itself, before code of the user runs in it.
+"""Set up a process with leased devices, before the user's code runs.
 
-A worker of a pool, the process that becomes a command, one that uses devices itself, and what starts a command have
-their aspects from here. The fork server imports this module for its workers: it imports next to nothing.
+The steps serve a worker of a pool, the process that becomes a command, a process that uses devices itself, and the
+parent of a command. The fork server imports this module for its workers, so the module imports next to nothing.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ NO_VARIABLES: Mapping[str, str] = {}
 
 
 class ProcessSetup(NamedTuple):
-    """The part of a plan that a process carries out on itself; see :class:`anyaccel.launcher.launch.Launch`.
+    """The steps of a start plan inside the process; see :class:`anyaccel.launcher.launch.Launch`.
 
-    An option of a start that has a field here by its name is carried out by it.
+    A start option with the name of a field here becomes that field.
 
     Attributes:
-        mark: The mark that it is to carry; empty where it carries that already, or there is none.
-        group: Directory of the cgroup that it enters; None to stay.
+        mark: The mark to put on the process; empty for none, or if the process carries the mark already.
+        group: Directory of the cgroup to enter; None to stay.
         set: Variables to set.
         unset: Variables to remove.
         directory: The working directory; None to stay.
         path: The module path; None to keep it.
         cap: Whether frameworks are capped when they are imported.
         processors: The processors to run on; empty for all.
-        sandbox: What it may not open; None where it is not confined.
+        sandbox: The device nodes that the process may not open; None for no confinement.
     """
 
     mark: marks.Mark = ()
@@ -51,13 +51,13 @@ class ProcessSetup(NamedTuple):
     sandbox: Sandbox | None = None
 
     def apply(self) -> None:
-        """Put all of it on this process, the sandbox last.
+        """Take the steps on this process, the sandbox last.
 
         Raises:
-            EnforcementError: When the process cannot be confined.
-            OSError: When the kernel refuses the cgroup or the directory.
+            EnforcementError: If the process cannot be confined.
+            OSError: If the kernel refuses the cgroup or the directory.
         """
-        marks.put(self.mark)
+        marks.put(self.mark)  # first: whatever happens later, the lease knows of this process
         if self.group is not None:
             from anyaccel.linux.cgroup import enter
 
@@ -73,25 +73,25 @@ class ProcessSetup(NamedTuple):
             from anyaccel.launcher.caps import install
 
             install()
-        self._put_on_thread()
+        bind_thread(self.processors)
         if self.sandbox is not None:
             self.sandbox.apply()
 
     def start(self, begin: Callable[[], T]) -> T:
-        """Call what starts a process, in a thread from which the process inherits the rest: processors, sandbox.
+        """Start a process by a function, in a thread from which the process inherits processors and sandbox.
 
-        Where that cannot be taken back, it is a thread of its own, which ends then. Do not tie the life of what it
-        starts to its parent by a parent-death signal in that case.
+        A sandbox cannot be taken off again: with one, the function runs in a thread of its own, which then ends. Do not
+        tie the life of the process to its parent by a parent-death signal in that case: the parent is that thread.
 
         Args:
             begin: Starts the process.
 
         Raises:
-            EnforcementError: When it cannot be confined.
+            EnforcementError: If the process cannot be confined.
         """
 
         def run() -> T:
-            self._put_on_thread()
+            bind_thread(self.processors)
             return begin()
 
         if self.sandbox is not None:
@@ -100,19 +100,14 @@ class ProcessSetup(NamedTuple):
         try:
             return run()
         finally:
-            put(before)
-
-    def _put_on_thread(self) -> None:
-        """Put on this thread what it alone has, and what it starts inherits."""
-        put(self.processors)
+            bind_thread(before)
 
 
-def put(processors: Collection[int]) -> None:
-    """Let this thread, and what it starts from here on, run on some processors; does nothing for none.
+def bind_thread(processors: Collection[int]) -> None:
+    """Bind this thread, and later children of the thread, to processors; does nothing for an empty collection.
 
-    Processors that went away meanwhile, or that a cgroup does not leave us, are no reason not to start.
+    An error is ignored: a processor may be offline by now, or outside the cgroup, and the start goes on without it.
     """
     if processors:
         with contextlib.suppress(OSError):
-            # No set_mempolicy: the kernel takes pages from the node of the processor that touches them first.
             os.sched_setaffinity(0, processors)

@@ -1,7 +1,7 @@
-"""One plan of a start: all that a process gets with its devices, and each way to start one by it.
+"""The start plan of a process with devices, and the ways to start a process by it.
 
-An aspect of a start is an option of :class:`anyaccel.launcher.options.StartOptions` and a field here, whoever starts
-what: :func:`anyaccel.run`, a hold, a pool, a sweep, the command line.
+An aspect of a start is an option of :class:`anyaccel.launcher.options.StartOptions` and a field here. All starts use
+the plan: those of :func:`anyaccel.run`, of a lease, of a pool, of a sweep and of the command line.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from anyaccel.inventory.detect import survey
 from anyaccel.launcher.caps import FRACTION_VARIABLE
 from anyaccel.launcher.choosing import local_scheduler
-from anyaccel.launcher.environment import WorkerEnvironment, tell_once, worker_environment
+from anyaccel.launcher.environment import WorkerEnvironment, warn_once, worker_environment
 from anyaccel.launcher.inside import ProcessSetup
 from anyaccel.linux.mark import Mark
 from anyaccel.model import Allocation, Inventory, Request, Value, replace
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 
 class Launch(Value):
-    """Everything that a launch needs.
+    """The start plan of a process.
 
     Attributes:
-        inventory: What was found on the machine.
-        environment: The environment of the worker; its allocation says what it holds, and on which processors it runs.
-        inside: What it puts on itself beside these, or inherits: its sandbox among it.
-        mark: The mark that it is to carry; empty where this process carries it, or there is none.
-        fds: Descriptors that it inherits, which carry the lease.
+        inventory: The machine.
+        environment: The environment of the worker; its allocation names the devices and processors of the worker.
+        inside: The other steps, which the process takes on itself or inherits, such as the sandbox.
+        mark: The mark of the process; empty for none, or if this process carries the mark.
+        fds: Descriptors of the lease, which the process inherits.
     """
 
     inventory: Inventory
@@ -51,64 +51,66 @@ class Launch(Value):
 
         Args:
             command: The command and its arguments; a string with ``shell=True``.
-            options: As of :class:`subprocess.Popen`.
+            options: Options of :class:`subprocess.Popen`.
 
         Raises:
-            EnforcementError: When it cannot be confined.
-            OSError: When it cannot be started.
+            EnforcementError: If the process cannot be confined.
+            OSError: If the command cannot be started.
         """
         from anyaccel.launcher.start import start_marked
 
+        # The lease lasts as long as its descriptors are open, even if this process is killed.
         options["pass_fds"] = (*self.fds, *options.get("pass_fds", ()))
         if options.get("env") is None:
             options["env"] = dict(self.environment.values)
         return self._inside.start(lambda: start_marked(command, self.mark, self.environment.group, **options))
 
     def spawn(self, command: Sequence[str], **attributes: Any) -> int:
-        """Start a command like :func:`os.posix_spawnp`, and return its process id.
+        """Start a command like :func:`os.posix_spawnp`, and return the process id.
 
         Args:
             command: The command and its arguments.
-            attributes: As of that.
+            attributes: Keyword arguments of :func:`os.posix_spawnp`.
 
         Raises:
-            EnforcementError: When it cannot be confined.
-            OSError: When it cannot be started.
+            EnforcementError: If the process cannot be confined.
+            OSError: If the command cannot be started.
         """
-        from anyaccel.launcher.start import prelude
+        from anyaccel.launcher.start import make_wrapper
 
         environ = self.environment.values
-        words = [*prelude(command[0], self.mark, self.environment.group, environ), *command]
+        words = [*make_wrapper(command[0], self.mark, self.environment.group, environ), *command]
         return self._inside.start(lambda: os.posix_spawnp(words[0], words, environ, **attributes))
 
     def become(self, command: Sequence[str]) -> NoReturn:
-        """Become a command: terminal, signals, exit status and process id are its own from here on.
+        """Replace this process by a command with the same terminal, signals and process id.
 
         Raises:
-            EnforcementError: When it cannot be confined.
-            CommandNotFoundError, CommandNotRunnableError: When it cannot be started.
+            EnforcementError: If the process cannot be confined.
+            CommandNotFoundError, CommandNotRunnableError: If the command cannot be started.
         """
-        from anyaccel.launcher.start import become, make_start_error, prelude
+        from anyaccel.launcher.start import become, make_start_error, make_wrapper
 
-        close_vendors()  # nothing of ours is left beside the command
+        close_vendors()  # else processes of the vendors would live on as children of the command
         self._inside.apply()
         environ = self.environment.values
         try:
-            before = prelude(command[0], self.mark, self.environment.group, environ)
+            before = make_wrapper(command[0], self.mark, self.environment.group, environ)
         except OSError as error:
             raise make_start_error(command[0], error) from error
         become([*before, *command], environ)
 
     def make_setup(self, environ: Mapping[str, str] | None = None) -> ProcessSetup:
-        """Make what a process puts on itself that has been started already.
+        """Make the steps of a running process.
 
         Args:
-            environ: The environment that the process has; that from which the plan was made when None.
+            environ: The environment of the process; the one from which the plan was made if None.
         """
         made = self.environment
         changes, unset = made.set, tuple(made.unset)
         if environ is not None:
             changes = {name: value for name, value in made.values.items() if environ.get(name) != value}
+            # The process may have changed its environment since the plan was made, as a fork server's worker has.
             unset = tuple(name for name in environ if name not in made.values)
         return self._inside._replace(
             mark=self.mark,
@@ -120,34 +122,32 @@ class Launch(Value):
 
     @property
     def _inside(self) -> ProcessSetup:
-        """What concerns a process that gets mark, cgroup and environment by the way in which it is started."""
+        """Steps of a process beside mark, cgroup and environment, which come with the start."""
         return self.inside._replace(processors=self.environment.allocation.processors, cap=False)
 
 
 def check_start(options: StartOptions, *, forked: bool = False) -> bool:
-    """Make sure, before anything waits for devices, that the kernel can do what a start is asked for.
+    """Check the options of a start against the kernel, before the wait for devices begins.
 
     Args:
-        options: How a process is to be started.
-        forked: As of :func:`plan_launch`.
+        options: The options.
+        forked: As for :func:`plan_launch`.
 
     Returns:
         Whether the process will be confined.
 
     Raises:
-        UsageError: When ``memory`` is no amount.
-        EnforcementError: When the kernel cannot.
+        EnforcementError: If the kernel cannot apply an option.
     """
-    if (memory := options.get("memory")) is not None:
-        from anyaccel.launcher import limits
+    if options.get("memory") is not None:
+        from anyaccel.launcher.limits import check_memory_limit
 
-        limits.amount(memory)
-        limits.check(direct=forked)
+        check_memory_limit(direct=forked)
     if not (enforce := options.get("enforce", False)):
         return False
-    from anyaccel.launcher.sandbox import confines
+    from anyaccel.launcher.sandbox import check_enforce
 
-    return confines(enforce)
+    return check_enforce(enforce)
 
 
 def plan_launch(
@@ -161,28 +161,28 @@ def plan_launch(
     grouped: bool = True,
     told: bool = True,
 ) -> Launch:
-    """Make the plan of a start.
+    """Make a start plan.
 
     Args:
-        allocation: What is held.
+        allocation: The devices.
         inventory: The machine.
-        options: How it is to be started.
-        environ: The environment to start from; that of this process when None.
-        lease: Identity of the lease that other processes see; empty when there is none.
-        forked: Whether the process is forked by this one or its fork server, and cannot go through a program.
-        grouped: Whether all that uses the devices is started by the plan, so that a cgroup may hold it to a share.
-        told: Whether standard error says once what the worker is not kept from, except for what a sandbox leaves open.
+        options: The options of the start.
+        environ: The environment to start from; that of this process if None.
+        lease: Identity of the lease that other processes see; empty for none.
+        forked: Whether this process or its fork server forks the worker, so that no wrapper program can run first.
+        grouped: Whether the plan starts every process on the devices, so that a cgroup can limit a share.
+        told: Whether to warn once, on standard error, about devices that stay open to the worker without a sandbox.
 
     Raises:
-        EnforcementError: When it must be confined, or held to memory, and the kernel cannot.
-        EnvConflictError, PluginError: When the environment or the sandbox cannot be made.
+        EnforcementError: If the kernel cannot apply ``enforce`` or ``memory``.
+        EnvConflictError, PluginError: If the environment or the sandbox cannot be made.
     """
     sandbox, enforce = None, options.get("enforce", False)
     if enforce:
-        from anyaccel.launcher.sandbox import sandbox_for, unconfined
+        from anyaccel.launcher.sandbox import describe_obstacle, make_sandbox
 
-        sandbox = sandbox_for(allocation, inventory, enforce=enforce)
-        gaps = (unconfined(),) if sandbox is None else sandbox.gaps
+        sandbox = make_sandbox(allocation, inventory, enforce=enforce)
+        gaps = (describe_obstacle(),) if sandbox is None else sandbox.gaps
         allocation = replace(allocation, confined=sandbox is not None, gaps=gaps)
     environment = worker_environment(
         allocation,
@@ -195,12 +195,12 @@ def plan_launch(
         bind=options.get("bind", False),
     )
     if told:
-        tell_once(gap for gap in environment.allocation.gaps if gap not in allocation.gaps)
+        warn_once(gap for gap in environment.allocation.gaps if gap not in allocation.gaps)
     memory = options.get("memory")
     if memory is not None or (grouped and environment.regions):
-        from anyaccel.launcher.limits import amount, limited
+        from anyaccel.launcher.limits import limit_memory, parse_memory
 
-        environment = limited(environment, None if memory is None else amount(memory), direct=forked)
+        environment = limit_memory(environment, None if memory is None else parse_memory(memory), direct=forked)
     own: dict[str, Any] = {name: value for name, value in options.items() if name in ProcessSetup._fields}
     return Launch(inventory=inventory, environment=environment, inside=ProcessSetup(sandbox=sandbox, **own))
 
@@ -215,28 +215,28 @@ def prepare(
     timeout: float = DEADLINE_SECONDS,
     **options: Unpack[StartOptions],
 ) -> Launch:
-    """Choose devices for a request and make the environment of its worker.
+    """Choose devices for a request and make the environment of the worker.
 
     Args:
-        request: What the worker needs.
-        inventory: The machine's inventory; detected when None, and then the next three count.
+        request: The request.
+        inventory: The machine's inventory; detected if None, by means of the next three.
         machine: The machine; see :func:`anyaccel.detect`.
         declare: Devices to count by resource name; see :func:`anyaccel.declare`.
         timeout: Seconds that each vendor's detection may take.
-        environ: The environment to start from; that of this process when None.
-        options: How the worker is started. ``unallocated``: whether vendors of which nothing was asked for are hidden
-            (``"hide"``), or left as they are (``"inherit"``). ``mask``: whether masks name devices by stable ``"id"``
-            or by ``"index"``, where the vendor's runtime takes both. ``cap``: whether PyTorch and TensorFlow are
-            capped at the worker's share of memory as well; see :func:`worker_environment`. ``bind``: whether the
-            allocation says on which processors the worker should run. ``enforce`` and ``memory`` as of
+        environ: The environment to start from; that of this process if None.
+        options: Options of the start. ``unallocated``: whether vendors outside the request are hidden (``"hide"``), or
+            keep the variables of the environment (``"inherit"``). ``mask``: whether masks name devices by stable
+            ``"id"`` or by ``"index"``, if the vendor's runtime accepts both. ``cap``: whether PyTorch and TensorFlow
+            are also capped at the worker's share of memory; see :func:`worker_environment`. ``bind``: whether the
+            allocation names the processors nearest to the devices. ``enforce`` and ``memory`` as for
             :func:`anyaccel.run`.
 
     Raises:
-        RequestError, UnknownNameError: When the request is wrong.
-        UnknownOptionError: When there is no such option.
-        NeverFitsError, NotFreeError: When it cannot be served.
-        EnvConflictError, PluginError: When the environment cannot be made.
-        EnforcementError: When the worker must be confined, or held to memory, and the kernel cannot.
+        RequestError, UnknownNameError: If the request is invalid.
+        UnknownOptionError: If there is no such option.
+        NeverFitsError, NotFreeError: If the request cannot be served.
+        EnvConflictError, PluginError: If the environment cannot be made.
+        EnforcementError: If the kernel cannot apply ``enforce`` or ``memory``.
 
     Examples:
         >>> launch = anyaccel.prepare("GPU:1", machine="sim:H100:2", mask="index")

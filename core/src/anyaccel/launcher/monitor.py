@@ -1,13 +1,13 @@
-"""The monitor: a process beside whoever uses devices, which ends that in time, writes down the use and tidies up.
+"""The monitor: a process to watch a lease, enforce the time limit, and write the journal entry.
 
-It is forked by the process that took the devices before that puts the mark on itself, so it carries no mark, and it
-closes every descriptor, those of the lease and the standard streams among them: whatever becomes of it, the lease does
-not depend on it. Where there is a time limit, it keeps standard error until the command has ended, to say there that
-the limit ends it. When it is killed, the command is not ended at its time, and its line of the journal is lost.
+The process that acquired the devices forks the monitor before that puts the mark on itself. So the monitor carries no
+mark, and closes all descriptors, also those of the lease: the lease does not depend on the monitor. With a time limit,
+the monitor keeps standard error until the command has exited, to print there that the limit ends it. If the monitor is
+killed, the time limit is not enforced, and the journal entry is lost.
 
-Where the devices are a part of an outer lease's, it carries the mark of that one, as all do that were started with it.
-So the outer lease lasts until it has ended, too: a moment longer than the inner one, whose processes carry both marks.
-It ignores SIGTERM: when the outer lease is ended, it ends by itself with the inner one, once that is written down.
+If the devices are a part of an outer lease, the monitor carries the mark of the outer lease, as all its processes do.
+The outer lease then lasts until the monitor has exited, a moment longer than the inner lease. The monitor ignores
+SIGTERM: when the outer lease is ended, it exits after the inner one, whose entry it has to write.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from collections.abc import Callable
 from anyaccel.errors import AnyaccelError
 from anyaccel.launcher.detached import fork_child, start_detached
 from anyaccel.launcher.hold import DeviceLease
-from anyaccel.launcher.sampling import Sampler, sampler
-from anyaccel.launcher.time_limit import Countdown, TimeLimit, say
-from anyaccel.launcher.usage import wanted
+from anyaccel.launcher.sampling import Sampler, make_sampler
+from anyaccel.launcher.time_limit import Countdown, TimeLimit, print_line
+from anyaccel.launcher.usage import is_journal_kept
 from anyaccel.ledger import Ledger
 from anyaccel.linux import process
 from anyaccel.linux.descriptors import list_descriptors
@@ -33,116 +33,120 @@ from anyaccel.linux.mark import Mark
 from anyaccel.linux.teardown import GRACE_SECONDS
 
 NAME = "anyaccel-mon"
-"""What lists of processes call it."""
+"""Process name of the monitor."""
 
-_STATUS, _VOICE = 3, 4
-"""Descriptors of the pipe on which a process that stays says how it has ended, and of the command's standard error."""
-_TO_SAY = 1.0
-"""Seconds after which the monitor gives up on a line that cannot be written, as on a terminal that is stopped."""
+_STATUS, _ERROR = 3, 4
+"""Descriptors of the pipe with the exit status, and of the command's standard error."""
+_PRINT_SECONDS = 1.0
+"""Time for a line on standard error: a terminal that is stopped takes none."""
 _LONGEST_PAUSE = 60.0
 _LOOK_SECONDS, _LONGEST_LOOK_SECONDS = 0.2, 5.0
-"""Pauses between two looks at a lease of which no process is seen, such as one that is quarantined."""
+"""Pauses between two looks at a lease without a visible process, such as one in quarantine."""
 
 
-def start_monitor(hold: DeviceLease, program: str = "", *, stays: bool = False, limit: TimeLimit | None = None) -> None:
-    """Start the monitor of a hold whose devices this process is going to use itself, or the command that it becomes.
+def start_monitor(
+    lease: DeviceLease, program: str = "", *, stays: bool = False, limit: TimeLimit | None = None
+) -> None:
+    """Start the monitor of a lease for this process, or for the command in place of this process.
 
-    Call it before the mark is on this process, with no other threads. Does nothing where nothing is held, where there
-    is nothing to do, or where a process cannot be made.
+    Call it before this process gets the mark, and while it has one thread. Does nothing if nothing is leased, if the
+    monitor would have nothing to do, or if no process can be made.
 
     Args:
-        hold: The hold.
-        program: Name of the program that will run; that of this process when empty.
-        stays: Whether this process stays, ends what runs in time, and says how that ended: see
-                :meth:`DeviceLease.finish_entry`.
-            What is left once it has ended is ended by the monitor.
-        limit: The time limit, of which the monitor tells in the journal, and on standard error unless this process
-            stays; None to end what runs without a word once the lease says so.
+        lease: The lease.
+        program: Name of the program that will run; the name of this process if empty.
+        stays: Whether this process stays, enforces the time limit, and reports the end by
+            :meth:`DeviceLease.finish_entry`. The monitor ends the processes that are left after this one has exited.
+        limit: The time limit, which the monitor records in the journal and prints on standard error (unless
+            ``stays``). If None, the monitor ends the processes silently at the end of the lease.
     """
-    if hold.lease is None:
+    if lease.lease is None:
         return
-    until = hold.lease.until
-    use, own = hold.usage(program), process.me()
-    asking = sampler(hold.launch.inventory, hold.allocation.shares, use.fared) if wanted() else None
-    grouped = hold.launch.environment.group is not None
-    if until is None and (asking is None if stays else not wanted() and not grouped):
+    until = lease.lease.until
+    meter, own = lease.start_meter(program), process.me()
+    sampler = (
+        make_sampler(lease.launch.inventory, lease.allocation.shares, meter.add_sample) if is_journal_kept() else None
+    )
+    grouped = lease.launch.environment.group is not None
+    if until is None and (sampler is None if stays else not is_journal_kept() and not grouped):
         if stays:
-            hold.attach_writer(use)
+            lease.attach_writer(meter)
         return
 
-    mark = hold.lease.mark
+    mark = lease.lease.mark
 
-    def watch(voice: int) -> int:
-        timed_out = _Watch(use.lease, mark, limit, voice, stays=stays).run(until, own, asking)
-        exit_status, told = _told(_STATUS)
-        use.ended(exit_status, timed_out=timed_out or told)
-        hold.remove_group()
+    def watch(error: int) -> int:
+        timed_out = _LeaseWatch(meter.lease, mark, limit, error, stays=stays).run(until, own, sampler)
+        exit_status, reported = _read_status(_STATUS)
+        meter.finish(exit_status, timed_out=timed_out or reported)
+        lease.remove_group()
         return 0
 
-    ending = _start(watch, keep_error=limit is not None and not stays)
-    if ending is None:
+    pipe = _start(watch, keep_error=limit is not None and not stays)
+    if pipe is None:
         return
     if stays:
-        hold.attach_writer(_Told(ending))
+        lease.attach_writer(_StatusPipe(pipe))
     else:
-        os.close(ending)
+        os.close(pipe)
 
 
 def end_in_time(lease: str, until: float) -> None:
-    """Start a monitor that ends what keeps a lease, once its time is over. Call it with no other threads.
+    """Start a monitor to end the processes of a lease at a time. Call this function in a process with a single thread.
 
     Args:
-        lease: Identity of the lease, which was left to what carries its mark.
+        lease: Identity of the lease, which was left to the carriers of its mark.
         until: The time, in seconds since the boot.
     """
-    ending = _start(lambda voice: _Watch(lease, (), None, voice).run(until, (0, 0), None), keep_error=False)
-    if ending is not None:
-        os.close(ending)
+    pipe = _start(lambda error: _LeaseWatch(lease, (), None, error).run(until, (0, 0), None), keep_error=False)
+    if pipe is not None:
+        os.close(pipe)
 
 
 def _start(watch: Callable[[int], int], *, keep_error: bool) -> int | None:
-    """Start a process that belongs to no parent, and calls a function; one end of a pipe is its ``_STATUS``.
+    """Start a process outside this one's children, and call a function there.
 
     Args:
-        watch: Called there with the descriptor that is standard error's; -1 for none.
-        keep_error: Whether it keeps standard error.
+        watch: Called with the descriptor of standard error; -1 for none.
+        keep_error: Whether the process keeps standard error.
 
     Returns:
-        The other end of the pipe; None where no process can be made.
+        The write end of a pipe whose read end is ``_STATUS`` of the process; None if no process can be made.
     """
-    status, ending = os.pipe()
+    reader, writer = os.pipe()
 
+    # Two forks: the first leaves the session and exits, so that the second is a child of init, and no zombie of ours.
     def leave(_: int) -> int:
-        voice = _leave(status, keep_error=keep_error)
-        fork_child(lambda: watch(voice))
+        error = _detach(reader, keep_error=keep_error)
+        fork_child(lambda: watch(error))
         return 0
 
     try:
         failed = bool(start_detached(leave)[1])
     except OSError:
         failed = True
-    os.close(status)
+    os.close(reader)
     if failed:
-        os.close(ending)
-    return None if failed else ending
+        os.close(writer)
+    return None if failed else writer
 
 
-class _Told:
-    """The use of a process that stays, of which its monitor writes the line."""
+class _StatusPipe:
+    """Passes the exit status to the monitor, which writes the journal entry."""
 
-    def __init__(self, ending: int) -> None:
-        self._ending = ending
+    def __init__(self, writer: int) -> None:
+        self._writer = writer
 
-    def ended(self, status: int | None = None, *, timed_out: bool = False) -> None:
-        """Tell the monitor how it has ended."""
+    def finish(self, status: int | None = None, *, timed_out: bool = False) -> None:
+        """Send the status, and close the pipe."""
         with contextlib.suppress(OSError):
-            os.write(self._ending, f"{'' if status is None else status} {int(timed_out)}".encode())
+            os.write(self._writer, f"{'' if status is None else status} {int(timed_out)}".encode())
         with contextlib.suppress(OSError):
-            os.close(self._ending)
+            os.close(self._writer)
 
 
-def _told(pipe: int) -> tuple[int | None, bool]:
-    """What a process that stays has said by now: the exit status, None for unknown, and whether its time was over."""
+def _read_status(pipe: int) -> tuple[int | None, bool]:
+    """Return the exit status from :class:`_StatusPipe`, None if unknown, and whether the time limit was reached."""
     os.set_blocking(pipe, False)
     try:
         status, timed_out = os.read(pipe, 64).split(b" ")
@@ -151,199 +155,197 @@ def _told(pipe: int) -> tuple[int | None, bool]:
         return None, False
 
 
-def _leave(status: int, *, keep_error: bool) -> int:
-    """Belong to no terminal and hold nothing open but a pipe, as ``_STATUS``, and standard error where that is kept.
+def _detach(status: int, *, keep_error: bool) -> int:
+    """Leave the terminal, and close all descriptors but a pipe, as ``_STATUS``, and possibly standard error.
 
     Returns:
-        The descriptor that is standard error's; -1 for none.
+        The descriptor of standard error; -1 for none.
     """
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: None)  # programs that it starts hear it, other than what is ignored
+    # A handler, unlike SIG_IGN, is not inherited by the tools that a vendor's plug-in starts.
+    signal.signal(signal.SIGTERM, lambda *_: None)
     if status != _STATUS:
         os.dup2(status, _STATUS, inheritable=False)
-    voice = -1
+    error = -1
     if keep_error:
         with contextlib.suppress(OSError):  # it was closed
-            voice = os.dup2(2, _VOICE, inheritable=False)
+            error = os.dup2(2, _ERROR, inheritable=False)
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(null, descriptor)
-    os.closerange(max(_STATUS, voice) + 1, _most_descriptors())
-    os.chdir("/")
+    os.closerange(max(_STATUS, error) + 1, max(list_descriptors()) + 1)
+    os.chdir("/")  # so that a mounted directory can be unmounted
     process.set_name(NAME)
     sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - it lasts as long as the process
-    return voice
+    return error
 
 
-def _most_descriptors() -> int:
-    try:
-        return max(list_descriptors()) + 1
-    except OSError:
-        return 65536
-
-
-class _Watch:
-    """Waits until a lease is over, and ends it when its time is.
+class _LeaseWatch:
+    """Waits for the end of a lease, and ends the processes of the lease at the time limit.
 
     Args:
         lease: Identity of the lease.
-        mark: Its mark, by which the limit's early signal finds processes.
-        limit: The time limit that it tells of; None for none.
-        voice: Descriptor of the command's standard error; -1 for none. It is closed once the command has ended: a
-            reader of it waits for the command alone.
-        stays: Whether the holder ends what runs in time, as long as it lives.
+        mark: The mark of the lease, for the early signal.
+        limit: The time limit to print; None for none.
+        error: Descriptor of the command's standard error; -1 for none. The watch closes it after the exit of the
+            command, so that a reader of it waits for the command alone.
+        stays: Whether the holder enforces the time limit itself while it lives.
     """
 
-    def __init__(self, lease: str, mark: Mark, limit: TimeLimit | None, voice: int, *, stays: bool = False) -> None:
+    def __init__(self, lease: str, mark: Mark, limit: TimeLimit | None, error: int, *, stays: bool = False) -> None:
         self._lease = lease
         self._limit = limit
-        self._countdown = Countdown(limit, mark, self._say)
-        self._voice = voice
+        self._countdown = Countdown(limit, mark, self._print)
+        self._error = error
         self._stays = stays
         self._ledger = Ledger.open()
 
-    def run(self, until: float | None, holder: tuple[int, int], asking: Sampler | None) -> bool:
-        """Wait.
+    def run(self, until: float | None, holder: tuple[int, int], sampler: Sampler | None) -> bool:
+        """Wait for the end of the lease.
 
         Args:
-            until: When the lease is ended, in seconds since the boot; None for never.
+            until: The end of the lease's time, in seconds since the boot; None for none.
             holder: Process id and start time of the process that became the command.
-            asking: What asks the vendors; None for nothing.
+            sampler: Samples the devices meanwhile; None for none.
 
         Returns:
-            Whether the time limit has ended what ran.
+            Whether the time limit ended the processes.
         """
         pid, start = holder
-        if process.start_time(pid) != start:
+        if process.start_time(pid) != start:  # the id belongs to another process by now
             pid = 0
         pause = again = _LOOK_SECONDS
         timed_out = False
         try:
             while True:
-                due = None if self._left_to(holder) else self._next(until)
-                if _wait(pid, _LONGEST_PAUSE if pid else pause, due, asking):
-                    self._close_voice()
+                due = None if self._holder_enforces(holder) else self._next_moment(until)
+                if _wait(pid, _LONGEST_PAUSE if pid else pause, due, sampler):
+                    self._close_error()
                 pause = _LOOK_SECONDS if pid else min(2 * pause, _LONGEST_LOOK_SECONDS)
                 if due is not None:
                     self._countdown.step()
-                if due is not None and _due(until) and self._lasts():
-                    if asking is not None:
-                        asking.stop()
-                    timed_out = self._end(told=timed_out)
-                    until = process.boot_seconds() + again  # should something be left, such as another user's process
+                if due is not None and _is_past(until) and self._is_active():
+                    if sampler is not None:
+                        sampler.stop()
+                    timed_out = self._end(printed=timed_out)
+                    until = process.boot_seconds() + again  # some may be left, such as another user's process
                     again = min(2 * again, _LONGEST_PAUSE)
                 with contextlib.suppress(AnyaccelError):
                     carriers = self._ledger.find_carriers(self._lease)
                     if carriers is None:
                         return timed_out
+                    # Watch another carrier of the mark: its exit is the next moment at which the lease can end.
                     if not pid or process.start_time(pid) != start:
-                        self._close_voice()
+                        self._close_error()
                         pid = next(iter(carriers), 0)
                         start = process.start_time(pid) or 0
         finally:
-            if asking is not None:
-                asking.stop()
+            if sampler is not None:
+                sampler.stop()
 
-    def _left_to(self, holder: tuple[int, int]) -> bool:
-        """Whether the holder ends what runs in time, and has sent the early signal if that was due."""
+    def _holder_enforces(self, holder: tuple[int, int]) -> bool:
+        """Return whether the holder still lives and enforces the time limit."""
         if self._stays and process.gone(*holder):
             self._stays = False
-            if _due(self._countdown.early_at):
+            if _is_past(self._countdown.early_at):  # the holder has sent it
                 self._countdown.early_at = None
         return self._stays
 
-    def _next(self, until: float | None) -> float | None:
-        """When there is something to do next, in seconds since the boot; None for never."""
+    def _next_moment(self, until: float | None) -> float | None:
+        """Return the time of the early signal or of the end, in seconds since the boot; None for never."""
         return min((each for each in (until, self._countdown.early_at) if each is not None), default=None)
 
-    def _lasts(self) -> bool:
-        """Whether the lease may still be in force."""
+    def _is_active(self) -> bool:
+        """Return whether the lease is active, as far as known."""
         try:
             return self._ledger.find_carriers(self._lease) is not None
         except AnyaccelError:
             return True
 
-    def _end(self, *, told: bool) -> bool:
-        """End what runs; returns whether that was a time limit that people are told of.
+    def _end(self, *, printed: bool) -> bool:
+        """End the processes of the lease; return whether there is a time limit to record.
 
         Args:
-            told: Whether they have been.
+            printed: Whether the time limit is on standard error already.
         """
         limit = self._limit
-        if limit is not None and not told:
-            self._say(limit.message)  # first: a shell shows its prompt once the command has ended
+        if limit is not None and not printed:
+            self._print(limit.message)  # before the end: a shell shows its prompt once the command has exited
         with contextlib.suppress(AnyaccelError):
             self._ledger.end_lease(self._lease, grace=GRACE_SECONDS if limit is None else limit.grace, force=True)
         return limit is not None
 
-    def _say(self, text: str) -> None:
-        """Say something on the standard error of the command, if it can be written soon."""
+    def _print(self, text: str) -> None:
+        """Print a line on the command's standard error, or give up after ``_PRINT_SECONDS``."""
 
         def give_up(*_: object) -> None:
             raise TimeoutError
 
-        if self._voice < 0:
+        if self._error < 0:
             return
         signal.signal(signal.SIGALRM, give_up)
-        signal.setitimer(signal.ITIMER_REAL, _TO_SAY)
+        signal.setitimer(signal.ITIMER_REAL, _PRINT_SECONDS)
         try:
-            say(text, self._voice)
+            print_line(text, self._error)
         except TimeoutError:
             return
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
 
-    def _close_voice(self) -> None:
-        if self._voice >= 0:
-            os.close(self._voice)
-            self._voice = -1
+    def _close_error(self) -> None:
+        if self._error >= 0:
+            os.close(self._error)
+            self._error = -1
 
 
-def _due(moment: float | None) -> bool:
+def _is_past(moment: float | None) -> bool:
     return moment is not None and process.boot_seconds() >= moment
 
 
-def _wait(pid: int, pause: float, until: float | None, asking: Sampler | None) -> bool:
-    """Wait until a process has ended, at most for a while, or until a time since the boot, and ask vendors meanwhile.
+def _wait(pid: int, pause: float, until: float | None, sampler: Sampler | None) -> bool:
+    """Wait for the exit of a process, and sample the devices meanwhile.
 
     Args:
         pid: The process; 0 for none.
-        pause: Seconds to wait.
-        until: The time since the boot; None for none.
-        asking: What asks the vendors; None for nothing.
+        pause: Longest time to wait, in seconds.
+        until: End of the wait, in seconds since the boot; None for none.
+        sampler: Samples the devices; None for none.
 
     Returns:
-        Whether the process is known to have ended.
+        Whether the process is known to have exited.
     """
-    ended = -1
+    exited = -1
     if pid:
         try:
-            ended = os.pidfd_open(pid)
-        except OSError:
+            exited = os.pidfd_open(pid)
+        except OSError:  # it has exited, or no descriptor is free
             pause = _LOOK_SECONDS
     over = time.monotonic() + pause
     try:
-        while (left := _left(over, until)) > 0:
+        while (left := _seconds_left(over, until)) > 0:
             poll = select.poll()
-            if ended >= 0:
-                poll.register(ended, select.POLLIN)
-            if asking is not None:
-                left = min(left, asking.seconds)
-                if asking.answer >= 0:
-                    poll.register(asking.answer, select.POLLIN)
-            ready = poll.poll(left * 1000 + 1)
-            if any(descriptor == ended for descriptor, _ in ready):
+            if exited >= 0:
+                poll.register(exited, select.POLLIN)
+            if sampler is not None:
+                left = min(left, sampler.seconds)
+                if sampler.answer >= 0:
+                    poll.register(sampler.answer, select.POLLIN)
+            ready = poll.poll(left * 1000 + 1)  # rounded up: a poll that ends too early would spin
+            if any(descriptor == exited for descriptor, _ in ready):
                 return True
-            if asking is not None:
-                asking.step()
+            if sampler is not None:
+                sampler.step()
         return False
     finally:
-        if ended >= 0:
-            os.close(ended)
+        if exited >= 0:
+            os.close(exited)
 
 
-def _left(over: float, until: float | None) -> float:
-    """Seconds that are left until the monotonic clock, or that since the boot, says so much."""
+def _seconds_left(over: float, until: float | None) -> float:
+    """Return the seconds until the earlier of two deadlines, by the monotonic clock and the clock since the boot.
+
+    Only the clock since the boot goes on while the machine sleeps.
+    """
     left = over - time.monotonic()
     return left if until is None else min(left, until - process.boot_seconds())

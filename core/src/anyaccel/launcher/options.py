@@ -1,6 +1,7 @@
-"""The options that run, acquire, use, prepare, Pool and sweeps have in common, by one list of names for each purpose.
+"""The options of run, acquire, use, prepare, Pool and sweeps.
 
-A type checker reads them from ``**options: Unpack[...]``; :func:`check_options` refuses what it would have refused.
+Type checkers read the options from ``**options: Unpack[...]``. :func:`check_options` refuses unknown options at run
+time.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from typing import TypedDict
 
 from anyaccel.errors import UnknownOptionError, UsageError
-from anyaccel.text import shown
+from anyaccel.text import duration, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,18 +27,18 @@ if TYPE_CHECKING:
 
 
 class StartOptions(TypedDict, total=False):
-    """How a process is started with its devices; each is an aspect of :class:`anyaccel.launcher.launch.Launch`.
+    """Options of the start of a process with devices; each is an aspect of :class:`anyaccel.launcher.launch.Launch`.
 
     Attributes:
-        unallocated: Whether vendors of which nothing was given are hidden, or left as the environment has them.
-        mask: Whether masks name devices by stable id or by index, where the vendor's runtime takes both.
-        cap: Whether PyTorch and TensorFlow are capped at the share of memory as well.
-        bind: Whether the process runs on the processors that are nearest to its devices, as far as the machine tells;
-            None for whole devices.
-        memory: How much of the host's memory the kernel leaves the process and all that it starts, without swap: bytes,
-            or a text such as ``"8GiB"``.
-        enforce: Whether the kernel refuses the process the device nodes of all other devices: True to insist, ``"try"``
-            to do without where the kernel cannot.
+        unallocated: Whether vendors outside the allocation are hidden, or keep the variables of the environment.
+        mask: Whether masks name devices by stable id or by index, if the vendor's runtime accepts both.
+        cap: Whether PyTorch and TensorFlow are also capped at the share of memory.
+        bind: Whether the process runs on the processors nearest to its devices, if the machine names them; None for
+            whole devices only.
+        memory: Limit of host memory for the process and its descendants, without swap: bytes, or a text such as
+            ``"8GiB"``.
+        enforce: Whether the kernel denies the process the device nodes of all other devices: True to insist, ``"try"``
+            to go without if the kernel cannot.
     """
 
     unallocated: Literal["hide", "inherit"]
@@ -49,21 +50,21 @@ class StartOptions(TypedDict, total=False):
 
 
 class TakeOptions(StartOptions, total=False):
-    """How devices are got, beside how what uses them is started; see :func:`anyaccel.acquire`."""
+    """Options of a request for devices and of the start; see :func:`anyaccel.acquire`."""
 
     machine: str | Machine | None
     declare: Mapping[str, int] | None
     environ: Mapping[str, str] | None
-    wait: float | None
+    wait: float | str | None
     priority: int
     note: str
     avoid_busy: bool
-    time: float | None
+    time: float | str | None
     on_wait: OnWait | None
 
 
 class AcquireOptions(TakeOptions, total=False):
-    """The options of :func:`anyaccel.acquire`."""
+    """Options of :func:`anyaccel.acquire`."""
 
     inventory: Inventory | None
     timeout: float
@@ -71,13 +72,13 @@ class AcquireOptions(TakeOptions, total=False):
 
 
 class RunOptions(TakeOptions, total=False):
-    """The options of :func:`anyaccel.run`: those that end the command, and those of :func:`subprocess.run`."""
+    """Options of :func:`anyaccel.run`, with the time limit and the options of :func:`subprocess.run`."""
 
-    grace: float
+    grace: float | str
     signal: str | None
     input: Any
     capture_output: bool
-    timeout: float | None
+    timeout: float | str | None
     check: bool
     bufsize: int
     executable: str | bytes | os.PathLike[Any] | None
@@ -111,37 +112,55 @@ _VALUES: Mapping[str, tuple[object, ...]] = {
 
 
 def check_options(function: str, given: Mapping[str, object], *known: Iterable[str] | None) -> None:
-    """Check the options of a function: their names, and the values of those of a start.
+    """Check the names of a function's options, and the values of start options.
 
     Args:
         function: Name of the function, for the message.
         given: The options.
-        known: The names that the function knows, such as the keys of :class:`StartOptions`.
+        known: Names of the options of the function, such as the keys of :class:`StartOptions`.
 
     Raises:
-        UnknownOptionError: When the function has no option of a name.
-        UsageError: When a value makes no sense.
+        UnknownOptionError: If the function has no such option.
+        UsageError: If a value is invalid.
     """
-    names = [name for each in known for name in each or ()]
+    names = [name for each in known for name in each or ()]  # __kwdefaults__ is None without keyword arguments
     for name in given:
         if name not in names:
-            raise UnknownOptionError(f"{function}() has no option {shown(name)}", hint=_way_out(name, names))
+            raise UnknownOptionError(f"{function}() has no option {shown(name)}", hint=_suggest(name, names))
     for name, values in _VALUES.items():
         if name in given and given[name] not in values:
-            raise UsageError(f"{name} must be {_either(values)} (got {shown(given[name])})")
+            raise UsageError(f"{name} must be {_join(values)} (got {shown(given[name])})")
     memory = given.get("memory")
     if memory is not None:
-        from anyaccel.launcher.limits import amount
+        from anyaccel.launcher.limits import parse_memory
 
-        amount(memory)
+        parse_memory(memory)
 
 
-def _either(values: tuple[object, ...]) -> str:
+def read_seconds(name: str, value: float | str | None) -> float | None:
+    """Return an option's value in seconds, given a number or a text such as ``"1h30m"``.
+
+    Args:
+        name: Name of the option, for the message.
+        value: The value; None stays None.
+
+    Raises:
+        UsageError: If the text is no duration.
+    """
+    if not isinstance(value, str):
+        return value
+    try:
+        return duration(value)
+    except ValueError as error:
+        raise UsageError(f"{name} {error}") from None
+
+
+def _join(values: tuple[object, ...]) -> str:
     *first, last = map(repr, values)
     return f"{', '.join(first)} or {last}"
 
 
-def _way_out(name: str, names: list[str]) -> str:
+def _suggest(name: str, names: list[str]) -> str:
     import difflib
 
     close = difflib.get_close_matches(name, names, n=1)

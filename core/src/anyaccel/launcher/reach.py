@@ -1,8 +1,9 @@
-"""All names in the file system that lead to a device, and the paths around them."""
+"""Find every name of a device in the file system, and the paths around these names."""
 
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
@@ -12,38 +13,39 @@ from anyaccel.linux.landlock import Node, node_of
 DEVICES = "/dev"
 
 _IN_MEMORY = frozenset({"devpts", "devtmpfs", "hugetlbfs", "mqueue", "ramfs", "tmpfs"})
-"""Types of file systems that can be searched in no time."""
+"""Types of file systems that are quick to search."""
 _ON_DISK = frozenset({"btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "squashfs", "xfs", "zfs"})
-"""Types of file systems that hold too much to be searched, and answer when they are asked for one file."""
+"""Types of file systems that are too large to search, and on which stat() of one file does not block."""
 
 
-def names(paths: Collection[str], nodes: Collection[Node]) -> set[str]:
-    """Every name that leads to some devices: their nodes, further nodes of the same devices, other mounts of both.
+def find_names(paths: Collection[str], nodes: Collection[Node]) -> set[str]:
+    """Return every name of devices: their nodes, other nodes of the same devices, and other mounts of both.
 
-    Where a node is on a file system of its own, other names of the directory that it is mounted on are among them: for
-    Landlock, what is allowed below such a name is allowed below the mount.
+    If a node is on a file system of its own, other names of the mount point are included: Landlock permits access below
+    the mount if it permits access below such a name.
 
     Args:
-        paths: Device nodes, or links to them; they need not be there.
-        nodes: The devices behind those that are there.
+        paths: Device nodes, or links to them; they need not exist.
+        nodes: The devices of the nodes that exist.
     """
-    found = {os.path.realpath(path) for path in paths} | set(same_devices(DEVICES, nodes))
-    mounts = list(_mounts())
-    aliases = {alias for path in found for alias in _other_mounts(path, mounts)}
-    return found | aliases | {twin for path in found for twin in _twins(path, mounts)}
+    found = {os.path.realpath(path) for path in paths} | set(find_nodes(DEVICES, nodes))
+    mounts = list(_read_mounts())
+    aliases = {alias for path in found for alias in _find_aliases(path, mounts)}
+    return found | aliases | {twin for path in found for twin in _find_twins(path, mounts)}
 
 
-def same_devices(directory: str, nodes: Collection[Node]) -> Iterator[str]:
-    """Nodes below a directory that are the same devices, also on file systems in memory that are mounted there.
+def find_nodes(directory: str, nodes: Collection[Node]) -> Iterator[str]:
+    """Find nodes of devices below a directory, also on mounted file systems in memory.
 
-    Others are not entered: one on a disk may be huge, and one of a network may never answer. See :func:`unseen`.
+    Other file systems are not searched: a disk may be huge, and a network may never answer. See
+    :func:`find_unsearched`.
     """
-    below = _mounts_below(directory)
+    below = _mounts_relative(directory)
     unasked = {mount.point for mount in below if mount.kind not in _IN_MEMORY | _ON_DISK}
     unentered = {mount.point for mount in below if mount.kind not in _IN_MEMORY or not mount.devices}
     pending = [directory]
     while pending:
-        for path in _listed(pending.pop()):
+        for path in _list_directory(pending.pop()):
             if path in unasked:
                 continue
             try:
@@ -56,30 +58,32 @@ def same_devices(directory: str, nodes: Collection[Node]) -> Iterator[str]:
                 pending.append(path)
 
 
-def unseen() -> tuple[str, ...]:
-    """Directories below that of the devices that are mounted there, might hold device nodes, and are not entered."""
+def find_unsearched() -> tuple[str, ...]:
+    """Return the mount points below ``/dev`` with possible device nodes and without a search."""
     return tuple(
         mount.point
-        for mount in _mounts_below(DEVICES)
+        for mount in _mounts_relative(DEVICES)
         if mount.devices
         and mount.kind not in _IN_MEMORY
-        and (mount.kind not in _ON_DISK or os.path.isdir(mount.point))  # else it may be a file, and may never answer
+        and (
+            mount.kind not in _ON_DISK or os.path.isdir(mount.point)
+        )  # a mount on a file is no directory; a network's stat() may block
     )
 
 
-def _mounts_below(directory: str) -> list[MountPoint]:
-    """What is mounted below a directory; the last one of a place covers the others.
+def _mounts_relative(directory: str) -> list[MountPoint]:
+    """Return the mounts below a directory; at each mount point, only the last mount.
 
-    Device nodes can be opened in it when they can in any mount of the same file system.
+    ``devices`` is True if any mount of the same file system permits device nodes.
     """
-    mounts = list(_mounts())
+    mounts = list(_read_mounts())
     devices = {mount.number for mount in mounts if mount.devices}
-    found = {mount.point: mount for mount in mounts if _below(mount.point, directory)}
+    found = {mount.point: mount for mount in mounts if _relative(mount.point, directory)}
     return [mount._replace(devices=mount.number in devices) for mount in found.values()]
 
 
-def _listed(directory: str) -> list[str]:
-    """The paths of what is in a directory; none when it has gone, as those of devices that are unplugged do."""
+def _list_directory(directory: str) -> list[str]:
+    """Return the paths in a directory; none for a vanished directory, such as that of an unplugged device."""
     try:
         return [os.path.join(directory, name) for name in os.listdir(directory)]
     except (FileNotFoundError, NotADirectoryError):
@@ -87,14 +91,14 @@ def _listed(directory: str) -> list[str]:
 
 
 class MountPoint(NamedTuple):
-    """One mounted file system.
+    """A line of ``/proc/self/mountinfo``.
 
     Attributes:
-        number: Its number.
-        root: What of it is mounted.
-        point: Where.
-        kind: Its type.
-        devices: Whether device nodes in it can be opened.
+        number: Device number of the file system.
+        root: The directory of the file system that is mounted.
+        point: The mount point.
+        kind: Type of the file system.
+        devices: Whether device nodes on it can be opened.
     """
 
     number: str
@@ -104,7 +108,7 @@ class MountPoint(NamedTuple):
     devices: bool
 
 
-def _mounts() -> Iterator[MountPoint]:
+def _read_mounts() -> Iterator[MountPoint]:
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
         for line in file:
             before, _, after = line.partition(" - ")
@@ -114,41 +118,39 @@ def _mounts() -> Iterator[MountPoint]:
 
 
 def _unescape(text: str) -> str:
-    for code, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
-        text = text.replace(code, character)
-    return text
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
 
 
-def _other_mounts(path: str, mounts: list[MountPoint]) -> Iterator[str]:
-    """Names that one file has through other mounts of its file system."""
-    holding = [mount for mount in mounts if _below(path, mount.point) is not None]
-    if not holding:  # the root directory is no mount in a chroot
+def _find_aliases(path: str, mounts: list[MountPoint]) -> Iterator[str]:
+    """Return the names of a file through other mounts of its file system."""
+    holding = [mount for mount in mounts if _relative(path, mount.point) is not None]
+    if not holding:  # in a chroot, the root directory need not be a mount
         return
-    mount = max(reversed(holding), key=lambda mount: len(mount.point))  # the last one covers the others
-    inside = os.path.normpath(f"{mount.root}/{_below(path, mount.point)}")
+    mount = max(reversed(holding), key=lambda mount: len(mount.point))  # the last mount at a point covers the others
+    inside = os.path.normpath(f"{mount.root}/{_relative(path, mount.point)}")
     for other in mounts:
-        rest = _below(inside, other.root) if other.number == mount.number else None
+        rest = _relative(inside, other.root) if other.number == mount.number else None
         if rest is not None:
             yield os.path.normpath(f"{other.point}/{rest}")
 
 
-def _twins(path: str, mounts: list[MountPoint]) -> Iterator[str]:
-    """Other names of the directories that the file systems around a file are mounted on."""
-    for point in {mount.point for mount in mounts if _below(path, mount.point)}:
-        under = [mount for mount in mounts if _below(mount.point, point) is None]
-        yield from (twin for twin in _other_mounts(point, under) if twin != point)
+def _find_twins(path: str, mounts: list[MountPoint]) -> Iterator[str]:
+    """Return other names of the mount points above a file."""
+    for point in {mount.point for mount in mounts if _relative(path, mount.point)}:
+        under = [mount for mount in mounts if _relative(mount.point, point) is None]
+        yield from (twin for twin in _find_aliases(point, under) if twin != point)
 
 
-def _below(path: str, directory: str) -> str | None:
-    """What follows a directory in a path; None when the path is elsewhere."""
+def _relative(path: str, directory: str) -> str | None:
+    """Return the rest of a path below a directory; None if the path is elsewhere."""
     if path == directory:
         return ""
     prefix = directory.rstrip("/") + "/"
     return path[len(prefix) :] if path.startswith(prefix) else None
 
 
-def around(closed: Collection[str]) -> Iterator[str]:
-    """The fewest paths that hold everything but the closed ones: whole directories where nothing in them is closed."""
+def list_paths_around(closed: Collection[str]) -> Iterator[str]:
+    """Return the fewest paths around the closed files: whole directories without a closed file."""
     above = {parent for path in closed for parent in _parents(path)}
     pending = ["/"]
     while pending:
@@ -156,7 +158,7 @@ def around(closed: Collection[str]) -> Iterator[str]:
         if directory not in above:
             yield directory
             continue
-        for path in _listed(directory):
+        for path in _list_directory(directory):
             if path in closed:
                 continue
             if path in above and os.path.isdir(path):

@@ -1,8 +1,7 @@
-"""A port at which the processes of one job find each other, and that no other job on the machine gets."""
+"""A reserved port for the processes of a job to find each other."""
 
 from __future__ import annotations
 
-import errno
 import socket
 
 from anyaccel.errors import AnyaccelError
@@ -11,62 +10,55 @@ ADDRESS = "127.0.0.1"
 
 
 class Rendezvous:
-    """A port that is kept from everybody else for as long as this, or a copy of its descriptor, is open.
+    """A port, reserved while this object, or a copy of the descriptor, is open.
 
-    It is bound and does not listen. The kernel then gives it to nobody who takes any free port, while a server that
-    asks for this very port with ``SO_REUSEADDR``, as those of frameworks do, gets it.
+    The socket is bound and does not listen. The kernel then gives the port to no program that asks for any free port.
+    A server that asks for this very port with ``SO_REUSEADDR``, as those of frameworks do, gets it.
 
     Args:
-        address: Of this machine, for the processes of the job.
+        address: Address of this machine, for the processes of the job.
 
     Attributes:
         port: The port.
 
     Raises:
-        AnyaccelError: When there is none.
+        AnyaccelError: If no port is free.
     """
 
     def __init__(self, address: str = ADDRESS) -> None:
         self._address = address
         try:
-            self._socket = _bound()
+            self._socket = _bind_any_port()
         except OSError as error:
             raise AnyaccelError(f"no port is free for the processes of the job to meet at: {error.strerror}") from error
         self.port: int = self._socket.getsockname()[1]
 
     @property
     def variables(self) -> dict[str, str]:
-        """The environment variables by which programs learn of it; those with PET are read by ``torchrun`` itself."""
+        """Environment variables with address and port; ``torchrun`` itself reads the names with PET."""
         names = ("MASTER_{}", "PET_MASTER_{}")
         values = {"ADDR": self._address, "PORT": str(self.port)}
         return {name.format(key): value for name in names for key, value in values.items()}
 
     def inherit(self) -> None:
-        """Let the program that replaces this process keep the port, and all that this process starts."""
+        """Let child processes, and a program in place of this process, inherit the reservation."""
         self._socket.set_inheritable(True)
 
     def close(self) -> None:
-        """Keep it no longer."""
+        """Free the port."""
         self._socket.close()
 
 
-def _bound() -> socket.socket:
-    """A socket that is bound to one port of all addresses."""
-    try:
-        return _bind(socket.AF_INET6, "::")
-    except OSError as error:
-        if error.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.ENOPROTOOPT):
-            raise
-        return _bind(socket.AF_INET, "0.0.0.0")  # noqa: S104 - it never listens
-
-
-def _bind(family: socket.AddressFamily, address: str) -> socket.socket:
-    made = socket.socket(family, socket.SOCK_STREAM)
+def _bind_any_port() -> socket.socket:
+    """Return a socket bound to a free port on every address, of IPv6 and IPv4 if the machine has both."""
+    # Bound on every address: a framework may listen on any of them.
+    both = socket.has_dualstack_ipv6()
+    made = socket.socket(socket.AF_INET6 if both else socket.AF_INET, socket.SOCK_STREAM)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
+        if both:
             made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        made.bind((address, 0))
+        made.bind(("", 0))
     except BaseException:
         made.close()
         raise

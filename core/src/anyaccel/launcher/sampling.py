@@ -1,8 +1,8 @@
-"""Ask vendors, now and then, how the devices of one lease fare while they are held.
+"""Sample the load and the memory of the devices of a lease, for the journal.
 
-Each question is put by a process of its own, which starts the vendor's process as ``anyaccel status`` does, writes down
-the answer and ends with it. So nothing of a vendor stays in memory between two questions, and whoever keeps the lease
-waits for none: a vendor that hangs is killed when its time is over, or when the lease is.
+A process of its own takes each sample: it asks the vendors' processes as ``anyaccel status`` does, writes the answer
+and exits. So no vendor's code stays in memory between two samples, and the holder of the lease never waits. A vendor
+that hangs is killed at the end of the sample's time, or of the lease.
 """
 
 from __future__ import annotations
@@ -23,21 +23,24 @@ from anyaccel.probe import HOST
 from anyaccel.probe.machine import SIMULATION
 
 FIRST_SECONDS = 10.0
-"""From the beginning of a lease to the first question: what is shorter costs nothing."""
+"""Time from the beginning of a lease to the first sample: a shorter lease costs nothing."""
 LIMIT_SECONDS = 40.0
-"""Time for one question: to start the processes on a machine under load, and for the vendors to answer."""
+"""Time for one sample, with the start of the processes on a machine under load."""
 _MOST_FAILURES = 3
-"""After so many in a row nobody is asked any more."""
+"""Failures in a row after which sampling stops."""
 _CHUNK = 1 << 16
 
 
 class Sampler:
-    """Asks how devices fare. Nothing here waits: :meth:`step` is called once :attr:`seconds` are over.
+    """Samples devices without blocking: the caller calls :meth:`step` once :attr:`seconds` are over.
 
     Args:
-        inventory: The machine with the devices that are held, and no others.
-        every: Seconds from one question to the next. The first ones come sooner.
-        tell: Called with each answer, by device id.
+        inventory: The machine, with the leased devices alone.
+        every: Seconds between two samples; the first pauses are shorter.
+        tell: Called with each sample, by device id.
+
+    Attributes:
+        answer: Descriptor that becomes readable with an answer; -1 if no sample is being taken.
     """
 
     def __init__(self, inventory: Inventory, every: float, tell: Callable[[Mapping[str, Stats]], object]) -> None:
@@ -53,33 +56,34 @@ class Sampler:
 
     @property
     def seconds(self) -> float:
-        """Seconds until :meth:`step` is to be called, unless :attr:`answer` can be read before; infinite for never."""
+        """Seconds until the next call of :meth:`step`, unless :attr:`answer` is readable before; infinite for never."""
         return max(0.0, self._at - time.monotonic())
 
     def step(self) -> None:
-        """Put a question, take what has come of an answer, or give up the question whose time is over."""
+        """Begin a sample, read an arrived part of an answer, or give up a sample after its time."""
         over = not self.seconds
         if self._asking and (self._read() or over):
             self._done()
         elif over:
             try:
                 self._ask()
-            except OSError:  # no process or descriptor is left
+            except OSError:  # no process or descriptor is free
                 self._failed()
 
     def stop(self) -> None:
-        """Ask nothing more, and end what is being asked."""
+        """Stop sampling, and end a sample in progress."""
         self._at = float("inf")
         self._end()
 
     def _ask(self) -> None:
+        # Not in this process: a plug-in may hang, and what it loads would stay in memory.
         self._asking, self.answer = start_helper(self._answer)
         os.set_blocking(self.answer, False)
         self._data = b""
         self._at = time.monotonic() + LIMIT_SECONDS
 
     def _answer(self, write: int) -> int:
-        """Ask the vendors, and write down what they say of what is counted: the load and the memory in use."""
+        """Ask the vendors, and write load and used memory of each device to a descriptor."""
         from anyaccel.inventory.observe import stats
 
         observed, problems = stats(self._inventory)
@@ -94,7 +98,7 @@ class Sampler:
         return 0
 
     def _read(self) -> bool:
-        """Take what has come; whether that is all."""
+        """Read the arrived part of the answer; return whether the answer is complete."""
         try:
             while chunk := os.read(self.answer, _CHUNK):
                 self._data += chunk
@@ -114,7 +118,7 @@ class Sampler:
         if any(each != Stats() for each in found.values()):
             self._tell(found)
             self._next()
-        else:  # it does not tell, and will not in an hour
+        else:  # the vendor reports neither, and will not in an hour
             self._at = float("inf")
 
     def _failed(self) -> None:
@@ -125,10 +129,10 @@ class Sampler:
 
     def _next(self) -> None:
         self._at = time.monotonic() + self._gap
-        self._gap = min(2 * self._gap, self._every)
+        self._gap = min(2 * self._gap, self._every)  # a short lease gets a sample, a long one few
 
     def _end(self) -> None:
-        """End the process that asks; what it has started ends with it."""
+        """Kill the sampling process, with which its children die."""
         child, self._asking = self._asking, 0
         if not child:
             return
@@ -139,15 +143,15 @@ class Sampler:
         self.answer = -1
 
 
-def sampler(
+def make_sampler(
     inventory: Inventory, shares: tuple[Share, ...], tell: Callable[[Mapping[str, Stats]], object]
 ) -> Sampler | None:
-    """What asks how some devices fare; None where nobody would answer, or the user wants none.
+    """Make the sampler of leased devices; None for simulated or declared devices, or if the user wants no samples.
 
     Args:
         inventory: The machine.
-        shares: What is held of it.
-        tell: As of :class:`Sampler`.
+        shares: The leased shares.
+        tell: As for :class:`Sampler`.
     """
     devices = tuple({share.device.id: share.device for share in shares if not share.device.declared}.values())
     machine = inventory.machine
@@ -160,12 +164,12 @@ def sampler(
     if not every:
         return None
     if machine != HOST:
-        machine = os.path.abspath(machine)  # a monitor leaves the directory
+        machine = os.path.abspath(machine)  # the monitor changes its working directory
     return Sampler(replace(inventory, machine=machine, devices=devices), every, tell)
 
 
 def _decoded(data: bytes) -> dict[str, Stats] | None:
-    """Read an answer; None where there is none."""
+    """Parse an answer; None if invalid."""
     try:
         return {name: decode(Stats, words) for name, words in json.loads(data).items()}
     except ValueError:

@@ -1,7 +1,7 @@
-"""Confine a worker to its own devices: the kernel refuses it the device nodes of all others.
+"""Confine a worker to the leased devices: the kernel denies access to other device nodes.
 
-Masks are requests that a vendor's runtime honors. A sandbox holds whatever the worker does with them: it cannot be
-lifted, and all that the worker starts is in it too.
+A mask is a variable that a vendor's runtime may ignore. A sandbox holds in any case: it cannot be removed, and all
+descendants of the worker are in it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from anyaccel.linux.landlock import Node
 
 Enforce = bool | Literal["try"]
-"""Whether a worker must be confined, need not be, or is confined where the kernel can."""
+"""True to confine a worker, False not to, ``"try"`` to do so if the kernel can."""
 
 T = TypeVar("T")
 
@@ -28,12 +28,12 @@ _WAY_OUT = "do without, or enforce='try' to confine workers only where that is p
 
 
 class Sandbox(Value):
-    """What one worker may not open. A plain value: ``encode`` and ``decode`` of the model carry it to the worker.
+    """Device nodes forbidden to a worker. ``encode`` and ``decode`` of the model carry a sandbox to the worker.
 
     Attributes:
-        closed: Device nodes that the worker must not open.
-        kept: Device nodes that it must be able to open, whatever else leads to the same device.
-        gaps: What the sandbox cannot keep the worker from, one sentence each; empty when nothing is left open.
+        closed: Device nodes that the worker may not open.
+        kept: Device nodes that the worker may open, also by other names.
+        gaps: Sentences about devices that stay open in spite of the sandbox.
     """
 
     closed: tuple[str, ...] = ()
@@ -41,11 +41,11 @@ class Sandbox(Value):
     gaps: tuple[str, ...] = ()
 
     def apply(self) -> None:
-        """Confine this process for good, with all that it starts. Call it last before the worker's own code.
+        """Confine this process and later children for good. Call this method last before the worker's own code.
 
         Raises:
-            EnforcementError: When the process has further threads, holds one of the devices open already, or the
-                kernel refuses. It may then have lost the right to gain privileges, and nothing else.
+            EnforcementError: If the process has several threads, or has one of the devices open, or the kernel refuses.
+                The process may then have lost the right to gain privileges, and nothing else.
         """
         threads = len(os.listdir("/proc/self/task"))
         if threads > 1:
@@ -56,19 +56,19 @@ class Sandbox(Value):
         self._restrict(check_open=True)
 
     def start(self, function: Callable[[], T]) -> T:
-        """Call a function that starts a process, so that the process is confined and the caller is not.
+        """Start a confined process by a function; the caller stays unconfined.
 
-        The function runs in a thread of its own, which is confined and ends after it. Do not tie the life of what it
-        starts to its parent by a parent-death signal: that is the thread.
+        The function runs in a thread of its own, which is confined and then ends. Do not tie the life of the process to
+        its parent by a parent-death signal: the parent is that thread.
 
         Args:
-            function: Such as ``lambda: subprocess.Popen(...)``.
+            function: The function, such as ``lambda: subprocess.Popen(...)``.
 
         Returns:
-            What the function returned.
+            The result of the function.
 
         Raises:
-            EnforcementError: When the kernel refuses; whatever the function raises is raised too.
+            EnforcementError: If the kernel refuses. Exceptions of the function pass through.
         """
 
         def confined() -> T:
@@ -81,130 +81,125 @@ class Sandbox(Value):
         from anyaccel.launcher import reach
         from anyaccel.linux import landlock
 
-        reason = landlock.unavailable()
+        reason = landlock.unavailable()  # the process may run under another kernel policy than its parent
         if reason:
-            raise _cannot(reason)
+            raise _make_error(reason)
         try:
-            kept = {_device(path) for path in self.kept} - {None}
-            closed = {path: node for path in self.closed if (node := _device(path, only=True)) not in kept}
+            kept = {_stat_device(path) for path in self.kept} - {None}
+            closed = {path: node for path in self.closed if (node := _stat_device(path, only=True)) not in kept}
             nodes = {node: path for path, node in closed.items() if node is not None}
             if check_open:
                 _refuse_open(nodes)
-            landlock.restrict(reach.around(reach.names(closed, nodes)), nodes.keys())
+            landlock.restrict(reach.list_paths_around(reach.find_names(closed, nodes)), nodes.keys())
         except OSError as error:
             if error.errno == errno.E2BIG:
-                raise _cannot("it is inside of 16 sandboxes already, which is the most") from error
-            raise _cannot(str(error)) from error
+                raise _make_error("it is inside 16 sandboxes already, the maximum") from error
+            raise _make_error(str(error)) from error
 
 
-def sandbox_for(allocation: Allocation, inventory: Inventory, *, enforce: Enforce = True) -> Sandbox | None:
-    """Make the sandbox of a worker, where one is wanted.
+def make_sandbox(allocation: Allocation, inventory: Inventory, *, enforce: Enforce = True) -> Sandbox | None:
+    """Make the sandbox of a worker.
 
     Args:
-        allocation: What the worker holds.
-        inventory: The machine's inventory that the allocation was made from.
-        enforce: True to insist, ``"try"`` to do without where the kernel cannot (:func:`find_obstacle` says why),
-            False to do without.
+        allocation: The devices of the worker.
+        inventory: The inventory from which the allocation was made.
+        enforce: True to insist, ``"try"`` to go without if the kernel cannot (:func:`find_obstacle`), False for none.
 
     Returns:
-        The sandbox; None when the worker is not to be confined.
+        The sandbox; None for none.
 
     Raises:
-        EnforcementError: When it must be confined and the kernel cannot.
-        PluginError: When the plug-in of a device that is held cannot say which nodes it needs.
+        EnforcementError: If the kernel cannot confine the worker, and ``enforce`` is True.
+        PluginError: If the plug-in of a device of the worker cannot name the nodes that the device needs.
     """
-    if not confines(enforce):
+    if not check_enforce(enforce):
         return None
     from anyaccel.inventory.left_out import left_out
     from anyaccel.launcher import reach
     from anyaccel.linux import landlock
 
-    sandbox = plan(allocation, inventory, left_out(inventory))
-    gaps = (*map(_unseen, reach.unseen()), *filter(None, (landlock.gap(),)))
+    sandbox = plan_sandbox(allocation, inventory, left_out(inventory))
+    gaps = (*map(_warn_unsearched, reach.find_unsearched()), *filter(None, (landlock.gap(),)))
     return replace(sandbox, gaps=(*sandbox.gaps, *gaps))
 
 
-def confines(enforce: Enforce) -> bool:
-    """Whether workers of which this is asked will be confined.
+def check_enforce(enforce: Enforce) -> bool:
+    """Return whether workers with this option will be confined.
 
     Raises:
-        EnforcementError: When they must be and the kernel cannot.
+        EnforcementError: If the kernel cannot confine them, and ``enforce`` is True.
     """
     if not enforce:
         return False
     reason = find_obstacle()
     if reason and enforce != "try":
-        raise _cannot(reason)
+        raise _make_error(reason)
     return not reason
 
 
 def find_obstacle() -> str:
-    """Say why workers cannot be confined on this machine; an empty string when they can."""
-    import sys
-
-    if sys.platform != "linux":
-        return "Landlock is a part of Linux"
+    """Return the reason why workers cannot be confined on this machine; empty if possible."""
     from anyaccel.linux import landlock
 
     return landlock.unavailable()
 
 
-def unconfined() -> str:
-    """Say that a worker is not confined, since the kernel cannot."""
+def describe_obstacle() -> str:
+    """Return a warning about an unconfined worker, with the reason."""
     return f"the worker is not confined to its devices: {find_obstacle()}"
 
 
-def plan(allocation: Allocation, inventory: Inventory, left_out: Inventory | None = None) -> Sandbox:
-    """Decide which device nodes a worker must not open. Touches nothing.
+def plan_sandbox(allocation: Allocation, inventory: Inventory, left_out: Inventory | None = None) -> Sandbox:
+    """Decide which device nodes a worker may not open; changes nothing.
 
-    Nodes of its own devices stay open, and those that their vendor's devices share. Nodes of all other devices are
-    closed, also those that the devices of a vendor share of which the worker holds none.
+    Nodes of the worker's devices stay open, and nodes that all devices of their vendors share. All other nodes are
+    closed, also those that the devices of another vendor share.
 
     Args:
-        allocation: What the worker holds.
-        inventory: The machine's inventory that the allocation was made from.
+        allocation: The devices of the worker.
+        inventory: The inventory from which the allocation was made.
         left_out: The inventory of excluded vendors; see :mod:`anyaccel.inventory.left_out`.
 
     Raises:
-        PluginError: When the plug-in of a device that is held cannot say which nodes it needs.
+        PluginError: If the plug-in of a device of the worker cannot name the nodes that the device needs.
     """
     held = {device.id for device in allocation.devices}
     detected = [device for device in inventory.devices if not device.declared]
     others = [device for device in detected if device.id not in held] + list(left_out.devices if left_out else ())
     kept: dict[str, None] = {}
     for own in dict.fromkeys(device.vendor for device in detected if device.id in held):
-        kept |= dict.fromkeys(_needed([device for device in inventory.of_vendor(own) if device.id in held]))
+        kept |= dict.fromkeys(_find_needed([device for device in inventory.of_vendor(own) if device.id in held]))
     nodes: dict[str, tuple[str, ...]] = {}
     gaps: dict[str, None] = {}
     for device in others:
         try:
-            nodes[device.id] = _needed([device])
+            nodes[device.id] = _find_needed([device])
         except PluginError as error:
             nodes[device.id] = device.nodes
-            gaps[_unshared(device.vendor, error.problem.reason)] = None
+            gaps[_warn_shared(device.vendor, error.problem.reason)] = None
     named = [(_name(device), nodes[device.id]) for device in others]
     closed = tuple(dict.fromkeys(node for _, needed in named for node in needed if node not in kept))
     for name, needed in named:
-        if all(node in kept for node in needed):
-            gaps[_inseparable(name, needed)] = None
+        if all(node in kept for node in needed):  # also if it has no nodes
+            gaps[_warn_inseparable(name, needed)] = None
     reports = (*inventory.vendors, *(left_out.vendors if left_out else ()))
-    gaps |= dict.fromkeys(_unknown(reports))
+    gaps |= dict.fromkeys(_warn_unknown(reports))
     return Sandbox(closed=closed, kept=tuple(kept), gaps=tuple(gaps))
 
 
-def _needed(devices: Sequence[Device]) -> tuple[str, ...]:
-    """Every node without which some devices of one vendor do not work."""
+def _find_needed(devices: Sequence[Device]) -> tuple[str, ...]:
+    """Return every node needed by devices of a vendor."""
     from anyaccel.vendors.process import vendor_process
 
     shared = vendor_process(devices[0].vendor).container(devices).nodes
     return tuple(dict.fromkeys((*(node for device in devices for node in device.nodes), *shared)))
 
 
-def _unknown(reports: Sequence[VendorReport]) -> Iterator[str]:
-    """Say of which vendors some devices are not known."""
+def _warn_unknown(reports: Sequence[VendorReport]) -> Iterator[str]:
+    """Return warnings about vendors with unknown devices."""
     for report in reports:
         if report.state is VendorState.FAILED:
-            yield _failed(report.vendor, report.problem.reason if report.problem else "")
+            yield _warn_failed(report.vendor, report.problem.reason if report.problem else "")
         elif report.partial:
             yield f"devices of {report.vendor} that could not be read may be open to the worker"
 
@@ -213,31 +208,31 @@ def _name(device: Device) -> str:
     return f"{device.name} ({device.id})"
 
 
-def _unshared(vendor: str, reason: str) -> str:
+def _warn_shared(vendor: str, reason: str) -> str:
     return f"nodes that devices of {vendor} share may be open to the worker: {reason}"
 
 
-def _failed(vendor: str, reason: str) -> str:
+def _warn_failed(vendor: str, reason: str) -> str:
     why = f": {reason.rstrip('.')}" if reason else ""
     return f"the detection of {vendor} failed, so that its device nodes are open to the worker{why}"
 
 
-def _unseen(directory: str) -> str:
+def _warn_unsearched(directory: str) -> str:
     return f"device nodes in {directory} may be open to the worker: it is mounted from elsewhere, and not searched"
 
 
-def _inseparable(name: str, nodes: Collection[str]) -> str:
+def _warn_inseparable(name: str, nodes: Collection[str]) -> str:
     if nodes:
         return f"{name} is open to the worker: each of its device nodes is needed by a device that the worker holds"
     return f"{name} may be open to the worker: its plug-in names no device node"
 
 
-def _cannot(reason: str) -> EnforcementError:
+def _make_error(reason: str) -> EnforcementError:
     return EnforcementError(f"the worker cannot be confined to its devices: {reason}; {_WAY_OUT}")
 
 
-def _device(path: str, *, only: bool = False) -> Node | None:
-    """The device behind a node; None when it is not there."""
+def _stat_device(path: str, *, only: bool = False) -> Node | None:
+    """Return the device of a node; None if the node does not exist."""
     from anyaccel.linux.landlock import node_of
 
     try:
@@ -246,16 +241,16 @@ def _device(path: str, *, only: bool = False) -> Node | None:
         return None
     if node is None and only:
         raise EnforcementError(
-            f"{path} must be a device node, since closing it would close other things too; the plug-in that names it as"
-            " a node is at fault"
+            f"{path} must be a device node, since closing it would close other files, too; its plug-in must not list it"
         )
     return node
 
 
 def _refuse_open(closed: Mapping[Node, str]) -> None:
-    """Refuse to go on with a device that is open already: no sandbox takes that back."""
+    """Raise if this process has such a device open: no sandbox closes a descriptor."""
     from anyaccel.linux.landlock import node_of
 
+    # A descriptor stays usable in a sandbox, and child processes inherit it.
     for descriptor in list_descriptors():
         try:
             node = node_of(os.fstat(descriptor))

@@ -1,4 +1,4 @@
-"""Schedulers that keep the rules of the vendors' plug-ins, for this process alone or with the machine's leases."""
+"""Open schedulers, for this process alone or with machine-wide leases."""
 
 from __future__ import annotations
 
@@ -37,26 +37,24 @@ def open_scheduler(
     environ: Mapping[str, str] | None = None,
     policy: Policy | None = None,
 ) -> Scheduler | Fleet:
-    """Make a scheduler that keeps the rules of the vendors' plug-ins.
+    """Make a scheduler with the rules of the vendors' plug-ins.
 
     Args:
-        inventory: The machine; or several machines by name, whose allocations say the machine.
-        shared: Whether it takes part in what all processes of the machine do: what others hold counts, and what it
-            gives is a lease that others see, which ends when it is released, or when this process and all that it has
-            started since the first one have ended. Who waits has a place in the machine's line, among all who want
-            the same devices, and only the machine's configuration says who may pass. Its calls raise a
-            :class:`~anyaccel.errors.NeverFitsError` where the configuration does not give this user so much, and a
-            :class:`~anyaccel.errors.LedgerError` where leases cannot be kept. Else it is for this process alone, and
-            nobody else knows of it.
-        environ: Our environment, in which ``ANYACCEL_STATE_DIR`` names the leases' directory; that of this process when
-            None.
-        policy: The order of service, limits of users, and which requests may pass others: an
-            :class:`anyaccel.policy.Policy`. None for priority and arrival alone; then no request is known to end.
+        inventory: The machine; or several machines by name, whose allocations then name the machine.
+        shared: Whether allocations are leases that all processes of the machine see. Then leases of other processes
+            count as taken. An allocation ends when it is released, or when this process has exited with all processes
+            that it started since the first allocation. A request waits in the machine's queue, and only the machine's
+            configuration decides which requests may pass. Calls raise :class:`~anyaccel.errors.NeverFitsError` if the
+            configuration does not grant the user so much, and :class:`~anyaccel.errors.LedgerError` if leases cannot be
+            kept. If False, the scheduler is private to this process.
+        environ: Environment whose ``ANYACCEL_STATE_DIR`` names the directory of leases; that of this process if None.
+        policy: Order of service, limits of users, and backfill: an :class:`anyaccel.policy.Policy`. If None, priority
+            and arrival alone decide, and no request has a known end.
 
     Raises:
-        StateDirectoryError: When it is to be shared, and there is no directory for leases that can be trusted.
-        UsageError: When it is no inventory; when several machines are to be shared: leases are those of one machine; or
-            when a shared scheduler is to have a policy: the machine's configuration has it.
+        StateDirectoryError: If leases are to be shared, and no trustworthy directory for them exists.
+        UsageError: If ``inventory`` is no inventory; if several machines are to be shared, since leases are those of
+            one machine; or if a shared scheduler is given a policy, which the machine's configuration defines.
 
     Examples:
         >>> scheduler = anyaccel.open_scheduler(anyaccel.detect("sim:H100:2"))

@@ -1,15 +1,15 @@
-"""Under which names the ledger counts the devices of a machine, and what it must ask and say of them there."""
+"""Translate between the devices of a machine and their names in the ledger."""
 
 from __future__ import annotations
 
 import os
 import zlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from anyaccel.inventory.contested import families, places
 from anyaccel.inventory.current import LEASE_VARIABLE, current
-from anyaccel.launcher.choosing import remembered
+from anyaccel.launcher.choosing import cached
 from anyaccel.ledger import LeaseRecord, Want
 from anyaccel.ledger.device_locks import DeviceLock
 from anyaccel.ledger.names import device_name, vendor_and_id
@@ -32,25 +32,25 @@ from anyaccel.scheduler.choice import extent_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    pass
 
 
 class Scope(Value):
-    """Under which names the ledger counts the devices of a machine.
+    """The ledger's names of the devices of a machine.
 
-    A host's devices go by their vendors and ids, as :func:`anyaccel.ledger.names.device_name` writes them. Those of
-    another machine, recorded or simulated, have names of their own. Inside a worker that holds a lease, what it holds
-    is a machine of its own, whose devices are what it holds of them. A device that says which physical parts it
-    occupies goes by these: others may see the same parts as other devices.
+    A device of this host is named by vendor and id, as :func:`anyaccel.ledger.names.device_name` does. Devices of a
+    recorded or simulated machine have names of their own. A worker with a lease sees its part of each device as a
+    machine of its own. A device that lists the physical parts that it occupies is named by them, since another
+    process may see the same parts as another device.
 
     Attributes:
-        prefix: What all ids and parts begin with.
-        units: Units that are all of a device in this scope, by device id.
+        prefix: Beginning of all names.
+        units: Units of a whole device in this scope, by device id.
         names: The names of each device, by device id.
-        ids: The device that goes by a name; the inverse.
-        parts: The devices that are parts of others, by the id of these.
-        wholes: Names of the devices that a device is a part of, listed or not, by its id. A device that says which
-            physical parts it occupies excludes by these all that do so, too.
+        ids: The device id of each name.
+        parts: Ids of the devices that are parts of a device, by the id of that device.
+        wholes: Names of the devices of which a device is a part, listed or not, by device id. A device that lists its
+            physical parts excludes other such devices by these parts.
     """
 
     prefix: str
@@ -62,14 +62,17 @@ class Scope(Value):
 
     @classmethod
     def make(cls, inventory: Inventory, environ: Mapping[str, str]) -> Scope:
-        """The scope of the process that has this environment."""
-        held = current(environ)
-        leased = held.id if held is not None and held.id == environ.get(LEASE_VARIABLE) else ""
-        return remembered(inventory, f"scope {leased}", lambda: cls._of(inventory, leased))
+        """Return the names for a process with an environment."""
+        leased = environ.get(LEASE_VARIABLE, "")
+        if leased:
+            held = current(environ)
+            leased = held.id if held is not None and held.id == leased else ""
+        return cached(inventory, f"scope {leased}", lambda: cls._make(inventory, leased))
 
     @classmethod
-    def _of(cls, inventory: Inventory, leased: str) -> Scope:
-        """The scope of a process that holds a lease, if it does."""
+    def _make(cls, inventory: Inventory, leased: str) -> Scope:
+        """Make the names for a process with a lease; empty for none."""
+        # A name is part of a file name, so a machine's text of any length becomes a short number.
         prefix = "" if inventory.machine == HOST else f"{zlib.crc32(os.fsencode(inventory.machine)):08x}|"
         if leased:
             prefix += f"{leased}|"
@@ -84,7 +87,7 @@ class Scope(Value):
         for device in inventory.devices:
             keys = [
                 key
-                for whole in _wholes(device, devices)
+                for whole in _find_wholes(device, devices)
                 if not device.occupies or (whole in devices and not devices[whole].occupies)
                 for key in names.get(whole, (device_name(device.vendor, whole, prefix),))
             ]
@@ -94,45 +97,46 @@ class Scope(Value):
         return cls(prefix=prefix, units=units, names=names, ids=ids, parts=parts, wholes=wholes)
 
     def keys(self, device_ids: Iterable[str]) -> frozenset[str]:
-        """Names of devices in the ledger."""
+        """Return the ledger's names of devices."""
         return frozenset().union(*map(self.names.__getitem__, device_ids))
 
     def with_parts(self, device_ids: Iterable[str]) -> frozenset[str]:
-        """Devices and their parts: two such sets meet where a device of one excludes one of the other."""
+        """Return devices with their parts: overlapping sets exclude each other."""
         ids = frozenset(device_ids)
         return ids.union(*(self.parts[each] for each in ids if each in self.parts)) if self.parts else ids
 
     def excluded_by(self, device_ids: Iterable[str]) -> frozenset[str]:
-        """Devices, their parts, and those that they are parts of."""
+        """Return devices with their parts and wholes."""
         ids = self.with_parts(device_ids)
         return ids.union(whole for whole, parts in self.parts.items() if not ids.isdisjoint(parts))
 
-    def want(self, candidates: Collection[str], needs: Iterable[Need] = (), **more: Any) -> Want:
-        """What to ask the ledger for.
-
-        Args:
-            candidates: Ids of the devices that could serve.
-            needs: How much is needed of which of them, by id.
-            more: The other attributes of :class:`~anyaccel.ledger.Want`.
-        """
-        more["needs"] = tuple(replace(need, among=self.keys(map(str, need.among))) for need in needs)
-        wholes = frozenset(key for each in candidates for key in self.wholes.get(each, ()))
-        return Want(candidates=self.keys(self.with_parts(candidates)), wholes=wholes, **more)
-
-    def want_of(self, choice: Choice, inventory: Inventory) -> Want:
-        """Return what every request with this choice among the devices of a machine asks the ledger for."""
+    def make_want(self, choice: Choice, inventory: Inventory) -> Want:
+        """Make the ledger request of a choice among the devices of a machine."""
 
         def make() -> Want:
-            candidates = [device.id for device in choice.candidates]
-            locks = self.device_locks(inventory, choice.candidates)
-            return self.want(candidates, choice.needs, device_locks=locks, request=str(choice.request))
+            ids = [device.id for device in choice.candidates]
+            return Want(
+                candidates=self.keys(self.with_parts(ids)),
+                wholes=frozenset(key for each in ids for key in self.wholes.get(each, ())),
+                needs=tuple(map(self._name_need, choice.needs)),
+                device_locks=self.device_locks(inventory, choice.candidates),
+                request=str(choice.request),
+            )
 
-        return remembered(inventory, (choice, self.prefix), make)
+        return cached(inventory, (choice, self.prefix), make)
+
+    def _name_need(self, need: Need) -> Need:
+        """Return a need with the ledger's names instead of device ids."""
+        return replace(
+            need,
+            among=self.keys(map(str, need.among)),
+            sizes={key: units for each, units in need.sizes.items() for key in self.names[str(each)]},
+        )
 
     def to_ledger(self, grants: Iterable[Grant]) -> dict[str, Extent]:
-        """What grants take, by name in the ledger: parts of what is ours, rounded up, so that shares never overlap.
+        """Return the granted part of each device, by the ledger's names; rounded up, so shares never overlap.
 
-        What is held of a device that is no longer listed is of a whole one.
+        A share of a device that is no longer listed counts as a share of a whole device.
         """
         held: dict[str, Extent] = {}
         lost: dict[str, Device] = {}
@@ -145,15 +149,16 @@ class Scope(Value):
         for each in held if self.wholes else ():
             found |= dict.fromkeys(self.wholes.get(each, ()), DIVIDED)
         for each, extent in held.items():
+            # Rounded up: two shares whose sum exceeds a device must never both fit.
             part = Extent(-(-extent.units * UNITS_PER_DEVICE // self.units.get(each, UNITS_PER_DEVICE)), extent.slots)
             found |= dict.fromkeys(_names(lost[each], self.prefix) if each in lost else self.names[each], part)
         return found
 
-    def taken(self, taken: Mapping[str, Extent]) -> dict[str, Extent]:
-        """What others hold of our devices, by device id, given what the ledger counts: of the part most taken.
+    def to_devices(self, taken: Mapping[str, Extent]) -> dict[str, Extent]:
+        """Return the taken part of each device, by device id, given the ledger's count by name.
 
-        A device is taken as well where a holder that sees other devices than we do has a part of it, or all of which
-        it is a part.
+        If a device has several names, the most taken one counts. A device is also taken if a holder that sees other
+        devices has a part of it, or a device of which it is a part.
         """
         found: dict[str, Extent] = {}
         divided = set()
@@ -162,7 +167,7 @@ class Scope(Value):
                 continue
             if extent.units:
                 known = found.get(device_id, NOTHING)
-                units = max(known.units, self._ours(device_id, extent.units))
+                units = max(known.units, self._to_units(device_id, extent.units))
                 found[device_id] = Extent(units, known.slots | extent.slots)
             elif extent.divided:
                 divided.add(device_id)
@@ -175,21 +180,21 @@ class Scope(Value):
         return found
 
     def device_locks(self, inventory: Inventory, devices: Sequence[Device]) -> dict[str, tuple[DeviceLock, ...]]:
-        """Inodes of this host to lock, by name of a device: of its physical parts, and of the device itself.
+        """Return the inodes of this host to lock for a device and for its physical parts, by name.
 
-        What stands for a device is the directory of its PCI function, so that users whose plug-ins know the function,
-        or a node of it, lock the same. Which vendors list it makes no difference. The lock is shared where the device
-        is a part of what the directory stands for: it has a parent or says which parts it occupies, or another device
-        of its vendor is at the same place. A part locks its parent's as well, as far as that is listed.
+        The inode of a device is the directory of its PCI function in sysfs: two plug-ins that know the function, or a
+        node of it, lock the same inode. The lock is shared if the device is a part of what the directory stands
+        for: if it has a parent, lists the parts that it occupies, or shares the place with another device of its
+        vendor. A part also locks the inode of its parent, if that is listed.
 
-        Devices that are not those of this host as every user sees them have none.
+        Devices of another machine, or of a worker's lease, have no inodes.
         """
-        if self.prefix:
+        if self.prefix:  # only this host's devices have inodes that other users lock, too
             return {}
         concerned = {device.id for device in devices} | {device.parent for device in devices}
         found: dict[str, tuple[DeviceLock, ...]] = {}
         for vendor in {device.vendor for device in devices}:
-            for device, paths, shared in _places(inventory, vendor):
+            for device, paths, shared in _find_places(inventory, vendor):
                 if device.id in concerned:
                     whole = tuple(DeviceLock(path, shared=shared) for path in paths)
                     found |= {
@@ -198,21 +203,22 @@ class Scope(Value):
                     }
         return {name: locks for name, locks in found.items() if locks}
 
-    def _ours(self, device_id: str, units: int) -> int:
-        """Units of a device of which the ledger counts parts of what is ours."""
+    def _to_units(self, device_id: str, units: int) -> int:
+        """Convert the ledger's units, of which UNITS_PER_DEVICE are a whole device, to units of a device."""
         return -(-units * self.units[device_id] // UNITS_PER_DEVICE)
 
-    def ours(self, records: Iterable[LeaseRecord]) -> tuple[LeaseRecord, ...]:
-        """The leases of our devices, with the devices' own ids and units; several parts of a device are one record.
+    def select_records(self, records: Iterable[LeaseRecord]) -> tuple[LeaseRecord, ...]:
+        """Return the lease records of devices in this scope, with the devices' ids and units.
 
-        Who holds a device holds all of its parts, and all that it is a part of: these records say so (``through``).
+        Several parts of a device become one record. A lease of a device also holds its parts, and the devices of which
+        it is a part: their records name the device in ``through``.
         """
         found: dict[tuple[str, str], LeaseRecord] = {}
         further: list[tuple[str, LeaseRecord]] = []
         for record in records:
             device_id = self.ids.get(record.device)
             if device_id is not None and record.units:
-                ours = replace(record, device=device_id, units=self._ours(device_id, record.units))
+                ours = replace(record, device=device_id, units=self._to_units(device_id, record.units))
                 found.setdefault((record.id or record.device, device_id), ours)
             elif device_id is not None:
                 further.append((device_id, record))
@@ -222,19 +228,19 @@ class Scope(Value):
         for device_id, record in further:
             held = (part for part in sorted(self.parts.get(device_id, ())) if (record.id, part) in found)
             through = record.through or next(held, "")
-            units = self._ours(device_id, UNITS_PER_DEVICE)
+            units = self._to_units(device_id, UNITS_PER_DEVICE)
             other = replace(record, device=device_id, units=units, slots=(), through=through)
             found.setdefault((record.id or record.device, device_id), other)
         return tuple(found.values())
 
 
 def _names(device: Device, prefix: str) -> tuple[str, ...]:
-    """The names of a device in the ledger, given what all of its machine begin with."""
+    """Return the ledger's names of a device, given their common prefix."""
     return tuple(prefix + part for part in device.occupies) or (device_name(device.vendor, device.id, prefix),)
 
 
-def _places(inventory: Inventory, vendor: str) -> Iterator[tuple[Device, tuple[str, ...], bool]]:
-    """The devices of a vendor, with what stands for each in sysfs, and whether others are there, too."""
+def _find_places(inventory: Inventory, vendor: str) -> Iterator[tuple[Device, tuple[str, ...], bool]]:
+    """Return the devices of a vendor, with their directories in sysfs, and whether these are shared."""
     report = inventory.report(vendor)
     own = [device for device in inventory.of_vendor(vendor) if not device.declared]
     nodes = {
@@ -249,8 +255,8 @@ def _places(inventory: Inventory, vendor: str) -> Iterator[tuple[Device, tuple[s
         yield device, paths, part or any(users[path] > 1 for path in paths)
 
 
-def _wholes(device: Device, devices: Mapping[str, Device]) -> list[str]:
-    """The devices that a device is a part of, nearest first; the last may not be listed."""
+def _find_wholes(device: Device, devices: Mapping[str, Device]) -> list[str]:
+    """Return the ids of the devices of which a device is a part, nearest first; the last may not be listed."""
     found: list[str] = []
     above = device.parent
     while above is not None and above not in found:

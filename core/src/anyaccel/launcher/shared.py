@@ -1,4 +1,4 @@
-"""A scheduler that sees and takes the machine's leases."""
+"""A scheduler with machine-wide leases for allocations."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from contextlib import suppress
 from time import monotonic
 
 from anyaccel.errors import AnyaccelError, DevicesBusyError, LimitError
-from anyaccel.launcher.choosing import KnownNames, remembered, validate
+from anyaccel.launcher.choosing import KnownNames, cached, validate
 from anyaccel.launcher.hold import LeaseRequest
 from anyaccel.launcher.usage import OpenLease
-from anyaccel.launcher.verdicts import ActiveLeases, beyond_limits, within_limits
+from anyaccel.launcher.verdicts import ActiveLeases, apply_limits, make_limit_error
 from anyaccel.launcher.waits import note_own
 from anyaccel.ledger import Choose, Lease, LeaseRecord, Ledger, Place
 from anyaccel.linux import mark as marks
@@ -33,10 +33,10 @@ _LAST = 1 << 62
 
 
 class SharedScheduler(Scheduler):
-    """A scheduler whose allocations are leases, and whose queue is the machine's line; see :func:`open_scheduler`.
+    """A scheduler with leases for allocations and the machine's queue; see :func:`open_scheduler`.
 
-    Each request that waits has a ticket of its own there. The waiting is done by a thread that all schedulers of this
-    process share. The books of the base class are made anew from the leases whenever somebody asks.
+    Each request that waits has a ticket in the machine's queue. One thread waits for all schedulers of this process.
+    Each question rebuilds the books of the base class from the leases.
     """
 
     def __init__(self, inventory: Inventory, environ: Mapping[str, str] | None = None) -> None:
@@ -45,17 +45,17 @@ class SharedScheduler(Scheduler):
         self._ledger = Ledger.open(self._environ)
         self._leases: dict[str, OpenLease] = {}
         self._others: set[str] = set()
-        self._waits: dict[int, _Wait] = {}
+        self._waits: dict[int, _QueuedRequest] = {}
 
     def release(self, allocation: Allocation) -> None:
-        """End the lease of an allocation; see :meth:`Scheduler.release`."""
+        """Release the lease of an allocation; see :meth:`Scheduler.release`."""
         super().release(allocation)
         opened = self._leases.pop(allocation.id, None)
         if opened is not None:
             opened.end_lease()
 
     def cancel(self, ticket: Ticket) -> bool:
-        """Leave the line; see :meth:`Ticket.cancel`."""
+        """Leave the queue; see :meth:`Ticket.cancel`."""
         waited = super().cancel(ticket)
         wait = self._waits.pop(ticket.number, None) if waited else None
         if wait is not None:
@@ -63,44 +63,44 @@ class SharedScheduler(Scheduler):
         return waited
 
     def free(self, device_id: str) -> int:
-        """Free units of a device in 1/10000, given what all processes hold; see :meth:`Scheduler.free`."""
+        """Return the free units of a device in 1/10000, given the active leases; see :meth:`Scheduler.free`."""
         with self._lock:
-            self._look()
+            self._read_leases()
         return super().free(device_id)
 
     def holders(self, device_id: str) -> tuple[Allocation, ...]:
-        """The allocations that hold a device; those of other processes have the ids of their leases."""
+        """Return the allocations of a device; an allocation of another process has the id of the lease."""
         with self._lock:
-            self._look()
+            self._read_leases()
         return super().holders(device_id)
 
     # Leases, with the lock held
 
     def _update(self, machine: str, inventory: Inventory | None) -> list[Ticket]:
-        """Go on with a machine that has changed. Who waits does so anew, for its devices, and keeps the place."""
-        self._forget_others()
-        if inventory is not None:  # leases of a machine that is not this host go by its name, which may say what it has
+        """Take over a changed machine. Each request in the queue keeps the place, and waits for the new devices."""
+        self._drop_others()
+        if inventory is not None:  # leases of another machine are named by it, and the name may list its devices
             inventory = replace(inventory, machine=self.inventory.machine)
         settled = super()._update(machine, inventory)
         waiting = {ticket.number: ticket for ticket in self._queue}
         for number in self._waits.keys() - waiting.keys():
             self._waits[number].stop()
-            if number not in self._infeasible:  # it runs on the CPU
+            if number not in self._infeasible:  # the request runs on the CPU
                 del self._waits[number]
         for number, ticket in waiting.items():
             try:
                 self._wait_in_line(ticket)
-            except AnyaccelError as error:  # as of a state directory that cannot be trusted any more
+            except AnyaccelError as error:  # such as a state directory that is no longer trusted
                 ticket.error = error
                 self._leave(ticket)
                 self._waits.pop(number).stop()
                 settled.append(ticket)
         return settled
 
-    def _look(self) -> ActiveLeases:
-        """Count what everybody holds now."""
-        held = ActiveLeases.read(self.inventory, self._ledger, self._environ)
-        self._forget_others()
+    def _read_leases(self, time: float | None = None) -> ActiveLeases:
+        """Enter every active lease into the books, and what is withheld from a request with a time limit."""
+        held = ActiveLeases.read(self.inventory, self._ledger, self._environ, time=time)
+        self._drop_others()
         self._own.recount()
         self._arrangement.note(0)
         for lease, devices in held.devices.items():
@@ -109,7 +109,7 @@ class SharedScheduler(Scheduler):
                 self._others.add(lease)
         return held
 
-    def _forget_others(self) -> None:
+    def _drop_others(self) -> None:
         for key in self._others:
             self._own.release(key)
         self._others.clear()
@@ -122,29 +122,30 @@ class SharedScheduler(Scheduler):
     def _try(self, waiting: Waiting, plan: RequestPlan, note: str) -> Allocation | None:
         if not plan.ever_fits:
             return super()._try(waiting, plan, note)
+        # Earlier requests of this program have tickets in the machine's queue, but maybe not yet.
         if self._rivals(waiting, plan.mask, (), self._queue.firsts()):
             return None
-        pending = self._wish(plan, waiting)
+        pending = self._make_request(plan, waiting)
         try:
             lease = self._ledger.acquire(
-                pending.want, self._choosing(pending), wait=0, priority=waiting.priority, note=note
+                pending.want, self._make_choose(pending), wait=0, priority=waiting.priority, note=note
             )
         except DevicesBusyError:
             return None
         except LimitError as error:
-            raise beyond_limits(plan.request, error) from error
-        note_own(lease)
+            raise make_limit_error(plan.request, error) from error
+        note_own(lease)  # not in _wait(): its thread has no line of the program to name
         return self._take(pending, lease, note, waited=0.0)
 
-    def _wish(self, plan: RequestPlan, waiting: Waiting) -> LeaseRequest:
-        inventory, names = self.inventory, self._own.layout.names  # it knows those of devices that were lost, too
-        choice = remembered(inventory, plan.request, lambda: Choice(inventory, plan.request, validate, names))
+    def _make_request(self, plan: RequestPlan, waiting: Waiting) -> LeaseRequest:
+        inventory, names = self.inventory, self._own.layout.names  # with the names of devices that were lost
+        choice = cached(inventory, plan.request, lambda: Choice(inventory, plan.request, validate, names))
         time = waiting.seconds
         options: AcquireOptions = {"environ": self._environ, "inventory": inventory, "time": time}
         return LeaseRequest(plan.request, marks.draw_for_process, options, choice=choice)
 
-    def _choosing(self, pending: LeaseRequest) -> Choose:
-        """What chooses for a request: what this program counts as held beside leases is taken, too."""
+    def _make_choose(self, pending: LeaseRequest) -> Choose:
+        """Return the function to choose devices for a request; allocations without a lease are taken, too."""
 
         def choose(taken: Mapping[str, Extent]) -> dict[str, Extent] | None:
             both = dict(taken)
@@ -157,9 +158,9 @@ class SharedScheduler(Scheduler):
         return choose
 
     def _take(self, pending: LeaseRequest, lease: Lease, note: str, *, waited: float) -> Allocation:
-        """Write down what a lease holds."""
-        self._forget_others()  # who looked meanwhile has found this lease, and took it for somebody else's
-        allocation = pending.allocation(lease)
+        """Enter a new lease into the books."""
+        self._drop_others()  # a question in between has entered this lease as that of another process
+        allocation = pending.make_allocation(lease)
         self._leases[allocation.id] = (
             OpenLease(lease, allocation, note=note, waited=waited).mark_process().begin_entry()
         )
@@ -168,47 +169,47 @@ class SharedScheduler(Scheduler):
         self._own.recount()
         return allocation
 
-    # The machine's line
+    # The machine's queue
 
     def _serve(self) -> list[Ticket]:
-        return []  # the tickets wait in the machine's line
+        return []  # the tickets wait in the machine's queue
 
     def _place_in_line(self, ticket: Ticket) -> int:
         own = super()._place_in_line(ticket)
         wait = self._waits.get(ticket.number)
-        return max(own, wait.told) if own and wait else own
+        return max(own, wait.position) if own and wait else own
 
     def _judge(self, plan: RequestPlan, waiting: Waiting) -> Verdict:
-        held = self._look()
+        held = self._read_leases(waiting.seconds)
         verdict = held.with_ways_out(super()._judge(plan, waiting))
         if not plan.ever_fits:
             return verdict
-        return within_limits(verdict, self._ledger.over_limits(self._wish(plan, waiting).want, waiting.priority))
+        return apply_limits(verdict, self._ledger.over_limits(self._make_request(plan, waiting).want, waiting.priority))
 
     def _ahead(self, plan: RequestPlan, waiting: Waiting) -> dict[str, str]:
         found = super()._ahead(plan, waiting)
         wait = self._waits.get(waiting.number)
         if wait:
-            ahead = wait.told - 1
+            ahead = wait.position - 1
         elif plan.ever_fits and waiting.number == _LAST:  # a newcomer
-            ahead = self._ledger.count_ahead(self._wish(plan, waiting).want, waiting.priority)
+            ahead = self._ledger.count_ahead(self._make_request(plan, waiting).want, waiting.priority)
         else:
             ahead = 0
         others = ahead - len(found)
         return found if others <= 0 else {**found, "line": f"{others} of other programs"}
 
     def _wait_in_line(self, ticket: Ticket) -> None:
-        """Have a ticket wait for devices of the machine as it is now; where it stood, if it did; with the lock held."""
-        pending = self._wish(ticket.plan, ticket.waiting)
-        wait = self._waits.setdefault(ticket.number, _Wait())
+        """Let a ticket wait for devices of the current machine, at the former place; the caller holds the lock."""
+        pending = self._make_request(ticket.plan, ticket.waiting)
+        wait = self._waits.setdefault(ticket.number, _QueuedRequest())
         wait.start(lambda: self._wait(ticket, pending, wait))
 
-    async def _wait(self, ticket: Ticket, pending: LeaseRequest, wait: _Wait) -> None:
-        choosing = self._choosing(pending)
+    async def _wait(self, ticket: Ticket, pending: LeaseRequest, wait: _QueuedRequest) -> None:
+        choosing = self._make_choose(pending)
 
         def choose(taken: Mapping[str, Extent]) -> Mapping[str, Extent] | None:
             waits = pending.inventory is self.inventory and self._waits.get(ticket.number) is wait
-            return choosing(taken) if waits else None  # it is about to be told that it waits no more, or anew
+            return choosing(taken) if waits else None  # the wait is about to be stopped, or restarted
 
         try:
             lease = await self._ledger.begin(
@@ -216,12 +217,12 @@ class SharedScheduler(Scheduler):
                 choose,
                 priority=ticket.priority,
                 note=ticket.note,
-                on_wait=wait.tell,
+                on_wait=wait.report,
                 place=wait.place,
             ).get_async()
-        except Exception as error:  # noqa: BLE001 -- raised where the ticket is awaited
+        except Exception as error:  # noqa: BLE001 -- raised in the code that awaits the ticket
             if isinstance(error, LimitError):  # the configuration was changed
-                error = beyond_limits(ticket.plan.request, error)
+                error = make_limit_error(ticket.plan.request, error)
             self._fail(ticket, error)
             return
         with self._lock:
@@ -231,7 +232,7 @@ class SharedScheduler(Scheduler):
                 ticket.allocation = self._take(pending, lease, ticket.note, waited=monotonic() - wait.began)
         if given:
             notify([ticket])
-        else:  # it was cancelled meanwhile, or the machine is another now: then it waits anew
+        else:  # cancelled in between, or the machine has changed: then another wait runs
             lease.release()
 
     def _fail(self, ticket: Ticket, error: Exception) -> None:
@@ -243,33 +244,33 @@ class SharedScheduler(Scheduler):
         notify([ticket])
 
 
-class _Wait:
-    """A request that waits in the machine's line.
+class _QueuedRequest:
+    """A request in the machine's queue.
 
     Attributes:
-        place: Its place, which it keeps when the machine changes.
-        told: The place among those who want the same devices, 1 for the next; 0 before anybody said.
-        began: When it began to wait, by the monotonic clock.
+        place: The place in the queue, which a change of the machine does not affect.
+        position: The position among requests for the same devices, 1 for the next; 0 if unknown.
+        began: Start of the wait, by the monotonic clock.
     """
 
     def __init__(self) -> None:
         self.place = Place()
-        self.told = 0
+        self.position = 0
         self.began = monotonic()
         self._task: asyncio.Task[None] | None = None
 
-    def tell(self, place: int, records: tuple[LeaseRecord, ...]) -> None:  # noqa: ARG002 -- asked for when somebody asks
-        """Take down the place."""
-        self.told = place
+    def report(self, place: int, records: tuple[LeaseRecord, ...]) -> None:  # noqa: ARG002 -- read again by each question
+        """Store the position."""
+        self.position = place
 
     def start(self, run: Callable[[], Awaitable[None]]) -> None:
-        """Wait, once what waited before has ended. Any thread may call it, like the next."""
-        _waiters.call(self._start, run)
+        """Begin a wait after the end of the previous wait; may be called by any thread."""
+        _wait_thread.call(self._start, run)
 
     def stop(self) -> None:
-        """Wait no more."""
-        with suppress(RuntimeError):  # the process is at its end, where it has left the line
-            _waiters.call(self._stop)
+        """Stop waiting; may be called by any thread."""
+        with suppress(RuntimeError):  # the process is exiting, and has left the queue
+            _wait_thread.call(self._stop)
 
     def _start(self, run: Callable[[], Awaitable[None]]) -> None:
         previous = self._task
@@ -287,29 +288,29 @@ async def _after(previous: asyncio.Task[None] | None, run: Callable[[], Awaitabl
     await run()
 
 
-class _Waiters:
-    """The thread in which requests of this process wait, and its event loop; made when there is one."""
+class _WaitThread:
+    """The thread for the waiting requests of this process, with an event loop; started by the first request."""
 
     def __init__(self) -> None:
         self._lock = renew_in_child(threading.Lock())
         self._loop: asyncio.AbstractEventLoop | None = None
         self._inherited: list[asyncio.AbstractEventLoop] = []
-        tidy_in_child(self._forget)
+        tidy_in_child(self._drop_in_child)
 
     def call(self, function: Callable[..., None], *arguments: object) -> None:
-        """Have the thread call a function."""
+        """Call a function in the thread."""
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
                 thread = threading.Thread(target=self._loop.run_forever, name="anyaccel line", daemon=True)
                 thread.start()
-                atexit.register(self._end, self._loop, thread)
+                atexit.register(self._leave_queue, self._loop, thread)
             self._loop.call_soon_threadsafe(function, *arguments)
 
     @staticmethod
-    def _end(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
-        """Leave the line, at the end of the process."""
-        if not thread.is_alive():  # we are a fork
+    def _leave_queue(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
+        """Leave the queue, when the process exits."""
+        if not thread.is_alive():  # in a forked child
             return
 
         async def leave() -> None:
@@ -326,11 +327,11 @@ class _Waiters:
         thread.join()
         loop.close()
 
-    def _forget(self) -> None:
-        """We are a fork: the line is the parent's, and its loop is kept, since it cannot be closed here."""
+    def _drop_in_child(self) -> None:
+        """Drop the parent's loop in a forked child; a reference stays, since closing it would affect the parent."""
         if self._loop is not None:
             self._inherited.append(self._loop)
             self._loop = None
 
 
-_waiters = _Waiters()
+_wait_thread = _WaitThread()

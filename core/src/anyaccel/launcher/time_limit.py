@@ -1,6 +1,6 @@
-"""Time limits of what runs with devices: when it ends, which signal it gets before that, and what people read of both.
+"""Time limits: the end, the early signal, and the messages about both.
 
-What ends it is the monitor, the supervisor, the sweep or the call that waits for it; all of them keep to these values.
+The monitor, the supervisor of a job, a sweep or the waiting call enforces a time limit; all of them use this module.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
     from anyaccel.ledger import Lease
 
 STATUS = 124
-"""Exit status of a command of ours that waited for what its time limit has ended; that of timeout(1)."""
+"""Exit status after a time limit; that of timeout(1)."""
 _NEVER_CAUGHT = (signal.SIGKILL, signal.SIGSTOP)
 _MINUTE = 60.0
 _LOOKS = 10
-"""How often the carriers of a mark are looked for where processes start faster than one look takes."""
+"""Searches for the carriers of a mark: a program may start processes faster than one search takes."""
 
 
 class EarlySignal(Value):
-    """A signal that comes some time before a time limit, so that programs can save what they have.
+    """A signal before a time limit, for programs to save a checkpoint.
 
     Attributes:
         number: The signal.
-        seconds: How long before the limit.
+        seconds: Seconds between the signal and the limit.
     """
 
     number: int
@@ -44,10 +44,10 @@ class EarlySignal(Value):
 
     @classmethod
     def parse(cls, text: object) -> EarlySignal:
-        """Read ``NAME@DURATION``, such as ``USR1@60s``; a signal may also be given with SIG in front, or by its number.
+        """Parse ``NAME@DURATION``, such as ``USR1@60s``; the name may begin with SIG, or be a number.
 
         Raises:
-            ValueError: When it is none, or when no program can catch the signal.
+            ValueError: If the text is invalid, or no program can catch the signal.
         """
         name, _, before = text.partition("@") if isinstance(text, str) else ("", "", "")
         try:
@@ -63,27 +63,28 @@ class EarlySignal(Value):
 
     @property
     def name(self) -> str:
-        """Its name, such as ``SIGUSR1``."""
+        """Name of the signal, such as ``SIGUSR1``."""
         return signal.Signals(self.number).name
 
     def send(self, mark: Mark) -> int:
-        """Send it to each process of this user that carries a mark and catches the signal.
+        """Send the signal to each process of this user with a mark and a handler for the signal.
 
-        The default action of most signals ends a process: a shell or a data loader that does not catch it lives on.
+        A shell or a data loader without a handler gets no signal: the default action would end the process.
 
         Returns:
-            How many processes got it.
+            The number of processes that got the signal.
         """
         sent: set[int] = set()
 
         def tell(pid: int, confirm: Confirm) -> None:
+            # Not to others: a signal without a handler would end them.
             if pid in sent or process.user(pid) != os.getuid() or not process.catches(pid, self.number):
                 return
             if process.send(pid, self.number, partial(confirm, pid)):
                 sent.add(pid)
 
         find = find_carriers([mark])
-        with contextlib.suppress(OSError):  # no descriptor is left to look: the limit ends what runs all the same
+        with contextlib.suppress(OSError):  # no descriptor is free for the search: the limit still ends the processes
             for _ in range(_LOOKS):
                 if find(tell):
                     break
@@ -103,11 +104,11 @@ def _signal(name: str) -> int:
 
 
 class TimeLimit(Value):
-    """When something that runs is ended.
+    """The time limit of a command.
 
     Attributes:
-        seconds: How long it may run.
-        until: When that is over, in seconds since the boot.
+        seconds: The limit.
+        until: The end, in seconds since the boot.
         grace: Seconds between SIGTERM and SIGKILL.
         early: The signal before the end; None for none.
     """
@@ -119,43 +120,44 @@ class TimeLimit(Value):
 
     @classmethod
     def begin(cls, seconds: float, grace: float = GRACE_SECONDS, early: EarlySignal | None = None) -> TimeLimit:
-        """The limit of what starts now."""
+        """Make the limit of a command from now on."""
         return cls(seconds=seconds, until=process.boot_seconds() + seconds, grace=grace, early=early)
 
     @classmethod
     def for_lease(
         cls, lease: Lease | None, seconds: float | None, grace: float, early: EarlySignal | None = None
     ) -> TimeLimit | None:
-        """The limit of what runs with a lease; None where there is none.
+        """Make the limit of a command with a lease; None if the lease has no end.
 
         Args:
-            lease: The lease; None where nothing is held.
-            seconds: What was asked for; None where the machine's configuration may give one.
+            lease: The lease; None if nothing is leased.
+            seconds: The limit of the request; None if the machine's configuration gave the lease its end.
             grace: Seconds between SIGTERM and SIGKILL.
             early: The signal before the end; None for none.
         """
         if lease is None or lease.until is None:
             return None
+        # The lease knows its end only: the configuration's limit is what is left, in whole seconds.
         whole = round(lease.until - process.boot_seconds()) if seconds is None else seconds
         return cls(seconds=whole, until=lease.until, grace=grace, early=early)
 
     @property
     def early_at(self) -> float | None:
-        """When the signal before the end is sent, in seconds since the boot; None for never."""
+        """Time of the early signal, in seconds since the boot; None for never."""
         return None if self.early is None else self.until - self.early.seconds
 
     @property
     def over(self) -> bool:
-        """Whether the time is over."""
+        """Whether the limit is reached."""
         return process.boot_seconds() >= self.until
 
     @property
     def message(self) -> str:
-        """What people read when it has ended something."""
+        """Message for a command ended by the limit."""
         return describe_timeout(self.seconds)
 
     def send_early(self, mark: Mark) -> str:
-        """Send the signal before the end to what carries a mark, and return what people read of that."""
+        """Send the early signal to the carriers of a mark, and return a message for people."""
         if self.early is None:
             return ""
         count = self.early.send(mark)
@@ -165,15 +167,15 @@ class TimeLimit(Value):
 
 
 class Countdown:
-    """The time until a limit is over, in which its early signal is sent when that is due.
+    """Counts down to a time limit, and sends the early signal.
 
     Args:
         limit: The limit; None for none.
         mark: The mark whose carriers get the early signal.
-        tell: Told what people read of the early signal.
+        tell: Called with the message about the early signal.
 
     Attributes:
-        early_at: When the early signal is sent, in seconds since the boot; None for never, or no more.
+        early_at: Time of the early signal, in seconds since the boot; None for never, or after the signal.
     """
 
     def __init__(self, limit: TimeLimit | None, mark: Mark, tell: Callable[[str], object]) -> None:
@@ -183,7 +185,7 @@ class Countdown:
         self._tell = tell
 
     def step(self) -> float:
-        """Send the early signal if it is due, and return the seconds until the next step: 0 once the time is over."""
+        """Send a due early signal; return the seconds until the next step, 0 once the limit is reached."""
         if self._limit is None:
             return math.inf
         if self.early_at is not None and process.boot_seconds() >= self.early_at:
@@ -194,19 +196,19 @@ class Countdown:
 
 
 def describe_timeout(seconds: float) -> str:
-    """What people read when a time limit has ended something."""
+    """Return the message for a command after a timeout."""
     return f"time limit of {format_limit(seconds)} reached: ended"
 
 
 def check_early(text: str | None, seconds: float | None) -> EarlySignal | None:
-    """Read the signal before a time limit, and check that it comes after the beginning.
+    """Parse the signal before a time limit, and check its time against the limit.
 
     Args:
-        text: The signal and the time, as :meth:`EarlySignal.parse` takes them; None for none.
-        seconds: The time limit; None where there is none.
+        text: The signal and the time, for :meth:`EarlySignal.parse`; None for none.
+        seconds: The time limit; None for none.
 
     Raises:
-        UsageError: When it is none, or does not fit the limit.
+        UsageError: If the text is invalid, or does not fit the limit.
     """
     if text is None:
         return None
@@ -228,24 +230,25 @@ def check_early(text: str | None, seconds: float | None) -> EarlySignal | None:
 
 
 def format_limit(seconds: float) -> str:
-    """Write a time limit for people, parts of a second as well."""
+    """Format a time limit, with fractions of a second."""
     return f"{seconds:g}s" if seconds < _MINUTE else elapsed(seconds)
 
 
-def say(text: str, descriptor: int = 2) -> None:
-    """Tell people something in a line; does nothing where that cannot be written."""
+def print_line(text: str, descriptor: int = 2) -> None:
+    """Write a line to a descriptor, standard error by default; errors are ignored."""
     with contextlib.suppress(OSError):
         os.write(descriptor, f"anyaccel: {text}\n".encode(errors="replace"))
 
 
 def append_line(text: str, path: str) -> None:
-    """Add a line of its own to a log."""
+    """Append a line to a log; an unfinished line before gets a line break."""
+    # O_NOFOLLOW: the log is in a directory to which the job itself can write.
     with contextlib.suppress(OSError):
         log = os.open(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             size = os.fstat(log).st_size
             if size and os.pread(log, 1, size - 1) != b"\n":
                 os.write(log, b"\n")
-            say(text, log)
+            print_line(text, log)
         finally:
             os.close(log)

@@ -1,4 +1,4 @@
-"""The use of devices, from when they were taken to when they were given back, for the journal."""
+"""Open leases of this process, and their entries in the journal."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cache
 
 from anyaccel import configuration
@@ -14,7 +14,7 @@ from anyaccel.errors import ConfigurationError
 from anyaccel.ledger.journal import IDLE_BELOW, JournalEntry, Used, write
 from anyaccel.linux import mark as marks
 from anyaccel.linux.fork import renew_in_child, tidy_in_child
-from anyaccel.model import Allocation, Share, Stats, replace
+from anyaccel.model import Allocation, Stats, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,88 +22,79 @@ if TYPE_CHECKING:
 
     from anyaccel.ledger import Lease
 
-    class Ends(Protocol):
-        """What is told of the end of a use."""
+    class EntryWriter(Protocol):
+        """Writes the journal entry at the end of a lease."""
 
-        def ended(self, status: int | None = None, *, timed_out: bool = False) -> None:
-            """Write down that it has ended."""
+        def finish(self, status: int | None = None, *, timed_out: bool = False) -> None:
+            """Write the entry."""
 
 
 SHORT_SECONDS = 1.0
-"""What was held for less by a pool is added up, and written once in a while."""
+"""Leases of a pool that were shorter share an entry."""
 FLUSH_SECONDS = 60.0
 
 
 class UsageMeter:
-    """One lease that is being used.
+    """Measures the use of a lease, and writes the journal entry.
 
     Args:
-        lease: Identity of the lease.
-        shares: What it holds.
-        request: What was asked for.
-        note: What for.
+        allocation: The devices of the lease.
+        note: The note of the request.
         waited: Seconds for which the request waited.
-        program: Name of the program; that of this process when empty.
-        added_up: Whether it may be written later, with others like it, when it was short.
+        program: Name of the program; the name of this process if empty.
+        added_up: Whether a short lease may share an entry with others of the same kind.
 
     Attributes:
         lease: Identity of the lease.
     """
 
     def __init__(
-        self,
-        lease: str,
-        shares: Iterable[Share],
-        request: str,
-        note: str,
-        *,
-        waited: float,
-        program: str = "",
-        added_up: bool = False,
+        self, allocation: Allocation, note: str, *, waited: float, program: str = "", added_up: bool = False
     ) -> None:
-        self.lease = lease
+        self.lease = allocation.id
+        self._request = str(allocation.request)
         self._devices: dict[str, Used] = {}
-        for share in shares:
+        for share in allocation.shares:
             device = share.device
             known = self._devices.get(device.id)
             units = share.units + (known.units if known else 0)
             self._devices[device.id] = Used(device=device.name, type=device.type, units=units)
-        self._last: dict[str, float] = {}
-        self._request = request
+        self._sampled: dict[str, float] = {}
         self._note = note
         self._waited = waited
         self._added_up = added_up
         self._program = program or (sys.argv[0] if getattr(sys, "argv", None) else "")
         self._began = time.time()
-        self._clock = time.monotonic()
+        self._clock = time.monotonic()  # durations must not follow a clock that is set
         self._open = True
 
-    def fared(self, told: Mapping[str, Stats]) -> None:
-        """Take notice of how the devices fare: for each, it stands for the time since the last word of it.
+    def add_sample(self, stats: Mapping[str, Stats]) -> None:
+        """Add a sample of the devices' load and memory, for the time since the last sample of each device.
 
         Args:
-            told: What the vendors say, by device id.
+            stats: The sample, by device id.
         """
         now = time.monotonic()
-        for name in told.keys() & self._devices.keys():
-            self._devices[name] = _with(self._devices[name], told[name], now - self._last.get(name, self._clock))
-            if told[name].utilization is not None:
-                self._last[name] = now
+        for name in stats.keys() & self._devices.keys():
+            seconds = now - self._sampled.get(name, self._clock)
+            self._devices[name] = _add_sample(self._devices[name], stats[name], seconds)
+            if stats[name].utilization is not None:  # memory alone says nothing about the time before
+                self._sampled[name] = now
 
-    def ended(self, status: int | None = None, *, timed_out: bool = False) -> None:
-        """Write down that it has ended.
+    def finish(self, status: int | None = None, *, timed_out: bool = False) -> None:
+        """Write the entry, once.
 
         Args:
-            status: Exit status of the command; None where nobody can tell.
-            timed_out: Whether its time limit has ended it.
+            status: Exit status of the command; None if it is unknown.
+            timed_out: Whether the time limit ended the command.
         """
-        if not self._open or not wanted():
+        if not self._open or not is_journal_kept():  # the setting may have changed since the start
             return
         self._open = False
         held = time.monotonic() - self._clock
         entry = JournalEntry(
             lease=self.lease,
-            user="",
+            user="",  # the owner of the file is the user: a written name would prove nothing
             began=self._began,
             ended=self._began + held,
             held=held,
@@ -116,20 +107,20 @@ class UsageMeter:
             timeouts=int(timed_out),
         )
         if self._added_up and held < SHORT_SECONDS:
-            _SHORT.add(entry)
+            _short_leases.add(entry)
         else:
             write(entry)
 
 
 class OpenLease:
-    """A lease that is open, with its line in the journal.
+    """A lease before the release, with the journal entry.
 
     Attributes:
-        lease: The lease; None when nothing is held, since the request fell back to the CPU.
-        allocation: What is held.
-        note: What it is for.
+        lease: The lease; None if the request fell back to the CPU, so that nothing is held.
+        allocation: The devices of the lease.
+        note: The note of the request.
         waited: Seconds for which the request waited.
-        timed_out: Whether a time limit has ended what used the devices.
+        timed_out: Whether a time limit ended the work on the devices.
     """
 
     def __init__(self, lease: Lease | None, allocation: Allocation, *, note: str = "", waited: float = 0.0) -> None:
@@ -139,62 +130,65 @@ class OpenLease:
         self.waited = waited
         self.timed_out = False
         self._carried = False
-        self._line: Ends | None = None
+        self._writer: EntryWriter | None = None
 
-    def usage(self, program: str = "") -> UsageMeter:
-        """Begin a line of the journal.
+    def start_meter(self, program: str = "") -> UsageMeter:
+        """Start to measure the use of the devices.
 
         Args:
-            program: Name of the program that uses the devices; that of this process when empty.
+            program: Name of the program that uses the devices; the name of this process if empty.
         """
-        held = self.allocation
-        return UsageMeter(held.id, held.shares, str(held.request), self.note, waited=self.waited, program=program)
+        return UsageMeter(self.allocation, self.note, waited=self.waited, program=program)
 
     def begin_entry(self, program: str = "") -> Self:
-        """Have a line in the journal, as of :meth:`usage`, when the devices are given back; return the same."""
+        """Begin the journal entry, which is written when the lease ends; return the same object.
+
+        Args:
+            program: As of :meth:`start_meter`.
+        """
         if self.lease:
-            self.attach_writer(self.usage(program))
+            self.attach_writer(self.start_meter(program))
         return self
 
     def mark_process(self) -> Self:
-        """Put the mark of the lease on this process, which holds the devices for itself; return the same."""
+        """Put the mark of the lease on this process, which holds the devices for itself; return the same object."""
         if self.lease:
             marks.put(self.lease.mark)
             self._carried = True
         return self
 
-    def attach_writer(self, line: Ends, *, at_exit: bool = True) -> None:
-        """Have the line written when the devices are given back.
+    def attach_writer(self, writer: EntryWriter, *, at_exit: bool = True) -> None:
+        """Set the writer of the journal entry.
 
         Args:
-            line: What writes it, once it is told of the end.
-            at_exit: Whether it is told so as well when this process ends before.
+            writer: The writer, called when the lease ends.
+            at_exit: Whether the writer is also called when this process exits before.
         """
-        self._line = line
+        self._writer = writer
         if at_exit:
-            _open.add(line)
-        _register()
+            _open_writers.add(writer)
+        _register_exit()
 
     def finish_entry(self, status: int | None = None, *, timed_out: bool = False) -> None:
-        """Write the line now, if that was not done before.
+        """Write the journal entry now, unless written already.
 
         Args:
-            status: Exit status of the command that used the devices; None where there was none.
-            timed_out: Whether its time limit has ended it.
+            status: Exit status of the command on the devices; None if there was none.
+            timed_out: Whether the time limit ended the command.
         """
-        line, self._line = self._line, None
-        if line is not None:
-            _open.discard(line)
-            line.ended(status, timed_out=timed_out or self.timed_out)
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            _open_writers.discard(writer)
+            writer.finish(status, timed_out=timed_out or self.timed_out)
 
     def end_lease(self, mark: marks.Mark | None = None) -> None:
-        """Write the line, and give the devices back; does nothing the second time.
+        """Write the journal entry and release the devices; does nothing the second time.
 
         Args:
-            mark: The mark of what was started with the devices, to which they are left; None where nothing was.
+            mark: The mark of the processes that keep the devices until they exit; None to release them at once.
         """
         try:
-            self.finish_entry()  # first: it says until when they were held
+            self.finish_entry()  # before the release: the entry says until when the devices were held
         finally:
             if self.lease is not None and mark is not None:
                 self.lease.leave_to(mark)
@@ -202,27 +196,27 @@ class OpenLease:
                 self.lease.release()
 
 
-_open: set[Ends] = set()
-"""What writes a line when this process ends, for devices that were not given back by then."""
-tidy_in_child(_open.clear)  # the parent holds the devices, and writes the lines
+_open_writers: set[EntryWriter] = set()
+"""Writers of leases that are not released yet, called when this process exits."""
+tidy_in_child(_open_writers.clear)  # the parent holds the devices, and writes the entries
 
 
 @cache
-def _register() -> None:
+def _register_exit() -> None:
     import atexit
 
-    atexit.register(_end_all)
+    atexit.register(_finish_all)
 
 
-def _end_all() -> None:
-    while _open:
-        _open.pop().ended()
-    _SHORT.pause = 0.0  # pools may end their workers after this
-    _SHORT.flush()
+def _finish_all() -> None:
+    while _open_writers:
+        _open_writers.pop().finish()
+    _short_leases.pause = 0.0  # the exit handlers of pools run after this one
+    _short_leases.flush()
 
 
-def _with(used: Used, seen: Stats, seconds: float) -> Used:
-    """A device with how it fared for some more seconds."""
+def _add_sample(used: Used, seen: Stats, seconds: float) -> Used:
+    """Return the usage of a device with another sample, which stands for ``seconds``."""
     if seen.memory_used_bytes is not None:
         used = replace(used, memory_peak_bytes=max(used.memory_peak_bytes or 0, seen.memory_used_bytes))
     if seen.utilization is None or seconds <= 0:
@@ -236,8 +230,8 @@ def _with(used: Used, seen: Stats, seconds: float) -> Used:
     )
 
 
-class _Short:
-    """Short uses that are written as one.
+class _ShortLeases:
+    """Journal entries of short leases, added up: a thousand short calls are not a thousand lines.
 
     Attributes:
         pause: Seconds between two writes.
@@ -250,7 +244,7 @@ class _Short:
         self._flushed = time.monotonic()
 
     def add(self, entry: JournalEntry) -> None:
-        """Add one to those like it."""
+        """Add an entry to the sum of its kind, and write the sums if the pause is over."""
         key = (entry.devices, entry.request, entry.note)
         with self._lock:
             known = self._entries.get(key)
@@ -260,11 +254,11 @@ class _Short:
             self.flush()
 
     def clear(self) -> None:
-        """Forget all of them: the parent writes them."""
+        """Drop the entries, in a forked child: the parent writes them."""
         self._entries = {}
 
     def flush(self) -> None:
-        """Write all of them."""
+        """Write the sums."""
         with self._lock:
             entries, self._entries = list(self._entries.values()), {}
             self._flushed = time.monotonic()
@@ -283,13 +277,13 @@ def _sum(first: JournalEntry, more: JournalEntry) -> JournalEntry:
     )
 
 
-def wanted() -> bool:
-    """Whether the user wants a journal; also where the configuration cannot be read."""
+def is_journal_kept() -> bool:
+    """Return whether the user keeps a journal; True if the configuration cannot be read."""
     try:
         return bool(configuration.user().get("journal.keep"))
     except ConfigurationError:
         return True
 
 
-_SHORT = _Short()
-tidy_in_child(_SHORT.clear)
+_short_leases = _ShortLeases()
+tidy_in_child(_short_leases.clear)

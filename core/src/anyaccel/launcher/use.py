@@ -1,4 +1,4 @@
-"""Devices for this very process: held, and shown to it by its own environment before a framework is loaded."""
+"""Lease devices for this process, and show exactly these devices to frameworks loaded later."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 
 from anyaccel.errors import AlreadyLoadedError, UsageError
 from anyaccel.launcher.hold import DeviceLease, LeaseRequest, keep
-from anyaccel.launcher.inside import put
+from anyaccel.launcher.inside import bind_thread
 from anyaccel.linux import mark as marks
 from anyaccel.linux.fork import tidy_in_child
 from anyaccel.model import Inventory, Request
@@ -20,81 +20,79 @@ if TYPE_CHECKING:
 
     from anyaccel.launcher.options import AcquireOptions
 
-_beginning: list[object] = []
-"""Calls that are about to use devices; the first may. Not a lock, which an interrupt could leave locked."""
-_in_use: ProcessLease | None = None
-"""What this process uses, kept here until it is released or the process has ended."""
+_calls: list[object] = []
+"""Calls of :func:`use` in progress; only the first may go on. A lock could stay locked after an interrupt."""
+_active: ProcessLease | None = None
+"""The lease of this process, from :func:`use` to its release."""
 
 
 @tidy_in_child
-def _forget() -> None:
-    global _in_use  # noqa: PLW0603 - a process has one environment
-    _beginning.clear()
-    _in_use = None
+def _drop_in_child() -> None:
+    global _active  # noqa: PLW0603 - a process has one environment
+    _calls.clear()
+    _active = None
 
 
 class ProcessLease(DeviceLease):
-    """Devices that this process holds and sees until the process has ended.
+    """Devices leased and visible to this process until its exit.
 
-    In a ``with`` statement they are released at its end, and :meth:`release` gives them back at once. The variables
-    that were set get their former values then, as far as they were not changed meanwhile; a framework that was loaded
-    meanwhile has read them already.
+    The end of a ``with`` statement, or :meth:`release`, frees the devices before. Each variable then gets its former
+    value, unless the program has changed the variable. A framework that was loaded in between keeps what it has read.
     """
 
     def __init__(self, hold: DeviceLease) -> None:
-        vars(self).update(vars(hold))
+        vars(self).update(vars(hold))  # the same lease, as another class: a copy would release it twice
         environment = self.launch.environment
         self._former = {name: os.environ.get(name) for name in (*environment.set, *environment.unset)}
         self._processors = os.sched_getaffinity(0) if environment.allocation.processors else set()
-        self._asked_again = self._in_scope = False
+        self._repeated = self._in_scope = False
 
     def outer_environ(self) -> dict[str, str]:
-        """Return the environment of this process without what this use has set: it sees the machine from outside."""
+        """Return the environment of this process without the variables of the lease."""
         outer = {**os.environ, **{name: value for name, value in self._former.items() if value is not None}}
         return {name: value for name, value in outer.items() if self._former.get(name, value) is not None}
 
-    def ask_again(self, request: Request) -> None:
-        """Take note that the same was asked for once more, which changes nothing.
+    def repeat(self, request: Request) -> None:
+        """Record another call of :func:`use` with the same request.
 
         Raises:
-            UsageError: When it is not the same, or lasts for a ``with`` statement of other code alone.
+            UsageError: If the request differs, or if the lease ends with a ``with`` statement of other code.
         """
         if self._in_scope or self.allocation.request != request:
             raise self._refusal()
-        self._asked_again = True
+        self._repeated = True
 
     def release(self) -> None:
-        """Give the devices back, and the variables their former values; does nothing the second time, or in a fork.
+        """Release the devices, and restore the variables; does nothing the second time, or in a forked child.
 
         Warns:
-            RuntimeWarning: When a vendor's runtime is loaded by now: what it holds of the devices it keeps until this
-                process has ended.
+            RuntimeWarning: If a vendor's runtime is loaded: it keeps its part of the devices until this process exits.
         """
-        global _in_use  # noqa: PLW0603 - a process has one environment
-        if _in_use is not self:
+        global _active  # noqa: PLW0603 - a process has one environment
+        if _active is not self:
             return
-        put(self._processors)
+        bind_thread(self._processors)
         for name, value in self._former.items():
             if os.environ.get(name) != self.launch.environment.set.get(name):
-                continue  # the program has changed it since
+                continue  # the program has changed the variable
             if value is None:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
         super().release()
-        _in_use = None  # last: after an interrupt, all of it can be done again
+        _active = None  # last: after an interrupt, a second call does all of it again
         held = {device.vendor for device in self.devices}
         reports = (report for report in self.launch.inventory.vendors if report.vendor in held)
-        if library := next(filter(None, (loaded(report.runtimes) for report in reports)), ""):
+        if library := next(filter(None, (find_loaded(report.runtimes) for report in reports)), ""):
             warnings.warn(
-                f"{self._names} were given back, and {os.path.basename(library)} is loaded in this process: what it"
-                " holds of them it keeps until the process has ended",
+                f"{self._names} were released, but {os.path.basename(library)} is loaded in this process and keeps its"
+                " part of them until the process exits",
                 RuntimeWarning,
                 stacklevel=2,
             )
 
     def __enter__(self) -> Self:
-        if self._asked_again:  # other code counts on it until the process has ended
+        if self._repeated:  # other code relies on the lease until the process exits
             raise self._refusal()
         self._in_scope = True
         return self
@@ -112,30 +110,30 @@ class ProcessLease(DeviceLease):
 
 
 def use(request: str | Sequence[str] | Request, **options: Unpack[AcquireOptions]) -> ProcessLease:
-    """Hold devices for this process, and set its own environment so that frameworks see exactly these.
+    """Lease devices for this process, and set the environment so that frameworks see exactly these devices.
 
-    Call it before a framework is imported: a vendor's runtime reads its variables once. Inside,
-    :func:`anyaccel.current` says what is held, and what this process starts sees and holds the same devices.
+    Call it before a framework is imported: a vendor's runtime reads its variables once. :func:`anyaccel.current` then
+    describes the devices, and child processes see and hold the same devices.
 
     Args:
-        request: What is wanted; several terms are one request, such as ``"GPU:1 TPU:4"``.
-        inventory: The machine's inventory; detected when None, and then the next three count.
+        request: The request; several terms are one request, such as ``"GPU:1 TPU:4"``.
+        inventory: The machine's inventory; detected if None, by means of the next three.
         machine: The machine; see :func:`anyaccel.detect`.
         declare: Devices to count by resource name; see :func:`anyaccel.declare`.
         timeout: Seconds that each vendor's detection may take.
         options: ``wait``, ``priority``, ``note``, ``avoid_busy``, ``on_wait``, ``unallocated``, ``mask``, ``time``,
-            ``cap`` and ``bind`` as of :func:`anyaccel.acquire`. ``bind`` binds the thread that calls this, and what it
-            starts from then on, other threads among it.
+            ``cap`` and ``bind`` as for :func:`anyaccel.acquire`. ``bind`` binds the calling thread, and the threads and
+            processes that it starts later.
 
     Returns:
-        The devices, until this process has ended. The same request once more changes nothing, and returns the same. A
-        ``with`` statement releases them at its end, and :meth:`ProcessLease.release` at once.
+        The lease, which lasts until this process exits. A second call with the same request returns the same lease. A
+        ``with`` statement releases the devices at its end, :meth:`ProcessLease.release` at once.
 
     Raises:
-        UsageError: When this process uses other devices already, or uses these in a ``with`` statement.
-        UnknownOptionError: When there is no such option.
-        AlreadyLoadedError: When the runtime of a vendor that is on the machine is loaded in this process.
-        NeverFitsError, NotFreeError, DeadlockError, LedgerError: As of :func:`anyaccel.acquire`.
+        UsageError: If this process uses other devices already, or these devices in a ``with`` statement.
+        UnknownOptionError: If there is no such option.
+        AlreadyLoadedError: If the runtime of a vendor on the machine is loaded in this process.
+        NeverFitsError, NotFreeError, DeadlockError, LedgerError: As for :func:`anyaccel.acquire`.
 
     Examples:
         >>> with anyaccel.use("GPU:2", machine="sim:H100:4") as devices:
@@ -147,39 +145,39 @@ def use(request: str | Sequence[str] | Request, **options: Unpack[AcquireOptions
     check_options("use", options, AcquireOptions.__annotations__)
     for name in ("memory", "confined", "enforce", "environ"):
         if options.get(name) not in (None, False):
-            raise UsageError(f"{name} is for what is about to be started, and this process has been started already")
+            raise UsageError(f"{name} applies to a process that is about to start; this process runs already")
     wanted = parse_request(request)
     made: ProcessLease | None = None
     me = object()
     try:
-        _beginning.append(me)
-        if _beginning[0] is not me:
+        _calls.append(me)
+        if _calls[0] is not me:
             raise UsageError(  # noqa: TRY301
                 "another thread of this process is about to use devices; ask for all at once, in one thread"
             )
-        used = _in_use
+        used = _active
         if used is None:
             pending = LeaseRequest(wanted, marks.draw_for_process, options)
-            refuse_if_loaded(pending.inventory)
+            refuse_if_loaded(pending.inventory)  # before the wait: a late error would waste it
             used = made = pending.get(_begin)
         else:
-            used.ask_again(wanted)
-        _beginning.remove(me)
+            used.repeat(wanted)
+        _calls.remove(me)
     except BaseException:
         if made is not None:
             made.release()
-        if me in _beginning:
-            _beginning.remove(me)
+        if me in _calls:
+            _calls.remove(me)
         raise
-    return used  # nothing comes between the last call and here, an interrupt neither
+    return used  # no bytecode between the last call and here lets an interrupt in
 
 
 def _begin(hold: DeviceLease) -> ProcessLease:
-    """Show what is held to this process."""
-    global _in_use  # noqa: PLW0603 - a process has one environment
+    """Set the environment of this process to the devices of a lease."""
+    global _active  # noqa: PLW0603 - a process has one environment
     made = ProcessLease(keep(hold))
     try:
-        _in_use = made
+        _active = made
         made.launch.make_setup().apply()
     except BaseException:
         made.release()
@@ -188,19 +186,19 @@ def _begin(hold: DeviceLease) -> ProcessLease:
 
 
 def get_process_lease() -> ProcessLease | None:
-    """What this process uses; None when it uses nothing."""
-    return _in_use
+    """Return the lease of this process from :func:`use`; None for none."""
+    return _active
 
 
 def refuse_if_loaded(inventory: Inventory) -> None:
-    """Make sure that this process can still be shown which of a machine's devices it is given.
+    """Check that no vendor's runtime has read its variables in this process yet.
 
     Raises:
-        AlreadyLoadedError: When the runtime of a vendor that is on the machine is loaded in this process.
+        AlreadyLoadedError: If the runtime of a vendor on the machine is loaded.
     """
     present = {device.vendor for device in inventory.devices}
     for report in inventory.vendors:
-        library = loaded(report.runtimes) if report.vendor in present else ""
+        library = find_loaded(report.runtimes) if report.vendor in present else ""
         if library:
             masks = [*report.hidden.set] if report.hidden is not None else []
             raise AlreadyLoadedError(
@@ -210,11 +208,11 @@ def refuse_if_loaded(inventory: Inventory) -> None:
             )
 
 
-def loaded(libraries: Collection[str]) -> str:
-    """Path of the first of some shared libraries that is mapped into this process; empty when none is.
+def find_loaded(libraries: Collection[str]) -> str:
+    """Return the path of the first loaded shared library of a list; empty for none.
 
     Args:
-        libraries: How their file names begin, such as ``libacme.so``.
+        libraries: Beginnings of the file names, such as ``libacme.so``.
     """
     if not libraries:
         return ""

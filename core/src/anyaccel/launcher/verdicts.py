@@ -1,4 +1,4 @@
-"""Questions about the leases of a machine: what is held, and whether a request that came now would be served."""
+"""Report the leases of a machine, and judge whether a new request would be served now."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 
 from anyaccel.errors import AnyaccelError, LimitError, NeverFitsError
 from anyaccel.inventory.detect import survey
-from anyaccel.launcher.choosing import choice_of, local_scheduler
+from anyaccel.launcher.choosing import local_scheduler, make_choice
 from anyaccel.launcher.environment import worker_environment
+from anyaccel.launcher.options import read_seconds
 from anyaccel.launcher.scope import Scope
-from anyaccel.launcher.waits import holder
+from anyaccel.launcher.waits import describe_holder
 from anyaccel.ledger import LeaseRecord, Ledger, Want
-from anyaccel.ledger.turns import current_policy
 from anyaccel.model import ANY_SLOTS, Extent, Inventory, Request, Value, replace, slot_mask
 from anyaccel.model.verdict import ReasonCode
 from anyaccel.scheduler import Reason, Verdict, parse_request
@@ -28,29 +28,29 @@ if TYPE_CHECKING:
 def why(
     request: str | Sequence[str] | Request,
     *,
-    time: float | None = None,
+    time: float | str | None = None,
     priority: int = 0,
     inventory: Inventory | None = None,
     environ: Mapping[str, str] | None = None,
     **where: Any,
 ) -> Verdict:
-    """Say whether :func:`acquire` would get devices now: by what others hold, who waits, and this user's limits.
+    """Judge whether :func:`acquire` would get devices now, given leases, earlier requests and this user's limits.
 
     Args:
         request: The request.
-        time: Seconds for which it would hold them at most; None when it would not say.
-        priority: The higher, the earlier.
-        inventory: The machine's inventory; detected when None.
-        environ: Our environment; that of this process when None.
-        where: ``machine``, ``declare`` and ``timeout`` as :func:`anyaccel.detect` takes them.
+        time: Time limit of the request, in seconds or as a text such as ``"1h30m"``; None for none.
+        priority: A request of higher priority is served first.
+        inventory: The machine's inventory; detected if None.
+        environ: Environment to read; that of this process if None.
+        where: ``machine``, ``declare`` and ``timeout`` as for :func:`anyaccel.detect`.
 
     Returns:
-        Whether it would, else why not and what would.
+        The verdict, with reasons and the nearest request that fits.
 
     Raises:
-        RequestError, UnknownNameError: When the request is wrong.
-        ConfigurationError: When the machine's configuration cannot be trusted or understood.
-        StateDirectoryError: When the ledger cannot be read.
+        RequestError, UnknownNameError: If the request is invalid.
+        ConfigurationError: If the machine's configuration is invalid or untrusted.
+        StateDirectoryError: If the ledger cannot be read.
 
     Examples:
         >>> verdict = anyaccel.why("GPU:3", machine="sim:H100:2")
@@ -62,8 +62,9 @@ def why(
     environ = os.environ if environ is None else environ
     inventory = survey(inventory, environ=environ, **where)
     request, ledger = parse_request(request), Ledger.open(environ)
-    verdict = verdict_of(inventory, request, ledger, environ, time=time, priority=priority)
-    return replace(verdict, gaps=_gaps(request, inventory, environ)) if verdict.ever_fits else verdict
+    seconds = read_seconds("time", time)
+    verdict = judge(inventory, request, ledger, environ, time=seconds, priority=priority)
+    return replace(verdict, gaps=_find_gaps(request, inventory, environ)) if verdict.ever_fits else verdict
 
 
 def estimate_start(
@@ -72,27 +73,27 @@ def estimate_start(
     time: float | None = None,
     inventory: Inventory,
 ) -> float | None:
-    """Say when a request that came now would start if everything lasts as long as it may.
+    """Estimate when a new request would start if every lease lasts until its time limit.
 
     Args:
-        request: The request; it fits the machine.
-        time: Seconds for which it would hold the devices at most; None when it would not say.
+        request: The request, which fits the machine.
+        time: Time limit of the request in seconds; None for none.
         inventory: The machine's inventory.
 
     Returns:
-        Seconds since 1970; None when that is not known, since something says no end.
+        Seconds since 1970; None if a lease or an earlier request has no time limit.
 
     Raises:
-        StateDirectoryError: When the ledger cannot be read.
+        StateDirectoryError: If the ledger cannot be read.
     """
-    return Ledger.open().forecast_start(_wanted(inventory, request, os.environ, time))
+    return Ledger.open().forecast_start(_make_want(inventory, request, os.environ, time))
 
 
 def leases(inventory: Inventory, environ: Mapping[str, str] | None = None) -> tuple[LeaseRecord, ...]:
-    """The leases of a machine's devices: one record for each device of each lease.
+    """Return the active leases of a machine: a record for each device of each lease.
 
     Raises:
-        StateDirectoryError: When the ledger cannot be read.
+        StateDirectoryError: If the ledger cannot be read.
 
     Examples:
         >>> inventory = anyaccel.detect("sim:H100:2")
@@ -101,29 +102,27 @@ def leases(inventory: Inventory, environ: Mapping[str, str] | None = None) -> tu
         [(5000, 'evaluation')]
     """
     environ = os.environ if environ is None else environ
-    return Scope.make(inventory, environ).ours(Ledger.open(environ).leases())
+    return Scope.make(inventory, environ).select_records(Ledger.open(environ).leases())
 
 
-def over_limits(request: Request, *, time: float | None, priority: int, inventory: Inventory) -> tuple[OverLimit, ...]:
-    """Return the limits of this user that are in the way of a request, whatever is held now.
+def find_limits(request: Request, *, time: float | None, priority: int, inventory: Inventory) -> tuple[OverLimit, ...]:
+    """Return the limits of this user exceeded by a new request.
 
     Args:
-        request: The request; it fits the machine.
-        time: Seconds for which it would hold them at most; None when it would not say.
-        priority: The higher, the earlier.
+        request: The request, which fits the machine.
+        time: Time limit of the request in seconds; None for none.
+        priority: Priority of the request.
         inventory: The machine's inventory.
 
     Raises:
-        ConfigurationError: When the machine's configuration cannot be trusted or understood.
-        StateDirectoryError: When the ledger cannot be read.
+        ConfigurationError: If the machine's configuration is invalid or untrusted.
+        StateDirectoryError: If the ledger cannot be read.
     """
-    if current_policy().plain:
-        return ()
-    return Ledger.open().over_limits(_wanted(inventory, request, os.environ, time), priority)
+    return Ledger.open().over_limits(_make_want(inventory, request, os.environ, time), priority)
 
 
-def within_limits(verdict: Verdict, limits: Sequence[OverLimit]) -> Verdict:
-    """A verdict with what the limits of this user, as far as they are in the way, make of it."""
+def apply_limits(verdict: Verdict, limits: Sequence[OverLimit]) -> Verdict:
+    """Return the verdict under exceeded limits: never, or not until the user releases devices."""
     if not limits or not verdict.ever_fits:
         return verdict
     lasting = [each for each in limits if each.lasting]
@@ -141,15 +140,15 @@ def within_limits(verdict: Verdict, limits: Sequence[OverLimit]) -> Verdict:
     )
 
 
-def beyond_limits(request: Request, error: LimitError) -> NeverFitsError:
-    """Make the error of a request that the ledger refused, since its user may never have so much."""
+def make_limit_error(request: Request, error: LimitError) -> NeverFitsError:
+    """Make the error of a request refused because of a limit of the user."""
     reasons = tuple(Reason(code=ReasonCode.LIMIT, message=each) for each in error.reasons)
     ways_out = tuple(error.hint.splitlines())
     verdict = Verdict(request=request, fits_now=False, ever_fits=False, reasons=reasons, ways_out=ways_out)
     return NeverFitsError(verdict.message, verdict=verdict, hint=verdict.hint)
 
 
-def verdict_of(
+def judge(
     inventory: Inventory,
     request: Request,
     ledger: Ledger,
@@ -158,12 +157,13 @@ def verdict_of(
     time: float | None,
     priority: int,
 ) -> Verdict:
-    """Say whether a request that came now would be served."""
-    verdict = judge_beside(ActiveLeases.read(inventory, ledger, environ), inventory, request)
+    """Judge a new request by leases, limits and earlier requests; arguments as for :func:`why`."""
+    verdict = judge_beside(ActiveLeases.read(inventory, ledger, environ, time=time), inventory, request)
     if not verdict.ever_fits:
         return verdict
-    want = _wanted(inventory, request, environ, time)
-    verdict = within_limits(verdict, ledger.over_limits(want, priority))
+    want = _make_want(inventory, request, environ, time)
+    # Limits before the queue: a request over its limit waits for the user's own leases, not for earlier requests.
+    verdict = apply_limits(verdict, ledger.over_limits(want, priority))
     if not verdict.fits_now or not (ahead := ledger.count_ahead(want, priority)):
         return verdict
     message = f"{ahead} earlier request{'s wait' if ahead > 1 else ' waits'} for the same devices"
@@ -172,7 +172,7 @@ def verdict_of(
 
 
 def judge_beside(held: ActiveLeases, inventory: Inventory, request: Request) -> Verdict:
-    """Say whether a request fits a machine beside what is held of it, without a look at who asks and waits."""
+    """Judge a request by the active leases of a machine alone, without limits and earlier requests."""
     scheduler = local_scheduler(inventory)
     for lease, devices in held.devices.items():
         scheduler.occupy(devices, holder=lease, note=held.holders[lease])
@@ -180,12 +180,12 @@ def judge_beside(held: ActiveLeases, inventory: Inventory, request: Request) -> 
 
 
 class ActiveLeases(Value):
-    """What every process on a machine holds of its devices.
+    """The active leases of a machine's devices.
 
     Attributes:
-        records: The leases; one record for each device of each.
-        devices: How much of each device each lease holds, by the id of the lease, then of the device.
-        holders: Who that is, for people, likewise.
+        records: One record for each device of each lease.
+        devices: The part of each device that a lease holds, by the id of the lease, then of the device.
+        holders: Description of the holder, by the id of the lease.
     """
 
     records: tuple[LeaseRecord, ...]
@@ -193,16 +193,20 @@ class ActiveLeases(Value):
     holders: Mapping[str, str]
 
     @classmethod
-    def read(cls, inventory: Inventory, ledger: Ledger, environ: Mapping[str, str]) -> ActiveLeases:
-        """Look at the leases of a machine's devices.
+    def read(
+        cls, inventory: Inventory, ledger: Ledger, environ: Mapping[str, str], *, time: float | None = None
+    ) -> ActiveLeases:
+        """Read the leases from the ledger, and what is withheld from a request of this user with a time limit.
 
         Raises:
-            StateDirectoryError: When the ledger cannot be read.
+            StateDirectoryError: If the ledger cannot be read.
         """
         by_lease: dict[str, list[LeaseRecord]] = {}
-        records = Scope.make(inventory, environ).ours(ledger.leases())
+        records = Scope.make(inventory, environ).select_records(ledger.find_obstacles(time))
         for record in records:
-            by_lease.setdefault(record.id or f"unknown-{len(by_lease)}", []).append(record)
+            kind = {"drained": "drain", "reserved": "reservation"}.get(record.state, "unknown")
+            # A lease file that is not understood has no id: each counts by itself.
+            by_lease.setdefault(record.id or f"{kind}-{len(by_lease)}", []).append(record)
         listed = {device.id for device in inventory.devices}
         devices = {
             lease: {
@@ -212,10 +216,14 @@ class ActiveLeases(Value):
             }
             for lease, own in by_lease.items()
         }
-        return cls(records=records, devices=devices, holders={lease: holder(own[0]) for lease, own in by_lease.items()})
+        return cls(
+            records=records,
+            devices=devices,
+            holders={lease: describe_holder(own[0]) for lease, own in by_lease.items()},
+        )
 
     def with_ways_out(self, verdict: Verdict) -> Verdict:
-        """A verdict with what can be done about the leases that are in the way."""
+        """Return the verdict with hints about the leases in the way."""
         if verdict.fits_now:
             return verdict
         blocking = {device for reason in verdict.reasons for device in reason.devices}
@@ -223,14 +231,14 @@ class ActiveLeases(Value):
         return replace(verdict, ways_out=tuple(dict.fromkeys(filter(None, (*verdict.ways_out, *ways)))))
 
 
-def _wanted(inventory: Inventory, request: Request, environ: Mapping[str, str], time: float | None) -> Want:
-    """Build what a request that came now would ask the ledger for."""
-    want = Scope.make(inventory, environ).want_of(choice_of(inventory, request), inventory)
+def _make_want(inventory: Inventory, request: Request, environ: Mapping[str, str], time: float | None) -> Want:
+    """Make the ledger request of a new request."""
+    want = Scope.make(inventory, environ).make_want(make_choice(inventory, request), inventory)
     return replace(want, seconds=time)
 
 
-def _gaps(request: Request, inventory: Inventory, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """What a worker would not be kept from that is given what a request wants; empty where no worker can be started."""
+def _find_gaps(request: Request, inventory: Inventory, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return warnings about devices left open to a worker; empty if the environment cannot be made."""
     with contextlib.suppress(AnyaccelError):
         allocation = local_scheduler(inventory).allocate(request)
         return worker_environment(allocation, inventory, environ=environ).allocation.gaps

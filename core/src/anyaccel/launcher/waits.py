@@ -1,7 +1,7 @@
-"""What a request waits for: the sentence about it, who reads it, and whether the wait can end at all.
+"""The wait of a request: description, logger, and possible deadlocks.
 
-A wait ends when other processes give devices back, or when other threads of this one do. One that needs what this
-process itself holds, and has no thread that could give it back, would last for ever.
+A wait ends when another process, or another thread of this one, releases devices. If only this process could release
+what a request needs, and it has no other thread, the wait would never end.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from time import time as now
 
 from anyaccel.ledger.lockfile import Life
+from anyaccel.ledger.record import BLOCKED
 from anyaccel.linux.fork import tidy_in_child
 from anyaccel.text import elapsed, printable
 
@@ -23,29 +24,30 @@ if TYPE_CHECKING:
     from anyaccel.policy import OverLimit
 
 LOGGER = "anyaccel.wait"
-"""Name of the logger that gets the sentence about a wait in Python."""
+"""Logger that gets the description of a wait in a Python program."""
 _LISTED = 4
 
 _own: dict[str, tuple[Lease, str]] = {}
-"""Leases that this process took for its own use, and where: no call of ours gives them back at its end."""
+"""Leases that this process holds for itself, with the line that acquired each: only the program releases them."""
 tidy_in_child(_own.clear)
 
 
 def note_own(lease: Lease | None) -> None:
-    """Remember where the program that calls us took a lease.
+    """Remember a lease of this process and the acquiring line of the program.
 
     Args:
-        lease: The lease, which the program gives back itself, or never; None for no devices.
+        lease: The lease, which only the program releases; None for no devices.
     """
     if lease is None:
         return
+    # Without a lock: another thread may note a lease at the same time, so the items are copied first.
     for key in [key for key, (other, _) in tuple(_own.items()) if other.released]:
         _own.pop(key, None)
-    _own[lease.id] = lease, _calling_line()
+    _own[lease.id] = lease, _find_calling_line()
 
 
 def own_leases(path: str) -> Mapping[str, tuple[Lease, str]]:
-    """Return the leases of :func:`note_own` that are active in a state directory, with where each was taken, by id."""
+    """Return the active leases of :func:`note_own` in a state directory, with their lines, by id."""
     return {
         key: (lease, place)
         for key, (lease, place) in tuple(_own.items())
@@ -53,23 +55,26 @@ def own_leases(path: str) -> Mapping[str, tuple[Lease, str]]:
     }
 
 
-def other_threads() -> bool:
-    """Whether this process has another thread, which may give devices back while this one waits."""
+def has_other_threads() -> bool:
+    """Return whether this process has another thread, which could release devices while this one waits."""
+    # A daemon of a library counts, too: no call can tell what a thread will do.
     return any(thread is not threading.current_thread() for thread in threading.enumerate())
 
 
-def _calling_line() -> str:
-    """The line of the program that calls into this package: ``file:line``."""
-    frame = sys._getframe(1)  # noqa: SLF001 - there is no other way to the caller's line
+def _find_calling_line() -> str:
+    """Return ``file:line`` of the innermost frame outside this package."""
+    frame = sys._getframe(1)  # noqa: SLF001 - inspect.stack() reads source files, and takes milliseconds
     package = __name__.partition(".")[0]
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == package:
         frame = frame.f_back
     return printable(f"{frame.f_code.co_filename}:{frame.f_lineno}")
 
 
-def holder(record: LeaseRecord) -> str:
-    """Name who holds a device, since when and what for, for people."""
+def describe_holder(record: LeaseRecord) -> str:
+    """Describe the holder of a device: user, process, since when, and for what."""
     words = record.note or record.request or record.command
+    if record.state in BLOCKED:
+        return record.reason
     if record.state == Life.KEPT.value:
         return f"{record.user}, {record.reason}"
     since = f", for {elapsed(now() - record.since)}" if record.since is not None else ""
@@ -81,30 +86,32 @@ def holder(record: LeaseRecord) -> str:
 def describe_wait(
     place: int, holders: tuple[LeaseRecord, ...], limits: Iterable[OverLimit], inventory: Inventory
 ) -> str:
-    """Say what a request waits for: limits of its user first, then each device once, with the first holders.
+    """Describe the obstacles of a request: the user's limits, then each device once, with the first holders.
 
     Args:
-        place: Its place in line, 1 for the next.
-        holders: The leases that are in its way.
-        limits: The limits that are in its way.
-        inventory: The machine, whose devices have names there.
+        place: The queue position, 1 for the next.
+        holders: The leases in the way.
+        limits: The limits in the way.
+        inventory: The machine, for the names of the devices.
     """
     names = {device.id: device.name for device in inventory.devices}
     by_device: dict[str, list[str]] = {}
     for record in holders:
-        by_device.setdefault(names.get(record.device, record.device), []).append(holder(record))
+        text = describe_holder(record)
+        text = text if record.state in BLOCKED else f"held by {text}"
+        by_device.setdefault(names.get(record.device, record.device), []).append(text)
     by_holders: dict[str, list[str]] = {}
     for name, by in sorted(by_device.items()):
-        by_holders.setdefault(" and by ".join(dict.fromkeys(by)), []).append(name)
-    who = [f"{', '.join(them)} held by {by}" for by, them in list(by_holders.items())[:_LISTED]]
+        by_holders.setdefault(" and ".join(dict.fromkeys(by)), []).append(name)
+    who = [f"{', '.join(them)} {by}" for by, them in list(by_holders.items())[:_LISTED]]
     if len(by_holders) > _LISTED:
         who.append(f"and {len(by_holders) - _LISTED} more")
     why = "; ".join((*(each.message() for each in limits), *who))
-    return f"waiting, place {place} in line: {why or 'others came first'}"
+    return f"waiting, place {place} in line: {why or 'earlier requests are ahead'}"
 
 
 def log_wait(sentence: str) -> None:
-    """Say what a request waits for, in a program: on standard error, unless the program set up logging otherwise."""
+    """Log the description of a wait: on standard error, unless the program configures logging otherwise."""
     import logging
 
     logging.getLogger(LOGGER).warning("anyaccel: %s", printable(sentence))

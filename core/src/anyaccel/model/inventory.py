@@ -50,6 +50,7 @@ class VendorReport(Value):
         runtimes: Beginnings of the file names of the vendor's runtime libraries.
         control_nodes: Device nodes that all devices of the vendor use.
         maskable: Whether a variable hides the devices; see :class:`PluginInfo`.
+        masked_software: See :class:`PluginInfo`.
         ray_switch: See :class:`PluginInfo`.
         distribution: Distribution of the plug-in.
         version: Version of the distribution.
@@ -71,6 +72,7 @@ class VendorReport(Value):
     runtimes: tuple[str, ...] = ()
     control_nodes: tuple[str, ...] = ()
     maskable: bool = True
+    masked_software: str = ""
     ray_switch: str = ""
     distribution: str = ""
     version: str = ""

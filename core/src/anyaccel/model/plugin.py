@@ -34,6 +34,8 @@ class PluginInfo(Value):
             single device belongs to that device: if another vendor lists the node, too, neither device is given out.
         maskable: Whether a variable hides devices from a process. If False, each launch warns that the devices are open
             to workers that are not confined.
+        masked_software: The software that obeys the mask, if not all of the vendor's does, as a noun phrase: ``the
+            compiler's runtime``. Then each launch warns that the devices are open to other software. Empty otherwise.
         ray_switch: Variable that keeps Ray from writing the mask, if its name is not ``RAY_EXPERIMENTAL_NOSET_`` and
             the first of ``env_vars``.
     """
@@ -50,6 +52,7 @@ class PluginInfo(Value):
     exclusive: str = ""
     control_nodes: tuple[str, ...] = ()
     maskable: bool = True
+    masked_software: str = ""
     ray_switch: str = ""
 
     def describe(self, device: Device) -> Device:

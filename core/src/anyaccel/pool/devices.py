@@ -16,7 +16,7 @@ from anyaccel.launcher.usage import OpenLease, UsageMeter
 from anyaccel.ledger import Want
 from anyaccel.linux import mark as marks
 from anyaccel.linux.fork import tidy_in_child
-from anyaccel.model import ANY_SLOTS, Allocation, Extent, Grant, Inventory, Request
+from anyaccel.model import ANY_SLOTS, Allocation, Extent, Grant, Inventory, Request, replace
 from anyaccel.scheduler import Choice
 
 if TYPE_CHECKING:
@@ -72,14 +72,9 @@ class LocalRequest:
         candidates = () if self.nothing else choice.candidates
         wanted = frozenset(device.id for device in candidates)
         self.ids = scope.with_parts(wanted)
-        self.want: Want = scope.want(
-            wanted,
-            choice.needs,
-            device_locks={} if private else scope.device_locks(inventory, candidates),
-            request=str(self.request),
-            confined=confined,
-            mark=marks.draw_often,
-        )
+        want = scope.make_want(choice, inventory)
+        locks = {} if private else want.device_locks
+        self.want: Want = replace(want, device_locks=locks, confined=confined, mark=marks.draw_often)
 
     def choose(self, taken: Mapping[str, Extent]) -> tuple[Grant, ...] | None:
         """Choose devices, given what is taken; None if they are in use."""

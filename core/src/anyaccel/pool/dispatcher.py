@@ -376,7 +376,11 @@ class Broker:
         if call is None:
             return
         queue.refused_at = self._changes
-        if queue.acquisition is None and not insist and resolved.choose(self.scope.taken(self._sum_held())) is None:
+        if (
+            queue.acquisition is None
+            and not insist
+            and resolved.choose(self.scope.to_devices(self._sum_held())) is None
+        ):
             queue.timer = reactor().call_later(
                 OWN_SECONDS, partial(self._request_devices, queue, resolved, insist=True)
             )
@@ -428,16 +432,14 @@ class Broker:
         usage = None
         if not self.private:
             waited = time.monotonic() - queue.asked_at
-            usage = UsageMeter(
-                allocation.id, allocation.shares, resolved.want.request, note, waited=waited, added_up=True
-            )
+            usage = UsageMeter(allocation, note, waited=waited, added_up=True)
         return WorkerLease(allocation, lease, self._on_release, private=self.private, usage=usage)
 
     def _choose(
         self, queue: CallQueue, resolved: LocalRequest, taken: Mapping[str, Extent]
     ) -> dict[str, Extent] | None:
         """Choose devices for the first call of a queue, given what is taken; all by name in the ledger."""
-        grants = resolved.choose(self.scope.taken(taken))
+        grants = resolved.choose(self.scope.to_devices(taken))
         if grants is None:
             own = self._sum_held()
             queue.others = {key: subtract_own(extent, own.get(key, NOTHING)) for key, extent in taken.items()}
@@ -528,7 +530,7 @@ class Broker:
             taken = dict(queue.others)
             for key, extent in self._sum_held([*ending, *idle[:number]]).items():
                 taken[key] = taken.get(key, NOTHING).joined(extent)
-            if resolved.choose(self.scope.taken(taken)) is not None:
+            if resolved.choose(self.scope.to_devices(taken)) is not None:
                 break
             number += 1
         self._evict(idle[:number])

@@ -124,7 +124,7 @@ class Submitter(Executor):
         **options: Unpack[MapOptions],
     ) -> Results[T]: ...
 
-    def map(
+    def map(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
         fn: Callable[..., Any],
         /,

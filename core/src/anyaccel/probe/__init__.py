@@ -28,7 +28,7 @@ else:
             "anyaccel.probe.recording": ("RecordedFacts",),
         },
     )
-    __all__ += ["HOST", "MACHINE_VARIABLE"]
+    __all__ += ["HOST", "MACHINE_VARIABLE", "processors"]
 
 MACHINE_VARIABLE = "ANYACCEL_MACHINE"
 """The variable that names the machine where no argument does."""

@@ -8,7 +8,7 @@ __all__, __getattr__, __dir__ = face(
         "anyaccel.scheduler.allocator": ("RequestLike",),
         "anyaccel.scheduler.choice": ("Choice", "extent_of", "share"),
         "anyaccel.scheduler.demand": ("Demand",),
-        "anyaccel.scheduler.filters": ("asked",),
+        "anyaccel.scheduler.filters": ("asked", "facts", "shared_facts"),
         "anyaccel.scheduler.fleet": ("Fleet",),
         "anyaccel.scheduler.grammar": ("parse_request",),
         "anyaccel.scheduler.names": ("goes_by",),

@@ -7,6 +7,8 @@ from anyaccel.scheduler.choice import extent_of as extent_of
 from anyaccel.scheduler.choice import share as share
 from anyaccel.scheduler.demand import Demand as Demand
 from anyaccel.scheduler.filters import asked as asked
+from anyaccel.scheduler.filters import facts as facts
+from anyaccel.scheduler.filters import shared_facts as shared_facts
 from anyaccel.scheduler.fleet import Fleet as Fleet
 from anyaccel.scheduler.grammar import parse_request as parse_request
 from anyaccel.scheduler.names import goes_by as goes_by

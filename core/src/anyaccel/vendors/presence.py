@@ -5,7 +5,7 @@ A plug-in's package may hold a file ``presence.json``; a plug-in of one module `
 
     {"resource": "APU",
      "pci": [{"vendor": "1ace", "classes": ["0302", "1200"]}],
-     "paths": ["/dev/acme*", "/sys/module/acme"],
+     "paths": ["/dev/acme*", "/sys/module/acme", "~/.acme/runtime"],
      "variables": ["ACME_NAME"],
      "names": ["Acme-One", "A1"]}
 
@@ -44,7 +44,7 @@ class Presence(Value):
     Attributes:
         resource: Resource name of the devices; empty when not given.
         pci: PCI vendor ids, each with the classes that count; no class stands for any.
-        paths: Shell patterns; an existing path is a sign.
+        paths: Shell patterns, absolute or below the user's home (``~/``); an existing path is a sign.
         variables: Names; a variable that is set is a sign.
         names: Names and aliases of the products, in lower case; None when not given.
     """
@@ -167,7 +167,10 @@ def select_present(
             continue
         if not asked:  # once, and only for vendors without a variable that is set
             functions, asked = _functions(facts), True
-        if _on_bus(signs, functions) or any(map(facts.glob, signs.paths)):
+        # A runtime without a driver may be installed for a user alone.
+        home = environ.get("HOME", "")
+        paths = (f"{home}{path[1:]}" if path.startswith("~/") else path for path in signs.paths)
+        if _on_bus(signs, functions) or any(map(facts.glob, filter(os.path.isabs, paths))):
             found[vendor] = signs
     return found
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from anyaccel.engines.remote import last_line
 from anyaccel.errors import WorkerStartError
-from anyaccel.exports.ray import PREFIX
 from anyaccel.model import Device, Inventory, Product, Request
 from anyaccel.vendors import known
+from anyaccel_export.ray import PREFIX
 
 from anyaccel_ray.connection import connect, import_ray
 from anyaccel_ray.plan import NodeKind, RayPlan, find_plan

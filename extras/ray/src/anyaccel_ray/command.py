@@ -17,10 +17,10 @@ from collections.abc import Sequence
 
 from anyaccel.cli import output, survey, whole
 from anyaccel.errors import CommandNotRunnableError, UsageError
-from anyaccel.exports.ray import PREDEFINED, countable, describe
 from anyaccel.launcher import become
 from anyaccel.model import VendorState
 from anyaccel.probe import HOST, MACHINE_VARIABLE
+from anyaccel_export.ray import PREDEFINED, countable, describe
 
 from anyaccel_ray import authentication
 from anyaccel_ray.snapshot import VARIABLE, write_snapshot

@@ -66,7 +66,7 @@ def _start_cluster(ray: Any) -> None:
         WorkerStartError: When Ray cannot start one.
     """
     from anyaccel import detect
-    from anyaccel.exports.ray import describe  # here: hosts on nodes do not need it
+    from anyaccel_export.ray import describe  # here: hosts on nodes do not need it
 
     node = describe(detect())
     before = {name: os.environ.get(name) for name in node.variables}

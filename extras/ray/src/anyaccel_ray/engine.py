@@ -7,9 +7,9 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from anyaccel.engines.remote import Cluster, Driver, Order, last_line
-from anyaccel.exports.ray import PREDEFINED
 from anyaccel.model import Request
 from anyaccel.pool import Options, Pickled, PoolSettings
+from anyaccel_export.ray import PREDEFINED
 
 from anyaccel_ray import node
 from anyaccel_ray.cluster import Nodes

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from anyaccel.engines.remote import Driver, RemoteCall, last_line, make_order
 from anyaccel.errors import NeverFitsError, WorkerStartError
-from anyaccel.exports.ray import slice_label
 from anyaccel.launcher import Rendezvous
 from anyaccel.model import Request, Value
 from anyaccel.pool import Call, GangFuture, Options, dumps, make_ranked_call
 from anyaccel.scheduler import Verdict
+from anyaccel_export.ray import slice_label
 
 from anyaccel_ray.connection import import_ray
 from anyaccel_ray.plan import RayPlan, among, has, satisfies

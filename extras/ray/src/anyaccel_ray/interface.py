@@ -17,7 +17,6 @@ from typing import Any
 
 from anyaccel import detect
 from anyaccel.errors import UnknownNameError
-from anyaccel.exports.ray import mask_switch, slice_labels, slice_resources
 from anyaccel.model import (
     UNITS_PER_DEVICE,
     Device,
@@ -31,6 +30,7 @@ from anyaccel.model import (
 )
 from anyaccel.probe import Machine, parse_machine
 from anyaccel.vendors import simulate, vendor_process
+from anyaccel_export.ray import mask_switch, slice_labels, slice_resources
 
 _log = logging.getLogger("anyaccel_ray")
 

@@ -5,13 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from anyaccel.engines.remote import Fitting, Plan, describe_nodes, find_fitting
-from anyaccel.exports.ray import (
-    MIXED,
-    TYPE_PREFIX,
-    by_resource,
-    label_name,
-    label_value,
-)
 from anyaccel.model import (
     UNITS_PER_DEVICE,
     Device,
@@ -25,6 +18,13 @@ from anyaccel.model import (
     replace,
 )
 from anyaccel.scheduler import asked, goes_by, rules, serves, with_units
+from anyaccel_export.ray import (
+    MIXED,
+    TYPE_PREFIX,
+    by_resource,
+    label_name,
+    label_value,
+)
 
 TYPE_SHARE = 0.001
 """Quantity of ``accelerator_type:TYPE`` in a plan, of the 1 that a node has; the same as in Ray itself."""

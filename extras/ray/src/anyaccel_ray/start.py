@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from anyaccel.errors import PluginError, UsageError
-from anyaccel.exports.ray import RayNode, by_resource, countable
 from anyaccel.model import Device, EnvContext, Health, Inventory, Share, replace
 from anyaccel.vendors import vendor_process
+from anyaccel_export.ray import RayNode, by_resource, countable
 
 from anyaccel_ray import authentication
 

@@ -199,12 +199,7 @@ class _Writer:
                 self._write(path, where, entry)
             except OSError as error:
                 self.gaps.append(f"{path}: {error.strerror}")
-        # A link of sysfs always leads somewhere: furiosa-smi takes a card for lost if its 'driver' does not.
-        for path, entry in self._paths.items():
-            place = self._follow(path)
-            if "link" in entry and _is_below(path, "/sys") and _is_below(place, "/sys"):
-                with contextlib.suppress(OSError):  # a loop, or below a file
-                    os.makedirs(place, exist_ok=True)
+        self._complete_sysfs()
         for program, answers in _group_by_program(commands).items():
             self._write_tool(program, answers)
         for path, stage in sorted(self._stages.items()):
@@ -216,6 +211,17 @@ class _Writer:
             except OSError as error:
                 self.gaps.append(f"{path}: nothing can be laid over it ({error.strerror})")
         return self.gaps
+
+    def _complete_sysfs(self) -> None:
+        """Make directories that every kernel has, and that vendors' software requires."""
+        # A link of sysfs always leads somewhere: furiosa-smi takes a card for lost if its 'driver' does not.
+        for path, entry in self._paths.items():
+            place = self._follow(path)
+            if "link" in entry and _is_below(path, "/sys") and _is_below(place, "/sys"):
+                with contextlib.suppress(OSError):  # a loop, or below a file
+                    os.makedirs(place, exist_ok=True)
+        if os.path.isdir("/sys/bus/pci"):  # every kernel with a PCI bus has it, often empty; tt-umd requires it
+            os.makedirs("/sys/bus/pci/slots", exist_ok=True)
 
     def _write_tool(self, program: str, answers: Sequence[Mapping[str, Any]]) -> None:
         """Write a script that prints the recorded output of a tool."""

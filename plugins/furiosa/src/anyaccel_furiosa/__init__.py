@@ -31,6 +31,7 @@ class Furiosa(Vendor):
     key, resource, kind, brand = "furiosa", "FURIOSA", "npu", "FuriosaAI"
     url = "https://developer.furiosa.ai"
     pci_vendors, catalog, mask = (0x1ED2,), Catalog(__file__), MASK
+    masked_software = "Warboy's runtime"  # a program on RNGD takes its cores from --devices, or any that are free
     number_name, number_remedy = "device number", "look in 'dmesg' for why the driver shows no npuN for it"
     tool = TOOL
 

@@ -319,6 +319,10 @@ class Intel(Vendor):
         """Measure memory, load, temperature and power by sysfs."""
         return observation.measure(ctx, devices)
 
+    def power_group(self, device: Device) -> object:
+        """Return the card of a tile: its tiles share a power sensor."""
+        return device.parent if device.attributes.get("unit") == "tile" else None
+
     def processes(self, ctx: ProbeContext, devices: Sequence[Device]) -> Mapping[str, tuple[DeviceProcess, ...] | None]:
         """Return the holders of each GPU, with their memory."""
         return observation.processes(ctx, devices, super().processes(ctx, devices))

@@ -17,6 +17,7 @@ from anyaccel.kit import (
     cap_frameworks,
     condition,
     fail,
+    host_memory,
     inventory,
     kernel_log,
     pci_name,
@@ -212,7 +213,7 @@ class Nvidia(Vendor):
         subsystem = (function.subsystem_vendor or 0) << 16 | (function.subsystem_device or 0)
         if name := self.catalog.pci_name(function.device, subsystem):
             return name
-        name = re.sub(r"^.*\[(.+)\].*$", r"\1", pci_name(card.ctx, function.vendor, function.device))
+        name = pci_name(card.ctx, function.vendor, function.device)
         return f"NVIDIA {name or f'Device {function.device:04x}'}"
 
     # What a process is told.
@@ -390,7 +391,7 @@ def _stats(ctx: ProbeContext, device: Device, facts: Mapping[str, Any]) -> Stats
     used, busy, milliwatts, processes = (facts[key] for key in ("memory_used", "utilization", "power", "processes"))
     # Integrated GPUs have no memory of their own; the host's memory in use is the only answer there is.
     if used is None and device.attributes.get("unified_memory"):
-        total, available = detection.host_memory(ctx, "MemTotal"), detection.host_memory(ctx, "MemAvailable")
+        total, available = host_memory(ctx), host_memory(ctx, "MemAvailable")
         used = total - available if total is not None and available is not None else None
     clock, memory_clock = (mhz and mhz * 1_000_000 for mhz in facts.get("clocks", (None, None)))
     corrected, uncorrected = facts.get("ecc_errors", (None, None))

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from anyaccel.kit import Card, pairs, text, try_query
+from anyaccel.kit import Card, host_memory, pairs, text, try_query
 from anyaccel.plugin import PciFunction, ProbeContext
 
 from . import faults, mps, nvml
@@ -103,7 +103,7 @@ def gpu_cards(
     memory, unified = facts["memory"], None
     # GB10, Orin and Thor answer "not supported" for memory, since the GPU has none of its own.
     if memory is None and (facts["name"] or "").startswith(_UNIFIED):
-        memory, unified = host_memory(ctx, "MemTotal"), True
+        memory, unified = host_memory(ctx), True
     cuda, capability, fabric = system["cuda"], facts["compute_capability"], facts["fabric"] or {}
     shared = {
         "nvml_index": facts["index"],
@@ -173,12 +173,6 @@ def pci_address(bus_id: str, known: Collection[str] = ()) -> str:
     domains = (int(domain, 16), int(domain, 16) & 0xFFFF)
     wide, narrow = (f"{value:04x}:{bus}:{slot}.{number}".lower() for value in domains)
     return narrow if narrow in known and wide not in known else wide
-
-
-def host_memory(ctx: ProbeContext, key: str) -> int | None:
-    """Return a line of ``/proc/meminfo`` in bytes, or None."""
-    match = re.search(rf"^{key}:\s*(\d+) kB", text(ctx, "/proc/meminfo"), re.MULTILINE)
-    return int(match[1]) * 1024 if match else None
 
 
 def _mig_capabilities(ctx: ProbeContext) -> dict[str, str]:

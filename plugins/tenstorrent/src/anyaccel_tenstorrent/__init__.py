@@ -71,9 +71,10 @@ class Tenstorrent(Vendor):
                 card.attributes["huge_pages"] = HUGE_PAGES if card.ctx.is_dir(HUGE_PAGES) else None
 
     def arrange(self, cards: list[Card]) -> None:
-        """Number the chips with a node here, in the order of PCI addresses."""
-        # In a container, tt-umd counts the nodes it can see, not the functions in sysfs.
-        here = [card for card in cards if card.nodes and card.ctx.node(card.nodes[0])]
+        """Number the chips whose node may be opened here, in the order of PCI addresses."""
+        # tt-umd 0.9.14 counts the nodes that it can open, not the functions in sysfs.
+        nodes = {card.address: card.ctx.node(card.nodes[0]) for card in cards if card.nodes}
+        here = [card for card in cards if (node := nodes.get(card.address)) and node.readable and node.writable]
         for place, card in enumerate(here):
             card.number = place
         super().arrange(cards)

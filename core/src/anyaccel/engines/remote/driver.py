@@ -514,10 +514,10 @@ class RemoteActor(RemoteWork):
             self.on_lost(error)
             return
         construction = self._state.construction
-        self._death = loads(answer.data)
+        self._death = death = loads(answer.data)
         # Why the object could not be made may arrive after this, and says more.
         if not (construction.sent and construction.number in self.running):
-            self._end(self._death)
+            self._end(death)
 
     def _on_answer(self, call: Call, answer: Answer, error: BaseException | None) -> None:
         if error is not None:

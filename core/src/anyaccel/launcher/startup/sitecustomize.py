@@ -1,6 +1,6 @@
-"""Runs when an interpreter starts that ``anyaccel run --cap`` has put this directory in front of.
+"""Runs at the start of an interpreter, after ``anyaccel run --cap`` has put this directory in front of its path.
 
-It caps what :mod:`anyaccel.launcher.caps` caps, then lets the ``sitecustomize`` run that this one hides.
+It applies the caps of :mod:`anyaccel.launcher.caps`, then runs the ``sitecustomize`` that this one hides.
 """
 
 import importlib.util
@@ -12,7 +12,7 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 def _cap() -> None:
-    """Load the module beside this directory by its path: this interpreter need not have anyaccel."""
+    """Load the module beside this directory by its path: anyaccel may not be installed for this interpreter."""
     path = os.path.join(os.path.dirname(_HERE), "caps.py")
     spec = importlib.util.spec_from_file_location("_anyaccel_caps", path)
     if spec is not None and spec.loader is not None:
@@ -22,7 +22,7 @@ def _cap() -> None:
 
 
 def _chain() -> None:
-    """Run the next ``sitecustomize`` in place of this one."""
+    """Run the next ``sitecustomize`` on the path."""
     sys.path[:] = [path for path in sys.path if path != _HERE]
     spec = PathFinder.find_spec("sitecustomize", sys.path)
     if spec is not None and spec.loader is not None:
@@ -33,6 +33,6 @@ def _chain() -> None:
 
 try:
     _cap()
-except Exception as _error:  # noqa: BLE001 - the program goes on, whatever its interpreter is
+except Exception as _error:  # noqa: BLE001 - the program goes on in any interpreter
     sys.stderr.write(f"anyaccel: frameworks are not capped: {_error}\n")
 _chain()
