@@ -52,6 +52,21 @@ def test_pci_functions_are_found_by_vendor_and_class(root):
         assert [each.numa_node for each in ctx.pci()] == [1, None]
 
 
+@pytest.mark.parametrize("domain", ["10000", "3f8cfdd"])
+def test_domains_have_more_than_four_digits_behind_some_controllers(root, domain):
+    real = f"{root}/sys/devices/pci0000:00/0000:00:0e.0/pci{domain}:e0/{domain}:e0:06.0/{domain}:e1:00.0"
+    os.makedirs(real)
+    for name, text in {"vendor": "0x1234", "device": "0x00ab", "class": "0x030200"}.items():
+        with open(f"{real}/{name}", "w") as file:
+            file.write(text)
+    os.symlink(real.replace(f"{root}/sys", "../../.."), f"{root}/sys/bus/pci/devices/{domain}:e1:00.0")
+    live, replay = contexts(root)
+    for context in (lambda: live, replay):
+        first, last = context().pci(vendor=0x1234)
+        assert (first.address, last.address) == ("0000:0a:00.0", f"{domain}:e1:00.0")
+        assert last.bridges == ("0000:00:0e.0", f"{domain}:e0:06.0")
+
+
 def test_a_replay_gives_the_same_answers_as_the_machine(root):
     live, replay = contexts(root)
 

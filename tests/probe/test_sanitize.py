@@ -220,6 +220,18 @@ def test_of_the_kernels_log_only_what_is_about_the_devices_is_kept():
     assert after["commands"][1] == {"argv": ["journalctl", "-k"], "timeout": True}
 
 
+@pytest.mark.parametrize(("address", "kept"), [("10000:e1:00.0", [1]), ("0000:e1:00.0", [0]), ("3f8cfdd:00:00.0", [2])])
+def test_the_log_is_of_the_devices_whole_domain(address, kept):
+    """A domain has four digits or more: behind a VMD controller five, and eight at most."""
+    lines = [f"[1] pci {each}: lost\n" for each in ("0000:e1:00.0", "10000:e1:00.0", "3f8cfdd:00:00.0")]
+    after = cleaned(
+        paths={f"/sys/bus/pci/devices/{address}/vendor": {"text": "0x1"}},
+        commands=[{"argv": ["dmesg"], "stdout": "".join(lines)}],
+    )
+    assert after["commands"][0]["stdout"] == "".join(lines[place] for place in kept)
+    assert list(after["paths"]) == [f"/sys/bus/pci/devices/{address}/vendor"]
+
+
 def test_the_same_replacements_can_be_made_in_an_inventory():
     before = recording(paths={"/d/uuid": {"text": "8932f937-d72c-4106-c12f-20bd9faed9f6"}})
     _, replacements = sanitize(before)

@@ -138,6 +138,7 @@ def test_a_container_without_npus_is_told_so():
 )
 def test_every_constant_can_be_simulated(name):
     """``anyaccel.accelerators`` has these names, those of families among them."""
+    # A name of a family means the product that carries its constant.
     cards = find_cards(name, 1, plugin.anyaccel_products())
     assert cards is not None
     (device,) = simulate("ascend", [cards]).devices

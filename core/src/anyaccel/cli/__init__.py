@@ -115,7 +115,7 @@ def _flush() -> bool:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command.
+    """Run a command.
 
     Args:
         argv: Arguments after the program's name; None for those of this process.

@@ -28,7 +28,7 @@ class Formatter(argparse.HelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that raises errors instead of printing its usage and exiting.
+    """A parser with errors as exceptions, instead of a printed usage and an exit.
 
     Attributes:
         listed: A title, and names that an argument accepts, each with its description.

@@ -67,7 +67,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> int:
-    """Report the faults of one file."""
+    """Report the faults of a file."""
     path = os.path.abspath(args.check)
     if not os.path.exists(path):
         raise UsageError(f"--check must be a file (got {printable(args.check)!r}, which cannot be found)")

@@ -25,7 +25,7 @@ _FULL = "\u2588"
 
 
 class DeviceRow(Value):
-    """A device with its measurements and its holders."""
+    """A device with measurements and holders."""
 
     device: Device
     seen: Stats
@@ -292,7 +292,7 @@ def _content(columns: Sequence[DeviceColumn], rows: Sequence[DeviceRow]) -> list
 
 
 def _cells(columns: Sequence[DeviceColumn], row: DeviceRow, place: int) -> list[output.Span]:
-    """Return the cells of one line: the device is in its first line, each holder in the line of its place."""
+    """Return the cells of a line: the device in the first line, each holder in a line."""
     found = []
     for column in columns:
         text, style = "", ""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         """Module of an extension of ``cancel``."""
 
         def list_own(self) -> tuple[list[str], list[str], set[int]]:
-            """Return the identities that wait, those that run, and the processes of the waiting ones."""
+            """Return identities of waiting things, of running things, and process ids of the former."""
 
         def cancel(self, what: str, grace: float | None) -> str | None:
             """Cancel by identity; return a message for the user, or None for an identity of another kind."""
@@ -33,7 +33,7 @@ GROUP = "anyaccel.options"
 
 
 def extensions(command: str) -> list[Any]:
-    """Return the modules that extend a command.
+    """Return the extension modules of a command.
 
     Raises:
         CommandNotRunnableError: When a module cannot be imported.

@@ -60,7 +60,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _hold(args: argparse.Namespace, reporting: int) -> int:
-    """Acquire the devices, print the lease, and keep it until its end; return only if nothing is held."""
+    """Acquire the devices, print the lease, and keep it until the end; return only if nothing is held."""
     hold = acquire(args, start_options(args), program=_PROGRAM)
     # A lease covers the processes that were started with it; a shell that sets these variables was not.
     variables = {name: value for name, value in hold.launch.environment.set.items() if name not in _COVERED}

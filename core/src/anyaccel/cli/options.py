@@ -88,7 +88,7 @@ def add_terms(parser: argparse.ArgumentParser) -> None:
 
 
 def add_start(parser: argparse.ArgumentParser) -> None:
-    """Declare the options for the start of a process with its devices; :func:`start_options` reads them."""
+    """Declare the options for starting a process with devices; :func:`start_options` reads these options."""
     from argparse import BooleanOptionalAction
 
     parser.add_argument(

@@ -49,12 +49,12 @@ def prepare_streams() -> None:
 
 
 def print_line(text: str) -> None:
-    """Print one line of data."""
+    """Print a line of data."""
     print_raw(f"{printable(text)}\n")
 
 
 def print_lines(lines: Iterable[str]) -> None:
-    """Print lines of data. A newline within one is replaced."""
+    """Print lines of data, with newlines inside of lines replaced."""
     print_raw("".join(f"{printable(line)}\n" for line in lines))
 
 
@@ -97,7 +97,7 @@ def print_document(text: str) -> None:
 
 
 def print_json(schema: str, content: Mapping[str, Any], *, on_one_line: bool = False) -> None:
-    """Print one JSON document, with the name and version of its schema, and the time."""
+    """Print a JSON document with the schema's name and version, and the time."""
     document = {"schema": f"anyaccel.{schema}", "time": moment(time.time()), **content}
     _print_json(document, indent=None if on_one_line else 2)
 
@@ -128,17 +128,17 @@ def clock(seconds: float | None) -> str:
 
 
 def print_help(text: str) -> None:
-    """Print a text of this program, which has lines of its own."""
+    """Print a text of several lines."""
     print_lines(text.removesuffix("\n").split("\n"))
 
 
 def say(message: str) -> None:
-    """Print a message on standard error, in one line. Does nothing if standard error is closed."""
+    """Print a message on standard error, in a line. Does nothing if standard error is closed."""
     _write("stderr", f"anyaccel: {printable(message)}\n")
 
 
 def say_verbatim(line: str) -> None:
-    """Print a line on standard error without the program's name, so that it can be copied into a shell."""
+    """Print a line on standard error without the program's name, to be copied into a shell."""
     _write("stderr", f"{printable(line)}\n")
 
 
@@ -259,7 +259,7 @@ def _styled(lines: Iterable[Iterable[Span]]) -> Iterator[str]:
 
 
 def uses_color() -> bool:
-    """Return whether the terminal shows colours and bold letters."""
+    """Return whether the terminal shows colours."""
     return not os.environ.get("NO_COLOR") and can_move_cursor()
 
 
@@ -357,7 +357,7 @@ def _print_json(document: Mapping[str, Any], indent: int | None = 2) -> None:
 
 
 def print_raw(data: str | bytes) -> None:
-    """Print text that was made printable before.
+    """Print text or bytes without replacing anything.
 
     Raises:
         BrokenPipeError: When the reader has closed the pipe.
@@ -375,7 +375,7 @@ def print_raw(data: str | bytes) -> None:
 
 
 def _write(name: Literal["stdout", "stderr"], data: str | bytes) -> OSError | None:
-    """Write to a standard stream and flush it; return the error, if there was one."""
+    """Write to a standard stream and flush; return the error, or None."""
     stream = getattr(sys, name)
     if stream is None:  # Python sets it to None if the descriptor was closed at the start
         return OSError(None, "the stream is closed")

@@ -48,6 +48,9 @@ GROUPS = {
     "Administer a machine": {
         "report": "show who used which devices, from the journal of ended leases",
         "metrics": "print or serve measurements in OpenMetrics, for a monitoring system",
+        "drain": "withhold devices from new requests, as for maintenance",
+        "undrain": "give drained devices out again",
+        "reserve": "reserve devices for a user and a time; list and remove reservations",
         "setup": "make the files that all users of this machine share, as root",
         "config": "show the settings of this machine and of this user",
         "export": "describe the devices for another scheduler or a container engine",
@@ -67,7 +70,10 @@ GROUPS = {
 """The commands under the titles of ``anyaccel --help``, each with what it does."""
 COMMANDS = {name: text for group in GROUPS.values() for name, text in group.items()}
 DEFAULT = "status"
-SURVEYS = {"status", "top", "metrics", "report", "run", "sweep", "hold", "select", "why", "env", "doctor", "export"}
+SURVEYS = {
+    *("status", "top", "metrics", "report", "run", "sweep", "hold", "select", "why", "env", "doctor", "export"),
+    *("drain", "undrain", "reserve"),
+}
 """Commands that detect the machine's devices."""
 RUNS = {"run", "sweep", "testbed"}
 """Commands that take a command to run, after ``--``."""
@@ -91,7 +97,7 @@ APART = UNCONFIGURED | {"release", "queue", "new", "testbed", "jobs", "logs", "c
 
 
 def dispatch(arguments: Sequence[str]) -> int:
-    """Run the command that the arguments name; return its exit status."""
+    """Run the command in the arguments; return the exit status."""
     own, command = _split(arguments)
 
     def perform() -> int:
@@ -102,10 +108,10 @@ def dispatch(arguments: Sequence[str]) -> int:
 
 
 def report_errors(perform: Callable[[], int], *, as_json: bool) -> int:
-    """Call a function that returns an exit status, and report its errors.
+    """Call a function and report errors.
 
     Args:
-        perform: The function.
+        perform: The function, which returns an exit status.
         as_json: Report errors as JSON.
 
     Returns:
@@ -203,14 +209,14 @@ def of_plugins() -> dict[str, tuple[str, str]]:
 
 
 def _may_bring(name: str, distribution: str) -> bool:
-    """Return whether a distribution may bring a command of this name; a name of ours is reserved for its extra."""
+    """Return whether a distribution may bring a command of this name; our names are reserved for our extras."""
     if extra := extras.COMMANDS.get(name):
         return distribution.lower().replace("_", "-") == extras.distribution(extra)
     return name not in COMMANDS
 
 
 def groups() -> dict[str, dict[str, str]]:
-    """Return the installed commands, each with what it does, under the titles of the help."""
+    """Return the installed commands with their descriptions, by the titles of the help."""
     found = of_plugins()
     ours = {
         title: {name: text for name, text in group.items() if name not in extras.COMMANDS or name in found}
@@ -221,12 +227,12 @@ def groups() -> dict[str, dict[str, str]]:
 
 
 def commands() -> dict[str, str]:
-    """Return the installed commands, each with what it does."""
+    """Return the installed commands with their descriptions."""
     return {name: text for group in groups().values() for name, text in group.items()}
 
 
 def _summary(target: str, distribution: str) -> str:
-    """Return the first sentence of a module of a plug-in, which is read and not run."""
+    """Read the first sentence of a plug-in's module, without running the module."""
     import ast
     import contextlib
     from importlib.util import find_spec
@@ -283,13 +289,13 @@ def _machine(arguments: Sequence[str]) -> str:
 
 
 class Defaults:
-    """The parsed arguments of a command that was given none. It takes the declarations that a parser takes.
+    """The parsed arguments of a command without any: a stand-in for a parser.
 
-    Importing argparse and building a parser takes longer than ``status`` takes to parse its arguments.
+    Importing argparse and building a parser takes longer than ``status`` takes to parse no arguments.
     """
 
     def add_argument(self, *names: str, default: object = None, action: str = "", **_: object) -> None:
-        """Declare an option: the attribute of its name gets its default."""
+        """Declare an option: the attribute of the option's name gets the default."""
         # As argparse does: the long form names the attribute.
         name = max(names, key=len).removeprefix("--").replace("-", "_")
         setattr(self, name, False if action == "store_true" else default)
@@ -300,7 +306,7 @@ class Defaults:
 
 
 def add_common(parser: argparse.ArgumentParser, command: str = DEFAULT) -> None:
-    """Declare the options of every command, and those of every command that detects devices.
+    """Declare the options of every command, and of the commands with devices.
 
     Commands about plug-ins do not take declared devices. A command that passes options on to another program leaves the
     short ones to that program.
@@ -368,7 +374,7 @@ def _split(arguments: Sequence[str]) -> tuple[list[str], list[str] | None]:
 
 
 def _find_command(arguments: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the command's name, which is the first argument that is no option and no value of one, and the rest."""
+    """Return the command's name, which is the first argument besides options and values, and the rest."""
     value_next = False
     for position, argument in enumerate(arguments):
         if value_next or argument.startswith("-"):

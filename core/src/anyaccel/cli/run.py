@@ -76,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run the command, or the user's shell if there is none."""
+    """Run the command, or the user's shell."""
     if args.signal is not None:
         from anyaccel.launcher.time_limit import check_early
 
@@ -146,7 +146,7 @@ def _say_how(args: argparse.Namespace, hold: anyaccel.DeviceLease) -> None:
 
 
 def _held_to(share: Share) -> str:
-    """Describe what enforces a share."""
+    """Describe how a share is enforced."""
     limits = f", limits of {', '.join(share.limited_by)} set" if share.limited_by else ""
     return f"{share.device.name}: a share of {format_units(share.units)}, {share.enforced_by}{limits}"
 

@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_looks(parser: argparse.ArgumentParser, **watch: Any) -> None:
-    """Declare the options that say how often to measure, and what.
+    """Declare the options for the interval and the extent of measurements.
 
     Args:
         parser: The parser.
@@ -100,7 +100,7 @@ def _watch(args: argparse.Namespace) -> None:
 
 
 def _frame(args: argparse.Namespace, sample: samples.Sample) -> Lines:
-    """Return the lines of one frame: the table, and remarks below it."""
+    """Return the lines of a frame: the table, and remarks below."""
     inventory = sample.inventory
     told = samples.machine_notes(inventory) + samples.all_notes(sample)
     lines: Lines = [[("No accelerators were found.", "")]]
@@ -112,7 +112,7 @@ def _frame(args: argparse.Namespace, sample: samples.Sample) -> Lines:
 
 
 def _lines(args: argparse.Namespace, sample: samples.Sample) -> tuple[Lines, list[str]]:
-    """Return the lines of the table and its summary, and remarks about them."""
+    """Return the lines of the table and of the summary, and remarks."""
     # Not imported for JSON, nor while vendors are still to be started.
     from anyaccel.cli.devices_table import lay_out
 

@@ -98,7 +98,7 @@ def table_lines(columns: Sequence[Column], rows: Sequence[Sequence[str]], room: 
 
 
 def has_value(values: Iterable[str]) -> bool:
-    """Return whether a cell of a column says anything."""
+    """Return whether any cell of a column has a value."""
     return any(value.strip() not in ("", "-") for value in values)
 
 

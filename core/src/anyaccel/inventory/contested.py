@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import os
-import re
 import stat
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from anyaccel.model import Device, Health, Value, replace
+from anyaccel.probe.context import PCI_ADDRESS
 from anyaccel.vendors.discovery import DENY_VARIABLE
 
 SYSFS = "/sys"
 PCI_FUNCTIONS = f"{SYSFS}/bus/pci/devices"
 PCI_FUNCTION = "PCI function"
 DEVICE_NODE = "device node"
-_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 Claim = tuple[str, str]
 """A thing that belongs to one device, as a vendor says: its kind and name."""
@@ -76,7 +75,7 @@ def place(node: str) -> str:
         return ""
     path = os.path.realpath(path)
     # The last address is the function itself; bridges come before.
-    functions = [part for part in path.split("/") if _ADDRESS.fullmatch(part)]
+    functions = [part for part in path.split("/") if PCI_ADDRESS.fullmatch(part)]
     if functions:
         return f"{PCI_FUNCTIONS}/{functions[-1]}"
     parent = f"{path}/device"

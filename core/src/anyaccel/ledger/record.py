@@ -24,6 +24,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+BLOCKED = ("drained", "reserved")
+"""States of records that stand for no lease, but for devices that are withheld from requests."""
 _STOPPED = ("T", "t")  # by a signal, by a debugger
 _SHOWN = 3  # processes that a reason names; the others are counted
 _TEXT_LIMIT = 250  # so that all of it stays below the limit of a body
@@ -37,10 +39,11 @@ class LeaseRecord(Value):
         device: Name of the device in the ledger, ``vendor/id``; of a physical part its path.
         units: Units of the device that are held, in 1/10000; 0 if a part is held that is a device of its own.
         slots: The slots that are held; empty for all, or if unknown.
-        state: ``held``; ``quarantined`` if the holder keeps the device although no process uses it; ``leaving`` if the
-            holder was killed and has not left the kernel yet; ``kept`` if the holder has ended and processes that were
-            started with the lease still run; ``unknown`` for a locked file that is not understood, which counts as the
-            whole device; ``outside`` if the device itself is locked without a lease.
+        state: ``held``; ``quarantined`` if the holder keeps the device although no process uses it; ``leaving`` if
+            the holder was killed and has not left the kernel yet; ``kept`` if the holder has ended and processes
+            that were started with the lease still run; ``unknown`` for a locked file that is not understood, which
+            counts as the whole device; ``outside`` if the device itself is locked without a lease; ``drained`` or
+            ``reserved`` for a device that is withheld from requests, without a lease.
         reason: Reason of a state other than ``held``; else empty.
         hint: The way out, if there is one; else empty.
         carriers: Visible processes that keep the lease although its holder has ended.
@@ -83,6 +86,8 @@ class LeaseRecord(Value):
         share = "" if self.units == UNITS_PER_DEVICE else f" ({self.units / UNITS_PER_DEVICE:g} of it{where})"
         if self.state == "outside":
             return self.reason
+        if self.state in BLOCKED:
+            return f"{without_scope(self.device)} is {self.reason}"
         words = f", {self.note or self.request!r}" if self.note or self.request else ""
         why = f"; {self.reason}" if self.reason else ""
         share = f" (with {self.through})" if self.through else share

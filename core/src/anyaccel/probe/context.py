@@ -14,6 +14,9 @@ from anyaccel.errors import QueryError
 from anyaccel.model import Value
 
 PCI_DEVICES = "/sys/bus/pci/devices"
+PCI_SLOT = r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}"
+"""Address of a PCI device. Linux writes a domain with 4 digits or more: domains of VMD controllers begin at 10000."""
+PCI_ADDRESS = re.compile(rf"{PCI_SLOT}\.[0-7]")
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -240,7 +243,7 @@ class ProbeContext:
             driver=_name(self.readlink(f"{path}/driver")),
             numa_node=numa_node if numa_node is not None and numa_node >= 0 else None,  # -1: not known to the firmware
             iommu_group=_name(self.readlink(f"{path}/iommu_group")),
-            bridges=tuple(part for part in above if re.fullmatch(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", part)),
+            bridges=tuple(filter(PCI_ADDRESS.fullmatch, above)),
         )
 
     def _pci_id(self, path: str) -> int:

@@ -20,11 +20,12 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from anyaccel.probe.context import PCI_SLOT
 from anyaccel.probe.private import HOME, Found, PrivateNames, is_number, search, texts_of, words_of
 
 EMAIL = re.compile(r"(?<![\w.+-])[\w.+-]+@(?:[\w-]+\.)+[A-Za-z]{2,}")
 USERINFO = re.compile(r"(?<=://)[^/\s@]+@")
-PCI = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}", re.IGNORECASE)
+PCI = re.compile(rf"(?<![0-9a-f]){PCI_SLOT}", re.IGNORECASE)
 SECRET_VARIABLE = re.compile(r"token|secret|passw|credential|api_?key|private|cookie|session|auth", re.IGNORECASE)
 LOGS = ("dmesg", "journalctl")
 LONG = 12
@@ -189,10 +190,12 @@ def _without_logs(recording: Mapping[str, Any]) -> Iterator[Any]:
         for path, entry in recording["paths"].items()
         if path.endswith("/driver") and "link" in entry
     }
-    about = re.compile("|".join(map(re.escape, addresses | drivers)) or r"(?!)", re.IGNORECASE)
+    # Not inside of a longer domain: 0000:01:00 is no part of 10000:01:00.
+    about = [*(rf"(?<![0-9a-f]){address}" for address in addresses), *map(re.escape, drivers)]
+    pattern = re.compile("|".join(about) or r"(?!)", re.IGNORECASE)
     for entry in recording["commands"]:
         if os.path.basename(str(entry["argv"][0])) in LOGS and "stdout" in entry:
             lines = str(entry["stdout"]).splitlines(keepends=True)
-            yield {**entry, "stdout": "".join(line for line in lines if about.search(line))}
+            yield {**entry, "stdout": "".join(line for line in lines if pattern.search(line))}
         else:
             yield entry

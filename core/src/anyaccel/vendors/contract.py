@@ -28,6 +28,7 @@ from anyaccel.model import (
 )
 from anyaccel.model.device import MOST_SLOTS, UNITS_PER_DEVICE
 from anyaccel.model.wire import faults
+from anyaccel.probe.context import PCI_ADDRESS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,7 +45,6 @@ DEVICE_ID = re.compile(r"[!#-&(-+\--~]{1,128}")
 """Printable ASCII without space, comma and quotes."""
 PART = re.compile(r"(?=.{1,128}$)/sys(/(?!\.{1,2}(/|$))[A-Za-z0-9:@+_.-]+)+")
 """A directory below ``/sys``, written in one way only."""
-PCI_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 MOST_GROUP = (1 << 32) - 2
 """Highest number of a group that Linux gives."""
 SLOTS = tuple(count for count in range(1, MOST_SLOTS + 1) if UNITS_PER_DEVICE % count == 0)

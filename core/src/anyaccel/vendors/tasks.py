@@ -187,7 +187,8 @@ def _detect(loaded: Loaded, payload: Payload) -> dict[str, Any]:
 
 def _hidden(plugin: VendorPlugin, devices: tuple[Device, ...], environ: Mapping[str, str]) -> EnvEdits:
     """Return the edits by which a worker sees none of the vendor's devices."""
-    return plugin.env((), EnvContext(devices=devices, environ=environ))
+    edits: EnvEdits = plugin.env((), EnvContext(devices=devices, environ=environ))
+    return edits
 
 
 def _describe(plugin: VendorPlugin, detected: Detected, environ: Mapping[str, str]) -> tuple[Detected, dict[str, Any]]:

@@ -120,13 +120,13 @@ def _environment(devices: Sequence[Device], inventory: Inventory) -> EnvEdits:
 
 
 def _masks(edits: EnvEdits) -> EnvEdits:
-    """Remove the variables of a lease: a process that sees every device has none."""
+    """Remove the variables of a lease: a process with every device has no lease."""
     given = (ALLOCATION_VARIABLE, DEVICES_VARIABLE)
     return EnvEdits(set={name: value for name, value in edits.set.items() if name not in given}, unset=edits.unset)
 
 
 def _refuse_failed(inventory: Inventory) -> None:
-    """Refuse an incomplete list: a vendor that failed may have devices."""
+    """Refuse an incomplete list: a failed vendor may have devices."""
     failed = [report.vendor for report in inventory.vendors if report.state is VendorState.FAILED]
     if failed:
         raise AnyaccelError(

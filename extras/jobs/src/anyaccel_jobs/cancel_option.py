@@ -6,7 +6,7 @@ from anyaccel_jobs import jobs
 
 
 def list_own() -> tuple[list[str], list[str], set[int]]:
-    """Return the waiting jobs, those that run or left processes behind, and the supervisors of all active jobs."""
+    """Return the waiting jobs, the running or lost jobs, and the supervisors of active jobs."""
     mine = [job for job in jobs.jobs() if job.here and (job.live or (job.state == "lost" and job.lease))]
     waiting = [job.id for job in mine if job.state == "waiting"]
     running = [job.id for job in mine if job.state != "waiting"]
@@ -14,7 +14,7 @@ def list_own() -> tuple[list[str], list[str], set[int]]:
 
 
 def cancel(what: str, grace: float | None) -> str | None:
-    """Cancel a job by its number or its lease.
+    """Cancel a job by number or by lease.
 
     Args:
         what: Number of a job, or identity of a lease.
@@ -35,6 +35,7 @@ def cancel(what: str, grace: float | None) -> str | None:
         left = "; what it had left running is ended" if before == "lost" else ""
         how = "ended by its time limit" if before == "timeout" else before
         return f"job {job.id} was {how} already{left}"
+    # A lease of a job ends with the job: its end must be recorded as cancelled.
     for job in jobs.jobs():
         if job.lease == what and job.live and job.here:
             return f"job {jobs.cancel(job, grace=grace).id} is cancelled, which held lease {what}"

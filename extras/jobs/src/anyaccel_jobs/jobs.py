@@ -37,7 +37,7 @@ _NOT_WRITTEN = {"id": "", "here": True, "path": ""}
 
 
 class Job(Value):
-    """Record of a job, as its supervisor wrote it.
+    """Record of a job, written by the job's supervisor.
 
     Attributes:
         id: Number of the job, unique for its user.
@@ -98,7 +98,7 @@ class Job(Value):
 
     @property
     def log(self) -> str:
-        """Path of its output."""
+        """Path of the job's output."""
         return f"{self.path}/{_LOG}"
 
     @property
@@ -116,6 +116,7 @@ class Job(Value):
 
 def directory() -> str:
     """Return the directory of this user's jobs, which need not exist."""
+    # Without HOME, as under cron or sudo, the password file knows the directory.
     own = {**os.environ, "HOME": os.environ.get("HOME") or _home()}
     return f"{user_directory('XDG_STATE_HOME', '.local/state', own)}/jobs"
 
@@ -150,7 +151,7 @@ def list_ids(**_: object) -> list[str]:
 
 
 def find(job_id: str) -> Job:
-    """Return the job with a number.
+    """Return a job by number.
 
     Raises:
         JobNotFoundError: When there is no such job.
@@ -164,12 +165,12 @@ def find(job_id: str) -> Job:
 
 
 def is_id(text: str) -> bool:
-    """Return whether a text can be the number of a job; identities of leases and tickets are longer."""
+    """Return whether a text can be a job's number; identities of leases and tickets are longer."""
     return text.isascii() and text.isdigit() and len(text) < 10  # noqa: PLR2004
 
 
 def wait(job: Job, *, timeout: float | None = None) -> Job:
-    """Wait until a job and its supervisor have ended: the devices are freed with the supervisor.
+    """Wait until a job and the supervisor have ended: the devices are freed with the supervisor.
 
     Args:
         job: The job.
@@ -185,13 +186,14 @@ def wait(job: Job, *, timeout: float | None = None) -> Job:
     until = math.inf if timeout is None else time.monotonic() + timeout
     job = _again(job)
     while (job.live or not process.gone(job.pid, job.start)) and (left := until - time.monotonic()) > 0:
+        # The record is read again after each wait: a supervisor writes it before it ends.
         process.wait_for_end([job.pid], min(left, _LOOK_SECONDS))
         job = _again(job)
     return job
 
 
 def cancel(job: Job, *, grace: float | None = None) -> Job:
-    """End a job and all of its processes, or the wait of a job that has no devices yet.
+    """End a job with every process, or cancel the wait for devices.
 
     Processes get SIGTERM, and SIGKILL after the grace. Processes that a lost job left running with its devices are
     ended, too.
@@ -211,6 +213,7 @@ def cancel(job: Job, *, grace: float | None = None) -> Job:
     job = _again(job)
     grace = job.grace if grace is None else grace
     if job.live:
+        # The first signal asks the command to end, the second one kills.
         for seconds in (grace, _TO_END):
             if not _ask(job):
                 break
@@ -223,23 +226,27 @@ def cancel(job: Job, *, grace: float | None = None) -> Job:
                 f"job {job.id} does not end: process {job.pid} supervises it",
                 hint=f"'kill -KILL {job.pid}' gives it up; 'anyaccel cancel {job.id}' then ends what is left of it",
             )
+    # A lease of an earlier boot has ended with that boot.
     if job.state == "lost" and job.lease and job.boot == boot():
+        # The lease may have ended in the meantime.
         with contextlib.suppress(LeaseNotFoundError):
             Ledger.open().end_lease(job.lease, grace=grace, force=True)
     return job
 
 
 def create(job: Job) -> Job:
-    """Give a job its number and directory, and write its record.
+    """Assign a number and a directory to a job, and write the record.
 
     Raises:
         JobStateError: When no trusted directory for jobs can be made.
     """
     path = directory()
     _make(path)
+    # Numbers count up, so that a number in a shell history never means a later job.
     number = 1 + max((int(name) for name in os.listdir(path) if is_id(name)), default=0)
     while True:
         try:
+            # mkdir is exclusive: of two jobs submitted at once each gets a number of its own.
             os.mkdir(f"{path}/{number}", 0o700)
         except FileExistsError:  # another job has it since
             number += 1
@@ -275,6 +282,8 @@ def _read(path: str) -> Job | None:
 def _read_record(path: str) -> Job | None:
     """Read a record; None if it does not exist, is damaged or belongs to another user."""
     try:
+        # O_NOFOLLOW and O_NONBLOCK: a link or a FIFO in place of the record must neither be followed nor
+        # block.
         descriptor = os.open(f"{path}/{_RECORD}", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return None
@@ -290,6 +299,7 @@ def _read_record(path: str) -> Job | None:
         os.close(descriptor)
     if job.state not in STATES:
         return None
+    # The home directory may be shared between machines and containers.
     if (job.host, job.namespace) != (os.uname().nodename, pid_namespace()):
         return replace(job, here=False)
     return job
@@ -300,13 +310,14 @@ def _again(job: Job) -> Job:
 
 
 def _supervised(job: Job) -> bool:
-    """Return whether the process that wrote the record still runs."""
+    """Return whether the supervisor of a record still runs."""
     return job.boot == boot() and not process.gone(job.pid, job.start) and process.user(job.pid) == os.getuid()
 
 
 def _ask(job: Job) -> bool:
-    """Send SIGTERM to a job's supervisor, also when it is stopped: whether there is one."""
+    """Send SIGTERM and SIGCONT to a job's supervisor; return whether the supervisor exists."""
     still = partial(_supervised, job)
+    # A stopped supervisor handles SIGTERM once SIGCONT has come.
     return process.send(job.pid, signal.SIGTERM, still) and process.send(job.pid, signal.SIGCONT, still)
 
 

@@ -154,7 +154,7 @@ def _run_row(run: journal.JournalEntry, *, named: bool) -> tuple[str, ...]:
 
 
 def _details(job: Job) -> list[str]:
-    """Return the lines about a job: a name and a value each."""
+    """Return lines with the name and value of each known fact about a job."""
     took = job.took
     facts = {
         "job": job.id,
@@ -180,6 +180,7 @@ def _details(job: Job) -> list[str]:
         "supervisor": str(job.pid) if job.live and job.here else "-",
     }
     width = max(map(len, facts))
+    # Facts that a job does not have are left out.
     return [f"{name:<{width}}  {value}" for name, value in facts.items() if value != "-"]
 
 
@@ -211,7 +212,7 @@ def describe(job: Job) -> dict[str, Any]:
 
 
 def detach(args: argparse.Namespace, command: Sequence[str], body: Callable[[Supervisor], int]) -> int:
-    """Start a job, and print its number.
+    """Start a job, and print the number.
 
     Args:
         args: The arguments; their request and note are recorded.
@@ -234,6 +235,7 @@ def detach(args: argparse.Namespace, command: Sequence[str], body: Callable[[Sup
         return status
     output.print_line(job.id)
     if job.state == "waiting":
+        # Such a job is not in the queue for devices yet.
         held_back = job.after or job.after_ok or job.begins
         how = "waits" if held_back else "waits for its devices"
     else:
@@ -261,6 +263,7 @@ def written_devices(names: tuple[str, ...]) -> str:
     by_vendor: dict[str, list[int]] = {}
     for name in names:
         vendor, _, index = name.rpartition("/")
+        # A device of another form, such as an id, cannot be part of a range.
         if not vendor or not index.isdecimal():
             return ",".join(names) or "-"
         by_vendor.setdefault(vendor, []).append(int(index))

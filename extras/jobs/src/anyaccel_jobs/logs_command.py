@@ -39,6 +39,7 @@ def main(args: argparse.Namespace) -> int:
         output.print_json("logs/1", {"job": job.id, "state": job.state, "log": job.log})
         return 0
     try:
+        # The log is appended to by the command, which may be of any kind: a link is not followed.
         log = os.open(job.log, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
         raise AnyaccelError(f"the log of job {job.id} cannot be read: {job.log}: {error.strerror}") from error

@@ -12,6 +12,7 @@ import anyaccel
 from anyaccel.cli import machine_options, output
 from anyaccel.cli import sample as samples
 from anyaccel.errors import UsageError
+from anyaccel.ledger import BLOCKED
 from anyaccel.model import UNITS_PER_DEVICE, Device, Health, Stats, Value, VendorState
 from anyaccel.text import printable
 
@@ -99,7 +100,7 @@ def page(args: argparse.Namespace) -> str:
 
 
 def families(sample: samples.Sample) -> Iterator[Family]:
-    """Yield the metrics of a sample. An unknown value has no sample: unknown leases are left out, not 0."""
+    """Yield the metrics of a sample. An unknown value has no sample, unlike a value of 0."""
     inventory = sample.inventory
     devices = [(device, _labels(device), sample.stats(device)) for device in inventory.devices]
 
@@ -157,11 +158,16 @@ def _gauge(name: str, unit: str, text: str, samples: Iterable[tuple[Labels, floa
 
 def _held(devices: Sequence[tuple[Device, Labels, Stats]], leases: samples.Leases) -> Iterator[Family]:
     held: list[tuple[Labels, list[int]]] = []
+    withheld: list[tuple[Labels, float | None]] = []
     for device, labels, _ in devices:
         by_user: dict[str, list[int]] = {}
         for lease in leases.get(device.id, ()):
-            by_user.setdefault(lease.user, []).append(lease.units)
+            if lease.state in BLOCKED:
+                withheld.append((labels | {"state": lease.state}, 1))
+            else:
+                by_user.setdefault(lease.user, []).append(lease.units)
         held += [(labels | {"user": user}, units) for user, units in by_user.items()]
+    yield _gauge("anyaccel_device_withheld", "", "Whether the device is drained, or reserved now.", withheld)
     yield _gauge("anyaccel_lease_active", "", "Leases of the device.", ((labels, len(units)) for labels, units in held))
     yield _gauge(
         "anyaccel_lease_fraction_ratio", "ratio", "How much of the device is held.",
@@ -215,10 +221,12 @@ def _escaped(text: str) -> str:
 
 
 def _number(value: float) -> str:
+    # OpenMetrics accepts both forms; whole numbers are shorter.
     return str(int(value)) if value == int(value) else repr(float(value))
 
 
 def _address(text: str) -> tuple[str, int]:
+    # An IPv6 address has colons of its own: [::1]:9464.
     host, _, port = text.rpartition(":")
     if not port.isdecimal() or int(port) >= 1 << 16:
         raise UsageError(f"--serve takes HOST:PORT or PORT, such as 127.0.0.1:9464 (got {text!r})")
@@ -243,10 +251,12 @@ def _serve(args: argparse.Namespace, host: str, port: int) -> int:
         timeout = 10
 
         def do_GET(self) -> None:
+            # Prometheus may add parameters.
             if self.path.partition("?")[0] not in ("/", "/metrics"):
                 self.send_error(404)
                 return
             try:
+                # Several collectors ask at once: vendors are asked once for all of them.
                 body = fresh()
             except anyaccel.AnyaccelError as error:
                 self.send_error(500, printable(str(error))[:200])
@@ -262,6 +272,7 @@ def _serve(args: argparse.Namespace, host: str, port: int) -> int:
 
     class Server(ThreadingHTTPServer):
         address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        # A client that reads slowly must not delay the end.
         daemon_threads = True
 
     try:

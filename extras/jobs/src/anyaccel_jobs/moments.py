@@ -16,7 +16,7 @@ _DATES = ("%Y-%m-%d", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S")
 
 
 def moment(*, ahead: bool) -> Callable[[str], float]:
-    """Return a parser of moments, for an argument parser; it returns seconds since 1970.
+    """Return a parser of moments, for an argument parser; a moment is seconds since 1970.
 
     Args:
         ahead: Whether a duration, or a time without a date, means the future; else the past.
@@ -35,6 +35,7 @@ def moment(*, ahead: bool) -> Callable[[str], float]:
                 time.mktime((today.tm_year, today.tm_mon, day, clock.tm_hour, clock.tm_min, 0, 0, 0, -1))
                 for day in days
             ]
+            # 18:00 is today or tomorrow for --begin, today or yesterday for --since.
             return next(each for each in found if (each > now) == ahead)
         try:
             seconds = duration(text)

@@ -15,7 +15,7 @@ _SHELL = "/bin/sh"
 
 
 def start_notifier(command: str) -> int:
-    """Start the notifier of a job that has no number yet.
+    """Start the notifier of a job without a number.
 
     It starts before the job has devices: later it would carry the mark of the lease, and keep the devices.
 
@@ -57,7 +57,7 @@ def _follow(reading: int, command: str) -> None:
 
 
 def _notify(job: jobs.Job, command: str) -> None:
-    """Run the command for a job that has ended. Its output, and its failure, are appended to the job's log."""
+    """Run the command after the end of a job. The output and a failure are appended to the job's log."""
     environ = {
         **os.environ,
         "ANYACCEL_JOB": job.id,
@@ -65,6 +65,7 @@ def _notify(job: jobs.Job, command: str) -> None:
         "ANYACCEL_JOB_STATUS": "" if job.status is None else str(job.status),
         "ANYACCEL_JOB_LOG": job.log,
     }
+    # The directory may have been removed while the job ran.
     directory = job.directory if os.path.isdir(job.directory) else "/"
     with open(job.log, "ab") as log:
         status = subprocess.run(

@@ -25,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
+    # All numbers are checked before the first job is submitted.
     found = [find(number) for number in dict.fromkeys(args.job)]
     for job in found:
         try:

@@ -52,7 +52,7 @@ _NUMBERS = (
 
 
 class ReportRow(Value):
-    """The sum of the uses of one group.
+    """The sums of a group.
 
     Attributes:
         name: The group.
@@ -152,16 +152,17 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _count_devices(args: argparse.Namespace) -> int:
-    """Return the number of devices of the machine, without parts of devices."""
+    """Count the devices of the machine, without parts of devices."""
     return sum(not device.parent for device in anyaccel.detect(**machine_options(args)).devices)
 
 
 def clipped(entry: journal.JournalEntry, since: float, until: float) -> journal.JournalEntry | None:
-    """Return the part of a use within a period, or None. Measurements stay those of the whole use."""
+    """Return the part of a use within a period, or None. Measurements remain unscaled."""
     began, ended = max(entry.began, since), min(entry.ended, until)
     if ended < began:
         return None
     whole = entry.ended - entry.began
+    # Of leases that are added up, the time held is less than the span: it is cut in proportion.
     share = (ended - began) / whole if whole > 0 else 1.0
     return replace(entry, began=began, ended=ended, held=min(entry.held, whole or entry.held) * share)
 
@@ -233,6 +234,7 @@ def _print_csv(rows: Sequence[ReportRow], by: str) -> None:
     import io
 
     file = io.StringIO()
+    # Rows end in a newline, as of every other command.
     table = csv.writer(file, lineterminator="\n")
     table.writerow((by, *_NUMBERS))
     for row in rows:

@@ -65,6 +65,7 @@ def check_job_options(args: argparse.Namespace) -> None:
     if args.after or args.after_ok:
         from anyaccel_jobs.jobs import find
 
+        # A wrong number is refused now, not by a job hours later.
         for number in (*args.after, *args.after_ok):
             find(number)
 
@@ -89,6 +90,7 @@ def main(args: argparse.Namespace) -> int | None:
     if not args.command:
         raise UsageError("a command to run must follow '--', as in: anyaccel run --detach GPU:1 -- python train.py")
     try:
+        # A job whose command does not exist would only fail after its wait.
         check_program(args.command[0])
     except OSError as error:
         raise make_start_error(args.command[0], error) from error

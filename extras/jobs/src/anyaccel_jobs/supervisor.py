@@ -55,6 +55,7 @@ class Supervisor:
     def __init__(self, job: Job, report: int) -> None:
         self.job = job
         self._report = report
+        # Now, before there are devices: see start_notifier.
         self._notifier = start_notifier(job.notify) if job.notify else None
 
     def record(self, state: str, **known: Any) -> None:
@@ -76,7 +77,7 @@ class Supervisor:
             self._detach()
 
     def hold_back(self, grace: float) -> None:
-        """Wait for the jobs and the time that must come before this job, which is recorded as waiting meanwhile.
+        """Wait for earlier jobs and for the begin. The job is recorded as waiting meanwhile.
 
         Args:
             grace: Seconds between SIGTERM and SIGKILL, for the record.
@@ -97,7 +98,7 @@ class Supervisor:
             time.sleep(min(left, _LOOK_SECONDS))  # in steps: the clock may be set, and the machine may sleep
 
     def finish(self, status: int, *, state: str = "") -> None:
-        """Record the end of the job, unless it has no record yet.
+        """Record the end of the job, unless there is no record yet.
 
         Args:
             status: Its exit status.
@@ -130,6 +131,7 @@ class Supervisor:
         """
         with contextlib.suppress(OSError):
             process.adopt_orphans()
+        # After adopt_orphans: a child that forks and exits at once must leave its child to this process.
         child = _start(become)
         status: int | None = None
         asked, state = False, ""
@@ -147,8 +149,11 @@ class Supervisor:
         tell = partial(time_limit.append_line, path=self.job.log)
         countdown = time_limit.Countdown(limit, mark, tell)
         while True:
+            # WNOWAIT leaves the zombie, so that the process id is not reused before reap() has read the
+            # status.
             if status is None and os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
                 status = process.reap(child)
+                # The command has ended: its other processes get the rest of the grace.
                 rest.allow(self.job.grace)
             process.reap_children([child] if status is None else ())
             if limit is not None and not countdown.step():
@@ -160,6 +165,7 @@ class Supervisor:
                 self._tell(rest)
                 return status, state
             pause = min(_LOOK_SECONDS if pause is None else pause, countdown.step())
+            # The signals are blocked and taken here: no handler runs in the middle of a step.
             came = signal.sigtimedwait({*_ASKED, signal.SIGCHLD}, pause)
             if came is not None and came.si_signo in _ASKED:
                 if asked:
@@ -173,10 +179,11 @@ class Supervisor:
             os.write(2, told.encode(errors="replace"))
 
     def _detach(self) -> None:
-        """Let go of the caller's streams, and tell it the number of the job."""
+        """Close the caller's streams, and tell the caller the number of the job."""
         log = os.open(self.job.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         for descriptor, target in ((null, 0), (log, 1), (log, 2)):
+            # From here on messages go to the log.
             os.dup2(descriptor, target)
         os.close(log)
         os.close(null)
@@ -193,13 +200,13 @@ class Supervisor:
 
 
 class DependencyError(AnyaccelError):
-    """Raised in a supervisor when a job that its own job needs did not succeed."""
+    """Raised in a supervisor when an earlier job, needed by this job, did not succeed."""
 
     code = "dependency"
 
 
 class Cancelled(BaseException):
-    """Raised in a supervisor when its job is cancelled before its command starts."""
+    """Raised in a supervisor when the job is cancelled before the command starts."""
 
 
 def detach(
@@ -207,7 +214,7 @@ def detach(
     tell: Callable[[AnyaccelError, bool], object],
     **known: Any,
 ) -> tuple[Job | None, int]:
-    """Run a function in a process of its own, as a job.
+    """Run a function as a job, in a new process.
 
     The process keeps the standard streams until its first :meth:`Supervisor.record`, so that the caller's user sees
     earlier errors. Until then it dies with the caller.
@@ -247,9 +254,11 @@ def _run(
     try:
         return body(supervisor)
     except Cancelled:
+        # 143 is 128 and SIGTERM, as a shell returns it.
         supervisor.finish(143, state="cancelled")
         return 143
     except AnyaccelError as error:
+        # Before the first record the user still sees standard error; later the message goes to the log.
         tell(error, bool(supervisor.job.id))
         supervisor.finish(
             error.exit_code, state="cancelled" if isinstance(error, (LeaseCancelledError, DependencyError)) else ""
@@ -265,7 +274,7 @@ def _cancel(*_: object) -> None:
 
 
 def _close_inherited() -> None:
-    """Close inherited descriptors: a reader of a pipe would wait for this process."""
+    """Close inherited descriptors: a reader of an inherited pipe would wait for this process."""
     for descriptor in list_descriptors():
         with contextlib.suppress(OSError):  # that of the listing itself
             if descriptor > 2 and os.get_inheritable(descriptor):  # noqa: PLR2004
@@ -273,7 +282,10 @@ def _close_inherited() -> None:
 
 
 def _start(become: Callable[[], int]) -> int:
-    """Start a child that leads a process group. Signals of this process are blocked until it waits for them."""
+    """Start a child as leader of a process group.
+
+    The signals of this process are blocked until :meth:`Supervisor.supervise` waits for them.
+    """
     signal.pthread_sigmask(signal.SIG_BLOCK, {*_ASKED, signal.SIGCHLD})
 
     def run() -> int:

@@ -114,7 +114,7 @@ def _spaced(text: str, first: float, last: float, count: int, *, log: bool) -> l
 
 
 class Commands:
-    """The commands of a sweep: every combination of values put into a template, the last name fastest.
+    """The commands of a sweep: every combination of values in a template, the last name fastest.
 
     ``{name}`` stands for a value, ``{}`` for a line of the input and ``{#}`` for the number of the command, from 1.
     Each is replaced within one argument; no shell reads the result.
@@ -200,7 +200,7 @@ class Commands:
         self.notes = tuple(notes)
 
     def log_name(self, number: int) -> str:
-        """Return the name of a command's log: its values, if they can stand in a file name, else its number."""
+        """Return the name of a command's log: the values, if fit for a file name, else the number."""
         if not self._named:
             return f"{number}.log"
         place, words = number - 1, list[str]()
@@ -230,6 +230,7 @@ def _split(lines: Sequence[str]) -> list[tuple[str, ...]]:
             words = shlex.split(line)
         except ValueError as error:
             raise UsageError(f"line {number} of the commands is no command: {error} (got {shown(line)})") from error
+        # Without this, a file of shell lines would run commands with ">" as an argument.
         if operator := _OPERATOR.search(_QUOTED.sub("", line)):
             raise UsageError(
                 f"line {number} of the commands needs a shell for {operator[0]!r} (got {shown(line)})",
@@ -286,6 +287,7 @@ class JobLog:
                 fields = line.rstrip("\n").split("\t", len(COLUMNS) - 1)
                 if len(fields) == len(COLUMNS) and fields[0].isdecimal():
                     good = fields[6] == fields[7] == "0"
+                    # A later line of the same command replaces an earlier one.
                     self.done.pop(int(fields[0]), None)
                     if good:
                         self.done[int(fields[0])] = fields[8]
@@ -306,9 +308,10 @@ class JobLog:
         return before is not None
 
     def add(self, run: Ended) -> None:
-        """Append a line for a command that has ended."""
+        """Append a line for a finished command."""
         fields = (run.number, run.host, f"{run.started:.3f}", f"{run.seconds:10.3f}", 0, run.output_bytes, run.status,
                   run.signal, written(run.command))  # fmt: skip
+        # One write for each line: lines of an interrupted sweep are whole.
         line = "\t".join(map(str, fields)) + "\n"
         os.write(self._fd, line.encode(errors="surrogateescape"))
 
@@ -383,7 +386,7 @@ class Tally:
         self.began = time.monotonic()
 
     def add(self, run: Ended) -> None:
-        """Count a command that has ended."""
+        """Count a finished command."""
         if run.good:
             self.done += 1
         elif run.interrupted:
@@ -402,6 +405,7 @@ class Tally:
     def left_seconds(self) -> float | None:
         """Estimate the seconds until the end of the sweep; None before the first command has ended."""
         ended = self.done + self.failed
+        # The mean of all commands: short and long ones alternate in a sweep.
         return self.seconds / ended * (self.total - self.skipped - ended) if ended else None
 
 
@@ -493,6 +497,7 @@ class Sweep:
         finally:
             with contextlib.suppress(OSError):
                 process.adopt_orphans(adopt=False)
+        # This process ends now: monitors end what is left, at the same time.
         for lease, limited in self._limits.items():
             end_in_time(lease, limited.limit.until)
         if self._stopped:
@@ -503,9 +508,11 @@ class Sweep:
 
     async def _main(self) -> None:
         loop = asyncio.get_running_loop()
+        # One wait at a time: a sweep has one place in the queue, whatever its number of slots.
         self._turn = asyncio.Lock()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:
+                # A signal that nohup or a shell has ignored stays ignored.
                 loop.add_signal_handler(number, self._stop, number)
         ticker = asyncio.create_task(self._tick())
         try:
@@ -566,6 +573,7 @@ class Sweep:
         except asyncio.CancelledError:
             return None
         except (NotFreeError, LeaseCancelledError) as error:
+            # Other slots may still have devices: the sweep goes on with fewer.
             if self._slots == 1 or not self._holds:
                 self._error = self._error or error
             return None
@@ -578,7 +586,7 @@ class Sweep:
         return hold
 
     async def _run(self, number: int, command: tuple[str, ...], hold: DeviceLease) -> None:
-        """Run one command, and again if it fails and attempts are left."""
+        """Run a command, and repeat failures while attempts are left."""
         if not self._holds[hold]:
             self._holds[hold] = True
             hold.begin_entry(command[0])  # one line of the journal for all commands of a lease
@@ -603,6 +611,7 @@ class Sweep:
         status = number_of_signal = 0
         timed_out = False
         try:
+            # A session of its own: Ctrl-C reaches the sweep only, which ends its commands in order.
             running = hold.popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
         except OSError as error:
             fault = make_start_error(command[0], error)
@@ -618,6 +627,7 @@ class Sweep:
             status, number_of_signal = (code, 0) if code >= 0 else (0, -code)
             if limited is not None and (timed_out := await self._end_of_time(limited, hold)):
                 hold.timed_out = True
+                # A command that returns 0 after its limit did not finish: --resume runs it again.
                 status = status or (0 if number_of_signal else time_limit.STATUS)
                 time_limit.append_line(limited.limit.message, path)
         size = os.fstat(log).st_size
@@ -628,7 +638,7 @@ class Sweep:
         )  # fmt: skip
 
     def _limit(self, pid: int, hold: DeviceLease, log: str) -> _Limited | None:
-        """Start the time limit of a command, for all processes with its devices; None without a limit.
+        """Start the time limit of a command, for every process with the same devices.
 
         Args:
             pid: The command, the leader of a process group.
@@ -644,7 +654,7 @@ class Sweep:
         return _Limited(limit, Teardown(everything, grace=limit.grace), mark, log)
 
     async def _end_of_time(self, limited: _Limited, hold: DeviceLease) -> bool:
-        """Wait for processes that end with a command, and drop its time limit if none are left.
+        """Wait for processes past the time limit of a command, and drop the limit if no process is left.
 
         Returns:
             Whether the time limit ended the command.
@@ -660,7 +670,7 @@ class Sweep:
         return timed_out
 
     async def _end_those_over(self) -> None:
-        """Wait for processes that are past their time limit; monitors end the others."""
+        """Wait for processes past the time limit; monitors end the rest."""
         for lease, limited in tuple(self._limits.items()):
             if limited.over:
                 await limited.task
@@ -668,7 +678,7 @@ class Sweep:
             limited.task.cancel()
 
     def _intact(self, hold: DeviceLease) -> bool:
-        """Return whether no process of a command still runs with the devices."""
+        """Return whether no process of a command is left with the devices."""
         if hold.lease is None:
             return True
         orphans = self._orphans([hold.lease.mark])
@@ -701,6 +711,7 @@ class Sweep:
             value = marks.hard_limit(pid)
             mark = marks.parse(value) if value is not None else None
             if mark and any(mark[: len(each)] == each for each in wanted if each):
+                # The event loop may have reaped it in the meantime.
                 with contextlib.suppress(ChildProcessError):
                     if os.waitpid(pid, os.WNOHANG) == (0, 0):
                         found.append(pid)
@@ -733,7 +744,7 @@ class Sweep:
 
 
 class _Limited:
-    """A command with a time limit.
+    """A time limit of a command.
 
     Args:
         limit: The limit.
@@ -762,7 +773,7 @@ class _Limited:
 
 
 async def _finish(rest: Teardown, of: str) -> None:
-    """Complete a teardown, and name the processes that it could not end."""
+    """Complete a teardown, and name the processes left."""
     while (pause := rest.step()) is not None:  # noqa: ASYNC110 - nothing else tells of it
         await asyncio.sleep(pause)
     for line in describe_left(rest, of):
@@ -770,9 +781,10 @@ async def _finish(rest: Teardown, of: str) -> None:
 
 
 async def _end_of(pid: int) -> None:
-    """Wait until a child has ended, without reaping it."""
+    """Wait for the exit of a child, without reaping."""
     loop = asyncio.get_running_loop()
     ended = loop.create_future()
+    # Not waitpid in a thread: a pidfd needs no thread for each command.
     descriptor = os.pidfd_open(pid)
     try:
         loop.add_reader(descriptor, ended.set_result, None)
@@ -791,7 +803,7 @@ def _log() -> logging.Logger:
 
 
 def call(number: int, command: tuple[str, ...], attempt: int) -> tuple[Ended, bytes]:
-    """Run one command of a sweep in a worker of a pool, on any node.
+    """Run a command of a sweep in a worker of a pool, on any node.
 
     Returns:
         Its end, without a log, and its output.

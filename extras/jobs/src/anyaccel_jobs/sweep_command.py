@@ -219,7 +219,7 @@ def _run(args: argparse.Namespace, commands: Commands, supervisor: Supervisor | 
 
 
 def _folder(args: argparse.Namespace) -> str:
-    """Return the directory of the logs: that of --out, a new one, or the newest one to go on with.
+    """Return the directory of the logs: from --out, a new directory, or the newest one to resume.
 
     Raises:
         UsageError: When there is none to go on with.
@@ -233,6 +233,7 @@ def _folder(args: argparse.Namespace) -> str:
             raise UsageError(
                 f"there is no {_FOLDER}-DATE-TIME here to go on with", hint="name its directory with --out"
             )
+        # By time, not by name: the second of a second ends in -2.
         return max(earlier, key=lambda entry: entry.stat().st_mtime).name
     name = time.strftime(f"{_FOLDER}-%Y%m%d-%H%M%S")
     for number in itertools.count(1):
@@ -250,8 +251,9 @@ def _folder(args: argparse.Namespace) -> str:
 
 
 def _resume_line(args: argparse.Namespace) -> str:
-    """Return the command line that goes on with this sweep."""
+    """Return the command line to resume this sweep."""
     words, own = list[str](), args.typed[1 : args.typed.index("--")] if "--" in args.typed else args.typed[1:]
+    # Options of this run that the new one replaces are left out.
     for before, word in zip(["", *own], own, strict=False):
         if word not in ("--resume", "--out") and before != "--out" and not word.startswith("--out="):
             words.append(word)
@@ -265,12 +267,13 @@ def _on_cluster(
     progress: _Progress,
     log: JobLog,
 ) -> int:
-    """Run the commands as calls of a pool, whose engine places them; each output returns in one piece."""
+    """Run the commands as calls of a pool, placed by the engine; each output returns in a piece."""
     stopped = 0
 
     def stop(number: int, _: object) -> None:
         nonlocal stopped
         stopped = stopped or number
+        # Leaves the pool's with block, which cancels the calls on the nodes.
         raise KeyboardInterrupt
 
     tally = progress.tally
@@ -317,7 +320,7 @@ def _on_cluster(
 
 
 class _Calls:
-    """Calls of a pool that have not ended, with their commands."""
+    """Unfinished calls of a pool, with their commands."""
 
     def __init__(self, out: str, log_name: Callable[[int], str], pool: anyaccel.Pool) -> None:
         self.pending: dict[Future[tuple[Ended, bytes]], tuple[int, tuple[str, ...], int]] = {}
@@ -359,13 +362,14 @@ class _Progress:
     def show(self) -> None:
         """Show the progress, at most ten times a second."""
         now = time.monotonic()
+        # A terminal over a network need not follow thousands of short commands.
         if self._line.in_place and now - self._shown < 0.1:  # noqa: PLR2004
             return
         self._shown = now
         self._line.show(self._words() if self._line.in_place or self._line.used else self._beginning())
 
     def wait(self, place: int, _: object) -> None:
-        """Show that the sweep waits for devices."""
+        """Show the wait for devices."""
         self._waits = f", waiting for devices, place {place} in line"
         self.show()
 
@@ -383,7 +387,7 @@ class _Progress:
             output.say(f"further failures are in {log.path}")
 
     def end(self, resume: str, not_started: Sequence[int]) -> None:
-        """Print the result, and the command line that goes on with a sweep that is not complete."""
+        """Print the result, and the command line to resume an incomplete sweep."""
         self._line.clear()
         rest = f", {len(not_started)} not started ({format_slots(not_started):.60})" if not_started else ""
         output.say(f"{self._counts()}{rest} in {elapsed(self.tally.seconds)}; logs: {self._out}")

@@ -55,6 +55,7 @@ def picture(entries: Sequence[journal.JournalEntry], since: float, until: float)
         parts.append(f'<text x="{LEFT}" y="{TOP + 17}">Nothing was held.</text>')
     for entry in entries:
         for used in entry.devices:
+            # At least a pixel: a lease of a second would be invisible in a week.
             x, width = LEFT + (entry.began - since) * scale, max(1.0, (entry.ended - entry.began) * scale)
             high = max(3.0, (ROW - 6) * used.units / UNITS_PER_DEVICE)
             opacity = _IDLE if used.was_idle else _BUSY

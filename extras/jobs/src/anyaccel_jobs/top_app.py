@@ -111,6 +111,7 @@ class Lines(OptionList):
     def show(self, groups: Groups) -> None:
         """Show groups of lines; the cursor stays at the same key."""
         keys = [key for key, _ in groups]
+        # Replacing all options would lose the cursor and the scroll position.
         if keys == [key for key, _ in self._groups]:
             for number, (_, lines) in enumerate(groups):
                 if lines != self._groups[number][1]:
@@ -142,6 +143,7 @@ def _text(lines: Sequence[Line]) -> Text:
     for number, line in enumerate(lines):
         made.append("\n" * (number > 0))
         for text, style in line:
+            # append() takes text as it is; from_markup() would read the markup of other users.
             made.append(printable(text), _STYLES[style])
     return made
 
@@ -169,7 +171,7 @@ class Details(ModalScreen[None]):
 
 
 class Confirm(ModalScreen[str]):
-    """A question whether to end one of several leases, requests or jobs."""
+    """A question before a lease, a request or a job is ended."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("y", "yes", "yes"),
@@ -292,6 +294,7 @@ class Top(App[None]):
 
     def on_resize(self) -> None:
         """Redraw for the new size."""
+        # The new size is known after the refresh.
         self.call_after_refresh(self._draw)
 
     def _begin(self) -> None:
@@ -301,6 +304,7 @@ class Top(App[None]):
             return
         if not self._busy:
             self._busy = True
+            # Vendors may take seconds: the keys must work meanwhile.
             self.run_worker(self._take, thread=True, group="look")
 
     def _take(self) -> None:
@@ -316,6 +320,7 @@ class Top(App[None]):
     def _from_thread(self, call: Callable[..., object], *arguments: object) -> None:
         """Call a function in the application's thread, unless the application has ended."""
         try:
+            # Widgets belong to the application's thread.
             self.call_from_thread(call, *arguments)
         except RuntimeError:
             if self.is_running:
@@ -356,11 +361,12 @@ class Top(App[None]):
         return " ".join(f"{record.user} {record.note} {record.command}" for record in self._sample.records(device))
 
     def _draw(self) -> None:
-        """Redraw all widgets."""
+        """Redraw the widgets."""
         if not self.is_running:
             return
         sample = self._sample
         base = self.screen_stack[0]
+        # A message of the last key stays until the next one.
         told = self._told or "; ".join(samples.notes(sample)[:1] if sample else [])
         base.query_one("#told", Words).tell([(told, "warn")])
         if sample is None:

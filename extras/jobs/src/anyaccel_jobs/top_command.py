@@ -38,6 +38,7 @@ def main(args: argparse.Namespace) -> int:
             "'anyaccel top' needs a terminal", hint="'anyaccel --watch' writes to a pipe or a file, also as JSON"
         )
     try:
+        # The extra brings Textual only on demand: jobs need none of it.
         import textual  # noqa: F401
     except ImportError as error:
         raise AnyaccelError("'anyaccel top' needs Textual", hint="pip install 'anyaccel[top]'") from error
@@ -73,6 +74,7 @@ class Looks:
     def __call__(self) -> samples.Sample:
         """Return a sample."""
         self._looks += 1
+        # Detection starts a process for each vendor: too slow for every sample.
         if self._looks % _DETECT_EVERY == 0:
             self._inventory = anyaccel.detect(**self._options)
         timeout = self._options.get("timeout") or 10.0

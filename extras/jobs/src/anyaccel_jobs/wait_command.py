@@ -30,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
+    # All numbers are checked before the first wait.
     found = [find(number) for number in dict.fromkeys(args.job)]
     ended = [wait(job) for job in found]
     if args.json:
@@ -42,12 +43,12 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _how(job: Job) -> str:
-    """Describe an end that the exit status does not show; empty for others."""
+    """Describe an end without a telling exit status; empty for other ends."""
     if job.state == "timeout":
         return f"reached its time limit of {time_limit.format_limit(job.time_limit or 0)}"
     return {"cancelled": "was cancelled", "lost": "is lost"}.get(job.state, "")
 
 
 def _status(job: Job) -> int:
-    """Return the exit status for a job that failed; a lost job has none of its own."""
+    """Return the exit status for a failed job; a lost job has no status, and counts as 1."""
     return time_limit.STATUS if job.state == "timeout" else job.status or 1

@@ -213,7 +213,7 @@ class Nvidia(Vendor):
         subsystem = (function.subsystem_vendor or 0) << 16 | (function.subsystem_device or 0)
         if name := self.catalog.pci_name(function.device, subsystem):
             return name
-        name = re.sub(r"^.*\[(.+)\].*$", r"\1", pci_name(card.ctx, function.vendor, function.device))
+        name = pci_name(card.ctx, function.vendor, function.device)
         return f"NVIDIA {name or f'Device {function.device:04x}'}"
 
     # What a process is told.
