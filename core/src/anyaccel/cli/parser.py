@@ -34,6 +34,7 @@ GROUPS = {
         "run": "run a command that sees exactly the devices that it asked for",
         "sweep": "run many commands, as many at once as there are devices",
         "hold": "hold devices without a command, until they are released",
+        "adopt": "hold the devices that a running process of yours has open, until it ends",
         "release": "release a lease, and end the processes that run with it",
         "cancel": "cancel jobs, waiting requests and leases of yours",
         "env": "print the variables by which a shell sees the devices of a request",
@@ -72,7 +73,7 @@ COMMANDS = {name: text for group in GROUPS.values() for name, text in group.item
 DEFAULT = "status"
 SURVEYS = {
     *("status", "top", "metrics", "report", "run", "sweep", "hold", "select", "why", "env", "doctor", "export"),
-    *("drain", "undrain", "reserve"),
+    *("adopt", "drain", "undrain", "reserve"),
 }
 """Commands that detect the machine's devices."""
 RUNS = {"run", "sweep", "testbed"}
