@@ -29,7 +29,7 @@ FOREVER = float("inf")
 
 
 class Need(Value):
-    """The needs of one term of a request.
+    """Quantity of a term, with the devices for it.
 
     Attributes:
         count: Number of devices.
@@ -123,7 +123,7 @@ class Block(Value):
     user: int | None = None
 
     def meets(self, waiting: Waiting, start: float) -> bool:
-        """Return whether a request that starts at a time may not have the devices.
+        """Return whether the devices are withheld from a request with a given start.
 
         A request with a time limit may have them if it ends before the block begins.
         """
@@ -247,6 +247,7 @@ class Policy(Value):
         users = {each: _limits(configuration, f"users.{name}") for each, name in numbers.items() if each is not None}
         limits = _limits(configuration, "limits")
         fair = configuration.get("queue.fair_shares")
+        # Without another rule the order is by priority and arrival, and patience would only cost its computation.
         changed = fair or users or limits != _NO_LIMITS or "queue.patience" in configuration.values
         return cls(
             backfill=configuration.get("queue.backfill"),
@@ -295,7 +296,7 @@ class Policy(Value):
         return sorted(waiting, key=self.sort_key(held, now))
 
     def over_limits(self, waiting: Waiting, held: Iterable[Holding]) -> tuple[OverLimit, ...]:
-        """Return the limits of its user that stand in the way of a request, for every caller.
+        """Return the limits of the user in the way of a request, for every caller.
 
         Args:
             waiting: The request.
@@ -318,7 +319,7 @@ class Policy(Value):
         return any(each.limit == "devices" for each in self.over_limits(waiting, held))
 
     def barred(self, waiting: Waiting, now: float) -> frozenset[Hashable]:
-        """Return the devices that a request may not have if it starts now, since they are drained or reserved."""
+        """Return the devices withheld from a request with a start now: drained or reserved ones."""
         found: frozenset[Hashable] = frozenset()
         return found.union(*(block.devices for block in self.blocks if block.meets(waiting, now)))
 
@@ -393,6 +394,7 @@ def forecast(
         busy.setdefault(each.device, []).append((end, each.units))
     starts: dict[Hashable, float | None] = {}
     passed: list[tuple[Waiting, float]] = []
+    # In the order of service: what an earlier request will hold counts for each later one.
     for one in waiting:
         own = [_find_time(need, busy, one, blocks, now) for need in one.needs] or [FOREVER]
         start = max([now, *own, *(before for other, before in passed if one.competes(other))])
@@ -403,7 +405,7 @@ def forecast(
             soonest = sorted(
                 need.among, key=lambda device: (_free_at(busy.get(device, ()), need.units_on(device)), str(device))
             )
-            for device in soonest[: need.count]:
+            for device in soonest[: need.count]:  # the devices that a placement would most likely take
                 left = [(until, units) for until, units in busy.get(device, ()) if until > start]
                 busy[device] = [*left, (end, need.units_on(device))]
     return starts
@@ -414,7 +416,7 @@ def _known_ends(held: Iterable[Holding]) -> dict[Hashable, list[tuple[float, int
     ends: dict[Hashable, list[tuple[float, int, float]]] = {}
     for each in held:
         if each.until is not None:
-            passed = -FOREVER if each.passed is None else each.passed
+            passed = -FOREVER if each.passed is None else each.passed  # served in turn: before every arrival
             ends.setdefault(each.device, []).append((each.until, each.units, passed))
     return ends
 
@@ -433,13 +435,14 @@ def _earliest_alone(
         }
         return max([one.since, *(_find_time(need, before, one, blocks, now) for need in needs)])
 
-    return sorted(map(at, one.sites or [one.needs]))[one.hosts - 1]
+    return sorted(map(at, one.sites or [one.needs]))[one.hosts - 1]  # the last of the machines that are needed
 
 
 def _find_time(
     need: Need, busy: Mapping[Hashable, Sequence[tuple[float, int]]], one: Waiting, blocks: Sequence[Block], now: float
 ) -> float:
     """Return the time when enough devices have room for a need of a request, and are not withheld from it."""
+    # The count-th device in time: the others are free by then.
     times = sorted(
         _open_at(device, _free_at(busy.get(device, ()), need.units_on(device)), one, blocks, now)
         for device in need.among
@@ -458,7 +461,7 @@ def _open_at(device: Hashable, free: float, one: Waiting, blocks: Sequence[Block
 
 
 def _free_at(busy: Sequence[tuple[float, int]], units: int) -> float:
-    """Return the time when a device has room for some units, given the ends of its leases."""
+    """Return the time of enough room for some units on a device, given the ends of leases."""
     taken, free = sum(each for _, each in busy), -FOREVER
     for end, each in sorted(busy):
         if taken + units <= UNITS_PER_DEVICE:

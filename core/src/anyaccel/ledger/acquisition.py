@@ -299,7 +299,7 @@ class Acquisition:
         listing = listings.read(directory)
         self._limited = False
         self.update_position(directory, listing)
-        if listing.hidden and not self._ticket:
+        if listing.hidden and not self._ticket:  # requests in line leave this work to the next newcomer
             listings.sweep(directory, listings.find_debris(directory, listing.hidden[:_SWEPT]))
         if self.before:
             return None, False
@@ -311,7 +311,7 @@ class Acquisition:
             if self.over_limits(directory, listing, self._over):
                 self._limited = True
                 return None, False
-        if not choice:
+        if not choice:  # a request that runs on the CPU
             return Lease(self._state, new_nonce(), {}, {}, self._device_locks), False
         lease = self._publish(directory, choice, listing.summary.marks)
         return lease, self._busy_since is None

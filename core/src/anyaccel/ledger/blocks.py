@@ -30,7 +30,7 @@ NAME = "blocks.json"
 KEPT = "/var/lib/anyaccel/blocks.json"
 VERSION = 1
 _MOST_BYTES = 1 << 20
-_MOST = 10_000
+_MOST = 10_000  # blocks that are read: a bound on the work of each request
 
 
 class DeviceBlock(Value):
@@ -64,7 +64,7 @@ class DeviceBlock(Value):
     @property
     def policy_block(self) -> Block:
         """The block as the queue policy sees it, by the clock since the boot."""
-        offset = process.boot_seconds() - time.time()
+        offset = process.boot_seconds() - time.time()  # people give times of day, and leases end by the boot clock
         return Block(
             devices=frozenset(map(hash_device, self.devices)),
             begin=-FOREVER if self.begin is None else self.begin + offset,
@@ -207,6 +207,7 @@ def change_blocks(
     kept = [block for block in read_blocks(state) if block.id not in gone]
     listed = [{name: getattr(block, name) for name in DeviceBlock._fields} for block in (*kept, *change)]
     text = json.dumps({"v": VERSION, "blocks": listed}, indent=1) + "\n"
+    # The copy first: after an interrupt in between, the change is not active, and returns with the next boot at worst.
     paths = [*([KEPT] if state.path == MACHINE_WIDE else []), f"{state.path}/{NAME}"]
     try:
         for path in paths:

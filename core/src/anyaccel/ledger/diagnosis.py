@@ -107,7 +107,7 @@ def _separate_users(environ: Mapping[str, str], state: StateDirectory | None = N
     if environ.get(VARIABLE):
         return
     shared = state is not None and state.shared
-    users = set()
+    users = set()  # by name: a user may have several directories
     for path in private_directories():
         with contextlib.suppress(OSError):
             uid = os.lstat(path).st_uid

@@ -229,7 +229,7 @@ def _describe(directory: int, lease: LeaseName, state: Life, carriers: tuple[int
     quarantined = words.pop("quarantined")
     if state is Life.HELD and quarantined and not reason:
         kind, reason = "quarantined", quarantined
-    del words["arrived"]
+    del words["arrived"]  # of tickets only
     if not reason and words["here"] and process.state(lease.pid) in _STOPPED:
         reason, hint = f"process {lease.pid} is stopped", f"it goes on with 'kill -CONT {lease.pid}'"
     return LeaseRecord(
@@ -275,7 +275,7 @@ def _who(pid: int) -> str:
     try:
         with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
             program = file.read(64).rstrip("\n")
-        return f"{user_name(os.stat(f'/proc/{pid}').st_uid)}, {clean(program)}"
+        return f"{user_name(os.stat(f'/proc/{pid}').st_uid)}, {clean(program)}"  # a program may name itself anything
     except OSError:
         return ""
 

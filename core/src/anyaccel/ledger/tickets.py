@@ -98,7 +98,7 @@ class TicketFile:
             more["wanted"] = sorted(hashes(candidates))
         self._file.make(directory, write_body(want.request, note, **more))
         self.stamp()  # before the file has its name, so that no rival sees a ticket without a stamp
-        if number is None:
+        if number is None:  # under the lock: no other request takes the same number
             number = 1 + last_number(os.listdir(directory))
         self._file.rename(directory, ticket_name(priority, number, new_nonce(), candidates))
         self.name = self._file.name

@@ -132,7 +132,7 @@ def _read_waiting(ticket: TicketName, user: int, body: bytes) -> Waiting:
     return Waiting(
         key=ticket.name,
         number=ticket.number,
-        since=now if since is None else min(since, now),
+        since=now if since is None else min(since, now),  # no request came in the future
         priority=ticket.priority,
         user=user,
         seconds=seconds,

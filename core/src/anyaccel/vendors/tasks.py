@@ -159,7 +159,8 @@ def _detect(loaded: Loaded, payload: Payload) -> dict[str, Any]:
     if machine.simulated or payload.get("simulate"):
         from anyaccel.vendors.simulate import find_cards, simulate
 
-        products = plugin.products()
+        # Devices are made of the products here, before the calling process can compare these with the rules.
+        products = plugin.ask("products", rules=True)
         wanted = [cards for item in machine.products if (cards := find_cards(item.product, item.count, products))]
         detected = simulate(plugin.info.vendor, wanted) if wanted else None
         answer["products"] = _names(products)
