@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FunctionType, UnionType
 from typing import Any
 
-from anyaccel import errors, kit, plugin
+from anyaccel import BrokenPoolError, errors, kit, plugin
 from anyaccel.cli import parser as cli
 from anyaccel.cli.arguments import Parser
 from anyaccel.cli.devices_table import COLUMNS
@@ -97,7 +97,8 @@ def error_table() -> Iterator[str]:
 
 def error_classes() -> list[type[errors.AnyaccelError]]:
     """Return the errors in the order of their module."""
-    found = vars(errors).values()
+    # BrokenPoolError stands in the pool: its second base is an executor's error.
+    found = [*vars(errors).values(), BrokenPoolError]
     return [item for item in found if isinstance(item, type) and issubclass(item, errors.AnyaccelError)]
 
 

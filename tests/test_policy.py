@@ -6,7 +6,7 @@ import random
 import pytest
 from anyaccel import policy
 from anyaccel.configuration import Configuration
-from anyaccel.policy import Holding, Limits, Need, Policy, Waiting
+from anyaccel.policy import Block, Holding, Limits, Need, Policy, Waiting
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lengths import length
@@ -44,6 +44,8 @@ def simulate(jobs, rules, *, on_look=None, until=100_000):
     coming = sorted(jobs, key=lambda job: job.waiting.number)
     while coming or waiting or running:
         moments = [job.started + job.lasts for job, _ in running] + [job.waiting.since for job in coming[:1]]
+        edges = [edge for block in rules.blocks for edge in (block.begin, block.end)]
+        moments += [edge for edge in edges if now < edge < until] if waiting else []
         now = max(now, min(moments)) if moments else now
         assert now < until, "a request starves"
         running = [(job, held) for job, held in running if job.started + job.lasts > now]
@@ -59,16 +61,16 @@ def simulate(jobs, rules, *, on_look=None, until=100_000):
             if on_look:
                 on_look(order, running, now)
             for position, each in enumerate(order):
-                ahead = [other for other in order[:position] if each.competes(other)]
+                ahead = [other for other in order[:position] if rules.competes(other, each, now)]
                 passes = bool(ahead)
                 if passes and not rules.may_pass(each, ahead, held, now):
                     continue
                 job = by_key[each.key]
-                taken = {one.device for one in held}
+                taken = {one.device for one in held} | rules.barred(each, now)
                 free = [device for device in job.among if device not in taken]
                 if len(free) < job.count:
                     continue
-                job.started = now
+                job.started, job.devices = now, frozenset(free[: job.count])
                 until_ = None if each.seconds is None else now + each.seconds
                 own = [
                     Holding(device=device, user=each.user, until=until_, passed=now if passes else None)
@@ -164,6 +166,57 @@ def test_no_request_starves(jobs, fair, bound):
     assert None not in starts.values()
 
 
+def blocks():
+    """Up to three reservations and a drain that ends."""
+    reservations = st.builds(
+        lambda devices, begin, lasts, user: Block(
+            devices=frozenset(devices), begin=float(begin), end=float(begin + lasts), user=user
+        ),
+        st.sets(st.sampled_from(DEVICES), min_size=1),
+        st.integers(0, 60),
+        st.integers(1, 20),
+        st.sampled_from([1, 2, 3]),
+    )
+    drains = st.builds(
+        lambda devices, end: Block(devices=frozenset(devices), begin=float("-inf"), end=float(end)),
+        st.sets(st.sampled_from(DEVICES), min_size=1),
+        st.integers(1, 60),
+    )
+    return st.builds(lambda some, more: some + more, st.lists(reservations, max_size=3), st.lists(drains, max_size=1))
+
+
+@CASES
+@given(days(), blocks(), st.booleans(), st.sampled_from([0.0, 5.0]), st.integers(0, 1000))
+def test_no_reservation_and_no_drain_is_broken_and_no_request_starves(jobs, withheld, fair, bound, seed):
+    """With fair shares, priorities, time limits and backfill together; each waiter computes the same."""
+    rules = Policy(backfill=bound, fair_shares=fair, patience=30.0, blocks=tuple(withheld))
+    again = random.Random(seed).sample(withheld, len(withheld))
+    shuffled = Policy(backfill=bound, fair_shares=fair, patience=30.0, blocks=tuple(again))
+
+    def on_look(order, running, now):
+        held = [each for _, own in running for each in own]
+        assert shuffled.order(reversed(order), list(reversed(held)), now) == rules.order(order, held, now)
+        assert shuffled.earliest_starts(order, held, now) == rules.earliest_starts(order, list(reversed(held)), now)
+
+    jobs = made(jobs)
+    starts = simulate(jobs, rules, on_look=on_look)
+    assert None not in starts.values()
+    for job in jobs:
+        for block in withheld:
+            if job.devices.isdisjoint(block.devices) or job.waiting.user == block.user:
+                continue
+            assert job.started >= block.end or job.started + job.lasts <= block.begin
+
+
+def test_a_reserved_device_is_given_to_its_user_though_others_came_first():
+    first = Job(1, 0, 4, 50, known=False, user=1, priority=5)
+    own = Job(4, 10, 2, 5, known=False, user=2, priority=0, among="ab")
+    short = Job(2, 1, 1, 3, known=True, user=1, priority=0, among="a")
+    late = Job(3, 8, 1, 3, known=True, user=1, priority=0, among="a")
+    rules = Policy(blocks=(Block(devices=frozenset("ab"), begin=10.0, end=20.0, user=2),))
+    assert simulate([first, short, late, own], rules) == {1: 20.0, 2: 1.0, 3: 70.0, 4: 10.0}
+
+
 @CASES
 @given(days(), st.integers(1, 4))
 def test_a_limit_holds_and_keeps_no_other_user_waiting(jobs, most):
@@ -187,7 +240,7 @@ def waiting(number, count=1, seconds=None, since=0.0, **more):
 def test_a_short_one_passes_one_that_waits_for_all_devices():
     held = [Holding(device="a", until=100.0)]
     head = waiting(1, 4)
-    assert Policy.earliest_starts([head], held) == [100.0]
+    assert Policy().earliest_starts([head], held) == [100.0]
     assert Policy().may_pass(waiting(2, 1, 60.0), [head], held, 40.0)
     assert not Policy().may_pass(waiting(2, 1, 61.0), [head], held, 40.0)
     assert Policy(backfill=1).may_pass(waiting(2, 1, 61.0), [head], held, 40.0)
@@ -200,7 +253,7 @@ def test_what_passed_does_not_let_others_pass():
     head = waiting(1, 4, since=10.0)
     assert Policy(backfill=10).may_pass(waiting(2, 1, 10.0), [head], held, 100.0)
     assert not Policy(backfill=10).may_pass(waiting(2, 1, 15.0), [head], held, 100.0)
-    assert Policy.earliest_starts([waiting(3, 4, since=60.0)], held) == [110.0]
+    assert Policy().earliest_starts([waiting(3, 4, since=60.0)], held) == [110.0]
 
 
 def test_without_a_known_end_the_bound_counts_from_the_arrival():
@@ -214,7 +267,7 @@ def test_without_a_known_end_the_bound_counts_from_the_arrival():
 def test_those_behind_the_head_are_not_delayed_either_beyond_what_they_wait_for_anyway():
     held = [Holding(device="a", until=100.0)]
     ahead = [waiting(1, 4), waiting(2, 2)]  # the second could start now, but for the first
-    assert Policy.earliest_starts(ahead, held) == [100.0, 100.0]
+    assert Policy().earliest_starts(ahead, held) == [100.0, 100.0]
     assert Policy().may_pass(waiting(3, 1, 50.0), ahead, held, 10.0)
 
 
@@ -222,7 +275,7 @@ def test_shares_of_one_device_count():
     half = Need(count=1, units=5000, among=frozenset("a"))
     one = Waiting(key=1, number=1, since=0.0, needs=(half,))
     both = [Holding(device="a", units=5000, until=10.0), Holding(device="a", units=5000, until=20.0)]
-    assert Policy.earliest_starts([one], both) == [10.0]
+    assert Policy().earliest_starts([one], both) == [10.0]
     assert policy.forecast([one], both, 5.0) == {1: 10.0}
 
 

@@ -120,6 +120,7 @@ LINES = {
     "wait": [("{text}",)],
     "redo": [("{text}",)],
     "hold": [("APU:1", "--note", "{text}", "--wait", "1s"), ("APU:9,else=cpu",), ("{text}",)],
+    "adopt": [("1", "--note", "{text}"), ("{text}",)],
     "release": [("{text}",)],
     "queue": [()],
     "select": [("APU:0.1",), ("{text}:1",)],

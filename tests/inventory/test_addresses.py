@@ -1,4 +1,4 @@
-"""What must not stand in a recording: every address that this host has."""
+"""A recording has no address of this host."""
 
 import psutil
 from anyaccel.inventory.record import collect_private_names

@@ -1,4 +1,4 @@
-"""A device that two vendors list is given to no request, until all but one of the plug-ins are left out."""
+"""No request gets a device of two vendors until only one plug-in is enabled."""
 
 import json
 
@@ -12,7 +12,7 @@ FUNCTION = 'pci_bus_id="0000:c1:00.0"'
 
 @pytest.fixture
 def detect(install):
-    """Install one plug-in for each list of devices; what is found, by id."""
+    """Install one plug-in for each list of devices, and return the devices by id."""
 
     def detect(control_nodes=(), **vendors):
         for vendor, devices in vendors.items():

@@ -1,4 +1,4 @@
-"""Devices that are declared."""
+"""Declared devices."""
 
 import pytest
 from anyaccel.errors import UsageError

@@ -1,4 +1,4 @@
-"""Detection: every vendor at once, each at its own risk."""
+"""Detection: every vendor at once, in separate processes."""
 
 import contextlib
 import re
@@ -92,7 +92,7 @@ def test_a_plugin_that_cannot_be_imported_costs_only_itself(source, reason, inst
 
 
 def test_all_vendors_are_asked_at_once(install, acme, record, tmp_path):
-    """Each answers when all have been asked: one after the other, the first would not."""
+    """Each vendor answers once all have been asked, so a sequence would never end."""
     for number in range(3):
         name = f"slow{number}"
         body = f"""

@@ -28,7 +28,7 @@ ANSWERS = "return Detected(devices=(Device(id='bad-0', index=0, model='Bad'),))"
 
 @pytest.fixture
 def hanging(install, monkeypatch):
-    """Return the file of a plug-in whose detection hangs. The memory outlasts the test, however slow it is."""
+    """Return the file of a plug-in with a hanging detection; the memory outlasts the test."""
     monkeypatch.setattr(hangs, "MEMORY_SECONDS", 3600.0)
     return install("bad", HANGING.replace("BODY", SLEEPS))
 

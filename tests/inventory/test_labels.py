@@ -129,7 +129,7 @@ MOUNTS = f'mount -t tmpfs none /etc && mkdir /etc/anyaccel && printf %s "$1" > {
 @pytest.mark.host
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("unshare"), reason="needs root, and unshare(1)")
 def test_commands_go_by_the_labels_of_the_machine(tmp_path):
-    """The real file in its real place, in a private mount namespace."""
+    """With the real file in a private mount namespace."""
     text = '[devices."GPU/0"]\nlabels = ["team=vision"]\n'
 
     def run(*words):

@@ -1,4 +1,4 @@
-"""A launcher in a cgroup whose memory of devices is limited hands out no more than that."""
+"""A launcher in a cgroup with limited device memory hands out no more than the limit."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ PLUGIN = (Path(__file__).parent.parent / "vendors" / "pci.py").read_text()
 
 @pytest.fixture
 def machine(tmp_path):
-    """Lay out a tree of cgroups, as cgroup v2 does, and the files of a process in one of them."""
+    """Write a tree of cgroup v2, and the files of a process in a cgroup."""
 
     def machine(own, limits):
         (tmp_path / "proc/self").mkdir(parents=True)
@@ -60,7 +60,7 @@ def test_a_container_sees_its_group_as_the_root(machine):
 
 
 def test_the_share_that_we_hold_ourselves_is_no_limit(machine):
-    """A share within it is counted in parts of the device, too: half of it would be a quarter."""
+    """Shares count in parts of the device, not in parts of our share: half of it would be a quarter."""
     facts = machine(
         "/user/anyaccel-12-0a/below",
         {"user/anyaccel-12-0a": [f"drm/{ONE}/vram {4 * GIB}"], "user": [f"drm/{ONE}/vram {12 * GIB}"]},

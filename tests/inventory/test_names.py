@@ -1,4 +1,4 @@
-"""A tag is no other vendor's key, resource or product: the vendor whose name it is keeps it."""
+"""A tag is no other vendor's key, resource or product."""
 
 import json
 
@@ -9,7 +9,7 @@ from two_plugins import plugin
 
 @pytest.fixture
 def tags(install):
-    """Install a stranger with these tags, and return those that count, with what its vendor is told."""
+    """Install a stranger with the given tags, and return the remaining tags and the notes."""
 
     def tags(*tags, **more):
         install("stranger", plugin("stranger", 'id="s-0"', tags=tags, **more))
@@ -22,7 +22,7 @@ def tags(install):
 
 @pytest.fixture
 def owner(install):
-    """A vendor that is not on this machine: its plug-in says by data that it has a product called Big."""
+    """Install an absent vendor whose presence data lists a product called Big."""
     source = plugin("owner", resource="CARD", products=[("Big", "B1")])
     path = install("owner", source)
     presence = {"resource": "CARD", "paths": ["/dev/none-such"], "names": ["Big", "B1"]}

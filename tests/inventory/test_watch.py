@@ -1,4 +1,4 @@
-"""Changes of a machine, as they are told."""
+"""Watching a machine for changes."""
 
 import asyncio
 import threading

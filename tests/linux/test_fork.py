@@ -1,4 +1,4 @@
-"""What a forked child tidies up."""
+"""A forked child renews locks and tidies up."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What a process has started ends when it is to: asked, killed in the end, wherever it went."""
+"""Teardown of process trees: ask, then kill, wherever the processes went."""
 
 import os
 import signal
@@ -101,7 +101,7 @@ def test_a_tree_is_found_by_either_way(monkeypatch):
 
 
 def test_a_process_is_ended_as_soon_as_it_is_found():
-    """One that replaces itself all the time is another one when a long look is over."""
+    """A process that replaces itself all the time has another id when a long scan is over."""
     with start("exec sleep 1000") as moving:
 
         def look_long(tell):

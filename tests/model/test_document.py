@@ -93,7 +93,7 @@ def test_there_is_no_document_of_anything_else(value):
 
 
 def changed(chance, content):
-    """A document in which something is different, missing or more than it should be."""
+    """Make a document with a different, missing or additional part."""
     if not isinstance(content, (dict, list)) or not content or chance.random() < 0.2:
         return chance.choice([None, 0, -1, 1 << 70, 0.5, True, "", "x", "\ud800", [], {}, [[]], {"x": []}, [content]])
     twin = content.copy()

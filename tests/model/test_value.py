@@ -1,4 +1,4 @@
-"""Values of the model: what may be relied on, whatever they are made of."""
+"""Promises of all values of the model."""
 
 import copy
 import dataclasses
@@ -14,7 +14,7 @@ TERM = Term(names=("GPU", "TPU"), units=5000)
 
 
 class Given(Request):
-    """What an engine has given for a request."""
+    """A grant of an engine."""
 
     grants: "tuple[int, ...]"
     units: "tuple[tuple[str, int], ...]" = ()
@@ -27,7 +27,7 @@ class Given(Request):
 
 
 def values(kind=Value):
-    """Every class of values that has been imported."""
+    """Return every imported class of values."""
     return {each for below in kind.__subclasses__() for each in (below, *values(below))}
 
 

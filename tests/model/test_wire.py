@@ -1,4 +1,4 @@
-"""Values as JSON and back: what a plug-in, a child or a file says is checked field by field."""
+"""Values as JSON and back, with a check of every field."""
 
 import json
 from functools import partial

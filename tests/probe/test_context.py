@@ -15,7 +15,7 @@ from waiting import PATIENCE, until
 
 @pytest.fixture
 def root(tmp_path):
-    """A tree that looks like sysfs, with two PCI functions behind a bridge."""
+    """Make a tree like sysfs, with two PCI functions behind a bridge."""
     for address, vendor, numa in (("0000:0a:00.0", "0x1234", "1"), ("0000:0b:00.0", "0x9999", "-1")):
         real = tmp_path / f"sys/devices/pci0000:00/0000:00:01.0/{address}"
         real.mkdir(parents=True)
@@ -32,7 +32,7 @@ def root(tmp_path):
 
 
 def contexts(root):
-    """The machine below a root, and a replay of all that is asked of it."""
+    """Return a context of the machine below a root, and a function for the replay of its facts."""
     recorder = Recorder(HostFacts({"A": "1"}, root))
     live = ProbeContext(recorder, time.monotonic() + PATIENCE)
     return live, lambda: ProbeContext(
@@ -190,7 +190,7 @@ def test_a_command_that_hangs_is_killed_with_its_children(tmp_path):
 
 
 class LibraryError(Exception):
-    """An error with a number, as vendor libraries raise it."""
+    """An error with a number, as in vendor libraries."""
 
     def __init__(self, value):
         super().__init__(f"code {value}")

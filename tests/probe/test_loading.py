@@ -1,4 +1,4 @@
-"""A recording may come from any user: it is read whole and right, or refused in one message that names the fault."""
+"""A recording from any source is read whole, or refused in one message with the fault."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""What tells whose machine it is does not survive; everything else does, and stays distinct and in order."""
+"""Private data does not survive; other data does, distinct and in order."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def test_a_user_who_is_called_like_the_driver_goes_from_home_directories_only():
 
 
 def test_a_document_of_one_line_stays_a_document():
-    """Its commas are no columns."""
+    """Commas of JSON are no columns."""
     stdout = '[{"type":"a1.large","instance_id":"i-0","serial":"0X77AB12","cores":4},{"serial":"0X77AB13"}]'
     after = cleaned(commands=[{"argv": ["acme-ls", "--json"], "stdout": stdout}])["commands"][0]["stdout"]
     first, second = json.loads(after)

@@ -36,11 +36,6 @@ def main(directory: Path) -> None:
     subprocess.run(["apt-get", *options, "download", *names], check=True, cwd=directory)
     for package in directory.glob("*.deb"):
         subprocess.run(["dpkg-deb", "-x", package, root], check=True)
-    # The packages make these names when they are configured.
-    libraries = root / "usr" / "lib" / "x86_64-linux-gnu" / "nvidia" / "current"
-    for name in ("libcuda", "libnvidia-ml"):
-        (found,) = libraries.glob(f"{name}.so.*")
-        (libraries / f"{name}.so.1").symlink_to(found.name)
 
 
 if __name__ == "__main__":

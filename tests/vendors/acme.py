@@ -1,4 +1,4 @@
-"""A well-behaved plug-in for an accelerator that does not exist: devices are files below /dev/acme."""
+"""A correct plug-in for an imaginary accelerator: devices are files below /dev/acme."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""A vendor of two cards with PCI addresses, of whose memory the kernel has regions unless ``NO_REGION`` names one."""
+"""A vendor of two cards with PCI addresses and memory regions of the kernel, unless ``NO_REGION`` names a card."""
 
 from anyaccel.plugin import Detected, Device, EnvEdits, Fractional, PluginInfo, hookimpl
 

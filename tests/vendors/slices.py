@@ -1,4 +1,4 @@
-"""A vendor whose cards have eight slots each, which its mask names: ``slice-0:0-1-2-3,slice-1``."""
+"""A vendor with eight slots per card, named in the mask: ``slice-0:0-1-2-3,slice-1``."""
 
 from collections.abc import Mapping, Sequence
 

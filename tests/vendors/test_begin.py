@@ -1,4 +1,4 @@
-"""What forks vendors' processes is started ahead, as an interpreter that has nothing of its caller's."""
+"""The fork server of vendors' processes starts ahead of need, without descriptors of its caller."""
 
 import os
 import subprocess

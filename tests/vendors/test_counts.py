@@ -1,4 +1,4 @@
-"""What a vendor is asked once: its rule for each set, its mask for each environment; numbers it says as data."""
+"""Rules about numbers of devices: as data, or by a hook whose answer is kept for each set."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Finding plug-ins without importing them."""
+"""Discovery of plug-ins without an import."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""What is installed is read as importlib.metadata reads it, and without it where that is possible."""
+"""Entry points are read as importlib.metadata reads them, and without it where possible."""
 
 import importlib.metadata
 import sys
@@ -18,7 +18,7 @@ def by_importlib():
 
 @pytest.fixture(autouse=True)
 def usual(monkeypatch):
-    """Only Python's own finder, as long as no module has imported the package importlib_metadata, which replaces it."""
+    """Remove all finders except for Python's own: the package importlib_metadata replaces that finder."""
     own = [each for each in sys.meta_path if each is PathFinder or not hasattr(each, "find_distributions")]
     monkeypatch.setattr(sys, "meta_path", own)
     if not hasattr(PathFinder, "find_distributions"):
@@ -123,7 +123,7 @@ def test_two_versions_in_one_directory(path):
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("metadata", ["PKG-INFO", "METADATA"])
 def test_projects_in_development_are_read(path, metadata):
-    """As ``setup.py develop`` and an ``.egg-link`` leave it: the project's own directory on the module path."""
+    """``setup.py develop`` and an ``.egg-link`` put the project's own directory on the module path."""
     install(path[0], "acme", "[anyaccel]\nacme = a\n", kind="egg-info", metadata=metadata)
     (path[1] / "old-1.0.egg-info").write_text("Metadata-Version: 1.0\nName: old\n")  # a file, as distutils wrote it
     assert Source(vendor="acme", target="a", distribution="acme", version="1.0") in scan()

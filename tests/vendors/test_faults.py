@@ -1,4 +1,4 @@
-"""A plug-in that misbehaves in any of its hooks affects its own vendor only."""
+"""A faulty hook of a plug-in affects its own vendor only."""
 
 import contextlib
 import json
@@ -246,7 +246,7 @@ signal.signal(signal.SIGABRT, late)
 
 
 def hangs(machine):
-    """Why a vendor that sleeps has failed, once it has begun to by then."""
+    """Return the problem of a vendor that sleeps, once the hook has begun."""
     for seconds in (1, 10, 60):
         reason = aa.detect(machine, timeout=seconds).report("bad").problem.reason
         assert f"it did not answer within {seconds} s" in reason
@@ -256,7 +256,7 @@ def hangs(machine):
 
 
 def test_where_a_process_hangs_is_heard_also_when_it_has_to_wait_for_a_processor(install, record):
-    """It runs for a second before it says so, and is not asleep meanwhile."""
+    """The process runs for a second before it prints its traceback."""
     install("bad", BAD.format(hook="anyaccel_detect", fault=FAULTS["sleeps"]) + LATE)
     assert "(it was at " in hangs(record({}))
 

@@ -1,4 +1,4 @@
-"""One table says what each hook answers: a vendor's process and ours, and the suite for authors, go by it."""
+"""The table of hooks: vendors' processes, our process and the conformance suite follow it."""
 
 import anyaccel as aa
 import pytest
@@ -46,7 +46,7 @@ def anyaccel_products():
 
 @pytest.fixture
 def careless(install):
-    """The process of a plug-in that has switched the checks off where it runs."""
+    """Return the process of a plug-in that disables the checks in its own process."""
 
     def careless(answer="ContainerEdits(nodes=('relative',))", slots=1):
         install("careless", CARELESS.replace("ANSWER", answer).replace("SLOTS", str(slots)))

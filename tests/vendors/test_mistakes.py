@@ -1,4 +1,4 @@
-"""What the author of a plug-in typically gets wrong, and the message that says what to change."""
+"""Typical mistakes of plug-in authors, and the messages about them."""
 
 import types
 from pathlib import Path
@@ -29,7 +29,7 @@ EMPTY = {"schema": "anyaccel.recording/1"}
 
 
 def module(**changes):
-    """A module with all required hooks, some of them changed, added, or removed with None."""
+    """Make a module with the required hooks, some changed, added, or removed with None."""
     hooks = {
         "anyaccel_info": lambda: PluginInfo(vendor="acme", resource="APU", kind="apu", env_vars=("ACME",)),
         "anyaccel_detect": lambda ctx: Detected(devices=(DEVICE,)),

@@ -89,7 +89,7 @@ class Configuration(Value):
 
 
 def _seconds(value: Any) -> float:
-    if value == 0 and type(value) is int:
+    if value == 0 and type(value) is int:  # True and 0.0 are equal to 0, too
         return 0.0
     return duration(value)
 
@@ -103,7 +103,7 @@ def _interval(value: Any) -> float:
 
 def _number(low: float, high: float, *kinds: type) -> Callable[[Any], Any]:
     def read(value: Any) -> Any:
-        if type(value) not in (kinds or (int, float)) or not low <= value <= high:
+        if type(value) not in (kinds or (int, float)) or not low <= value <= high:  # nan fails the comparison
             raise ValueError
         return value
 
@@ -136,7 +136,7 @@ def one_of(*choices: str | bool) -> Rule:
     *words, last = (repr(each) if isinstance(each, str) else str(each).lower() for each in choices)
 
     def read(value: Any) -> Any:
-        if not any(value is each or (value == each and type(value) is str) for each in choices):
+        if not any(value is each or (value == each and type(value) is str) for each in choices):  # 1 is not true
             raise ValueError
         return value
 
@@ -473,7 +473,7 @@ def _locate(error: Exception, content: bytes) -> tuple[int, str]:
     found = re.fullmatch(r"(.*) \(at (?:line (\d+), column (\d+)|end of document)\)", str(error), re.DOTALL)
     if found is None:
         return 0, str(error) or type(error).__name__
-    if found[2] is None:
+    if found[2] is None:  # the parser gives no position at the end of a document
         return content.rstrip(b"\n").count(b"\n") + 1, f"{found[1]} (at the end)"
     return int(found[2]), f"{found[1]} (column {found[3]})"
 
@@ -541,6 +541,6 @@ def _unknown(key: str, kind: str) -> str:
 def _close(key: str, kind: str) -> str:
     import difflib
 
-    known = [each.key for each in settings_of(kind)]
+    known = [each.key for each in settings_of(kind)]  # only those that this file may have
     close = difflib.get_close_matches(key, known, n=1)
     return f"did you mean {close[0]!r}?" if close else f"the settings are {', '.join(known)}"

@@ -29,7 +29,7 @@ FOREVER = float("inf")
 
 
 class Need(Value):
-    """The needs of one term of a request.
+    """Quantity of a term, with the devices for it.
 
     Attributes:
         count: Number of devices.
@@ -105,6 +105,31 @@ class Holding(Value):
     until: float | None = None
     passed: float | None = None
     inner: bool = False
+
+
+class Block(Value):
+    """Devices that are withheld from requests for a time: drained, or reserved for a user.
+
+    Attributes:
+        devices: The devices.
+        begin: Start; minus infinity for a drain.
+        end: End; infinity for a drain.
+        user: Number of the user whose requests may have the devices; None for no user.
+    """
+
+    devices: frozenset[Hashable]
+    begin: float
+    end: float
+    user: int | None = None
+
+    def meets(self, waiting: Waiting, start: float) -> bool:
+        """Return whether the devices are withheld from a request with a given start.
+
+        A request with a time limit may have them if it ends before the block begins.
+        """
+        if start >= self.end or (self.user is not None and self.user == waiting.user):
+            return False
+        return waiting.seconds is None or start + waiting.seconds > self.begin
 
 
 class Limits(Value):
@@ -193,6 +218,7 @@ class Policy(Value):
         patience: Seconds of waiting after which a request comes before requests that have waited less; None for never.
         limits: Limits of users without an entry in ``users``.
         users: Limits by number of the user.
+        blocks: Drained and reserved devices.
     """
 
     backfill: float = 0.0
@@ -200,6 +226,7 @@ class Policy(Value):
     patience: float | None = None
     limits: Limits = _NO_LIMITS
     users: Mapping[int, Limits] = field(default_factory=dict)
+    blocks: tuple[Block, ...] = ()
 
     @property
     def plain(self) -> bool:
@@ -220,6 +247,7 @@ class Policy(Value):
         users = {each: _limits(configuration, f"users.{name}") for each, name in numbers.items() if each is not None}
         limits = _limits(configuration, "limits")
         fair = configuration.get("queue.fair_shares")
+        # Without another rule the order is by priority and arrival, and patience would only cost its computation.
         changed = fair or users or limits != _NO_LIMITS or "queue.patience" in configuration.values
         return cls(
             backfill=configuration.get("queue.backfill"),
@@ -268,7 +296,7 @@ class Policy(Value):
         return sorted(waiting, key=self.sort_key(held, now))
 
     def over_limits(self, waiting: Waiting, held: Iterable[Holding]) -> tuple[OverLimit, ...]:
-        """Return the limits of its user that stand in the way of a request, for every caller.
+        """Return the limits of the user in the way of a request, for every caller.
 
         Args:
             waiting: The request.
@@ -290,6 +318,21 @@ class Policy(Value):
         """Return whether a request waits for its own user to release devices; then it blocks no other request."""
         return any(each.limit == "devices" for each in self.over_limits(waiting, held))
 
+    def barred(self, waiting: Waiting, now: float) -> frozenset[Hashable]:
+        """Return the devices withheld from a request with a start now: drained or reserved ones."""
+        found: frozenset[Hashable] = frozenset()
+        return found.union(*(block.devices for block in self.blocks if block.meets(waiting, now)))
+
+    def competes(self, one: Waiting, other: Waiting, now: float) -> bool:
+        """Return whether two requests want a common device that both may have now.
+
+        A request that may not have a device now does not keep another request from it: so a reservation cannot be
+        broken by an earlier request, and a drained device blocks no line.
+        """
+        if one.wants is None or other.wants is None or not self.blocks:
+            return one.competes(other)
+        return not (one.wants - self.barred(one, now)).isdisjoint(other.wants - self.barred(other, now))
+
     def may_pass(self, one: Waiting, ahead: Sequence[Waiting], held: Sequence[Holding], now: float) -> bool:
         """Return whether a request may be served before earlier requests that cannot start yet.
 
@@ -301,21 +344,23 @@ class Policy(Value):
         """
         if one.seconds is None:
             return not ahead
-        return all(now + one.seconds <= start + self.backfill for start in self.earliest_starts(ahead, held))
+        return all(now + one.seconds <= start + self.backfill for start in self.earliest_starts(ahead, held, now))
 
-    @staticmethod
-    def earliest_starts(waiting: Sequence[Waiting], held: Iterable[Holding]) -> list[float]:
+    def earliest_starts(
+        self, waiting: Sequence[Waiting], held: Iterable[Holding], now: float = -FOREVER
+    ) -> list[float]:
         """Return the earliest start in turn of each waiting request, as far as known.
 
         Args:
             waiting: The waiting requests, in the order of service.
             held: The active leases.
+            now: The time, from which drains and reservations count.
         """
         ends = _known_ends(held)
         found: list[float] = []
         for position, one in enumerate(waiting):
             before = [start for other, start in zip(waiting[:position], found, strict=True) if one.competes(other)]
-            found.append(max([_earliest_alone(one, ends), *before]))
+            found.append(max([_earliest_alone(one, ends, self.blocks, now), *before]))
         return found
 
 
@@ -332,13 +377,16 @@ def sum_usage(held: Iterable[Holding]) -> dict[int | None, int]:
     return found
 
 
-def forecast(waiting: Sequence[Waiting], held: Iterable[Holding], now: float) -> dict[Hashable, float | None]:
+def forecast(
+    waiting: Sequence[Waiting], held: Iterable[Holding], now: float, blocks: Sequence[Block] = ()
+) -> dict[Hashable, float | None]:
     """Forecast the starts of waiting requests if every lease lasts until its time limit, by key; None for unknown.
 
     Args:
         waiting: The waiting requests, in the order of service.
         held: The active leases.
         now: The time.
+        blocks: Drained and reserved devices.
     """
     busy: dict[Hashable, list[tuple[float, int]]] = {}
     for each in held:
@@ -346,8 +394,9 @@ def forecast(waiting: Sequence[Waiting], held: Iterable[Holding], now: float) ->
         busy.setdefault(each.device, []).append((end, each.units))
     starts: dict[Hashable, float | None] = {}
     passed: list[tuple[Waiting, float]] = []
+    # In the order of service: what an earlier request will hold counts for each later one.
     for one in waiting:
-        own = [_find_time(need, busy) for need in one.needs] or [FOREVER]
+        own = [_find_time(need, busy, one, blocks, now) for need in one.needs] or [FOREVER]
         start = max([now, *own, *(before for other, before in passed if one.competes(other))])
         passed.append((one, start))
         starts[one.key] = None if start == FOREVER else start
@@ -356,7 +405,7 @@ def forecast(waiting: Sequence[Waiting], held: Iterable[Holding], now: float) ->
             soonest = sorted(
                 need.among, key=lambda device: (_free_at(busy.get(device, ()), need.units_on(device)), str(device))
             )
-            for device in soonest[: need.count]:
+            for device in soonest[: need.count]:  # the devices that a placement would most likely take
                 left = [(until, units) for until, units in busy.get(device, ()) if until > start]
                 busy[device] = [*left, (end, need.units_on(device))]
     return starts
@@ -367,12 +416,14 @@ def _known_ends(held: Iterable[Holding]) -> dict[Hashable, list[tuple[float, int
     ends: dict[Hashable, list[tuple[float, int, float]]] = {}
     for each in held:
         if each.until is not None:
-            passed = -FOREVER if each.passed is None else each.passed
+            passed = -FOREVER if each.passed is None else each.passed  # served in turn: before every arrival
             ends.setdefault(each.device, []).append((each.until, each.units, passed))
     return ends
 
 
-def _earliest_alone(one: Waiting, ends: Mapping[Hashable, Sequence[tuple[float, int, float]]]) -> float:
+def _earliest_alone(
+    one: Waiting, ends: Mapping[Hashable, Sequence[tuple[float, int, float]]], blocks: Sequence[Block], now: float
+) -> float:
     """Return the earliest start of a request without other requests, and without leases that passed the request."""
 
     def at(needs: Iterable[Need]) -> float:
@@ -382,19 +433,35 @@ def _earliest_alone(one: Waiting, ends: Mapping[Hashable, Sequence[tuple[float, 
             for device in need.among
             if (each := ends.get(device))
         }
-        return max([one.since, *(_find_time(need, before) for need in needs)])
+        return max([one.since, *(_find_time(need, before, one, blocks, now) for need in needs)])
 
-    return sorted(map(at, one.sites or [one.needs]))[one.hosts - 1]
+    return sorted(map(at, one.sites or [one.needs]))[one.hosts - 1]  # the last of the machines that are needed
 
 
-def _find_time(need: Need, busy: Mapping[Hashable, Sequence[tuple[float, int]]]) -> float:
-    """Return the time when enough devices have room for a need."""
-    times = sorted(_free_at(busy.get(device, ()), need.units_on(device)) for device in need.among)
+def _find_time(
+    need: Need, busy: Mapping[Hashable, Sequence[tuple[float, int]]], one: Waiting, blocks: Sequence[Block], now: float
+) -> float:
+    """Return the time when enough devices have room for a need of a request, and are not withheld from it."""
+    # The count-th device in time: the others are free by then.
+    times = sorted(
+        _open_at(device, _free_at(busy.get(device, ()), need.units_on(device)), one, blocks, now)
+        for device in need.among
+    )
     return times[need.count - 1] if 0 < need.count <= len(times) else -FOREVER
 
 
+def _open_at(device: Hashable, free: float, one: Waiting, blocks: Sequence[Block], now: float) -> float:
+    """Return the first time from ``free`` on at which a device is not withheld from a request."""
+    start = max(free, now)
+    # In the order of their starts: a request that moves behind one block may meet the next.
+    for block in sorted((each for each in blocks if device in each.devices), key=lambda each: each.begin):
+        if block.meets(one, start):
+            start = block.end
+    return start if start > max(free, now) else free
+
+
 def _free_at(busy: Sequence[tuple[float, int]], units: int) -> float:
-    """Return the time when a device has room for some units, given the ends of its leases."""
+    """Return the time of enough room for some units on a device, given the ends of leases."""
     taken, free = sum(each for _, each in busy), -FOREVER
     for end, each in sorted(busy):
         if taken + units <= UNITS_PER_DEVICE:

@@ -134,7 +134,7 @@ def test_a_vendor_that_fails_costs_its_devices_and_is_named(install, anyaccel):
         (("--num-gpus", "two"), "argument --num-gpus: must be a whole number from 0 to 65536 (got 'two')"),
         (("--labels", "zone"), "argument --labels: must be KEY=VALUE, separated by commas"),
         (("--json",), "--json prints the command as JSON and starts nothing: add --dry-run"),
-        (("--", "true"), "'--' and a command belong to 'anyaccel run'"),
+        (("--", "true"), "a command after '--' belongs to 'anyaccel run'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )

@@ -40,7 +40,7 @@ WIDE = """\
 
 
 @pytest.fixture
-def look(answering):
+def observe(answering):
     """Detect and observe two NPUs, with a table and a mapping of npu-smi."""
 
     def show(table=TABLE, mapping=MAPPING):
@@ -51,8 +51,8 @@ def look(answering):
     return show
 
 
-def test_a_published_table_is_read(look):
-    found, stats = look()
+def test_a_published_table_is_read(observe):
+    found, stats = observe()
     assert [device.pci_bus_id for device in found.devices] == ["0000:c1:00.0", "0000:01:00.0"]
     assert [device.memory_bytes for device in found.devices] == [32768 * MIB] * 2
     assert [seen.memory_used_bytes for seen in stats.values()] == [2859 * MIB, 2659 * MIB]
@@ -61,25 +61,25 @@ def test_a_published_table_is_read(look):
     assert not found.partial
 
 
-def test_a_wider_table_with_another_column_is_read(look):
-    found, stats = look(WIDE)
+def test_a_wider_table_with_another_column_is_read(observe):
+    found, stats = observe(WIDE)
     seen = stats[found.devices[0].id]
     assert seen.temperature_celsius == 32
     assert [(held.pid, held.memory_bytes) for held in seen.processes] == [(1406630, 21835 * MIB)]
 
 
-def test_full_usage_without_a_blank_is_read(look):
-    found, stats = look(TABLE.replace("2859 / 32768", "32768/ 32768"))
+def test_full_usage_without_a_blank_is_read(observe):
+    found, stats = observe(TABLE.replace("2859 / 32768", "32768/ 32768"))
     assert stats[found.devices[0].id].memory_used_bytes == found.devices[0].memory_bytes
 
 
-def test_error_codes_of_the_sensor_are_no_temperature(look):
-    assert [seen.temperature_celsius for seen in look(TABLE.replace("47   ", "32765"))[1].values()] == [None, 48]
+def test_error_codes_of_the_sensor_are_no_temperature(observe):
+    assert [seen.temperature_celsius for seen in observe(TABLE.replace("47   ", "32765"))[1].values()] == [None, 48]
 
 
 @pytest.mark.parametrize("gone", ["| 0     910B4", "| 0                         | 0000:C1"])
-def test_a_chip_of_which_half_is_missing_does_not_hide_the_others(look, gone):
-    found, stats = look("".join(line for line in TABLE.splitlines(keepends=True) if not line.startswith(gone)))
+def test_a_chip_of_which_half_is_missing_does_not_hide_the_others(observe, gone):
+    found, stats = observe("".join(line for line in TABLE.splitlines(keepends=True) if not line.startswith(gone)))
     assert [device.health for device in found.devices] == [Health.UNHEALTHY, Health.HEALTHY]
     assert [*stats] == [found.devices[1].id]
     assert found.partial
@@ -94,44 +94,44 @@ def test_a_chip_of_which_half_is_missing_does_not_hide_the_others(look, gone):
         ("| OK            | 85.9        47                0    / 0             |", "| OK            |"),
     ],
 )
-def test_a_row_that_does_not_fit_its_header_is_an_error_that_shows_it(look, old, new):
+def test_a_row_that_does_not_fit_its_header_is_an_error_that_shows_it(observe, old, new):
     assert old in TABLE
     with pytest.raises(ValueError, match=r"a row of 'npu-smi info' must .* \(got .*\); report this output"):
-        look(TABLE.replace(old, new, 1))
+        observe(TABLE.replace(old, new, 1))
 
 
 @pytest.mark.parametrize(("health", "words"), [("Offline", "'Offline'"), ("       ", "cannot read its health")])
-def test_a_health_that_is_new_or_missing_makes_one_chip_unusable(look, health, words):
-    found, stats = look(TABLE.replace("| OK     ", f"| {health}", 1))
+def test_a_health_that_is_new_or_missing_makes_one_chip_unusable(observe, health, words):
+    found, stats = observe(TABLE.replace("| OK     ", f"| {health}", 1))
     for seen in (found.devices, list(stats.values())):
         assert [each.health for each in seen] == [Health.UNHEALTHY, Health.HEALTHY]
         assert words in seen[0].health_reason
         assert "npu-smi info -t health -i 0" in seen[0].health_remedy
 
 
-def test_rows_of_controllers_are_no_chips(look):
-    assert len(look(mapping=MAPPING + "1    1    -    Mcu\n")[0].devices) == 2
+def test_rows_of_controllers_are_no_chips(observe):
+    assert len(observe(mapping=MAPPING + "1    1    -    Mcu\n")[0].devices) == 2
 
 
 @pytest.mark.parametrize("row", ["0 0 x Ascend 910B3", "0 0", "0 zero 1 Ascend"])
-def test_a_mapping_row_without_numbers_is_an_error(look, row):
+def test_a_mapping_row_without_numbers_is_an_error(observe, row):
     with pytest.raises(ValueError, match="npu-smi info -m"):
-        look(mapping=f"NPU ID    Chip ID    Chip Logic ID    Chip Name\n{row}\n")
+        observe(mapping=f"NPU ID    Chip ID    Chip Logic ID    Chip Name\n{row}\n")
 
 
-def test_a_mapping_without_a_column_that_counts_is_an_error(look):
+def test_a_mapping_without_a_column_that_counts_is_an_error(observe):
     with pytest.raises(ValueError, match="npu-smi info -m"):
-        look(mapping="NPU ID    Chip Name\n0    Ascend\n")
+        observe(mapping="NPU ID    Chip Name\n0    Ascend\n")
 
 
-def test_two_chips_with_one_logic_id_are_an_error(look):
+def test_two_chips_with_one_logic_id_are_an_error(observe):
     with pytest.raises(ValueError, match="a number of its own"):
-        look(mapping=MAPPING.replace("1    0    1", "1    0    0"))
+        observe(mapping=MAPPING.replace("1    0    1", "1    0    0"))
 
 
-def test_two_chips_at_one_address_are_an_error(look):
+def test_two_chips_at_one_address_are_an_error(observe):
     with pytest.raises(ValueError, match="an address of its own"):
-        look(TABLE.replace("0000:01:00.0", "0000:C1:00.0"))
+        observe(TABLE.replace("0000:01:00.0", "0000:C1:00.0"))
 
 
 def test_a_topology_with_network_cards_and_without_affinity_is_read(answering):

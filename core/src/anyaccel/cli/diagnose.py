@@ -13,6 +13,7 @@ from anyaccel.launcher.launch import prepare
 from anyaccel.launcher.verdicts import leases, why
 from anyaccel.ledger import LeaseRecord, Ledger, TicketRecord
 from anyaccel.ledger.diagnosis import diagnose
+from anyaccel.ledger.record import BLOCKED
 from anyaccel.linux import cgroup
 from anyaccel.linux.process import exists
 from anyaccel.model import Finding, Inventory, Severity
@@ -115,6 +116,8 @@ def _of_leases(records: tuple[LeaseRecord, ...], names: Mapping[str, str]) -> It
     for record in records:
         name = f"{names[record.device]} ({record.device})"
         holder = f"process {record.pid} of {record.user}"
+        if record.state in BLOCKED:  # the diagnosis of the ledger lists these
+            continue
         if record.state == "quarantined":
             message = f"{name} is quarantined by {holder}: {record.reason}"
             fix = (

@@ -71,19 +71,7 @@ def _hold(args: argparse.Namespace, reporting: int) -> int:
         return 0
     with hold:
         _print(args, hold, variables)
-        # Until here this process dies with the command that started it, and its lease with it.
-        process.live_on()
-        hold.lease.inherit()
-        close_vendors()  # their processes would keep the terminal's descriptors open
-        null = os.open(os.devnull, os.O_RDWR)
-        for descriptor in (0, 1, 2):
-            os.dup2(null, descriptor)
-        # A hold for days must not keep a file system of the current directory busy.
-        os.chdir("/")
-        process.set_name(_PROGRAM)  # until exec, 'status' would show the name of the interpreter
-        with contextlib.suppress(BrokenPipeError):  # the caller was killed; its user has seen the lease
-            os.write(reporting, b".")
-        os.close(reporting)
+        go_on_alone(hold, _PROGRAM, reporting)
         with contextlib.suppress(OSError):  # 'sleep' takes less memory than an interpreter
             os.execvp(_PROGRAM, [_PROGRAM, "infinity" if args.time is None else str(args.time)])
         # There is no program "sleep": this process stays.
@@ -91,6 +79,30 @@ def _hold(args: argparse.Namespace, reporting: int) -> int:
         while (left := until - time.monotonic()) > 0:
             time.sleep(min(left, _DAY))  # the kernel refuses some 292 years
     return 0
+
+
+def go_on_alone(lease: DeviceLease, name: str, reporting: int) -> None:
+    """Let the caller of the command go on, and keep a lease in this process alone.
+
+    Args:
+        lease: The lease, which has been printed.
+        name: Name of this process in lists of processes, such as that of 'status'.
+        reporting: Descriptor that the caller waits for.
+    """
+    # Until here this process dies with the command that started it, and its lease with it.
+    process.live_on()
+    if lease.lease is not None:
+        lease.lease.inherit()
+    close_vendors()  # their processes would keep the terminal's descriptors open
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(null, descriptor)
+    # A hold for days must not keep a file system of the current directory busy.
+    os.chdir("/")
+    process.set_name(name)
+    with contextlib.suppress(BrokenPipeError):  # the caller was killed; its user has seen the lease
+        os.write(reporting, b".")
+    os.close(reporting)
 
 
 def _print(args: argparse.Namespace, hold: DeviceLease, variables: Mapping[str, str]) -> None:

@@ -34,6 +34,7 @@ GROUPS = {
         "run": "run a command that sees exactly the devices that it asked for",
         "sweep": "run many commands, as many at once as there are devices",
         "hold": "hold devices without a command, until they are released",
+        "adopt": "hold the devices that a running process of yours has open, until it ends",
         "release": "release a lease, and end the processes that run with it",
         "cancel": "cancel jobs, waiting requests and leases of yours",
         "env": "print the variables by which a shell sees the devices of a request",
@@ -48,6 +49,9 @@ GROUPS = {
     "Administer a machine": {
         "report": "show who used which devices, from the journal of ended leases",
         "metrics": "print or serve measurements in OpenMetrics, for a monitoring system",
+        "drain": "withhold devices from new requests, as for maintenance",
+        "undrain": "give drained devices out again",
+        "reserve": "reserve devices for a user and a time; list and remove reservations",
         "setup": "make the files that all users of this machine share, as root",
         "config": "show the settings of this machine and of this user",
         "export": "describe the devices for another scheduler or a container engine",
@@ -67,7 +71,10 @@ GROUPS = {
 """The commands under the titles of ``anyaccel --help``, each with what it does."""
 COMMANDS = {name: text for group in GROUPS.values() for name, text in group.items()}
 DEFAULT = "status"
-SURVEYS = {"status", "top", "metrics", "report", "run", "sweep", "hold", "select", "why", "env", "doctor", "export"}
+SURVEYS = {
+    *("status", "top", "metrics", "report", "run", "sweep", "hold", "select", "why", "env", "doctor", "export"),
+    *("adopt", "drain", "undrain", "reserve"),
+}
 """Commands that detect the machine's devices."""
 RUNS = {"run", "sweep", "testbed"}
 """Commands that take a command to run, after ``--``."""

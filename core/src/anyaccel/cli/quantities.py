@@ -22,6 +22,45 @@ def duration(text: str) -> float:
         raise _refused(str(error)) from None
 
 
+def moment(text: str, after: float | None = None) -> float:
+    """Turn a local time into seconds since 1970: ``now``, ``14:30``, or ``2026-12-01 14:30``.
+
+    Args:
+        text: The time.
+        after: The time after which a time without a date is the next; now when None.
+
+    Raises:
+        argparse.ArgumentTypeError: When the text is not a time.
+    """
+    import datetime as dt
+    import time
+
+    if text == "now":
+        return time.time()
+    start = dt.datetime.fromtimestamp(time.time() if after is None else after).astimezone()
+    try:
+        if len(text) <= len("14:30") and ":" in text:
+            found = dt.datetime.combine(start.date(), dt.time.fromisoformat(text.zfill(5))).astimezone()
+            return (found if found >= start else found + dt.timedelta(days=1)).timestamp()
+        return dt.datetime.fromisoformat(text).astimezone().timestamp()
+    except (ValueError, OverflowError):
+        raise _refused(f"must be a time such as 14:30 or '2026-12-01 14:30' (got {text!r:.40})") from None
+
+
+def end_moment(text: str) -> Callable[[float], float]:
+    """Turn the end of a period into a function of its start: a time as of :func:`moment`, or a duration such as 4h.
+
+    Raises:
+        argparse.ArgumentTypeError: When the text is neither.
+    """
+    try:
+        lasts = texts.duration(text)
+    except ValueError:
+        moment(text)
+        return lambda begin: moment(text, begin)
+    return lambda begin: begin + lasts
+
+
 def seconds(least: float, most: float) -> Callable[[str], float]:
     """Return a parser of a number of seconds between two bounds, for options that are older than durations."""
 

@@ -10,6 +10,7 @@ from anyaccel.cli.sample import reason
 from anyaccel.cli.table import Column, print_table
 from anyaccel.ledger import Ledger
 from anyaccel.ledger.names import vendor_and_id, without_scope
+from anyaccel.ledger.record import BLOCKED
 from anyaccel.text import elapsed
 
 EXAMPLES = (
@@ -39,7 +40,9 @@ def main(args: argparse.Namespace) -> int:
     ledger = Ledger.open()
     waiting = ledger.tickets()
     # A device whose holder has ended is what most waits are about.
-    kept = [lease for lease in ledger.leases() if lease.state == "kept"]
+    found = ledger.leases()
+    kept = [lease for lease in found if lease.state == "kept"]
+    blocked = [record for record in found if record.state in BLOCKED]
     if args.json:
         tickets = [
             {
@@ -63,7 +66,16 @@ def main(args: argparse.Namespace) -> int:
             }
             for lease in kept
         ]
-        output.print_json("queue/1", {"tickets": tickets, "kept": ended})
+        withheld = [
+            {
+                "vendor": vendor_and_id(record.device)[0] or None,
+                "device": vendor_and_id(without_scope(record.device))[1],
+                **take_fields(record, "state", "user", "reason"),
+                "until": None if record.until is None else output.moment(record.until),
+            }
+            for record in blocked
+        ]
+        output.print_json("queue/1", {"tickets": tickets, "kept": ended, "withheld": withheld})
     elif waiting:
         rows = [
             (
@@ -86,4 +98,6 @@ def main(args: argparse.Namespace) -> int:
         for lease in kept:
             device = vendor_and_id(without_scope(lease.device))[1]
             output.say(f"{device} is {lease.reason}; {lease.hint}")
+        for record in blocked:
+            output.say(str(record))
     return 0

@@ -42,6 +42,7 @@ class Sample(Value):
         unknown: Error of the ledger, if it cannot be read.
         tickets: The waiting requests, in order.
         at: Time of the sample, in seconds since 1970.
+        upcoming: Reservations that have not begun, a sentence each.
     """
 
     inventory: Inventory
@@ -51,6 +52,7 @@ class Sample(Value):
     unknown: str
     tickets: tuple[TicketRecord, ...]
     at: float
+    upcoming: tuple[str, ...] = ()
 
     def stats(self, device: Device) -> Stats:
         """Return the measurements of a device."""
@@ -121,16 +123,23 @@ def take_sample(
     environ = os.environ if environ is None else environ
     observed, problems = anyaccel.stats(inventory, timeout=timeout, environ=environ) if stats else ({}, ())
     found: dict[str, list[LeaseRecord]] = {}
-    unknown = ""
+    unknown, upcoming = "", []
     tickets: tuple[TicketRecord, ...] = ()
     if inventory.devices:  # without devices there are no leases: importing the ledger would be in vain
+        from anyaccel.launcher.scope import Scope
         from anyaccel.launcher.verdicts import leases
         from anyaccel.ledger import Ledger
 
         try:
             for record in leases(inventory, environ):
                 found.setdefault(record.device, []).append(record)
-            tickets = Ledger.open(environ).tickets() if waiters else ()
+            ledger = Ledger.open(environ)
+            tickets = ledger.tickets() if waiters else ()
+            names, scope = {each.id: each.name for each in inventory.devices}, Scope.make(inventory, environ)
+            for block in ledger.blocks():
+                own = [names[scope.ids[key]] for key in block.devices if key in scope.ids]
+                if own and block.begin is not None and block.begin > time.time():
+                    upcoming.append(f"{', '.join(sorted(set(own)))}: {block.describe()}")
         except LedgerError as error:
             unknown = str(error)
     return Sample(
@@ -140,6 +149,7 @@ def take_sample(
         leases=None if unknown else found,
         unknown=unknown,
         tickets=tickets,
+        upcoming=tuple(upcoming),
         at=time.time(),
     )
 
@@ -216,6 +226,7 @@ def notes(sample: Sample) -> list[str]:
             told = f"{reason or 'no reason is known'}{'; ' if remedy else ''}{remedy}"
             found.append(f"{device.name} is unhealthy: {told}")
     found += map(str, sample.problems)
+    found += sample.upcoming
     if sample.unknown:
         found.append(f"leases are unknown: {sample.unknown}")
     return found

@@ -18,7 +18,8 @@ from anyaccel.model import (
     replace,
     slots_by_id,
 )
-from anyaccel.model.wire import fields, prepare
+from anyaccel.model._value import fields
+from anyaccel.model.wire import prepare
 from anyaccel.probe.machine import Machine, Simulated
 from anyaccel.vendors.discovery import Source
 from anyaccel.vendors.guarded import Outcome
@@ -102,7 +103,7 @@ def interpret(source: Source, outcome: Outcome) -> tuple[VendorReport, list[Devi
             check_answer(source, "tags", device.tags)
             check_answer(source, "fractional", device.fractional, info, [device])
         hidden = check_answer(source, "env", answer["hidden"], info) if info and "hidden" in answer else None
-        if detected is not None and problem is None:
+        if info is not None and detected is not None and problem is None:
             devices, notes = _show(source, info, detected.devices, answer.get("visible"))
             detected = replace(detected, notes=(*detected.notes, *notes))
     except PluginError as error:

@@ -236,10 +236,10 @@ def look_up(vendor: int, device: int, paths: tuple[str, ...] = PCI_IDS) -> str:
     if path is None:
         return ""
     with open(path, encoding="utf-8", errors="replace") as file:
-        return _found(iter(file), f"{vendor:04x}  ", f"\t{device:04x}  ")
+        return _scan_list(iter(file), f"{vendor:04x}  ", f"\t{device:04x}  ")
 
 
-def _found(lines: Iterator[str], vendor: str, device: str) -> str:
+def _scan_list(lines: Iterator[str], vendor: str, device: str) -> str:
     for line in lines:
         if line.startswith(vendor):
             break

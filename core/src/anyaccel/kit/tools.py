@@ -244,7 +244,7 @@ class Tool:
                 raise self._unexpected(
                     f"one line of {len(fields)} values ({', '.join(fields)}) per device", line, arguments
                 )
-            self._add(rows, name, dict(zip(fields, map(_known, cells), strict=True)))
+            self._add(rows, name, dict(zip(fields, map(_text_or_none, cells), strict=True)))
         return rows
 
     def scan(self, ctx: ProbeContext, pattern: str, *arguments: str) -> dict[str, Row] | None:
@@ -269,7 +269,7 @@ class Tool:
         for match in re.finditer(pattern, text, re.MULTILINE | re.IGNORECASE):
             groups = match.groupdict()
             name = groups.pop("key").lower()
-            self._add(found, name, {key: value and _known(value) for key, value in groups.items()})
+            self._add(found, name, {key: value and _text_or_none(value) for key, value in groups.items()})
         if not found:
             raise self._unexpected("a table of devices", text.strip(), arguments)
         return found
@@ -316,11 +316,11 @@ def pairs(lines: Sequence[str] | str) -> dict[str, str | None]:
     for line in lines.splitlines() if isinstance(lines, str) else lines:
         name, colon, value = line.partition(":")
         if colon:
-            found.setdefault(name.strip(), _known(value.strip()))
+            found.setdefault(name.strip(), _text_or_none(value.strip()))
     return found
 
 
-def _known(text: str) -> str | None:
+def _text_or_none(text: str) -> str | None:
     return None if text.lower() in UNKNOWN else text
 
 

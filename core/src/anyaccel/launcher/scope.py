@@ -25,6 +25,7 @@ from anyaccel.model import (
     parts_of,
     replace,
 )
+from anyaccel.policy import Need
 from anyaccel.probe import HOST
 from anyaccel.scheduler import Choice
 from anyaccel.scheduler.choice import extent_of
@@ -117,12 +118,20 @@ class Scope(Value):
             return Want(
                 candidates=self.keys(self.with_parts(ids)),
                 wholes=frozenset(key for each in ids for key in self.wholes.get(each, ())),
-                needs=tuple(replace(need, among=self.keys(map(str, need.among))) for need in choice.needs),
+                needs=tuple(map(self._name_need, choice.needs)),
                 device_locks=self.device_locks(inventory, choice.candidates),
                 request=str(choice.request),
             )
 
         return cached(inventory, (choice, self.prefix), make)
+
+    def _name_need(self, need: Need) -> Need:
+        """Return a need with the ledger's names instead of device ids."""
+        return replace(
+            need,
+            among=self.keys(map(str, need.among)),
+            sizes={key: units for each, units in need.sizes.items() for key in self.names[str(each)]},
+        )
 
     def to_ledger(self, grants: Iterable[Grant]) -> dict[str, Extent]:
         """Return the granted part of each device, by the ledger's names; rounded up, so shares never overlap.

@@ -97,9 +97,9 @@ class SharedScheduler(Scheduler):
                 settled.append(ticket)
         return settled
 
-    def _read_leases(self) -> ActiveLeases:
-        """Enter every active lease into the books."""
-        held = ActiveLeases.read(self.inventory, self._ledger, self._environ)
+    def _read_leases(self, time: float | None = None) -> ActiveLeases:
+        """Enter every active lease into the books, and what is withheld from a request with a time limit."""
+        held = ActiveLeases.read(self.inventory, self._ledger, self._environ, time=time)
         self._drop_others()
         self._own.recount()
         self._arrangement.note(0)
@@ -180,7 +180,7 @@ class SharedScheduler(Scheduler):
         return max(own, wait.position) if own and wait else own
 
     def _judge(self, plan: RequestPlan, waiting: Waiting) -> Verdict:
-        held = self._read_leases()
+        held = self._read_leases(waiting.seconds)
         verdict = held.with_ways_out(super()._judge(plan, waiting))
         if not plan.ever_fits:
             return verdict

@@ -158,7 +158,7 @@ def judge(
     priority: int,
 ) -> Verdict:
     """Judge a new request by leases, limits and earlier requests; arguments as for :func:`why`."""
-    verdict = judge_beside(ActiveLeases.read(inventory, ledger, environ), inventory, request)
+    verdict = judge_beside(ActiveLeases.read(inventory, ledger, environ, time=time), inventory, request)
     if not verdict.ever_fits:
         return verdict
     want = _make_want(inventory, request, environ, time)
@@ -193,17 +193,20 @@ class ActiveLeases(Value):
     holders: Mapping[str, str]
 
     @classmethod
-    def read(cls, inventory: Inventory, ledger: Ledger, environ: Mapping[str, str]) -> ActiveLeases:
-        """Read the leases from the ledger.
+    def read(
+        cls, inventory: Inventory, ledger: Ledger, environ: Mapping[str, str], *, time: float | None = None
+    ) -> ActiveLeases:
+        """Read the leases from the ledger, and what is withheld from a request of this user with a time limit.
 
         Raises:
             StateDirectoryError: If the ledger cannot be read.
         """
         by_lease: dict[str, list[LeaseRecord]] = {}
-        records = Scope.make(inventory, environ).select_records(ledger.leases())
+        records = Scope.make(inventory, environ).select_records(ledger.find_obstacles(time))
         for record in records:
+            kind = {"drained": "drain", "reserved": "reservation"}.get(record.state, "unknown")
             # A lease file that is not understood has no id: each counts by itself.
-            by_lease.setdefault(record.id or f"unknown-{len(by_lease)}", []).append(record)
+            by_lease.setdefault(record.id or f"{kind}-{len(by_lease)}", []).append(record)
         listed = {device.id for device in inventory.devices}
         devices = {
             lease: {

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from time import time as now
 
 from anyaccel.ledger.lockfile import Life
+from anyaccel.ledger.record import BLOCKED
 from anyaccel.linux.fork import tidy_in_child
 from anyaccel.text import elapsed, printable
 
@@ -72,6 +73,8 @@ def _find_calling_line() -> str:
 def describe_holder(record: LeaseRecord) -> str:
     """Describe the holder of a device: user, process, since when, and for what."""
     words = record.note or record.request or record.command
+    if record.state in BLOCKED:
+        return record.reason
     if record.state == Life.KEPT.value:
         return f"{record.user}, {record.reason}"
     since = f", for {elapsed(now() - record.since)}" if record.since is not None else ""
@@ -94,11 +97,13 @@ def describe_wait(
     names = {device.id: device.name for device in inventory.devices}
     by_device: dict[str, list[str]] = {}
     for record in holders:
-        by_device.setdefault(names.get(record.device, record.device), []).append(describe_holder(record))
+        text = describe_holder(record)
+        text = text if record.state in BLOCKED else f"held by {text}"
+        by_device.setdefault(names.get(record.device, record.device), []).append(text)
     by_holders: dict[str, list[str]] = {}
     for name, by in sorted(by_device.items()):
-        by_holders.setdefault(" and by ".join(dict.fromkeys(by)), []).append(name)
-    who = [f"{', '.join(them)} held by {by}" for by, them in list(by_holders.items())[:_LISTED]]
+        by_holders.setdefault(" and ".join(dict.fromkeys(by)), []).append(name)
+    who = [f"{', '.join(them)} {by}" for by, them in list(by_holders.items())[:_LISTED]]
     if len(by_holders) > _LISTED:
         who.append(f"and {len(by_holders) - _LISTED} more")
     why = "; ".join((*(each.message() for each in limits), *who))

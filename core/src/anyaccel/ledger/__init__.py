@@ -10,7 +10,7 @@ __all__, __getattr__, __dir__ = face(
         "anyaccel.ledger.lease": ("Lease", "Place", "Want"),
         "anyaccel.ledger.ledger": ("Ledger",),
         "anyaccel.ledger.names": ("boot",),
-        "anyaccel.ledger.record": ("LeaseRecord", "TicketRecord"),
+        "anyaccel.ledger.record": ("BLOCKED", "LeaseRecord", "TicketRecord"),
     },
 )
 __all__ += ["journal"]

@@ -24,6 +24,7 @@ from itertools import filterfalse
 from anyaccel.errors import DevicesBusyError, LeaseCancelledError, LimitError
 from anyaccel.ledger import listing as listings
 from anyaccel.ledger import record, tickets
+from anyaccel.ledger.blocks import read_blocks
 from anyaccel.ledger.device_locks import DeviceLocks, describe
 from anyaccel.ledger.directory import BUSY_SECONDS, StateDirectory
 from anyaccel.ledger.lease import Lease, Place, Want
@@ -33,6 +34,7 @@ from anyaccel.ledger.names import (
     ENDLESS,
     LeaseName,
     Period,
+    hash_device,
     hashes,
     is_inner,
     lease_name,
@@ -120,7 +122,7 @@ class Acquisition:
         self._asked, self._priority, self._note, self._choose = want, priority, note, choose
         self._kept_place = kept
         self._since = process.boot_seconds() if kept is None or kept.since is None else kept.since
-        self._go_by(policy or current_policy())
+        self._go_by(policy or current_policy(state))
         if policy is None:
             self._check_limits()
         self.on_wait = on_wait
@@ -297,7 +299,7 @@ class Acquisition:
         listing = listings.read(directory)
         self._limited = False
         self.update_position(directory, listing)
-        if listing.hidden and not self._ticket:
+        if listing.hidden and not self._ticket:  # requests in line leave this work to the next newcomer
             listings.sweep(directory, listings.find_debris(directory, listing.hidden[:_SWEPT]))
         if self.before:
             return None, False
@@ -309,7 +311,7 @@ class Acquisition:
             if self.over_limits(directory, listing, self._over):
                 self._limited = True
                 return None, False
-        if not choice:
+        if not choice:  # a request that runs on the CPU
             return Lease(self._state, new_nonce(), {}, {}, self._device_locks), False
         lease = self._publish(directory, choice, listing.summary.marks)
         return lease, self._busy_since is None
@@ -339,7 +341,15 @@ class Acquisition:
         """Return the taken extents by device name: active leases, and devices whose own lock is held."""
         named = listing.summary
         taken = listings.sum_taken(named.leases, over) if over else named.taken
-        return {**taken, **dict.fromkeys(self._contradicted, Extent())}
+        barred = self._barred()
+        return {**taken, **dict.fromkeys((*self._contradicted, *barred), Extent())}
+
+    def _barred(self) -> list[str]:
+        """Return the devices of the request that are drained, or reserved for another user."""
+        if not self._policy.blocks:
+            return []
+        barred = self._policy.barred(self.facts, process.boot_seconds())
+        return [device for device in self._want.concerned if hash_device(device) in barred]
 
     def _count_out(self, directory: int, leases: Iterable[LeaseName]) -> None:
         """Find the leases that have ended, and watch processes whose end will free a device."""
@@ -444,6 +454,7 @@ class Acquisition:
             del self._files[device]
 
     def _still_free(self, directory: int, listing: Listing, choice: dict[str, Extent]) -> bool:
+        self._follow_rules()  # with the directory locked, so that no drain or reservation comes in between
         if self._state.replaced(directory) or not self._in_front(directory, listing):
             return False
         if self.over_limits(directory, listing, self._over):
@@ -479,7 +490,9 @@ class Acquisition:
             LeaseRecord(id="", device=device, units=UNITS_PER_DEVICE, state="outside", reason=reason)
             for device, reason in self._contradicted.items()
         )
-        return (*(each for each in found if each.units and each.device in self._want.concerned), *outside)
+        barred = self._barred()
+        blocks = (each for block in read_blocks(self._state) for each in block.records() if each.device in barred)
+        return (*(each for each in found if each.units and each.device in self._want.concerned), *outside, *blocks)
 
     def _sorry(self, directory: int) -> DevicesBusyError:
         holders = self._holders(directory)
@@ -514,7 +527,7 @@ class Acquisition:
         Raises:
             LimitError: When the request is now over a limit of this user.
         """
-        policy = current_policy()
+        policy = current_policy(self._state)
         if policy is not self._policy:
             self._go_by(policy)
             self._check_limits()
@@ -597,11 +610,12 @@ class Acquisition:
         policy = self._policy
         held = () if policy.plain else list_holdings(directory, listing)
         own = self._own
-        turn = policy.sort_key(held, process.boot_seconds())
+        now = process.boot_seconds()
+        turn = policy.sort_key(held, now)
         end, found = turn(own), []
         for name in listing.tickets:
-            each = read_ticket(directory, name, brief=policy.plain) if name != own.key else None
-            if each is None or not each.competes(own):
+            each = read_ticket(directory, name, brief=policy.plain and not policy.blocks) if name != own.key else None
+            if each is None or not policy.competes(each, own, now):
                 continue
             at = turn(each)
             if at < end and (policy.plain or not policy.limited(each, held)):

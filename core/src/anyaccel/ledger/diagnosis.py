@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Mapping
 
 from anyaccel.errors import LedgerError
+from anyaccel.ledger.blocks import read_blocks
 from anyaccel.ledger.directory import NoStateDirectoryError, StateDirectory, find
 from anyaccel.ledger.listing import Listing, find_debris, find_states, owner_of, read
 from anyaccel.ledger.lockfile import Life, find_obstacle, probe_lock
@@ -55,6 +56,7 @@ def diagnose(environ: Mapping[str, str]) -> tuple[Finding, ...]:
             *_occupied_places(environ),
             *_unreadable_leases(state, directory),
             *_leftover_files(state, directory),
+            *_blocked_devices(state),
             _summary(state, directory, environ),
         )
     except OSError as error:
@@ -105,7 +107,7 @@ def _separate_users(environ: Mapping[str, str], state: StateDirectory | None = N
     if environ.get(VARIABLE):
         return
     shared = state is not None and state.shared
-    users = set()
+    users = set()  # by name: a user may have several directories
     for path in private_directories():
         with contextlib.suppress(OSError):
             uid = os.lstat(path).st_uid
@@ -164,6 +166,13 @@ def _leftover_files(state: StateDirectory, directory: int) -> Iterator[Finding]:
         fix = "none while they are few: the next request of one of these users, or of root, removes them"
         severity = Severity.WARN if count >= MANY else Severity.OK
         yield Finding(severity=severity, reason=message, remedy=fix)
+
+
+def _blocked_devices(state: StateDirectory) -> Iterator[Finding]:
+    """Name the devices that are drained or reserved: a forgotten drain costs a device."""
+    for block in read_blocks(state):
+        for record in block.records():
+            yield Finding(severity=Severity.OK, reason=str(record), remedy=record.hint)
 
 
 def _dead(directory: int, listing: Listing) -> Iterator[str]:

@@ -215,7 +215,7 @@ def _append(path: str, line: bytes, mode: int) -> bool:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
             return False
-        if found.st_size >= MOST_BYTES:
+        if found.st_size >= MOST_BYTES:  # another process may have renamed the file since it was opened
             _put_aside(path, fd)
             return _append(path, line, mode) if _other(path, found) else os.write(fd, line) == len(line)
         return os.write(fd, line) == len(line)
@@ -252,7 +252,7 @@ def _entries(path: str, since: float) -> Iterator[JournalEntry]:
         if not stat.S_ISREG(found.st_mode):
             return
         user = user_name(found.st_uid)
-        left = 2 * MOST_BYTES
+        left = 2 * MOST_BYTES  # a file of another user may grow without end
         while left > 0 and (line := file.readline(_LONGEST_LINE + 1)):
             left -= len(line)
             entry = _entry(line, user)

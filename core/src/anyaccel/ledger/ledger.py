@@ -5,21 +5,27 @@ from __future__ import annotations
 import math
 import os
 import sys
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
 from typing import TypeVar
 
 from anyaccel.errors import LeaseNotFoundError, StateDirectoryError
 from anyaccel.ledger.acquisition import Acquisition, Choose, OnWait
+from anyaccel.ledger.blocks import DeviceBlock, change_blocks, check_permission, locked, new_block_id, read_blocks
 from anyaccel.ledger.directory import NoStateDirectoryError, StateDirectory, find
 from anyaccel.ledger.lease import Lease, Place, Want
 from anyaccel.ledger.listing import Listing, find_states, read
 from anyaccel.ledger.lockfile import Life
 from anyaccel.ledger.names import MAX_PRIORITY, LeaseName
-from anyaccel.ledger.record import LeaseRecord, TicketRecord, list_leases
-from anyaccel.ledger.turns import current_policy, find_ended, policy_for_display
+from anyaccel.ledger.record import LeaseRecord, TicketRecord, clean, list_leases
+from anyaccel.ledger.turns import current_policy, find_ended, own_user, policy_for_display
 from anyaccel.linux import mark as marks
 from anyaccel.linux import process
 from anyaccel.linux.descriptors import open_files
+from anyaccel.linux.users import outside, user_name
+from anyaccel.model.extent import Extent
+from anyaccel.policy import Waiting
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -138,14 +144,129 @@ class Ledger:
         self._state.bring_over()
 
     def leases(self) -> tuple[LeaseRecord, ...]:
-        """List the active leases: one record for each device of each lease."""
-        return self._read(list_leases)
+        """List the active leases, one record for each device of each lease; and drained and reserved devices."""
+        now = time.time()
+        blocks = (block for block in self.blocks() if block.begin is None or block.begin <= now)
+        return (*self._read(list_leases), *(record for block in blocks for record in block.records()))
+
+    def find_obstacles(self, seconds: float | None) -> tuple[LeaseRecord, ...]:
+        """List the active leases, and devices that are withheld from a request of this user.
+
+        Args:
+            seconds: Time limit of the request; None for no limit.
+        """
+        own = Waiting(key=None, number=0, since=0.0, user=own_user(), seconds=seconds)
+        now = process.boot_seconds()
+        blocks = (block for block in self.blocks() if block.policy_block.meets(own, now))
+        return (*self._read(list_leases), *(record for block in blocks for record in block.records()))
+
+    def blocks(self) -> tuple[DeviceBlock, ...]:
+        """List the drains and reservations that have not ended."""
+        return read_blocks(self._state)
+
+    def drain(self, devices: Iterable[str], reason: str) -> DeviceBlock:
+        """Withhold devices from every request; running leases go on.
+
+        Args:
+            devices: Names of the devices in the ledger.
+            reason: Reason, for display.
+
+        Returns:
+            The block.
+
+        Raises:
+            LeasePermissionError: When this user is neither root nor the owner of the state directory.
+            LedgerError: When the blocks cannot be written.
+        """
+        block = DeviceBlock(
+            id=new_block_id(), devices=tuple(sorted(devices)), reason=clean(reason), by=user_name(os.geteuid())
+        )
+        with locked(self._state) as directory:
+            change_blocks(self._state, directory, [block])
+        return block
+
+    def reserve(
+        self,
+        choose: Callable[[Mapping[str, Extent]], Collection[str] | None],
+        *,
+        begin: float,
+        end: float,
+        user: int,
+        note: str,
+        request: str,
+    ) -> DeviceBlock | None:
+        """Withhold devices from the requests of other users for a time.
+
+        Args:
+            choose: Chooses names of devices, given the devices that may be in use or withheld then; None if the others
+                do not suffice.
+            begin: Start, in seconds since 1970.
+            end: End, in seconds since 1970.
+            user: Number of the user, as the rest of the machine knows it.
+            note: Purpose, for display.
+            request: Text of the request, for display.
+
+        Returns:
+            The reservation; None if ``choose`` has found no devices.
+
+        Raises:
+            LeasePermissionError: When this user is neither root nor the owner of the state directory.
+            LedgerError: When the blocks cannot be written.
+        """
+        with locked(self._state) as directory:
+            check_permission(self._state, os.fstat(directory).st_uid)
+            # With the directory locked: no lease can be published that this choice does not know.
+            listing = read(directory)
+            over = find_ended(directory, listing)
+            start = (begin - time.time() + process.boot_seconds()) * 1000
+            used = {
+                lease.device
+                for lease in listing.leases
+                if lease.name not in over and (lease.period.until is None or lease.period.until > start)
+            }
+            for block in self.blocks():
+                if block.drains or ((block.begin or 0.0) < end and begin < (block.end or 0.0)):
+                    used.update(block.devices)
+            devices = choose(dict.fromkeys(used, Extent()))
+            if devices is None:
+                return None
+            block = DeviceBlock(
+                id=new_block_id(),
+                devices=tuple(sorted(devices)),
+                reason=clean(note),
+                by=user_name(os.geteuid()),
+                begin=begin,
+                end=end,
+                user=outside(user),
+                request=request,
+            )
+            change_blocks(self._state, directory, [block])
+        return block
+
+    def remove_blocks(self, ids: Collection[str]) -> None:
+        """Remove drains and reservations.
+
+        Args:
+            ids: Their identities.
+
+        Raises:
+            LeaseNotFoundError: When there is none with an identity.
+            LeasePermissionError: When this user is neither root nor the owner of the state directory.
+            LedgerError: When the blocks cannot be written.
+        """
+        with locked(self._state) as directory:
+            known = {block.id for block in self.blocks()}
+            if unknown := [each for each in ids if each not in known]:
+                raise LeaseNotFoundError(
+                    f"there is no drain or reservation {unknown[0]!r}", hint="'anyaccel reserve' lists them"
+                )
+            change_blocks(self._state, directory, [], without=ids)
 
     def tickets(self) -> tuple[TicketRecord, ...]:
         """List the waiting requests in the order of service."""
         from anyaccel.ledger.tickets import list_tickets
 
-        return self._read(list_tickets)
+        return self._read(partial(list_tickets, self._state))
 
     def forecast_start(self, want: Want) -> float | None:
         """Forecast when a request that came now would start if every lease lasted until its time limit.
@@ -156,7 +277,7 @@ class Ledger:
         from anyaccel.ledger.tickets import forecast_newcomer
 
         own = self._make_newcomer(want).facts
-        found = self._read(lambda directory, listing: forecast_newcomer(directory, listing, own))
+        found = self._read(lambda directory, listing: forecast_newcomer(self._state, directory, listing, own))
         return found[0] if found else None
 
     def count_ahead(self, want: Want, priority: int) -> int:
@@ -172,7 +293,7 @@ class Ledger:
 
     def _make_newcomer(self, want: Want, priority: int = 0) -> Acquisition:
         """Return an acquisition that takes nothing, to compute the queue position of a request that came now."""
-        return Acquisition(self._state, want, lambda _: None, priority=priority, policy=policy_for_display())
+        return Acquisition(self._state, want, lambda _: None, priority=priority, policy=policy_for_display(self._state))
 
     def over_limits(self, want: Want, priority: int, *, only: Collection[str] | None = None) -> tuple[OverLimit, ...]:
         """Return the limits of this user that stand in the way of a request that came now.
@@ -186,7 +307,7 @@ class Ledger:
             ConfigurationError: When the machine's configuration cannot be trusted or understood.
             StateDirectoryError: When the ledger cannot be read.
         """
-        policy = current_policy()
+        policy = current_policy(self._state)
         if policy.plain:
             return ()
         newcomer = Acquisition(self._state, want, lambda _: None, priority=priority, policy=policy)

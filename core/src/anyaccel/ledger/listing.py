@@ -79,7 +79,7 @@ def sum_taken(leases: Iterable[LeaseName], over: Collection[str] = ()) -> dict[s
     """Sum the taken extents by device name, without the leases in ``over``."""
     found: dict[str, Extent] = {}
     for lease in leases:
-        if lease.name not in over:
+        if lease.name not in over:  # leases of one device add up
             found[lease.device] = found.get(lease.device, NOTHING).joined(lease.extent)
     return found
 

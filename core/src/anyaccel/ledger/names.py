@@ -165,7 +165,7 @@ def device_name(vendor: str, device: str, scope: str = "") -> str:
 def vendor_and_id(name: str) -> tuple[str, str]:
     """Split the name of a device in the ledger into vendor and id; a physical part has an empty vendor and its path."""
     match = _OF_VENDOR.fullmatch(name)
-    return (match["vendor"], match["id"]) if match else ("", name)
+    return (match["vendor"], match["id"]) if match else ("", name)  # a physical part has no vendor
 
 
 def without_scope(name: str) -> str:

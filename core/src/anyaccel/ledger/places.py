@@ -129,7 +129,7 @@ def make(path: str, mode: int, fill: Callable[[int], None]) -> None:
         OSError: When the directory cannot be made, as if the path exists.
     """
     name = path if mode != MODE_SHARED else f"{path}{hidden_name()}"
-    os.mkdir(name, MODE_PRIVATE)
+    os.mkdir(name, MODE_PRIVATE)  # closed until it is filled
     try:
         descriptor = os.open(name, OPENING)
         try:

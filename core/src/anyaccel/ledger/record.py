@@ -24,6 +24,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+BLOCKED = ("drained", "reserved")
+"""States of records that stand for no lease, but for devices that are withheld from requests."""
 _STOPPED = ("T", "t")  # by a signal, by a debugger
 _SHOWN = 3  # processes that a reason names; the others are counted
 _TEXT_LIMIT = 250  # so that all of it stays below the limit of a body
@@ -37,10 +39,11 @@ class LeaseRecord(Value):
         device: Name of the device in the ledger, ``vendor/id``; of a physical part its path.
         units: Units of the device that are held, in 1/10000; 0 if a part is held that is a device of its own.
         slots: The slots that are held; empty for all, or if unknown.
-        state: ``held``; ``quarantined`` if the holder keeps the device although no process uses it; ``leaving`` if the
-            holder was killed and has not left the kernel yet; ``kept`` if the holder has ended and processes that were
-            started with the lease still run; ``unknown`` for a locked file that is not understood, which counts as the
-            whole device; ``outside`` if the device itself is locked without a lease.
+        state: ``held``; ``quarantined`` if the holder keeps the device although no process uses it; ``leaving`` if
+            the holder was killed and has not left the kernel yet; ``kept`` if the holder has ended and processes
+            that were started with the lease still run; ``unknown`` for a locked file that is not understood, which
+            counts as the whole device; ``outside`` if the device itself is locked without a lease; ``drained`` or
+            ``reserved`` for a device that is withheld from requests, without a lease.
         reason: Reason of a state other than ``held``; else empty.
         hint: The way out, if there is one; else empty.
         carriers: Visible processes that keep the lease although its holder has ended.
@@ -83,6 +86,8 @@ class LeaseRecord(Value):
         share = "" if self.units == UNITS_PER_DEVICE else f" ({self.units / UNITS_PER_DEVICE:g} of it{where})"
         if self.state == "outside":
             return self.reason
+        if self.state in BLOCKED:
+            return f"{without_scope(self.device)} is {self.reason}"
         words = f", {self.note or self.request!r}" if self.note or self.request else ""
         why = f"; {self.reason}" if self.reason else ""
         share = f" (with {self.through})" if self.through else share
@@ -224,7 +229,7 @@ def _describe(directory: int, lease: LeaseName, state: Life, carriers: tuple[int
     quarantined = words.pop("quarantined")
     if state is Life.HELD and quarantined and not reason:
         kind, reason = "quarantined", quarantined
-    del words["arrived"]
+    del words["arrived"]  # of tickets only
     if not reason and words["here"] and process.state(lease.pid) in _STOPPED:
         reason, hint = f"process {lease.pid} is stopped", f"it goes on with 'kill -CONT {lease.pid}'"
     return LeaseRecord(
@@ -270,7 +275,7 @@ def _who(pid: int) -> str:
     try:
         with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
             program = file.read(64).rstrip("\n")
-        return f"{user_name(os.stat(f'/proc/{pid}').st_uid)}, {clean(program)}"
+        return f"{user_name(os.stat(f'/proc/{pid}').st_uid)}, {clean(program)}"  # a program may name itself anything
     except OSError:
         return ""
 

@@ -141,6 +141,7 @@ def _make_for(directory: int, carrier: _Carrier) -> None:
             name = name.replace(f".{lease.pid}.{lease.start}.", f".{carrier.pid}.{carrier.start}.", 1)
     except process.UNSEEN:  # the process has just ended
         return
+    # Not as root: the descriptor may by now belong to another file, which only its owner may read.
     if os.geteuid() != 0 and stat.S_ISREG(found.st_mode):
         with contextlib.suppress(OSError), open(carrier.path, "rb", opener=_without_blocking) as file:
             body = file.read(BODY_LIMIT)

@@ -98,7 +98,7 @@ class TicketFile:
             more["wanted"] = sorted(hashes(candidates))
         self._file.make(directory, write_body(want.request, note, **more))
         self.stamp()  # before the file has its name, so that no rival sees a ticket without a stamp
-        if number is None:
+        if number is None:  # under the lock: no other request takes the same number
             number = 1 + last_number(os.listdir(directory))
         self._file.rename(directory, ticket_name(priority, number, new_nonce(), candidates))
         self.name = self._file.name
@@ -144,22 +144,23 @@ class _WaitingLine(NamedTuple):
     starts: Mapping[Hashable, float]
 
     @classmethod
-    def collect(cls, directory: int, listing: Listing, *newcomers: Waiting) -> _WaitingLine:
+    def collect(cls, state: StateDirectory, directory: int, listing: Listing, *newcomers: Waiting) -> _WaitingLine:
         """Sort the waiting requests and requests without tickets."""
-        clock, policy = process.boot_seconds(), policy_for_display()
+        clock, policy = process.boot_seconds(), policy_for_display(state)
         held = list_holdings(directory, listing, () if policy.plain else find_ended(directory, listing))
         looks = {name: probe_lock(directory, name) for name in listing.tickets}
         files = {name: file for name, (life, file) in looks.items() if life is not Life.OVER}
         waiting = [facts for name in files if (facts := read_ticket(directory, name))]
         order = policy.order([*waiting, *newcomers], held, clock)
         limits = {each.key: policy.over_limits(each, held) for each in order}
-        starts = forecast([each for each in order if not limits[each.key]], held, clock)
+        starts = forecast([each for each in order if not limits[each.key]], held, clock, policy.blocks)
         return cls(order, files, limits, {key: since_1970(start) for key, start in starts.items() if start is not None})
 
 
-def list_tickets(directory: int, listing: Listing) -> Iterator[TicketRecord]:
+def list_tickets(state: StateDirectory, directory: int, listing: Listing) -> Iterator[TicketRecord]:
     """Describe the waiting requests in the order of service."""
-    now, policy, line = process.monotonic_ns(), policy_for_display(), _WaitingLine.collect(directory, listing)
+    now, policy = process.monotonic_ns(), policy_for_display(state)
+    line, clock = _WaitingLine.collect(state, directory, listing), process.boot_seconds()
     for position, facts in enumerate(line.order):
         name = str(facts.key)
         ticket, found = parse_ticket(name), line.files[name]
@@ -177,7 +178,9 @@ def list_tickets(directory: int, listing: Listing) -> Iterator[TicketRecord]:
             responsive=found is None or not is_silent(found, now, position),
             seconds=facts.seconds,
             starts=line.starts.get(name),
-            behind=sum(facts.competes(other) for other in line.order[:position] if not line.limits[other.key]),
+            behind=sum(
+                policy.competes(facts, other, clock) for other in line.order[:position] if not line.limits[other.key]
+            ),
             limits=tuple(each.message(user) for each in line.limits[name]),
             request=words["request"],
             note=words["note"],
@@ -241,12 +244,12 @@ def _forbid_writing(directory: int, name: str) -> bool:
     return True
 
 
-def forecast_newcomer(directory: int, listing: Listing, own: Waiting) -> Iterator[float]:
+def forecast_newcomer(state: StateDirectory, directory: int, listing: Listing, own: Waiting) -> Iterator[float]:
     """Forecast the start of a request that came now if every lease lasted until its time limit, in seconds since 1970.
 
     Yields nothing if the start is unknown, as for a request over a limit of its user.
     """
-    starts = _WaitingLine.collect(directory, listing, own).starts
+    starts = _WaitingLine.collect(state, directory, listing, own).starts
     if own.key in starts:
         yield starts[own.key]
 

@@ -14,6 +14,8 @@ from functools import lru_cache
 from anyaccel import configuration
 from anyaccel.configuration import Configuration
 from anyaccel.errors import ConfigurationError
+from anyaccel.ledger.blocks import read_blocks
+from anyaccel.ledger.directory import StateDirectory
 from anyaccel.ledger.lease import Want
 from anyaccel.ledger.listing import Listing, find_states, owner_of
 from anyaccel.ledger.lockfile import Life, read_body
@@ -21,6 +23,7 @@ from anyaccel.ledger.names import TicketName, hash_device, hashes, is_inner, par
 from anyaccel.ledger.record import read_number, read_object
 from anyaccel.linux import process
 from anyaccel.linux.users import outside
+from anyaccel.model import replace
 from anyaccel.model.device import UNITS_PER_DEVICE
 from anyaccel.policy import PLAIN, Holding, Need, Policy, Waiting
 
@@ -35,8 +38,11 @@ _REMEMBERED = 10_000  # far more than any line has; a bound against processes th
 _known: tuple[Configuration, Policy] = (Configuration(path=""), PLAIN)
 
 
-def current_policy() -> Policy:
+def current_policy(state: StateDirectory | None = None) -> Policy:
     """Return the queue policy of this machine, from its present configuration.
+
+    Args:
+        state: The state directory whose drains and reservations count; None for none.
 
     Raises:
         ConfigurationError: When the machine's configuration cannot be trusted or understood.
@@ -45,7 +51,13 @@ def current_policy() -> Policy:
     found = configuration.machine()
     if found is not _known[0]:
         _known = found, Policy.from_configuration(found)
-    return _known[1]
+    return _with_blocks(_known[1], state)
+
+
+def _with_blocks(policy: Policy, state: StateDirectory | None) -> Policy:
+    """Return a policy with the drains and reservations of a state directory."""
+    blocks = () if state is None else read_blocks(state)
+    return replace(policy, blocks=tuple(block.policy_block for block in blocks)) if blocks else policy
 
 
 def own_user() -> int:
@@ -120,7 +132,7 @@ def _read_waiting(ticket: TicketName, user: int, body: bytes) -> Waiting:
     return Waiting(
         key=ticket.name,
         number=ticket.number,
-        since=now if since is None else min(since, now),
+        since=now if since is None else min(since, now),  # no request came in the future
         priority=ticket.priority,
         user=user,
         seconds=seconds,
@@ -197,8 +209,8 @@ def _texts(devices: Iterable[object]) -> frozenset[str]:
     return frozenset(map(str, devices))
 
 
-def policy_for_display() -> Policy:
+def policy_for_display(state: StateDirectory | None) -> Policy:
     """Return the queue policy for a process that only inspects: the default policy if the configuration is faulty."""
     with contextlib.suppress(ConfigurationError):
-        return current_policy()
-    return PLAIN
+        return current_policy(state)
+    return _with_blocks(PLAIN, state)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from anyaccel.linux.process import UNSEEN
 
@@ -83,17 +83,33 @@ def lock_owner(file: os.stat_result) -> int | None:
     return None
 
 
+def open_devices(pid: int | str = "self") -> dict[int, str]:
+    """Return the character devices that a process has open: a path of each, by device number.
+
+    Raises:
+        OSError: When the process has ended, or belongs to another user.
+    """
+    found = {}
+    for descriptor in list_descriptors(pid):
+        path = f"/proc/{pid}/fd/{descriptor}"
+        try:
+            status = os.stat(path)
+            if stat.S_ISCHR(status.st_mode):
+                found[status.st_rdev] = os.readlink(path)
+        except OSError:  # closed in between
+            continue
+    return found
+
+
+def list_hardware(devices: Mapping[int, str]) -> list[str]:
+    """Return the paths of devices that are hardware, which leaves out memory, consoles and terminals."""
+    return sorted(path for number, path in devices.items() if os.major(number) not in _HARMLESS_MAJORS)
+
+
 def touched_devices() -> list[str]:
     """Return the paths of hardware that this process has open or mapped, which a fork would share with the child."""
-    found = set()
-    for descriptor in list_descriptors():
-        try:
-            status = os.stat(f"/proc/self/fd/{descriptor}")
-            if stat.S_ISCHR(status.st_mode) and os.major(status.st_rdev) not in _HARMLESS_MAJORS:
-                found.add(os.readlink(f"/proc/self/fd/{descriptor}"))
-        except OSError:
-            continue
-    return sorted(found | {path for path in _mapped() if path.startswith("/dev/") and not path.startswith(_MEMORY)})
+    mapped = {path for path in _mapped() if path.startswith("/dev/") and not path.startswith(_MEMORY)}
+    return sorted({*list_hardware(open_devices()), *mapped})
 
 
 def _mapped() -> set[str]:

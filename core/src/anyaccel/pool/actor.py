@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
 from anyaccel.errors import BrokenWorkerError, WorkerError
 from anyaccel.pool.call import AwaitableFuture, Call, CallFuture, Options, get_call_name
@@ -18,8 +18,16 @@ from anyaccel.pool.reactor import reactor
 if TYPE_CHECKING:
     from anyaccel.pool.engine import Engine
 
+T = TypeVar("T")
+R = TypeVar("R")
+P = ParamSpec("P")
 Method = str | Callable[..., Any]
 """A method by its name, or a function that takes the object as its first argument."""
+
+
+def get_method_name(method: Method) -> str:
+    """Return the name of a method that is given by its name or as an attribute of its class."""
+    return method if isinstance(method, str) else method.__name__
 
 
 class Callee:
@@ -55,7 +63,7 @@ class Callee:
         """Whether answers are read as plain data."""
         return self._core.settings.preparation.plain
 
-    def call(self, method: Method, args: Any, kwargs: Any) -> CallFuture:
+    def call(self, method: Method, args: Any, kwargs: Any) -> CallFuture[Any]:
         """Call a method after the calls that came before.
 
         Raises:
@@ -147,7 +155,7 @@ class ActorState(Callee):
         self.construction.future.add_done_callback(self._on_constructed)
 
     @property
-    def ready(self) -> CallFuture:
+    def ready(self) -> CallFuture[int]:
         """Future of the construction."""
         return self.construction.future
 
@@ -218,13 +226,15 @@ class ActorState(Callee):
             self.on_gone(BrokenWorkerError("its construction was cancelled"))
 
 
-class Actor:
+class Actor(Generic[T]):
     """An object in a process of its own, on devices of its own; made by :meth:`anyaccel.Pool.actor`.
 
     ``actor.method(...)`` calls a method there and returns a future. Calls start in the order in which they were made,
     one after the other. With ``max_concurrency``, so many run at the same time, in threads, and ``async`` methods in
     one event loop. The devices are held until the process has exited: after :meth:`close`, after :meth:`kill`, with its
     pool, and when nothing refers to the actor any more.
+
+    Type checkers check ``actor.call(Class.method, ...)``; they take any name and arguments in ``actor.method(...)``.
 
     Attributes:
         ready: Future of the construction; its result is the process id.
@@ -255,18 +265,35 @@ class Actor:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __getattr__(self, name: str) -> partial[CallFuture]:
+    def __getattr__(self, name: str) -> Callable[..., CallFuture[Any]]:
         if name.startswith("__"):
             raise AttributeError(name)
         return partial(self.call, name)
 
-    def call(self, method: str, /, *args: Any, **kwargs: Any) -> CallFuture:
-        """Call a method by its name, such as one that has the name of a method of this class.
+    @overload
+    def call(
+        self, method: Callable[Concatenate[T, P], Coroutine[Any, Any, R]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> CallFuture[R]: ...
+
+    @overload
+    def call(self, method: Callable[Concatenate[T, P], R], /, *args: P.args, **kwargs: P.kwargs) -> CallFuture[R]: ...
+
+    @overload
+    def call(self, method: str, /, *args: Any, **kwargs: Any) -> CallFuture[Any]: ...
+
+    def call(self, method: Method, /, *args: Any, **kwargs: Any) -> CallFuture[Any]:
+        """Call a method of the object.
+
+        Args:
+            method: The method as an attribute of its class, such as ``Model.score``, so that type checkers know its
+                arguments and result; or its name. Either way, the object's own method of this name is called.
+            args: Arguments of the method.
+            kwargs: Keyword arguments of the method.
 
         Raises:
             RuntimeError: When the actor was closed.
         """
-        return self._state.call(method, args, kwargs)
+        return self._state.call(get_method_name(method), args, kwargs)
 
     def close(self) -> None:
         """Take no more calls, and end after those that wait."""

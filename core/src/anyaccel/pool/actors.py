@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from anyaccel.errors import BrokenWorkerError, WorkerError
-from anyaccel.pool.actor import Actor, ActorState, Callee
+from anyaccel.pool.actor import Actor, ActorState, Callee, Method, get_method_name
 from anyaccel.pool.call import AwaitableFuture, Call, Options
 from anyaccel.pool.payload import Pickled, call_each_method
 from anyaccel.pool.results import Batches, MapResults, Results, check_batch
@@ -16,6 +16,11 @@ if TYPE_CHECKING:
 
     from anyaccel.pool.engine import Engine
     from anyaccel.pool.progress import ProgressCallback
+
+
+T = TypeVar("T")
+A = TypeVar("A")
+R = TypeVar("R")
 
 
 class ActorGroup(Callee):
@@ -147,7 +152,7 @@ class _GroupedActor(ActorState):
         self._group.on_actor_gone(self, death)  # the other actors may run the calls
 
 
-class Actors(Actor):
+class Actors(Actor[T]):
     """A group of equal actors, used as one; made by :meth:`anyaccel.Pool.actors`.
 
     ``actors.method(...)`` calls a method of one that is free, and returns a future. An actor that has died is replaced
@@ -167,42 +172,98 @@ class Actors(Actor):
         [2, 4, 6]
     """
 
+    @overload
+    def map(
+        self,
+        method: Callable[[T, A], R],
+        iterable: Iterable[A],
+        /,
+        *,
+        timeout: float | None = None,
+        batch: int = 1,
+        progress: bool | ProgressCallback = False,
+    ) -> Results[R]: ...
+
+    @overload
     def map(
         self,
         method: str,
+        /,
         *iterables: Iterable[Any],
         timeout: float | None = None,
         batch: int = 1,
         progress: bool | ProgressCallback = False,
-    ) -> Results:
-        """Call a method over arguments; the results come in their order. See :meth:`anyaccel.Pool.map`."""
+    ) -> Results[Any]: ...
+
+    def map(
+        self,
+        method: Method,
+        /,
+        *iterables: Iterable[Any],
+        timeout: float | None = None,
+        batch: int = 1,
+        progress: bool | ProgressCallback = False,
+    ) -> Results[Any]:
+        """Call a method over arguments; the results come in their order. See :meth:`anyaccel.Pool.map`.
+
+        Args:
+            method: The method as an attribute of its class, for type checkers, or its name; see :meth:`call`.
+            iterables: Its arguments, one from each.
+            timeout: Seconds until all results must be there.
+            batch: Number of calls that travel in one message.
+            progress: As for :meth:`anyaccel.Pool.map`.
+        """
         return self._run_all(method, iterables, timeout, batch, progress, in_order=True)
 
+    @overload
+    def map_unordered(
+        self,
+        method: Callable[[T, A], R],
+        iterable: Iterable[A],
+        /,
+        *,
+        timeout: float | None = None,
+        batch: int = 1,
+        progress: bool | ProgressCallback = False,
+    ) -> Results[R]: ...
+
+    @overload
     def map_unordered(
         self,
         method: str,
+        /,
         *iterables: Iterable[Any],
         timeout: float | None = None,
         batch: int = 1,
         progress: bool | ProgressCallback = False,
-    ) -> Results:
-        """Call a method over arguments; each result comes as soon as it is there."""
+    ) -> Results[Any]: ...
+
+    def map_unordered(
+        self,
+        method: Method,
+        /,
+        *iterables: Iterable[Any],
+        timeout: float | None = None,
+        batch: int = 1,
+        progress: bool | ProgressCallback = False,
+    ) -> Results[Any]:
+        """Call a method over arguments, as :meth:`map` does; each result comes as soon as it is there."""
         return self._run_all(method, iterables, timeout, batch, progress, in_order=False)
 
     def _run_all(
         self,
-        method: str,
+        method: Method,
         iterables: tuple[Iterable[Any], ...],
         timeout: float | None,
         batch: int,
         progress: bool | ProgressCallback,
         *,
         in_order: bool,
-    ) -> Results:
+    ) -> Results[Any]:
         check_batch(batch=batch)
         batches = Batches(
             zip(*iterables, strict=False),
-            lambda part, _: self._state.call(call_each_method, (method, part), {}),
+            lambda part, _: self._state.call(call_each_method, (get_method_name(method), part), {}),
             size=batch,
             prefetch_limit=0,
             in_order=in_order,

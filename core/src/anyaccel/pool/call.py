@@ -162,7 +162,7 @@ class AwaitableFuture(Future[T]):
         return wrap_future(self).__await__()
 
 
-class CallFuture(AwaitableFuture[Any]):
+class CallFuture(AwaitableFuture[T]):
     """The future of a call.
 
     It can be cancelled while the call runs: the worker is ended then, with everything that it started. Only the method
@@ -192,7 +192,7 @@ class CallFuture(AwaitableFuture[Any]):
             if self._state == CANCELLED:
                 reactor().call_soon(partial(_on_cancelled, call))
 
-    def result(self, timeout: float | None = None) -> Any:
+    def result(self, timeout: float | None = None) -> T:
         """Wait for the call, and return what it returned.
 
         Raises:
@@ -296,7 +296,7 @@ class Call:
         self.relay: Callable[[Message], None] | None = None
         self.tries = 0
         self.timer: Timer | None = None
-        self.future = CallFuture(self)
+        self.future: CallFuture[Any] = CallFuture(self)
 
     @property
     def foreign(self) -> bool:

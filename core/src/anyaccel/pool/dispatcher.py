@@ -1046,7 +1046,7 @@ class LocalEngine(Engine):
         """Return how many batches a ``map`` submits before it knows their durations: four for each worker."""
         return 4 * (self.settings.max_workers or (PROCESSORS if options.needs is None else MOST_DEVICES))
 
-    def gang(self, options: Options, hosts: int, name: str, work: bytes) -> GangFuture:
+    def gang(self, options: Options, hosts: int, name: str, work: bytes) -> GangFuture[Any]:
         """Run a pickled call as a gang of one, on this machine."""
         from anyaccel.launcher.rendezvous import Rendezvous
         from anyaccel.pool.gang import GangFuture, make_ranked_call

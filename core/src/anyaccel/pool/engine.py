@@ -133,7 +133,7 @@ class Engine(Protocol):
 
     def submit(
         self, options: Options, function: Callable[..., Any], args: Any, kwargs: Any, *, late: bool = False
-    ) -> CallFuture:
+    ) -> CallFuture[Any]:
         """Run a function as soon as there is a worker and, if it needs some, devices.
 
         Args:
@@ -147,7 +147,7 @@ class Engine(Protocol):
         self.enter(call, (function, args, kwargs), late=late)
         return call.future
 
-    def gang(self, options: Options, hosts: int, name: str, work: bytes) -> GangFuture:
+    def gang(self, options: Options, hosts: int, name: str, work: bytes) -> GangFuture[Any]:
         """Run a pickled call on each of several machines at the same time."""
 
     def enter(self, call: Call, work: Pickled | tuple[Any, ...], *, late: bool = False) -> None:

@@ -6,13 +6,15 @@ import os
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeVar
 
 from anyaccel.pool.call import AwaitableFuture, CallFuture
 from anyaccel.pool.payload import loads
 
+T = TypeVar("T")
 
-class GangFuture(AwaitableFuture[list[Any]]):
+
+class GangFuture(AwaitableFuture[list[T]]):
     """The future of the results of all calls of a gang, by rank.
 
     Its exception is that of the first call that failed; the others are ended then. It can be cancelled while they run,
@@ -22,7 +24,7 @@ class GangFuture(AwaitableFuture[list[Any]]):
         members: The futures of the calls, by rank; each has its devices and its log.
     """
 
-    def __init__(self, members: Sequence[CallFuture]) -> None:
+    def __init__(self, members: Sequence[CallFuture[T]]) -> None:
         super().__init__()
         self.members = tuple(members)
         self._left = len(members)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import atexit
 import os
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypedDict, TypeVar, TypeVarTuple, overload
 
 from anyaccel.errors import UsageError
 from anyaccel.launcher.options import StartOptions, check_options
@@ -32,6 +32,13 @@ if TYPE_CHECKING:
 
     from anyaccel.launcher.time_limit import EarlySignal
     from anyaccel.pool.gang import GangFuture
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+A = TypeVar("A")
+B = TypeVar("B")
+Ts = TypeVarTuple("Ts")
 
 
 class Submitter(Executor):
@@ -71,7 +78,15 @@ class Submitter(Executor):
             self._core.check(changed.needs)
         return Submitter(self._core, changed, self._owner or self)
 
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> CallFuture:
+    @overload
+    def submit(
+        self, fn: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> CallFuture[T]: ...
+
+    @overload
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> CallFuture[T]: ...
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> CallFuture[Any]:
         """Run a function in a worker as soon as there is one, and devices for it.
 
         Returns:
@@ -83,15 +98,42 @@ class Submitter(Executor):
         """
         return self._core.submit(self._options, fn, args, kwargs)
 
+    # Not the signature of Executor.map(), which takes any iterables for any function.
+    @overload  # type: ignore[override]
+    def map(
+        self, fn: Callable[[A], Coroutine[Any, Any, T]], iterable: Iterable[A], /, **options: Unpack[MapOptions]
+    ) -> Results[T]: ...
+
+    @overload
+    def map(self, fn: Callable[[A], T], iterable: Iterable[A], /, **options: Unpack[MapOptions]) -> Results[T]: ...
+
+    @overload
+    def map(
+        self, fn: Callable[[A, B], T], first: Iterable[A], second: Iterable[B], /, **options: Unpack[MapOptions]
+    ) -> Results[T]: ...
+
+    @overload
     def map(
         self,
+        fn: Callable[..., T],
+        first: Iterable[Any],
+        second: Iterable[Any],
+        third: Iterable[Any],
+        /,
+        *others: Iterable[Any],
+        **options: Unpack[MapOptions],
+    ) -> Results[T]: ...
+
+    def map(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self,
         fn: Callable[..., Any],
+        /,
         *iterables: Iterable[Any],
         timeout: float | None = None,
         chunksize: int | None = None,
         batch: int | None = None,
         progress: bool | ProgressCallback = False,
-    ) -> Results:
+    ) -> Results[Any]:
         """Run a function over arguments; the results come in their order.
 
         All arguments are taken at once. The result is for one ``for`` or ``async for``. When that ends early, by an
@@ -115,21 +157,49 @@ class Submitter(Executor):
         size = max(filter(None, (batch, chunksize)), default=None)
         return self._run_all(fn, zip(*iterables, strict=False), timeout, size, progress, in_order=True)
 
+    @overload
+    def map_unordered(
+        self, fn: Callable[[A], Coroutine[Any, Any, T]], iterable: Iterable[A], /, **options: Unpack[UnorderedOptions]
+    ) -> Results[T]: ...
+
+    @overload
+    def map_unordered(
+        self, fn: Callable[[A], T], iterable: Iterable[A], /, **options: Unpack[UnorderedOptions]
+    ) -> Results[T]: ...
+
+    @overload
+    def map_unordered(
+        self, fn: Callable[[A, B], T], first: Iterable[A], second: Iterable[B], /, **options: Unpack[UnorderedOptions]
+    ) -> Results[T]: ...
+
+    @overload
+    def map_unordered(
+        self,
+        fn: Callable[..., T],
+        first: Iterable[Any],
+        second: Iterable[Any],
+        third: Iterable[Any],
+        /,
+        *others: Iterable[Any],
+        **options: Unpack[UnorderedOptions],
+    ) -> Results[T]: ...
+
     def map_unordered(
         self,
         fn: Callable[..., Any],
+        /,
         *iterables: Iterable[Any],
         timeout: float | None = None,
         batch: int | None = None,
         progress: bool | ProgressCallback = False,
-    ) -> Results:
+    ) -> Results[Any]:
         """Run a function over arguments, as :meth:`map` does; each result comes as soon as it is there."""
         check_batch(batch=batch)
         return self._run_all(fn, zip(*iterables, strict=False), timeout, batch, progress, in_order=False)
 
     def starmap(
-        self, fn: Callable[..., Any], iterable: Iterable[Iterable[Any]], chunksize: int | None = None
-    ) -> list[Any]:
+        self, fn: Callable[[Unpack[Ts]], T], iterable: Iterable[tuple[*Ts]], chunksize: int | None = None
+    ) -> list[T]:
         """Run a function over tuples of its arguments, and wait for the results, as ``multiprocessing.Pool`` does.
 
         Args:
@@ -152,7 +222,7 @@ class Submitter(Executor):
         progress: bool | ProgressCallback,
         *,
         in_order: bool,
-    ) -> Results:
+    ) -> Results[Any]:
         core, options = self._core, self._options
         single = options.max_calls or options.timeout or options.retries or core.settings.logs  # each is per call
         limit = core.get_prefetch_limit(options)
@@ -166,7 +236,9 @@ class Submitter(Executor):
         )
         return MapResults(batches, timeout, plain=core.settings.preparation.plain)
 
-    def stream(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Stream:
+    def stream(
+        self, fn: Callable[P, Iterable[T] | AsyncIterable[T]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Stream[T]:
         """Run a function that yields, and return an iterator of its items, each as soon as it is there.
 
         The function has a process of its own, and holds its devices until it ends. The worker prefetches as many items
@@ -185,13 +257,13 @@ class Submitter(Executor):
             RuntimeError: When the pool was shut down.
         """
         state = ActorState(self._core, get_call_name(fn), replace(self._options, concurrency=1, retries=0))
-        stream = Stream(
+        stream: Stream[T] = Stream(
             state, self._core.settings.grace, self
         )  # first: after an interrupt, its finalizer ends the worker
         self._core.enter(state.construction, (YieldedItems, (fn, args, kwargs), {}, 1))
         return stream
 
-    def gang(self, hosts: int, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> GangFuture:
+    def gang(self, hosts: int, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> GangFuture[T]:
         """Run a function on several machines at the same time: one call on each, all after all have their devices.
 
         Each call finds its rank in ``RANK`` and ``WORLD_SIZE``, and a port of rank 0's machine in ``MASTER_ADDR`` and
@@ -219,7 +291,7 @@ class Submitter(Executor):
         options = Options.make(needs=self._options.needs, max_calls=1, timeout=self._options.timeout)
         return self._core.gang(options, hosts, get_call_name(fn), dumps_whole((fn, args, kwargs)))
 
-    def actor(self, cls: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Actor:
+    def actor(self, cls: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Actor[T]:
         """Make an object in a process of its own, on devices of its own, and keep it there.
 
         Args:
@@ -234,11 +306,11 @@ class Submitter(Executor):
             RuntimeError: When the pool was shut down.
         """
         state = ActorState(self._core, get_call_name(cls), replace(self._options, retries=0))
-        actor = Actor(state)  # first: after an interrupt, its finalizer ends the worker
+        actor: Actor[T] = Actor(state)  # first: after an interrupt, its finalizer ends the worker
         self._core.enter(state.construction, (cls, args, kwargs, self._options.concurrency))
         return actor
 
-    def actors(self, cls: Callable[..., Any], n: int, /, *args: Any, **kwargs: Any) -> Actors:
+    def actors(self, cls: Callable[P, T], n: int, /, *args: P.args, **kwargs: P.kwargs) -> Actors[T]:
         """Make several equal objects, each in a process of its own on devices of its own, and use them as one.
 
         Args:
@@ -258,7 +330,7 @@ class Submitter(Executor):
         check_whole(1, n=n)
         work = dumps((cls, args, kwargs, self._options.concurrency)).copy()
         group = ActorGroup(self._core, get_call_name(cls), self._options, work, n)
-        actors = Actors(group)  # first: after an interrupt, its finalizer ends the workers
+        actors: Actors[T] = Actors(group)  # first: after an interrupt, its finalizer ends the workers
         group.begin()
         return actors
 
@@ -281,6 +353,20 @@ class CallOptions(TypedDict, total=False):
     retries: int
     max_concurrency: int
     ahead: int
+
+
+class UnorderedOptions(TypedDict, total=False):
+    """The options of :meth:`Pool.map_unordered`."""
+
+    timeout: float | None
+    batch: int | None
+    progress: bool | ProgressCallback
+
+
+class MapOptions(UnorderedOptions, total=False):
+    """The options of :meth:`Pool.map`."""
+
+    chunksize: int | None
 
 
 def make_options(

@@ -9,20 +9,21 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from anyaccel.pool.call import AwaitableFuture, CallFuture, is_whole, read_exception
 from anyaccel.pool.channel import Message, MessageKind
 from anyaccel.pool.progress import ProgressCallback, ProgressCounter, find_display
 from anyaccel.pool.reactor import reactor
 
+T = TypeVar("T")
 Arguments = tuple[Any, ...]
 
 BATCH_SECONDS = 0.005
 """Duration in seconds that ``map`` aims at for a batch: then the cost of a batch is small beside its calls."""
 
 
-class Results(Iterator[Any]):
+class Results(Iterator[T]):
     """The results of calls, one after the other.
 
     For one ``for`` or ``async for``. An exception of a call is raised in its place and ends the iteration. When the
@@ -36,15 +37,15 @@ class Results(Iterator[Any]):
 
     def __init__(self, futures: Iterable[AwaitableFuture[Any]], timeout: float | None = None) -> None:
         self._futures = deque(futures)
-        self._values: deque[Any] = deque()
+        self._values: deque[T] = deque()
         self._end = None if timeout is None else time.monotonic() + timeout
         self._failure: BaseException | None = None
         self._abandoned: weakref.finalize[..., Any] | None = None
 
-    def __iter__(self) -> Results:
+    def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> T:
         self._watch_references()
         try:
             while (future := self._next_future()) is not None:
@@ -54,10 +55,10 @@ class Results(Iterator[Any]):
             self.close()
             raise
 
-    def __aiter__(self) -> Results:
+    def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Any:
+    async def __anext__(self) -> T:
         import asyncio
 
         self._watch_references()
@@ -108,7 +109,7 @@ class Results(Iterator[Any]):
         self._futures.popleft()
         self._values.append(value)
 
-    def _next(self) -> Any:
+    def _next(self) -> T:
         """Return the next stored value.
 
         Raises:
@@ -146,7 +147,7 @@ class Batches:
     def __init__(
         self,
         arguments: Iterable[Arguments],
-        submit: Callable[[list[Arguments], bool], CallFuture],
+        submit: Callable[[list[Arguments], bool], CallFuture[Any]],
         *,
         size: int | None,
         prefetch_limit: int,
@@ -162,8 +163,8 @@ class Batches:
         self._counter = None if callback is None else ProgressCounter(len(parts), callback)
         self._in_order = in_order
         self._lock = threading.Lock()
-        self._calls: set[CallFuture] = set()
-        self._vacant: deque[AwaitableFuture[CallFuture]] = deque()
+        self._calls: set[CallFuture[Any]] = set()
+        self._vacant: deque[AwaitableFuture[CallFuture[Any]]] = deque()
         self._made = self._over = False
         try:
             while self._parts and (size is not None or len(self.futures) < prefetch_limit):
@@ -184,7 +185,7 @@ class Batches:
     def _submit_next(self, size: int) -> None:
         """Submit the next batch, in the thread of the caller or of the reactor."""
         # Not the future of the call: that is done before the next batch is submitted, and so would end the loop.
-        slot: AwaitableFuture[CallFuture] = AwaitableFuture()
+        slot: AwaitableFuture[CallFuture[Any]] = AwaitableFuture()
         slot.set_running_or_notify_cancel()  # cancel() has no effect on it: cancel_all() cancels the call
         with self._lock:  # both threads may be here, and the futures must be in the order of the calls
             batch = [self._parts.popleft() for _ in range(min(size, len(self._parts)))]
@@ -206,7 +207,7 @@ class Batches:
         if self._over:  # cancelled meanwhile by another thread
             call.cancel()
 
-    def _on_done(self, count: int, slot: AwaitableFuture[CallFuture], done: Future[Any]) -> None:
+    def _on_done(self, count: int, slot: AwaitableFuture[CallFuture[Any]], done: Future[Any]) -> None:
         assert isinstance(done, CallFuture)  # noqa: S101 - one of the calls
         values, seconds = 0, 0.0
         if not (done.cancelled() or done.exception() is not None):
@@ -226,7 +227,7 @@ class Batches:
         (slot if self._in_order else self._vacant.popleft()).set_result(done)
 
 
-class MapResults(Results):
+class MapResults(Results[T]):
     """The results of a ``map``.
 
     Args:

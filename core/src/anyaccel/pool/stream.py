@@ -6,11 +6,13 @@ import contextlib
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from anyaccel.pool.actor import ActorState
 from anyaccel.pool.call import AwaitableFuture
 from anyaccel.pool.results import Results, cancel_all
+
+T = TypeVar("T")
 
 
 class YieldedItems:
@@ -51,7 +53,7 @@ class YieldedItems:
         return None
 
 
-class Stream(Results):
+class Stream(Results[T]):
     """The items that a function yields, each as soon as it is there.
 
     For one ``for`` or ``async for``. The worker is some items ahead and then waits. When the stream ends early - by an
@@ -80,7 +82,7 @@ class Stream(Results):
             if not self._futures:
                 self._failure = error
 
-    def _accept(self, value: tuple[Any, ...]) -> None:
+    def _accept(self, value: tuple[T, ...]) -> None:
         self._futures.popleft()
         self._values.extend(value)
         if value:

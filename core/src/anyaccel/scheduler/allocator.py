@@ -247,7 +247,7 @@ class Allocator:
     def cancel(self, ticket: Ticket) -> bool:
         """Cancel a waiting request; see :meth:`Ticket.cancel`."""
         with self._lock:
-            waited = self._infeasible.pop(ticket.number, None) is not None
+            waited = self._infeasible.pop(ticket.number, None) is not None  # nothing to serve: it blocked no request
             placed: list[Ticket] = []
             if not waited:
                 waited = self._leave(ticket)
@@ -284,6 +284,7 @@ class Allocator:
     def pending(self) -> tuple[Ticket, ...]:
         """List waiting requests in the order of service, then requests that can never be served."""
         with self._lock:
+            # The queue is by kind; only the policy knows the order across kinds.
             turn = self._policy.sort_key(self._counted(), self._clock())
             return (*sorted(self._queue, key=lambda ticket: turn(ticket.waiting)), *self._infeasible.values())
 

@@ -69,7 +69,7 @@ class Choice:
         Returns:
             One grant per term; None if the free devices do not suffice.
         """
-        free = Occupancy(self._layout)
+        free = Occupancy(self._layout)  # from scratch: leases come and go between two calls
         for device_id, extent in taken.items():
             position = self._layout.positions.get(device_id)
             if position is not None:
@@ -97,7 +97,7 @@ def extent_of(given: Share) -> Extent:
 def extent_within(given: Share, device: Device) -> Extent:
     """Return the extent of a share on its present device, whose slots may have changed."""
     was, now = given.device.slots, device.slots
-    if now == 1 or not given.slots:
+    if now == 1 or not given.slots:  # without slots, the share may be anywhere on the device
         return Extent(given.units, ANY_SLOTS)
     overlapping = (each for slot in given.slots for each in range(slot * now // was, -(-(slot + 1) * now // was)))
     return Extent(given.units, slot_mask(overlapping))

@@ -47,6 +47,7 @@ def summarize(layouts: Sequence[Layout], plans: Iterable[RequestPlan], *, infeas
     asking: dict[str, list[tuple[int, int, Term]]] = {}
     for number, plan in enumerate(plans):
         for term in plan.request.terms:
+            # Each layout knows the names of all machines.
             name = "|".join(layouts[0].names.spelled(each) if layouts else each for each in term.names)
             asking.setdefault(name, []).append((number, plan.hosts, term))
     return tuple(

@@ -143,7 +143,7 @@ def _shortage(books: Books, term: Term) -> Iterator[Reason]:
     label = _label(layout, term)
     have = _inventory(layout, named, label) if named else f"no {label}" + _instead(layout)
     yield Reason(code=ReasonCode.NOT_ENOUGH, message=f"this machine has {have}", term=term, devices=_ids(layout, named))
-    if not named:
+    if not named:  # with devices of the name, a failed vendor is not the reason
         yield from _failed_vendors(layout, term)
     left = [layout.devices[position] for position in bits(named)]
     for rule in rules(term, layout.inventory):  # each device counts for the first rule that excludes it
@@ -188,7 +188,7 @@ def _vetoes(books: Books, term: Term, groups: Iterable[int]) -> Iterator[Reason]
     for group in groups:
         chosen = tuple(bits(books.layout.topology.best_set(group, term.count, linked=term.linked)))
         text = vetoed(books.layout, term, chosen, books.validate)
-        if text and text not in quoted:
+        if text and text not in quoted:  # several groups are often refused by one rule
             quoted.add(text)
             ids = tuple(books.layout.devices[position].id for position in chosen)
             yield Reason(code=ReasonCode.VENDOR_RULE, message=text.rstrip("."), term=term, devices=ids)

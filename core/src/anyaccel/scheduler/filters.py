@@ -342,7 +342,7 @@ class _Id(Filter[str]):
     def _meant(asked: AskedFilter[str]) -> list[str]:
         """Return the ids that may be meant."""
         ids = [device.id for device in asked.inventory.devices if goes_by(device, asked.term.names)]
-        begun = [each for each in ids if each.startswith(asked.wanted)]
+        begun = [each for each in ids if each.startswith(asked.wanted)]  # an exact id may be a prefix of others
         return [asked.wanted] if asked.wanted in begun else begun
 
     def fact(self, device: Device, inventory: Inventory) -> str:  # noqa: ARG002

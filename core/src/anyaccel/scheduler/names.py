@@ -37,7 +37,7 @@ class DeviceNames:
     """
 
     def __init__(self, inventory: Inventory, known: Iterable[str] = ()) -> None:
-        self._devices: dict[str, int] = {}
+        self._devices: dict[str, int] = {}  # bit masks, by name in lower case
         self._spelled: dict[str, str] = {}
         self._known: Iterable[str] = known
         for position, device in enumerate(inventory.devices):
@@ -54,7 +54,7 @@ class DeviceNames:
             UnknownNameError: When no device and no installed plug-in has the name.
         """
         key = name.lower()
-        if key not in self._spelled:
+        if key not in self._spelled:  # reading the plug-ins' catalogs takes longer than most placements
             self.learn(self._known)
             self._known = ()
         if key not in self._spelled:

@@ -245,7 +245,7 @@ def choose_slots(free: int, count: int, total: int) -> int:
         count: Number of slots.
         total: Number of the device's slots.
     """
-    sizes = [size for size in range(count, total + 1) if total % size == 0]
+    sizes = [size for size in range(count, total + 1) if total % size == 0]  # of blocks that tile the device
     row = (1 << count) - 1
     best, smallest = 0, total + 1
     for start in range(0, total, sizes[0]):
@@ -335,7 +335,7 @@ def place(
     Returns:
         Parts of devices, term by term, each in the order of the grant; None if the free devices do not suffice.
     """
-    if len(wanted) == 1:
+    if len(wanted) == 1:  # the common case needs no search
         return next(((spots,) for spots in _candidates(layout, free, wanted[0], validate)), None)
     if not _enough(free, wanted):
         return None

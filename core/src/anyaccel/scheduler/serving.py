@@ -45,6 +45,7 @@ def rules(term: Term, inventory: Inventory) -> Iterator[DeviceRule]:
     """Yield the conditions of a term on each device beside the name, filters first."""
     for each in asked(term, inventory):
         yield _of_filter(each)
+    # Filters first: their reasons name what the user wrote.
     yield _VISIBLE
     yield _HEALTHY
     if term.memory_bytes:

@@ -45,6 +45,7 @@ class Topology:
         size = len(devices)
         levels = _link_levels(devices)
         self.linked = levels[0] if levels else [0] * size
+        # By position, the mask of other devices on the same NUMA node.
         numa = _same([device.numa_node for device in devices])
         pci = _same(_pci_groups(devices))
         everything = (1 << size) - 1
@@ -242,7 +243,7 @@ def _pci_groups(devices: Sequence[Device]) -> list[int | None]:
     buses = [_bus(device.pci_bus_id) for device in devices]
     groups: dict[int | None, int] = {}
     group, last = 0, -_PCI_GAP
-    for bus in sorted({bus for bus in buses if bus is not None}):
+    for bus in sorted({bus for bus in buses if bus is not None}):  # a gap between bus numbers begins a new switch
         group += bus - last >= _PCI_GAP
         groups[bus] = group
         last = bus

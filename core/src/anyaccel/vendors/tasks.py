@@ -159,7 +159,8 @@ def _detect(loaded: Loaded, payload: Payload) -> dict[str, Any]:
     if machine.simulated or payload.get("simulate"):
         from anyaccel.vendors.simulate import find_cards, simulate
 
-        products = plugin.products()
+        # Devices are made of the products here, before the calling process can compare these with the rules.
+        products = plugin.ask("products", rules=True)
         wanted = [cards for item in machine.products if (cards := find_cards(item.product, item.count, products))]
         detected = simulate(plugin.info.vendor, wanted) if wanted else None
         answer["products"] = _names(products)
@@ -187,7 +188,8 @@ def _detect(loaded: Loaded, payload: Payload) -> dict[str, Any]:
 
 def _hidden(plugin: VendorPlugin, devices: tuple[Device, ...], environ: Mapping[str, str]) -> EnvEdits:
     """Return the edits by which a worker sees none of the vendor's devices."""
-    return plugin.env((), EnvContext(devices=devices, environ=environ))
+    edits: EnvEdits = plugin.env((), EnvContext(devices=devices, environ=environ))
+    return edits
 
 
 def _describe(plugin: VendorPlugin, detected: Detected, environ: Mapping[str, str]) -> tuple[Detected, dict[str, Any]]:

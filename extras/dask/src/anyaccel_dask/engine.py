@@ -185,7 +185,7 @@ class DaskCluster(Cluster[DaskPlan]):
             return ""
         return last_line(error)
 
-    def gang(self, driver: Driver, options: Options, hosts: int, name: str, work: bytes) -> GangFuture:  # noqa: ARG002
+    def gang(self, driver: Driver, options: Options, hosts: int, name: str, work: bytes) -> GangFuture[Any]:  # noqa: ARG002
         raise UsageError(
             f"engine='dask' has no gangs, since Dask reserves nothing on several workers at once (got {hosts} hosts)",
             hint="use engine='ray', or engine='local' for a gang of one",

@@ -12,6 +12,7 @@ import anyaccel
 from anyaccel.cli import machine_options, output
 from anyaccel.cli import sample as samples
 from anyaccel.errors import UsageError
+from anyaccel.ledger import BLOCKED
 from anyaccel.model import UNITS_PER_DEVICE, Device, Health, Stats, Value, VendorState
 from anyaccel.text import printable
 
@@ -157,11 +158,16 @@ def _gauge(name: str, unit: str, text: str, samples: Iterable[tuple[Labels, floa
 
 def _held(devices: Sequence[tuple[Device, Labels, Stats]], leases: samples.Leases) -> Iterator[Family]:
     held: list[tuple[Labels, list[int]]] = []
+    withheld: list[tuple[Labels, float | None]] = []
     for device, labels, _ in devices:
         by_user: dict[str, list[int]] = {}
         for lease in leases.get(device.id, ()):
-            by_user.setdefault(lease.user, []).append(lease.units)
+            if lease.state in BLOCKED:
+                withheld.append((labels | {"state": lease.state}, 1))
+            else:
+                by_user.setdefault(lease.user, []).append(lease.units)
         held += [(labels | {"user": user}, units) for user, units in by_user.items()]
+    yield _gauge("anyaccel_device_withheld", "", "Whether the device is drained, or reserved now.", withheld)
     yield _gauge("anyaccel_lease_active", "", "Leases of the device.", ((labels, len(units)) for labels, units in held))
     yield _gauge(
         "anyaccel_lease_fraction_ratio", "ratio", "How much of the device is held.",

@@ -134,7 +134,7 @@ class RayCluster(Cluster[RayPlan]):
         if self.connected:
             self.ray.kill(actor)
 
-    def gang(self, driver: Driver, options: Options, hosts: int, name: str, work: bytes) -> GangFuture:
+    def gang(self, driver: Driver, options: Options, hosts: int, name: str, work: bytes) -> GangFuture[Any]:
         from anyaccel_ray.gangs import RayGang
 
         gang = RayGang(driver, self, options, hosts, name)

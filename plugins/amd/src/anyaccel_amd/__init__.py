@@ -106,8 +106,8 @@ class AMD(Vendor):
         entry, device_id, name = self._product(device.attributes)
         names = [*entry.tags, *entry.facts.get("also", ())] if entry else []
         if not entry and device_id:
-            chip = str(device.attributes.get("chip", "")) or name.removesuffix(" chip") * name.endswith(" chip")
-            exact = next(filter(_is_exact, (name, device.model)), chip)
+            chip = device.attributes.get("chip") or name.removesuffix(" chip") * name.endswith(" chip")
+            exact = next(filter(_is_exact, (name, device.model)), str(chip))
             names = [*([tag(f"AMD {exact.removeprefix('AMD ')}")] if exact else []), f"AMD-{device_id:04x}"]
         names.append(str(device.attributes.get("gfx", "")))
         if device.parent is not None:
@@ -130,6 +130,14 @@ class AMD(Vendor):
         listed = pci_name(card.ctx, self.pci_vendors[0], device_id)
         own = (name, text(card.ctx, f"{card.folders[0]}/product_name"), f"{self.brand} {listed}" if listed else "")
         return next(filter(_is_exact, own), next(filter(None, own), ""))
+
+    def _chip(self, card: Card) -> str | None:
+        """Return the name of a card's chip if no name of a product is known, from the public lists or ``pci.ids``."""
+        entry, device_id, name = self._product(card.attributes)
+        if entry or not device_id or _is_exact(card.model):
+            return None
+        listed = name.removesuffix(" chip") if name.endswith(" chip") else ""
+        return listed or pci_name(card.ctx, self.pci_vendors[0], device_id, chip=True) or None
 
     # What is on the machine.
 
@@ -247,9 +255,11 @@ class AMD(Vendor):
         for card in cards:
             card.model = self._name(card) if card.function else "AMD GPU"
             card.attributes["beside_cuda"] = (cuda and "render_minor" in card.attributes) or None
-        unnamed = [
-            card for card in cards if card.function and not (self._product(card.attributes)[0] or _is_exact(card.model))
-        ]
+            card.attributes["chip"] = self._chip(card)
+        # amdsmi takes seconds, so it is asked only for GPUs without any name that a request could use.
+        entries = {card.id for card in cards if self._product(card.attributes)[0]}
+        known = [card for card in cards if card.id in entries or card.attributes["chip"] or _is_exact(card.model)]
+        unnamed = [card for card in cards if card.function and card not in known]
         if not unnamed:
             return
         names = {}
@@ -261,8 +271,6 @@ class AMD(Vendor):
         for card in unnamed:
             told, fallback = names.get(card.address) or "", f"AMD GPU {card.attributes['device_id'] or ''}".strip()
             card.model = told if _is_exact(told) else card.model or told or fallback
-            chip = card.function and pci_name(ctx, self.pci_vendors[0], card.function.device, chip=True)
-            card.attributes["chip"] = None if _is_exact(card.model) else chip or None
 
     def identify(self, card: Card) -> None:
         """Do nothing: names are set, and memory of another edition, or of a whole card, would be wrong."""

@@ -179,11 +179,11 @@ class Ascend(Vendor):
             return ()
         # A simulated device lists no nodes of the host.
         known = CONTROL_NODES[:3] if devices[0].attributes.get("family") == "950" else CONTROL_NODES
-        return _listed(devices[0], "control_nodes") or known
+        return _split_paths(devices[0], "control_nodes") or known
 
     def mounts(self, devices: Sequence[Device]) -> Iterable[Mount]:
         """Return the driver's directory, and further paths of Ascend's instructions."""
-        paths = _listed(devices[0], "host_paths") or HOST_PATHS[:4] if devices else ()
+        paths = _split_paths(devices[0], "host_paths") or HOST_PATHS[:4] if devices else ()
         return [Mount(source=path, target=path) for path in paths]
 
     def container_env(self, devices: Sequence[Device]) -> Mapping[str, str]:
@@ -225,7 +225,7 @@ class Ascend(Vendor):
             yield warn(reason, f"set {MASK.variable} for processes")
 
 
-def _listed(device: Device, name: str) -> list[str]:
+def _split_paths(device: Device, name: str) -> list[str]:
     """Split the paths in an attribute."""
     return [path for path in str(device.attributes.get(name, "")).split(",") if path]
 

@@ -47,7 +47,7 @@ class Chip(Card):
         """Index on the host, if sysfs shows it: a container may count from 0."""
         return int(self.folders[0].removeprefix(f"{CLASS}/neuron")) if self.folders else self.index
 
-    def tell(self, name: str) -> str:
+    def read_text(self, name: str) -> str:
         """Read a file in sysfs; empty if absent or, before driver 2.28, readable by root alone."""
         return "".join(text(self.ctx, f"{folder}/{name}") for folder in self.folders)
 
@@ -67,7 +67,7 @@ class Chip(Card):
             self.sound |= errors is not None
             if errors:
                 self.blame(f"{counter} is {errors}, {meaning}", remedy)
-        broken = self.tell("stats/hardware/health_status/unhealthy_components")
+        broken = self.read_text("stats/hardware/health_status/unhealthy_components")
         if broken.lower() not in ("", "0", "none"):
             self.blame(f"the driver calls {', '.join(broken.split())[:200]} unhealthy", REPLACE)
 
@@ -184,7 +184,7 @@ def find(ctx: ProbeContext, functions: Sequence[PciFunction]) -> tuple[list[Chip
         # for each physical core (neuron_sysfs_metrics.c). A container may give the node another name, not another
         # number. Which parts there are depends on no user's setting, so no core is leased twice under two names.
         chip.parts = f"{CLASS}/neuron{node.minor}/neuron_core"
-        chip.entry = CATALOG.by_name(chip.tell(DEVICE_NAME)) or CATALOG.by_name(told.instance_type or "") or common
+        chip.entry = CATALOG.by_name(chip.read_text(DEVICE_NAME)) or CATALOG.by_name(told.instance_type or "") or common
         if told.fault:
             chip.blame(told.fault, "run 'neuron-ls' by hand, then reset the device", partial=True)
         chip.check_node(node.path, closed=f"run 'sudo chmod 0666 {node.path}'", partial=True)
@@ -253,7 +253,7 @@ def without_driver(
 
 def identify(chips: Sequence[Chip]) -> None:
     """Set the id of each chip: serial number, else PCI address, else index on the host."""
-    told = [chip.tell("info/serial_number").lower().removeprefix("0x") for chip in chips]
+    told = [chip.read_text("info/serial_number").lower().removeprefix("0x") for chip in chips]
     for chip, serial in zip(chips, told, strict=True):
         # The driver shows 16 hexadecimal digits, or a blank when it cannot read them.
         # A serial number that two chips share is a placeholder.
@@ -268,12 +268,10 @@ def connect(chips: Sequence[Chip]) -> None:
     only if the host's index of every chip is known, or every named chip is visible here. Chips on a switch are linked
     all to all; the driver shows the torus of older chips.
     """
-    numbered = all(chip.tell("dev") for chip in chips)
+    numbered = all(chip.read_text("dev") for chip in chips)
     here = {chip.host_index if numbered else chip.index: chip for chip in chips}
-    told = {
-        index: chip.listed.connected or [int(each) for each in re.findall(r"[0-9]+", chip.tell("connected_devices"))]
-        for index, chip in here.items()
-    }
+    shown = {index: re.findall(r"[0-9]+", chip.read_text("connected_devices")) for index, chip in here.items()}
+    told = {index: chip.listed.connected or [*map(int, shown[index])] for index, chip in here.items()}
     if any(chip.entry and chip.entry.facts.get("switched") for chip in chips):
         told = {index: list(here) for index in here}
     elif not numbered and any(other not in here or other == index for index in told for other in told[index]):

@@ -119,7 +119,7 @@ class Cluster(Protocol[P]):
     def explain_loss(self, error: BaseException) -> str:
         """Return a clause that says why code of the cluster's failed; empty when its process died."""
 
-    def gang(self, driver: Any, options: Options, hosts: int, name: str, work: bytes) -> GangFuture:
+    def gang(self, driver: Any, options: Options, hosts: int, name: str, work: bytes) -> GangFuture[Any]:
         """Run a pickled call on several nodes at the same time.
 
         Raises:

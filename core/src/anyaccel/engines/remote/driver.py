@@ -65,7 +65,7 @@ class Driver(Engine):
         """Raise the error of a request that no node can ever serve."""
         self.cluster.plan(request)
 
-    def gang(self, options: Options, hosts: int, name: str, work: bytes) -> GangFuture:
+    def gang(self, options: Options, hosts: int, name: str, work: bytes) -> GangFuture[Any]:
         """Run a pickled call on each of several nodes at the same time."""
         if self.settings.max_workers is not None:
             raise UsageError("a gang starts all its workers at once; max_workers must be None for it")
@@ -514,10 +514,10 @@ class RemoteActor(RemoteWork):
             self.on_lost(error)
             return
         construction = self._state.construction
-        self._death = loads(answer.data)
+        self._death = death = loads(answer.data)
         # Why the object could not be made may arrive after this, and says more.
         if not (construction.sent and construction.number in self.running):
-            self._end(self._death)
+            self._end(death)
 
     def _on_answer(self, call: Call, answer: Answer, error: BaseException | None) -> None:
         if error is not None:

@@ -69,16 +69,16 @@ def _find_form_faults(where: str, table: Any) -> Iterator[str]:
 
 def _find_hidden(catalog: Catalog) -> Iterator[str]:
     """Yield products that no device can ever be, since an earlier one has the same PCI id."""
-    owners: dict[tuple[int, object], str] = {}
+    owners: dict[tuple[int, str, int], str] = {}
     for entry in catalog.entries:
         facts = entry.facts
-        kinds = [("revision", each) for each in facts.get("revisions", ())]
+        kinds: list[tuple[str, Any]] = [("revision", each) for each in facts.get("revisions", ())]
         kinds += [("subsystem", each) for each in facts.get("subsystems", ())]
         for device in (*facts.get("pci", ()), *facts.get("virtual", ())):
-            for kind in kinds or [None]:
-                owner = owners.setdefault((device, kind), entry.model)
+            for kind, number in kinds or [("", 0)]:
+                owner = owners.setdefault((device, kind, number), entry.model)
                 if owner != entry.model:
-                    same = f" with the {kind[0]} {kind[1]:#x}" if kind else ""
+                    same = f" with the {kind} {number:#x}" if kind else ""
                     yield (
                         f"{entry.model!r} is never detected: {owner!r} has the PCI id {device:#06x}{same} too;"
                         " tell them apart by 'revisions' or 'subsystems', or remove one"

@@ -184,6 +184,7 @@ def _detect_changed(
     else:
         context = machine.context(RecordedFacts(changed))
     try:
-        return subject.plugin.detect(context)
+        found: Detected | None = subject.plugin.detect(context)
     except PluginError as error:
         return error.problem.reason
+    return found

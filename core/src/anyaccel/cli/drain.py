@@ -1,0 +1,34 @@
+"""Withhold devices from new requests, as for maintenance: running leases go on, and no request gets the devices."""
+
+from __future__ import annotations
+
+import argparse
+
+from anyaccel.cli import output
+from anyaccel.cli.options import survey
+from anyaccel.launcher.withhold import drain
+from anyaccel.ledger.names import without_scope
+
+EXAMPLES = (
+    ("sudo anyaccel drain GPU/3 --reason 'fan is replaced on Monday'", "give out no more of this device"),
+    ("sudo anyaccel undrain GPU/3", "give it out again"),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument(
+        "device", nargs="+", metavar="DEVICE", help="a device or several: a name such as GPU/3 or GPU/0-3, or an id"
+    )
+    parser.add_argument("--reason", default="", help="why, shown to every user whose request waits")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the command."""
+    block = drain(survey(args), args.device, args.reason)
+    devices = [without_scope(device) for device in block.devices]
+    if args.json:
+        output.print_json("drain/1", {"drain": block.id, "devices": devices, "reason": block.reason})
+    else:
+        output.say(f"drained: {', '.join(devices)}; 'anyaccel undrain {block.id}' gives them out again")
+    return 0

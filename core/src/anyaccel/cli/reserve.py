@@ -1,0 +1,85 @@
+"""Reserve whole devices for a user and a time, as for a course; list and remove reservations.
+
+Requests of other users get a reserved device only if their time limit ends before. A device can be reserved only from
+the time on at which its leases have ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import anyaccel
+from anyaccel.cli import output
+from anyaccel.cli.options import survey
+from anyaccel.cli.quantities import end_moment, moment
+from anyaccel.errors import UsageError
+from anyaccel.launcher.withhold import reserve
+from anyaccel.ledger import Ledger
+from anyaccel.ledger.blocks import DeviceBlock
+from anyaccel.ledger.names import without_scope
+from anyaccel.linux.users import user_name
+
+EXAMPLES = (
+    ("sudo anyaccel reserve GPU:4 --from '2026-12-01 09:00' --to 12:00 --for carol", "four devices for a morning"),
+    ("anyaccel reserve", "list drains and reservations"),
+    ("sudo anyaccel reserve --remove 1a2b3c4d", "remove one"),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("request", nargs="*", metavar="REQUEST", help="the devices, such as GPU:4; none to list")
+    parser.add_argument(
+        "--from", dest="begin", metavar="TIME", type=moment, help="start: now, 14:30, or '2026-12-01 14:30'"
+    )
+    parser.add_argument("--to", dest="end", metavar="TIME", type=end_moment, help="end: a time, or a duration: 4h")
+    parser.add_argument("--for", dest="user", metavar="USER", help="the user, by name or number")
+    parser.add_argument("--note", default="", help="what for, shown to other users")
+    parser.add_argument("--remove", metavar="ID", action="append", help="remove a reservation")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the command."""
+    if args.remove:
+        if args.request:
+            raise UsageError("--remove must stand without a request")
+        Ledger.open().remove_blocks(args.remove)
+        found: tuple[DeviceBlock, ...] = ()
+    elif args.request:
+        found = (_reserve(args),)
+    else:
+        found = Ledger.open().blocks()
+    if args.json:
+        output.print_json("reserve/1", {"removed": args.remove or [], "blocks": [_as_json(block) for block in found]})
+    elif args.remove:
+        output.say(f"removed: {', '.join(args.remove)}")
+    elif not found:
+        output.print_line("No device is drained or reserved.")
+    else:
+        for block in found:
+            output.print_folded(f"{block.id}  {', '.join(map(without_scope, block.devices))}: {block.describe()}")
+    return 0
+
+
+def _reserve(args: argparse.Namespace) -> DeviceBlock:
+    missing = [
+        name for name, value in (("--from", args.begin), ("--to", args.end), ("--for", args.user)) if value is None
+    ]
+    if missing:
+        raise UsageError(f"a reservation must have {' and '.join(missing)}", hint="see 'anyaccel reserve --help'")
+    request = anyaccel.parse_request(args.request)
+    return reserve(survey(args), request, args.begin, args.end(args.begin), args.user, args.note)
+
+
+def _as_json(block: DeviceBlock) -> dict[str, object]:
+    return {
+        "id": block.id,
+        "kind": "drain" if block.drains else "reservation",
+        "devices": [without_scope(device) for device in block.devices],
+        "reason": block.reason,
+        "by": block.by,
+        "from": None if block.begin is None else output.moment(block.begin),
+        "to": None if block.end is None else output.moment(block.end),
+        "user": None if block.user is None else user_name(block.user),
+        "request": block.request,
+    }

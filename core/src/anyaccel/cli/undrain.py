@@ -1,0 +1,27 @@
+"""Give drained devices out again."""
+
+from __future__ import annotations
+
+import argparse
+
+from anyaccel.cli import output
+from anyaccel.cli.options import survey
+from anyaccel.launcher.withhold import undrain
+from anyaccel.ledger.names import without_scope
+
+EXAMPLES = (("sudo anyaccel undrain GPU/3", "end the drain of a device, and of the devices drained with it"),)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("device", nargs="+", metavar="DEVICE", help="a drained device, or the identity of a drain")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the command."""
+    devices = [without_scope(device) for block in undrain(survey(args), args.device) for device in block.devices]
+    if args.json:
+        output.print_json("undrain/1", {"devices": devices})
+    else:
+        output.say(f"no longer drained: {', '.join(devices)}")
+    return 0

@@ -1,0 +1,168 @@
+"""Drains and reservations of a machine's devices: withheld from requests, by the administrator."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import time
+from collections.abc import Mapping, Sequence
+
+from anyaccel.errors import NotFreeError, UnknownNameError, UsageError
+from anyaccel.launcher.choosing import local_scheduler, make_choice
+from anyaccel.launcher.scope import Scope
+from anyaccel.ledger import Ledger
+from anyaccel.ledger.blocks import DeviceBlock
+from anyaccel.model import Device, Extent, Inventory, Request
+from anyaccel.scheduler import Verdict, asked, goes_by, parse_request
+
+
+def find_devices(inventory: Inventory, name: str) -> tuple[Device, ...]:
+    """Return the devices with a name, in any state: an id, or one term of a request such as ``GPU`` or ``GPU/0-3``.
+
+    Args:
+        inventory: The machine.
+        name: The name.
+
+    Raises:
+        RequestError: When the name is neither an id nor a term.
+        UnknownNameError: When no device has the name.
+    """
+    found = [device for device in inventory.devices if name in (device.id, device.name)]
+    if not found:
+        terms = parse_request(name).terms
+        filters = [(each, each.filter.predicate(each)) for each in asked(terms[0], inventory)]
+        found = [
+            device
+            for device in inventory.devices
+            if goes_by(device, terms[0].names) and all(passes(device) for _, passes in filters)
+        ]
+    if not found:
+        raise UnknownNameError(
+            f"no device of this machine is {name!r}", hint="'anyaccel --columns device,id' lists names and ids"
+        )
+    return tuple(found)
+
+
+def find_user(name: str) -> int:
+    """Return the number of a user, by name or number.
+
+    Raises:
+        UsageError: When there is no such user.
+    """
+    try:
+        return int(name) if name.isdecimal() else pwd.getpwnam(name).pw_uid
+    except (KeyError, ValueError):
+        raise UsageError(f"there is no user {name!r}", hint="'getent passwd' lists the users") from None
+
+
+def drain(
+    inventory: Inventory, names: Sequence[str], reason: str, environ: Mapping[str, str] | None = None
+) -> DeviceBlock:
+    """Withhold devices from every request; running leases go on. Drains outlast a reboot.
+
+    Args:
+        inventory: The machine.
+        names: Names of the devices, as of :func:`find_devices`.
+        reason: Reason, for display.
+        environ: The environment with the ledger's place; that of this process when None.
+
+    Returns:
+        The drain.
+
+    Raises:
+        RequestError, UnknownNameError: When a name is wrong.
+        LeasePermissionError: When this user is neither root nor the owner of the state directory.
+    """
+    environ = os.environ if environ is None else environ
+    devices = {device.id for name in names for device in find_devices(inventory, name)}
+    return Ledger.open(environ).drain(Scope.make(inventory, environ).keys(devices), reason)
+
+
+def undrain(
+    inventory: Inventory, names: Sequence[str], environ: Mapping[str, str] | None = None
+) -> tuple[DeviceBlock, ...]:
+    """End drains.
+
+    Args:
+        inventory: The machine.
+        names: Identities of drains, or names of drained devices. A drain ends as a whole.
+        environ: As for :func:`drain`.
+
+    Returns:
+        The ended drains.
+
+    Raises:
+        UsageError: When a device is not drained.
+        RequestError, UnknownNameError: When a name is wrong.
+        LeasePermissionError: When this user is neither root nor the owner of the state directory.
+    """
+    environ = os.environ if environ is None else environ
+    ledger, scope = Ledger.open(environ), Scope.make(inventory, environ)
+    drains = [block for block in ledger.blocks() if block.drains]
+    found: dict[str, DeviceBlock] = {}
+    for name in names:
+        meant = [block for block in drains if block.id == name]
+        if not meant:
+            keys = scope.keys(device.id for device in find_devices(inventory, name))
+            meant = [block for block in drains if not keys.isdisjoint(block.devices)]
+        if not meant:
+            raise UsageError(f"{name} is not drained", hint="'anyaccel queue' lists drained devices")
+        found |= {block.id: block for block in meant}
+    ledger.remove_blocks(list(found))
+    return tuple(found.values())
+
+
+def reserve(  # noqa: PLR0917 -- in the order of the command's arguments
+    inventory: Inventory,
+    request: Request,
+    begin: float,
+    end: float,
+    user: str,
+    note: str = "",
+    environ: Mapping[str, str] | None = None,
+) -> DeviceBlock:
+    """Reserve whole devices for a user and a time.
+
+    Args:
+        inventory: The machine.
+        request: The devices.
+        begin: Start, in seconds since 1970.
+        end: End, in seconds since 1970.
+        user: Name or number of the user.
+        note: Purpose, for display.
+        environ: As for :func:`drain`.
+
+    Returns:
+        The reservation.
+
+    Raises:
+        UsageError: When the times or the request make no sense.
+        NeverFitsError: When the machine has no such devices.
+        NotFreeError: When they may be in use then: by a lease without an earlier end, or another reservation.
+        LeasePermissionError: When this user is neither root nor the owner of the state directory.
+    """
+    if not max(begin, time.time()) < end:
+        raise UsageError("a reservation must end after its start, and in the future")
+    if any(term.fraction for term in request.terms) or request.else_cpu:
+        raise UsageError(f"a reservation must be of whole devices (got {request})")
+    environ = os.environ if environ is None else environ
+    scope, choice = Scope.make(inventory, environ), make_choice(inventory, request)
+    if not choice.ever_fits:
+        local_scheduler(inventory).allocate(request)  # which raises the reason
+
+    def choose(taken: Mapping[str, Extent]) -> frozenset[str] | None:
+        grants = choice.choose(scope.to_devices(taken))
+        return None if grants is None else scope.keys(share.device.id for grant in grants for share in grant.shares)
+
+    block = Ledger.open(environ).reserve(
+        choose, begin=begin, end=end, user=find_user(user), note=note, request=str(request)
+    )
+    if block is None:
+        verdict = Verdict(request=request, fits_now=False, ever_fits=True)
+        raise NotFreeError(
+            f"{request} cannot be reserved: too many devices may be in use then, by leases without an earlier end or"
+            " other reservations",
+            verdict=verdict,
+            hint="'anyaccel status --columns device,user,until,note' shows them; leases get an end by --time",
+        )
+    return block

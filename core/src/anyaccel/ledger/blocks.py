@@ -1,0 +1,233 @@
+"""Drained and reserved devices: the file in which the administrator withholds devices from requests.
+
+The file is ``blocks.json`` in the state directory. That of the machine's directory, which is empty after a boot, has a
+copy in :data:`KEPT`. Only root and the owner of the state directory may write it; a file of another owner is ignored,
+since every user may make files there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import stat
+import time
+from collections.abc import Iterable, Iterator, Sequence
+
+from anyaccel.errors import LeasePermissionError, LedgerError
+from anyaccel.ledger.directory import BUSY_SECONDS, StateDirectory
+from anyaccel.ledger.names import hash_device
+from anyaccel.ledger.places import MACHINE_WIDE
+from anyaccel.ledger.record import LeaseRecord, clean, read_number, read_object
+from anyaccel.linux import process
+from anyaccel.linux.files import write_whole
+from anyaccel.linux.users import user_name
+from anyaccel.model import Value
+from anyaccel.model.device import UNITS_PER_DEVICE
+from anyaccel.policy import FOREVER, Block
+
+NAME = "blocks.json"
+KEPT = "/var/lib/anyaccel/blocks.json"
+VERSION = 1
+_MOST_BYTES = 1 << 20
+_MOST = 10_000  # blocks that are read: a bound on the work of each request
+
+
+class DeviceBlock(Value):
+    """A drain or a reservation of devices.
+
+    Attributes:
+        id: Identity.
+        devices: Names of the devices in the ledger.
+        reason: Reason of a drain, or note of a reservation.
+        by: Name of the user who made the block.
+        begin: Start of a reservation, in seconds since 1970; None for a drain.
+        end: End of a reservation, likewise.
+        user: Number of the user for whom devices are reserved; None for a drain.
+        request: The reserved request, for display.
+    """
+
+    id: str
+    devices: tuple[str, ...]
+    reason: str = ""
+    by: str = ""
+    begin: float | None = None
+    end: float | None = None
+    user: int | None = None
+    request: str = ""
+
+    @property
+    def drains(self) -> bool:
+        """Whether this is a drain."""
+        return self.user is None
+
+    @property
+    def policy_block(self) -> Block:
+        """The block as the queue policy sees it, by the clock since the boot."""
+        offset = process.boot_seconds() - time.time()  # people give times of day, and leases end by the boot clock
+        return Block(
+            devices=frozenset(map(hash_device, self.devices)),
+            begin=-FOREVER if self.begin is None else self.begin + offset,
+            end=FOREVER if self.end is None else self.end + offset,
+            user=self.user,
+        )
+
+    def describe(self) -> str:
+        """Return the reason why requests do not get the devices, as a clause without subject."""
+        if self.drains:
+            return f"drained by {self.by or 'the administrator'}" + (f": {self.reason}" if self.reason else "")
+        times = " to ".join(time.strftime("%Y-%m-%d %H:%M", time.localtime(each)) for each in self._times)
+        note = f" ({self.reason})" if self.reason else ""
+        return f"reserved for {user_name(self.user or 0)} from {times}{note}"
+
+    @property
+    def _times(self) -> tuple[float, float]:
+        return self.begin or 0.0, self.end or 0.0
+
+    def records(self) -> Iterable[LeaseRecord]:
+        """Yield a record for each device, in the form of a lease without identity."""
+        state = "drained" if self.drains else "reserved"
+        way_out = f"'anyaccel {'undrain' if self.drains else 'reserve --remove'} {self.id}'"
+        for device in self.devices:
+            yield LeaseRecord(
+                id="",
+                device=device,
+                units=UNITS_PER_DEVICE,
+                state=state,
+                reason=self.describe(),
+                hint=f"the administrator ends it with {way_out}",
+                user=self.by if self.drains else user_name(self.user or 0),
+                uid=self.user,
+                since=self.begin,
+                until=self.end,
+                request=self.request,
+            )
+
+
+_Identity = tuple[int, ...]
+_known: dict[str, tuple[_Identity, tuple[DeviceBlock, ...]]] = {}
+"""Blocks by path, with the identity of the file: a waiting process reads them at each look."""
+
+
+def new_block_id() -> str:
+    """Return a new identity of a block: eight random hexadecimal digits."""
+    return os.urandom(4).hex()
+
+
+def read_blocks(state: StateDirectory) -> tuple[DeviceBlock, ...]:
+    """Return the drains and reservations of a state directory; ended reservations are left out."""
+    paths = [f"{state.path}/{NAME}", *([KEPT] if state.path == MACHINE_WIDE else [])]
+    found = next((blocks for path in paths if (blocks := _read(path, state.path)) is not None), ())
+    if not found:
+        return ()
+    now = time.time()
+    return tuple(block for block in found if block.end is None or block.end > now)
+
+
+def _read(path: str, directory: str) -> tuple[DeviceBlock, ...] | None:
+    """Read one file; None if it is missing, or its owner is not to be trusted."""
+    try:
+        os.stat(path, follow_symlinks=False)  # mostly there is no file, and stat works without free descriptors
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    with open(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        # In a user namespace root's files seem to belong to an unmapped number, like the root directory.
+        owners = {0, os.stat("/").st_uid}
+        with contextlib.suppress(OSError):
+            owners.add(os.stat(directory).st_uid)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid not in owners or found.st_mode & 0o022:
+            return None
+        identity = found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size
+        known = _known.get(path)
+        if known is not None and known[0] == identity:
+            return known[1]
+        blocks = tuple(_decode(file.read(_MOST_BYTES)))
+    _known[path] = identity, blocks
+    return blocks
+
+
+def _decode(body: bytes) -> Iterable[DeviceBlock]:
+    words = read_object(body)
+    listed = words.get("blocks") if words.get("v") == VERSION else None
+    for each in listed[:_MOST] if isinstance(listed, list) else ():
+        devices = each.get("devices") if isinstance(each, dict) else None
+        if not isinstance(devices, list):
+            continue
+        begin, end, user = (read_number(each.get(name)) for name in ("begin", "end", "user"))
+        if len({value is None for value in (begin, end, user)}) > 1:  # neither a drain nor a reservation
+            continue
+        yield DeviceBlock(
+            id=clean(each.get("id")),
+            devices=tuple(device for device in devices if isinstance(device, str)),
+            reason=clean(each.get("reason")),
+            by=clean(each.get("by")),
+            begin=begin,
+            end=end,
+            user=None if user is None else int(user),
+            request=clean(each.get("request")),
+        )
+
+
+def check_permission(state: StateDirectory, owner: int) -> None:
+    """Check that this user may drain and reserve.
+
+    Args:
+        state: The state directory.
+        owner: Its owner.
+
+    Raises:
+        LeasePermissionError: When the user is neither root nor the owner of the state directory.
+    """
+    if os.geteuid() not in (0, owner):
+        raise LeasePermissionError(
+            f"only root and {user_name(owner)}, who owns {state.path}, can drain and reserve devices"
+            f" (this is {user_name(os.geteuid())})",
+            hint="ask the administrator, or use sudo",
+        )
+
+
+def change_blocks(
+    state: StateDirectory, directory: int, change: Sequence[DeviceBlock], *, without: Iterable[str] = ()
+) -> None:
+    """Add and remove blocks.
+
+    Args:
+        state: The state directory.
+        directory: Its descriptor, locked: a lease that is published later is checked against the new blocks.
+        change: Blocks to add.
+        without: Identities of blocks to remove.
+
+    Raises:
+        LedgerError: When the file cannot be written.
+    """
+    check_permission(state, os.fstat(directory).st_uid)
+    gone = set(without)
+    kept = [block for block in read_blocks(state) if block.id not in gone]
+    listed = [{name: getattr(block, name) for name in DeviceBlock._fields} for block in (*kept, *change)]
+    text = json.dumps({"v": VERSION, "blocks": listed}, indent=1) + "\n"
+    # The copy first: after an interrupt in between, the change is not active, and returns with the next boot at worst.
+    paths = [*([KEPT] if state.path == MACHINE_WIDE else []), f"{state.path}/{NAME}"]
+    try:
+        for path in paths:
+            os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+            write_whole(path, text)
+    except OSError as error:
+        raise LedgerError(f"{path} cannot be written: {error.strerror}", hint="make room, or use sudo") from error
+
+
+@contextlib.contextmanager
+def locked(state: StateDirectory) -> Iterator[int]:
+    """Context with the state directory open and locked.
+
+    Raises:
+        LedgerBusyError: When another process keeps the directory locked.
+    """
+    with state.opened(make=True) as directory:
+        if not state.lock(directory, BUSY_SECONDS):
+            raise state.busy(state.owner(directory))
+        try:
+            yield directory
+        finally:
+            state.unlock(directory)

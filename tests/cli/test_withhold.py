@@ -1,0 +1,87 @@
+"""Drains and reservations as the administrator makes them, and as every command and pool sees them."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import anyaccel as aa
+import pytest
+from waiting import until
+
+MACHINE = "sim:Acme-Whole:2"
+
+
+def run(*arguments, code=0):
+    """Run a command on the machine; its output and its messages."""
+    done = subprocess.run(
+        [sys.executable, "-m", "anyaccel", *arguments],
+        env={**os.environ, "ANYACCEL_MACHINE": MACHINE}, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == code, done.stderr
+    return done.stdout, done.stderr
+
+
+def read(*arguments, code=0):
+    return json.loads(run(*arguments, "--json", code=code)[0])
+
+
+def test_a_drained_device_is_seen_by_all(acme):
+    drain = read("drain", "acme/1", "--reason", "the fan is loud")
+    assert (drain["devices"], drain["reason"]) == (["acme/acme-1"], "the fan is loud")
+    first, second = read("status", "--no-stats")["devices"]
+    assert (first["free"], first["holders"]) == (1, [])
+    assert second["free"] == 0
+    (holder,) = second["holders"]
+    assert (holder["state"], holder["lease"]) == ("drained", None)
+    assert "the fan is loud" in holder["reason"]
+    out, _ = run("why", "APU:2", code=4)
+    assert "drained by" in out
+    assert f"anyaccel undrain {drain['drain']}" in out
+    (withheld,) = read("queue")["withheld"]
+    assert (withheld["state"], withheld["device"]) == ("drained", "acme-1")
+    assert "is drained by" in run("queue")[1]
+    assert run("run", "APU", "--", "sh", "-c", "echo $ACME_VISIBLE")[0] == "acme-0\n"
+    with aa.Pool("APU", machine=MACHINE) as pool:
+        assert {each.result(60) for each in [pool.submit(os.getenv, "ACME_VISIBLE") for _ in range(4)]} == {"acme-0"}
+    scheduler = aa.open_scheduler(aa.detect(MACHINE), shared=True)
+    assert "drained by" in str(scheduler.why("APU:2"))
+    ticket = scheduler.submit("APU:2")
+    assert ticket.allocation is None
+    assert "no longer drained: acme/acme-1" in run("undrain", "acme/1")[1]
+    until(lambda: ticket.allocation, "the ticket")
+    scheduler.release(ticket.allocation)
+    assert "acme/1 is not drained" in run("undrain", "acme/1", code=2)[1]
+
+
+def test_a_reservation_is_listed_kept_and_removed(acme):
+    begin = time.strftime("%Y-%m-%d %H:%M", time.localtime(time.time() + 86400))
+    me = str(os.geteuid() + 1)
+    (made,) = read("reserve", "APU:2", "--from", begin, "--to", "4h", "--for", me, "--note", "course")["blocks"]
+    assert (made["kind"], made["devices"], made["reason"]) == ("reservation", ["acme/acme-0", "acme/acme-1"], "course")
+    assert read("reserve")["blocks"] == [made]
+    assert "acme/0, acme/1: reserved for" in run("status", "--no-stats")[1]
+    assert "reserved for" in run("why", "APU", code=4)[0]
+    assert read("why", "APU", "--time", "1h")["fits_now"]
+    assert run("run", "APU", "--time", "1h", "--", "echo", "yes")[0] == "yes\n"
+    assert "cannot be reserved" in run("reserve", "APU", "--from", begin, "--to", "1h", "--for", me, code=4)[1]
+    run("reserve", "--remove", made["id"])
+    assert run("reserve")[0] == "No device is drained or reserved.\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words", "code"),
+    [
+        (("drain", "acme/7"), "no device of this machine is 'acme/7'", 2),
+        (("reserve", "APU"), "must have --from and --to and --for", 2),
+        (("reserve", "APU", "--from", "noon", "--to", "4h", "--for", "root"), "must be a time such as 14:30", 2),
+        (("reserve", "APU:0.5", "--from", "now", "--to", "4h", "--for", "root"), "must be of whole devices", 2),
+        (("reserve", "APU", "--from", "now", "--to", "2001-01-01", "--for", "root"), "must end after its start", 2),
+        (("reserve", "APU", "--from", "now", "--to", "4h", "--for", "no-such-user"), "there is no user", 2),
+        (("reserve", "APU:9", "--from", "now", "--to", "4h", "--for", "root"), "can never fit", 3),
+        (("reserve", "--remove", "abc"), "there is no drain or reservation 'abc'", 2),
+    ],
+)
+def test_what_makes_no_sense_is_refused(acme, arguments, words, code):
+    assert words in run(*arguments, code=code)[1]

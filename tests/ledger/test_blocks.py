@@ -1,0 +1,151 @@
+"""Drained and reserved devices: no new request gets them, running leases go on, and only the administrator decides."""
+
+import json
+import os
+import time
+
+import pytest
+from anyaccel.errors import LeaseNotFoundError
+from anyaccel.ledger import blocks
+from anyaccel.ledger.names import boot
+from claimant import ClaimantError
+
+ALICE = 61_001
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to act as another user")
+TIMED = """
+def timed(seconds):
+    want = Want(candidates=frozenset("a"), seconds=seconds)
+    leases.append(ledger.acquire(want, chooser("a"), wait=0))
+"""
+
+
+def only_a(taken):
+    return None if "a" in taken else {"a"}
+
+
+def become(claimant, state, uid=ALICE):
+    """Make a claimant another user."""
+    os.chmod(state, 0o1777)
+    claimant.do("import pwd, logging, anyaccel.linux.inotify; anyaccel.linux.system._libc()")
+    (state / f"checked.{boot()}.{uid}").touch()
+    os.chown(state / f"checked.{boot()}.{uid}", uid, -1)
+    claimant.do(f"os.setgroups([]); os.setresgid({uid}, {uid}, {uid}); os.setresuid({uid}, {uid}, {uid})")
+    claimant.do(f"open_ledger({str(state)!r})")
+
+
+def test_a_running_lease_goes_on_and_no_request_starts(claim, ledger, in_line):
+    holder, other, waiter = claim(), claim(), claim()
+    holder.do("take('a')")
+    drain = ledger.drain(["a"], "the fan is loud")
+    assert [record.state for record in ledger.leases()] == ["held", "drained"]
+    holder.do("give()")
+    with pytest.raises(ClaimantError, match=r"a is drained by .*: the fan is loud"):
+        other.do("take('a')")
+    assert other.do("take('a', 'b')") == {"b": 10_000}
+    waiter.begin("take('a', wait=600)")
+    in_line(1)
+    assert [ticket.starts for ticket in ledger.tickets()] == [None]
+    ledger.remove_blocks([drain.id])
+    assert waiter.end() == {"a": 10_000}
+    with pytest.raises(LeaseNotFoundError, match="there is no drain or reservation"):
+        ledger.remove_blocks([drain.id])
+
+
+def test_a_request_for_drained_devices_alone_holds_up_no_other(claim, ledger, in_line):
+    first, second, third = claim(), claim(), claim()
+    ledger.drain(["a"], "")
+    first.begin("take('a', wait=600)")
+    in_line(1)
+    second.do("take('b')")
+    third.begin("take('a', 'b', wait=600)")
+    in_line(2)
+    assert [ticket.behind for ticket in ledger.tickets()] == [0, 0]
+    second.do("give()")
+    assert third.end() == {"b": 10_000}
+
+
+def test_a_lease_that_ends_before_a_reservation_begins_may_start(claim, ledger):
+    begin = time.time() + 3600
+    more = {"user": ALICE, "note": "", "request": "a"}
+    made = ledger.reserve(only_a, begin=begin, end=begin + 60, **more)
+    assert made.devices == ("a",)
+    claimant = claim()
+    claimant.do(TIMED)
+    claimant.do("timed(60.0); give()")
+    for seconds in ("3700.0", "None"):
+        with pytest.raises(ClaimantError, match=f"a is reserved for {ALICE} from "):
+            claimant.do(f"timed({seconds})")
+    claimant.do("timed(60.0)")
+    # The next reservation sees the other one, and leases that may not have ended by then.
+    assert ledger.reserve(only_a, begin=begin, end=begin + 30, **more) is None
+    ledger.remove_blocks([made.id])
+    assert ledger.reserve(only_a, begin=time.time() + 1, end=begin, **more) is None
+    assert ledger.reserve(only_a, begin=time.time() + 600, end=begin, **more) is not None
+
+
+def test_a_reservation_that_has_ended_is_forgotten(claim, ledger):
+    now = time.time()
+    ledger.reserve(only_a, begin=now - 60, end=now - 1, user=ALICE, note="", request="a")
+    assert ledger.blocks() == ()
+    claim().do("take('a')")
+
+
+@needs_root
+def test_its_user_gets_a_reserved_device_before_earlier_requests(claim, ledger, state, in_line):
+    now = time.time()
+    ledger.reserve(only_a, begin=now - 60, end=now + 3600, user=ALICE, note="course", request="a")
+    earlier, alice = claim(), claim()
+    earlier.begin("take('a', wait=600)")
+    in_line(1)
+    become(alice, state)
+    assert alice.do("take('a')") == {"a": 10_000}
+    alice.do("give()")
+    ledger.remove_blocks([block.id for block in ledger.blocks()])
+    assert earlier.end() == {"a": 10_000}
+
+
+@needs_root
+def test_only_root_and_the_owner_of_the_directory_decide(claim, ledger, state):
+    alice = claim()
+    become(alice, state)
+    with pytest.raises(ClaimantError, match=f"LeasePermissionError: only root and root, who owns {state}, can drain"):
+        alice.do("ledger.drain(['a'], '')")
+    drain = ledger.drain(["a"], "")
+    with pytest.raises(ClaimantError, match="LeasePermissionError"):
+        alice.do(f"ledger.remove_blocks([{drain.id!r}])")
+    with pytest.raises(ClaimantError, match="a is drained"):
+        alice.do("take('a')")
+    ledger.remove_blocks([drain.id])
+    (state / blocks.NAME).unlink()
+    forged = json.dumps({"v": 1, "blocks": [{"id": "x", "devices": ["a"], "reason": "mine"}]})
+    alice.do(f"print(forged := {forged!r}, file=open({str(state / blocks.NAME)!r}, 'w'))")
+    assert ledger.blocks() == ()
+    assert claim().do("take('a')") == {"a": 10_000}
+    ledger.drain(["b"], "")  # the file of another user is replaced
+    assert [block.devices for block in ledger.blocks()] == [("b",)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "[]", '{"v": 2}', '{"v": 1, "blocks": 3}', "{" * 9999),
+        '{"v": 1, "blocks": [3, {}, {"devices": 3}]}',
+        '{"v": 1, "blocks": [{"devices": ["a"], "user": 5}]}',
+        '{"v": 1, "blocks": [{"devices": ["a"], "begin": 1}]}',
+    ],
+)
+def test_a_file_that_makes_no_sense_withholds_nothing(claim, ledger, state, text):
+    (state / blocks.NAME).write_text(text)
+    assert ledger.blocks() == ()
+    claim().do("take('a')")
+
+
+def test_blocks_of_the_machines_directory_outlast_a_boot(ledger, state, tmp_path, monkeypatch):
+    """A boot empties the directories below /run."""
+    monkeypatch.setattr(blocks, "MACHINE_WIDE", str(state))
+    monkeypatch.setattr(blocks, "KEPT", str(tmp_path / "lib" / "blocks.json"))
+    drain = ledger.drain(["a"], "")
+    (state / blocks.NAME).unlink()
+    assert ledger.blocks() == (drain,)
+    ledger.remove_blocks([drain.id])
+    assert ledger.blocks() == ()

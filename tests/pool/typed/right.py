@@ -1,0 +1,47 @@
+"""Calls of a pool as a type checker wants them; mistakes.py has one mistake in each of ten of them."""
+
+from collections.abc import Iterator
+
+import anyaccel
+
+
+def train(rate: float, steps: int = 1) -> float:
+    return rate * steps
+
+
+async def fetch(name: str) -> int:
+    return len(name)
+
+
+def tokens(text: str) -> Iterator[str]:
+    yield from text.split()
+
+
+class Model:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def score(self, value: int) -> int:
+        return 2 * value
+
+    async def answer(self, question: str) -> str:
+        return question.upper()
+
+
+def main() -> None:
+    with anyaccel.Pool("GPU:1", machine="sim:H100:8", max_workers=8, mask="index", enforce="try") as pool:
+        several = pool.options(needs="GPU:2", retries=2)
+        loss: float = several.submit(train, 0.1, steps=3).result()
+        length: int = pool.submit(fetch, "name").result()
+        losses: list[float] = list(pool.map(train, [0.1, 0.2], [1, 2], progress=True))
+        lengths: list[int] = sorted(pool.map_unordered(fetch, ["a", "b"], batch=2))
+        words: list[str] = list(pool.stream(tokens, "to be"))
+        ranked: list[float] = pool.gang(1, train, 0.1).result()
+        future: anyaccel.CallFuture[float] = pool.submit(train, 0.3)
+        model = pool.actor(Model, "small")
+        score: int = model.call(Model.score, 21).result()
+        answer: str = model.call(Model.answer, "why").result()
+        models = pool.actors(Model, 2, "small")
+        scores: list[int] = list(models.map(Model.score, [1, 2]))
+        print(loss, length, losses, lengths, words, ranked, future.result(), score, answer, scores)
+        print(model.score(1).result(), pool.starmap(train, [(0.1, 2)]), list(models.map("score", [3])))
