@@ -66,7 +66,7 @@ def main(directory: Path) -> None:
                 process.terminate()
                 process.wait()
             for lease in leases:
-                Ledger.open().release_of(lease)
+                Ledger.open().end_lease(lease)
 
 
 def anyaccel_says(*arguments: str) -> str:

@@ -163,7 +163,7 @@ def test_the_machine_can_come_from_the_environment(acme, anyaccel):
 def test_select_prints_ids_and_says_that_nothing_is_held(acme, anyaccel):
     status, out, err = run(anyaccel, "--machine", WHOLE, "select", "APU:2", "--format", "index")
     assert (status, out) == (0, "0\n1\n")
-    assert err == "anyaccel: nothing is held: other programs may take these devices\n"
+    assert err == "anyaccel: nothing is held: another program may take these devices\n"
     status, out, _ = run(anyaccel, "--machine", "sim:A1:1", "select", "APU:0.5", "--json")
     (share,) = json.loads(out)["devices"]
     assert (share["share"], share["enforced_by"], share["memory_bytes"]) == (0.5, "by agreement", 8 << 30)

@@ -14,6 +14,7 @@ import anyaccel as aa
 import pytest
 from anyaccel.launcher.rendezvous import Rendezvous
 from anyaccel.launcher.sandbox import find_obstacle
+from terminals import run_on_terminal
 from waiting import PATIENCE, until
 
 MACHINE = "sim:A1:4"
@@ -163,7 +164,9 @@ launch = anyaccel.prepare("A1:2", machine={MACHINE!r})
 sys.exit(run_ranks(launch, ["sh", "-c", script], Rendezvous(), grace=0.2))
 """
     done = subprocess.run([sys.executable, "-c", code], timeout=PATIENCE, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (3, "")
+    assert (done.returncode, done.stderr) == (
+        3, "anyaccel: rank 0 ended with exit status 3, which ends the job\n",
+    )  # fmt: skip
 
 
 def test_ranks_that_end_well_are_waited_for(job, tmp_path):
@@ -282,3 +285,51 @@ def test_the_kernel_gives_a_kept_port_to_no_program():
                 rival.bind(("", 0))
                 ports.add(rival.getsockname()[1])
         assert kept.port not in ports
+
+
+ON_TERMINAL = [sys.executable, "-m", "anyaccel", "--machine", MACHINE, "run", "A1:2", "--ranks", "--"]
+LINES = r"""
+import os, sys, time
+rank = os.environ["RANK"]
+assert os.isatty(1) and os.isatty(2)
+sys.stdout.write("one " + rank + "\n")
+print("half\rtwo", rank, file=sys.stderr)
+os.write(1, b"x" * 100_000 + b"end")
+"""
+
+
+def test_output_is_marked_by_rank_at_a_terminal(acme):
+    status, data = run_on_terminal([*ON_TERMINAL, sys.executable, "-c", LINES])
+    assert status == 0
+    lines = (
+        data.replace("\r", "\n").split("\n")
+        if isinstance(data, str)
+        else data.replace(b"\r", b"\n").decode().split("\n")
+    )
+    for rank in "01":
+        for text in (f"one {rank}", "half", f"two {rank}"):
+            assert f"[{rank}] {text}" in lines
+        marked = [line.removeprefix(f"[{rank}] ") for line in lines if line.startswith(f"[{rank}] ")]
+        assert sum(line.count("x") for line in marked) == 100_000
+        assert any(line.endswith("xend") for line in marked)
+
+
+@pytest.mark.parametrize(
+    ("end", "told"), [("exit 3", "ended with exit status 3"), ("kill -9 $$", "was killed by SIGKILL")]
+)
+def test_the_rank_that_ends_the_job_is_named_and_piped_output_has_no_marks(job, end, told):
+    code, out, err = finished(
+        job("A1:2", "--ranks", "sh", "-c", f"echo hello; test $RANK = 0 || {end}; exec sleep 1000")
+    )
+    assert code == (3 if "3" in end else 137)
+    assert set(out.splitlines()) == {"hello"}
+    assert err.count("ends the job") == 1
+    assert f"anyaccel: rank 1 {told}, which ends the job\n" in err
+
+
+def test_no_rank_is_named_where_all_end_well_or_by_a_signal_from_outside(job):
+    assert finished(job("A1:2", "--ranks", "true")) == (0, "", "")
+    process = job("A1:2", "--ranks", "sh", "-c", "echo ready; exec sleep 1000")
+    assert process.stdout.readline() == process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    assert "ends the job" not in finished(process)[2]

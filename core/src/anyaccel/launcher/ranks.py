@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from anyaccel.launcher.bind import divide_processors
 from anyaccel.launcher.environment import with_allocation
 from anyaccel.launcher.launch import Launch
+from anyaccel.launcher.rank_output import RankOutput
 from anyaccel.launcher.rendezvous import Rendezvous
 from anyaccel.launcher.start import make_start_error
 from anyaccel.launcher.time_limit import STATUS, TimeLimit, print_line
@@ -26,6 +27,7 @@ FORWARDED = (
     signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT
 )  # fmt: skip
 _STOP = signal.SIGTSTP
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 def run_ranks(
@@ -61,12 +63,11 @@ def run_ranks(
     signals = {number for number in (*FORWARDED, _STOP) if signal.getsignal(number) is not signal.SIG_IGN}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals | {signal.SIGCHLD})
     if signal.SIGINT in signals:
-        signal.signal(
-            signal.SIGINT, signal.SIG_DFL
-        )  # the early signal goes to processes with a handler: not to this one
+        # The early signal goes to processes with a handler: not to this one.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     with contextlib.suppress(OSError):
         process.adopt_orphans()  # so that a failure also ends the processes that a rank leaves behind
-    ranks = _RankGroup(grace)
+    ranks = _RankGroup(grace, limit)
     allocation = launch.environment.allocation
     count = max(1, len(allocation.devices))
     parts = divide_processors([device.numa_node for device in allocation.devices], allocation.processors) or [()]
@@ -76,11 +77,13 @@ def run_ranks(
             environment = launch.environment.with_variables(place)
             if parts[rank]:
                 environment = with_allocation(environment, replace(allocation, processors=parts[rank]))
-            ranks.start(replace(launch, environment=environment), command, first=rank == 0)
+            ranks.start(replace(launch, environment=environment), command, rank)
+        ranks.output.start()
         status = ranks.wait(signals)
         return STATUS if ranks.asked and limit is not None and limit.over else status
     finally:
         ranks.kill()
+        ranks.output.finish()
 
 
 def make_rank_variables(rank: int, count: int, *, local: tuple[int, int]) -> dict[str, str]:
@@ -101,24 +104,30 @@ class _RankGroup:
 
     Attributes:
         asked: Whether SIGTERM came from outside.
+        output: Marks the output at a terminal.
     """
 
-    def __init__(self, grace: float) -> None:
+    def __init__(self, grace: float, limit: TimeLimit | None) -> None:
         self.asked = False
-        self._running: list[int] = []
+        self.output = RankOutput()
+        self._limit = limit
+        self._ended_from_outside = False
+        self._running: dict[int, int] = {}
         self._status = 0
         self._end = Teardown(find_tree(dict([process.me()])), grace=grace)  # it has no other children
 
-    def start(self, launch: Launch, command: Sequence[str], *, first: bool) -> None:
+    def start(self, launch: Launch, command: Sequence[str], rank: int) -> None:
         # The kernel stops a process outside the terminal's foreground group when it reads from the terminal.
-        with_input = first and not os.isatty(0)
-        actions = [] if with_input else [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
+        with_input = rank == 0 and not os.isatty(0)
+        actions: list[tuple[object, ...]] = [*self.output.open(rank)]
+        if not with_input:
+            actions.append((os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0))
         ignored = signal.SIGPIPE, signal.SIGXFSZ  # by Python
         try:
             pid = launch.spawn(command, file_actions=actions, setpgroup=0, setsigmask=(), setsigdef=ignored)
         except OSError as error:
             raise make_start_error(command[0], error) from error
-        self._running.append(pid)
+        self._running[pid] = rank
 
     def wait(self, signals: set[signal.Signals]) -> int:
         """Wait for the exit of the ranks; after a failure, also of their descendants."""
@@ -131,6 +140,7 @@ class _RankGroup:
             if came is None or came.si_signo == signal.SIGCHLD:
                 continue
             self.asked = self.asked or came.si_signo == signal.SIGTERM
+            self._ended_from_outside = self._ended_from_outside or came.si_signo in _ENDING
             self._pass_on(signal.Signals(came.si_signo))
             if came.si_signo == _STOP:
                 os.kill(os.getpid(), signal.SIGSTOP)  # the shell waits for this process, not for the ranks
@@ -148,12 +158,25 @@ class _RankGroup:
     def _reap(self) -> None:
         """Record exited ranks, and reap orphans of the ranks."""
         for pid in tuple(self._running):
-            # Without reaping it: until the list is updated, no other process may get its id.
-            if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
-                self._running.remove(pid)
+            # Without reaping it: until the table is updated, no other process may get its id.
+            end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if end is not None:
+                rank = self._running.pop(pid)
                 status = process.reap(pid)
+                if status and not self._status:
+                    self._report(rank, end)
                 self._status = self._status or status
         process.reap_children(self._running)
+
+    def _report(self, rank: int, end: os.waitid_result) -> None:
+        """Print which rank has failed first, unless the whole job was ended from outside."""
+        killed = end.si_code != os.CLD_EXITED
+        over = self._limit is not None and self._limit.over
+        if over or self._ended_from_outside or (killed and end.si_status in _ENDING):
+            return
+        print_line(
+            f"rank {rank} {process.describe_end(-end.si_status if killed else end.si_status)}, which ends the job"
+        )
 
     def _pass_on(self, number: signal.Signals) -> None:
         for leader in self._running:
