@@ -1,7 +1,7 @@
 """Print the ids of devices that would serve a request, one per line, without holding them.
 
-Leases of others are not looked at: another user may hold what is chosen. Your limits are: a request that you can never
-have is refused, and one that would wait for a limit is told.
+Leases are ignored: another user may hold these devices. Your limits count: a request above them is refused, and one
+that would wait for them is reported.
 """
 
 from __future__ import annotations
