@@ -100,12 +100,12 @@ def interrupt(*_):  # comes again and again: one that comes right before the wai
         due.clear()
         raise Interrupt
 
-def wait(future):
+def wait(wait_once):
     try:
         due.append(None)
         signal.setitimer(signal.ITIMER_REAL, 0.0001 * random.random() + 0.000001, 0.001)
         while True:
-            future.result()
+            wait_once()
     except Interrupt:
         return
 
@@ -114,8 +114,8 @@ def main():
     with aa.Pool() as pool:
         future = pool.submit(time.sleep, 1_000_000)
         try:
-            for _ in range(int(sys.argv[1])):
-                wait(future)
+            for _ in range(int(sys.argv[2])):
+                wait(future.result if sys.argv[1] == "result" else pool.shutdown)
         finally:
             future.cancel()
     print("served")
@@ -186,8 +186,9 @@ def test_an_interrupt_breaks_no_pool_and_loses_no_lease(script, mode, number):
     assert (out, err) == ("served\n", "")
 
 
-def test_an_interrupt_of_a_wait_for_a_result_is_raised_as_it_is(script):
-    out, err = script(WAITING, arguments=(length(2000, 20_000),)).communicate()
+@pytest.mark.parametrize("what", ["result", "shutdown"])
+def test_an_interrupt_of_a_wait_is_raised_as_it_is(script, what):
+    out, err = script(WAITING, arguments=(what, length(2000, 20_000))).communicate()
     assert (out, err) == ("served\n", "")
 
 

@@ -1,7 +1,7 @@
 """Print the ids of devices that would serve a request, one per line, without holding them.
 
-Leases of others are not looked at: another user may hold what is chosen. Your limits are: a request that you can never
-have is refused, and one that would wait for a limit is told.
+Leases are ignored: another user may hold these devices. Your limits count: a request above them is refused, and one
+that would wait for them is reported.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def main(args: argparse.Namespace) -> int:
         output.print_json("select/1", content | {"limits": [each.message() for each in limits]})
         return 0
     output.print_lines(device.id if args.format == "id" else str(device.index) for device in allocation.devices)
-    output.say("nothing is held: another program may take these devices")
+    output.say("nothing is held: other programs may take these devices")
     if limits:
         output.say(verdict.message)
         output.say_lines(verdict.hint)

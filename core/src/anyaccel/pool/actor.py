@@ -1,4 +1,4 @@
-"""Actors: an object that lives in a worker, and the calls of its methods."""
+"""Actors: an object in a worker, and calls of the object's methods."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Method = str | Callable[..., Any]
 
 
 def get_method_name(method: Method) -> str:
-    """Return the name of a method that is given by its name or as an attribute of its class."""
+    """Return the name of a method, given the name or the attribute of the class."""
     return method if isinstance(method, str) else method.__name__
 
 
@@ -109,7 +109,7 @@ class Callee:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Take no more calls, and end after those that wait; any thread may."""
+        """Take no more calls, and exit after the queued calls; any thread may."""
         raise NotImplementedError
 
     def stop(self, grace: float) -> None:
@@ -135,7 +135,7 @@ class Callee:
 
 
 class ActorState(Callee):
-    """One actor, from the request for it to its end.
+    """A single actor, from request to exit.
 
     Attributes:
         member: Its worker, once there is one: a class of the engine with ``accepts``, ``pull``, ``shut_down``,
@@ -164,7 +164,7 @@ class ActorState(Callee):
             self.member.pull()
 
     def close(self) -> None:
-        """Take no more calls, and end after those that wait; any thread may."""
+        """Take no more calls, and exit after the queued calls; any thread may."""
         if not self._core.foreign:
             reactor().call_soon(self._close)  # before the flag: an interrupt may come in between
             self.closing = True
@@ -206,7 +206,7 @@ class ActorState(Callee):
         self.death = self.death or death
 
     def on_gone(self, death: WorkerError) -> None:
-        """Fail the construction and all calls that wait, because the worker has gone."""
+        """Fail the construction and the queued calls, because the worker has gone."""
         self.set_death(death)
         self.construction.fail(death)
         self._fail_waiting(self.death or death)
@@ -296,7 +296,7 @@ class Actor(Generic[T]):
         return self._state.call(get_method_name(method), args, kwargs)
 
     def close(self) -> None:
-        """Take no more calls, and end after those that wait."""
+        """Take no more calls, and exit after the queued calls."""
         self._state.close()
 
     def kill(self) -> None:

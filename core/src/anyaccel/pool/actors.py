@@ -1,4 +1,4 @@
-"""Groups of equal actors: each call goes to one that is free."""
+"""Groups of equal actors: each call goes to a free actor."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ R = TypeVar("R")
 
 
 class ActorGroup(Callee):
-    """Equal actors that take their calls from one queue, from the request for them to the end of the last.
+    """Equal actors with a common queue of calls, from request to exit of the last actor.
 
     An actor that has died is replaced as soon as there are calls for it. One that could not be constructed is not
     replaced, because the next one would fail as well.
@@ -71,7 +71,7 @@ class ActorGroup(Callee):
             self._replace()
 
     def close(self) -> None:
-        """Take no more calls, and end after those that wait; any thread may."""
+        """Take no more calls, and exit after the queued calls; any thread may."""
         if not self._core.foreign:
             self.closing = True
             for state in tuple(self._states):
@@ -86,7 +86,7 @@ class ActorGroup(Callee):
                 state.stop(grace)
 
     def on_actor_gone(self, state: _GroupedActor, death: WorkerError) -> None:
-        """Replace an actor that has gone; fail the calls that wait if none is left."""
+        """Replace a dead actor; fail the queued calls if no actor is left."""
         if state not in self._states:
             return
         self._states.remove(state)
@@ -126,7 +126,7 @@ class ActorGroup(Callee):
 
 
 class _GroupedActor(ActorState):
-    """One actor of a group. Its calls are not pipelined, because any actor of the group may run them."""
+    """An actor of a group. Calls are not pipelined, because any actor of the group may run each call."""
 
     pipelined = False
 

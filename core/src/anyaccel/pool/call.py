@@ -1,4 +1,4 @@
-"""One call on its way through a pool, and the future of its result."""
+"""Calls, and the futures of their results."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _kind_numbers = count(1)
 
 
 class BrokenPoolError(WorkerError, BrokenExecutor):
-    """Raised when no worker of a pool can be used, because its initializer or its sandbox fails."""
+    """Raised when no worker of a pool can be used, because the initializer or the sandbox fails."""
 
     code = "broken-pool"
 
@@ -106,7 +106,7 @@ def is_whole(value: object, least: int) -> bool:
 
 
 class InterruptibleCondition(_thread.RLock, threading.Condition):  # type: ignore[misc]  # final for type checkers alone
-    """A condition that is its own lock: it is made and locked without a line of Python, where Ctrl-C might come."""
+    """A condition and lock in a single object, made and locked without a line of Python, where Ctrl-C might come."""
 
     def __init__(self) -> None:
         self._waiters: deque[Any] = deque()
@@ -126,7 +126,7 @@ class InterruptibleCondition(_thread.RLock, threading.Condition):  # type: ignor
                 self._waiters.remove(waiter)
 
     def notify_all(self) -> None:
-        """Wake all waiters; cheap in the usual case that there are none."""
+        """Wake the waiters; cheap in the usual case without waiters."""
         if self._waiters:
             super().notify_all()
 
@@ -154,7 +154,7 @@ class InterruptibleEvent:
 
 
 class AwaitableFuture(Future[T]):
-    """A future that coroutines can await, too. A task that is cancelled meanwhile cancels it."""
+    """A future for coroutines, too. Cancelling the awaiting task cancels the future."""
 
     def __await__(self) -> Generator[Any, None, T]:
         from asyncio import wrap_future
@@ -182,7 +182,7 @@ class CallFuture(AwaitableFuture[T]):
         self._call: Call | None = call  # until it is over: no reference cycle is left for the garbage collector
 
     def cancel(self) -> bool:
-        """Cancel the call, whether it waits or runs; return False if it is over, or belongs to the parent process."""
+        """Cancel the call, waiting or running; return False if the call is over, or belongs to the parent process."""
         call = self._call
         if call is None or call.foreign or (call.kind == MessageKind.METHOD and self.running()):
             return self.cancelled()
@@ -193,7 +193,7 @@ class CallFuture(AwaitableFuture[T]):
                 reactor().call_soon(partial(_on_cancelled, call))
 
     def result(self, timeout: float | None = None) -> T:
-        """Wait for the call, and return what it returned.
+        """Wait for the call, and return the result.
 
         Raises:
             TimeoutError: When that takes longer than ``timeout`` seconds; the call goes on.
@@ -204,7 +204,7 @@ class CallFuture(AwaitableFuture[T]):
         return super().result(self._wait(timeout))
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait for the call; return its exception or the reason why it was not run to its end, None if it returned.
+        """Wait for the call; return the exception, or the reason for a missing answer, or None after a result.
 
         Raises:
             TimeoutError: When that takes longer than ``timeout`` seconds; the call goes on.
@@ -214,7 +214,7 @@ class CallFuture(AwaitableFuture[T]):
         return super().exception(self._wait(timeout))
 
     def _wait(self, timeout: float | None) -> float | None:
-        """Wait at most so many seconds for the end of the call; return what is left of them."""
+        """Wait at most so many seconds for the end of the call; return the seconds left."""
         call = self._call
         if call is not None and call.foreign:
             raise RuntimeError(f"the answer to {call.name} goes to the process that this one was forked from")
@@ -231,7 +231,7 @@ class CallFuture(AwaitableFuture[T]):
         return worker is not None and worker.begun and not self.done()
 
     def why(self) -> Verdict | None:
-        """Explain what the call waits for; None when it does not wait for devices."""
+        """Explain why the call waits for devices; None if the call does not wait for devices."""
         call = self._call
         return None if call is None or call.sent or call.waits is None else call.waits()
 
@@ -256,7 +256,7 @@ def _on_cancelled(call: Call) -> None:
 
 
 class Call:
-    """A call: its function and arguments, its state, and its future.
+    """A call: function, arguments, state, and future.
 
     Attributes:
         name: Name of the function in messages.
@@ -305,7 +305,7 @@ class Call:
 
     @property
     def may_be_retried(self) -> bool:
-        """Whether it is to be run again if its worker dies."""
+        """Whether the call is to be run again if the worker dies."""
         return self.tries < self.options.retries and self.is_pending()
 
     def retry(self) -> None:
@@ -314,7 +314,7 @@ class Call:
         self.reset()
 
     def reset(self) -> None:
-        """Record that no worker has the call; its time limit starts anew."""
+        """Take the call away from the worker; the time limit starts anew."""
         if self.timer is not None:
             self.timer.cancel()
         self.worker = None
@@ -420,7 +420,7 @@ def read_exception(message: Message, *, plain: bool) -> BaseException:
 
 
 def get_call_name(function: Any, args: Sequence[Any] = ()) -> str:
-    """Return the name of a call in messages: that of its function, or of the function that a batch calls."""
+    """Return the name of a call in messages: the name of the function, also of the function in a batch."""
     if function is call_each or function is call_each_method:
         function = args[0]
     return function if isinstance(function, str) else getattr(function, "__qualname__", None) or type(function).__name__

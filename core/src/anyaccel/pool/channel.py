@@ -60,7 +60,7 @@ class MessageKind(IntEnum):
 
 
 class Message(NamedTuple):
-    """A message that was received.
+    """A received message.
 
     Attributes:
         kind: A :class:`MessageKind`, or another number from a faulty worker.

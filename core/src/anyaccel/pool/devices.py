@@ -77,7 +77,7 @@ class LocalRequest:
         self.want: Want = replace(want, device_locks=locks, confined=confined, mark=marks.draw_often)
 
     def choose(self, taken: Mapping[str, Extent]) -> tuple[Grant, ...] | None:
-        """Choose devices, given what is taken; None if they are in use."""
+        """Choose devices, given the taken extents; None if the devices are in use."""
         # The dispatcher asks several times in a row with the same devices taken, and a choice is slow.
         before, grants = self._chosen
         if before != taken:
@@ -114,7 +114,7 @@ class WorkerLease(OpenLease):
 
     @property
     def lease_id(self) -> str:
-        """Id of the lease, as other processes see it; empty if they do not."""
+        """Id of the lease for other processes; empty if the lease is private."""
         return self.lease.id if self.lease and not self._private else ""
 
     @property
@@ -129,7 +129,7 @@ class WorkerLease(OpenLease):
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        """Descriptors that keep the lease as long as one of them is open."""
+        """Descriptors of the lease, active until the last copy is closed."""
         return self.lease.fds if self.lease else ()
 
     def quarantine(self, reason: str) -> None:
@@ -150,7 +150,7 @@ class WorkerLease(OpenLease):
 
 
 def subtract_own(extent: Extent, own: Extent) -> Extent:
-    """Subtract our own share of a device from everything that is held of it."""
+    """Subtract our own share of a device from the whole held extent."""
     units = max(0, extent.units - own.units)
     return Extent(units, (extent.slots & ~own.slots) or (ANY_SLOTS if units else 0), extent.divided and not own.divided)
 
@@ -160,7 +160,7 @@ _private: dict[str, int] = {}
 
 
 def make_private_directory() -> str:
-    """Make a state directory for this process alone; remove those of processes that were killed.
+    """Make a state directory for this process alone; remove the directories of killed processes.
 
     Raises:
         StateDirectoryError: When the directory cannot be made.

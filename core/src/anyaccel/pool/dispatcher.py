@@ -95,7 +95,7 @@ _GONE = {errno.EPIPE, errno.ECONNRESET, errno.EBADF, errno.ENOTCONN}
 
 
 class CallQueue:
-    """Calls of one pool and one kind that wait, in order.
+    """A queue of waiting calls of the same pool and kind, in order.
 
     Attributes:
         key: Key of the queue in its broker.
@@ -139,7 +139,7 @@ class CallQueue:
         return self.acquisition is not None or self.timer is not None
 
     def first(self) -> Call | None:
-        """Return the first call that is not cancelled, and drop those before it."""
+        """Return the first call without a cancellation, and drop the cancelled calls before."""
         calls = self.calls
         while calls and not calls[0].is_pending():
             calls.popleft()
@@ -209,7 +209,7 @@ class Broker:
     # Queues
 
     def add_call(self, engine: LocalEngine, call: Call) -> None:
-        """Give a call to an idle process of its kind, or queue it.
+        """Give a call to an idle process of the same kind, or queue the call.
 
         Raises:
             UnknownNameError, NeverFitsError: When its request can never be served.
@@ -244,7 +244,7 @@ class Broker:
         return None if queue.first() is None or self._overtakes(queue) else self._pop(queue)
 
     def serve(self) -> None:
-        """Start everything that can be started now."""
+        """Start calls until no further call can start now."""
         self._again = True
         if self._serving:  # a start that fails at once calls serve(): thousands of those must not nest
             return
@@ -258,7 +258,7 @@ class Broker:
             self._serving = False
 
     def _serve_one(self) -> bool:
-        """Start one call, or end one idle process; return False if there is nothing to do."""
+        """Start a call, or end an idle process; return False if there is nothing to do."""
         wanted: frozenset[str] = frozenset()
         crowded: set[LocalEngine] = set()
         for queue in self._list_queues():
@@ -290,7 +290,7 @@ class Broker:
         return False
 
     def _has_room(self, queue: CallQueue) -> bool:
-        """Return whether the pool of a queue may have one more process for it."""
+        """Return whether the pool of a queue has room for a further process."""
         engine = queue.engine
         if engine.settings.max_workers is not None:
             others = (other for other in self._queues.values() if other.engine is engine and other is not queue)
@@ -333,7 +333,7 @@ class Broker:
         return queue
 
     def _pop(self, queue: CallQueue) -> Call:
-        """Remove and return the first call of a queue that has one."""
+        """Remove and return the first call of a queue, which must exist."""
         call = queue.calls.popleft()
         if queue.first() is None:
             self._drop(queue)
@@ -438,7 +438,7 @@ class Broker:
     def _choose(
         self, queue: CallQueue, resolved: LocalRequest, taken: Mapping[str, Extent]
     ) -> dict[str, Extent] | None:
-        """Choose devices for the first call of a queue, given what is taken; all by name in the ledger."""
+        """Choose devices for the first call of a queue, given the taken extents by name in the ledger."""
         grants = resolved.choose(self.scope.to_devices(taken))
         if grants is None:
             own = self._sum_held()
@@ -461,14 +461,14 @@ class Broker:
             loop.watch(descriptor, partial(on_change, descriptor))
 
     def _on_release(self, devices: Mapping[str, Extent]) -> None:
-        """Count released devices, and serve the calls that wait for them."""
+        """Count released devices, and serve the waiting calls."""
         for key, extent in devices.items():
             self._own[key].remove(extent)
         self._changes += 1
         self.serve()
 
     def _sum_held(self, but: Collection[WorkerProcess] = ()) -> dict[str, Extent]:
-        """Return what this process holds, by name in the ledger, without the leases of some workers."""
+        """Return the extents held by this process by name in the ledger, without the leases of the given workers."""
         own = {key: list(extents) for key, extents in self._own.items()}
         for worker in but:
             for key, extent in ({} if worker.lease is None else worker.lease.devices).items():
@@ -500,7 +500,8 @@ class Broker:
             self._idle.remove(worker)
 
     def _take_idle(self, engine: LocalEngine, alike: int) -> WorkerProcess | None:
-        """Take an idle worker for calls of a kind: the one used last, so that the others reach their idle time."""
+        """Take the most recently used idle worker for calls of a kind, so other workers reach their idle time."""
+        # A linear search: the list is no longer than the number of processes.
         for place in range(len(self._idle) - 1, -1, -1):
             worker = self._idle[place]
             if worker.engine is engine and worker.options.alike == alike and not worker.ending:
@@ -508,7 +509,7 @@ class Broker:
         return None
 
     def _find_evictable(self, queue: CallQueue) -> WorkerProcess | None:
-        """Return the idle worker whose end gives a queue room in its pool; None while another one is ending."""
+        """Return the idle worker to end for room in the pool of a queue; None while another worker is ending."""
         engine = queue.engine
         if any(worker.ending for worker in engine.members):
             return None
@@ -541,7 +542,7 @@ class Broker:
             worker.shut_down()
 
     def _check_idle(self) -> None:
-        """Evict workers that were idle for too long, and one whose devices another process waits for."""
+        """Evict workers past their idle time, and a worker whose devices another process waits for."""
         now = time.monotonic()
         holders = [worker for worker in self._idle if worker.lease is not None]
         evicted = [worker for worker in holders if worker.answered_at + worker.engine.settings.idle <= now]
@@ -645,7 +646,7 @@ class WorkerProcess:
         self.engine.on_gone(self, gone)
 
     def on_stuck(self, reason: str) -> None:
-        """Take notice that the process ignores SIGKILL and so keeps its devices."""
+        """Quarantine the devices, because the process ignores SIGKILL."""
         self.stuck = reason
         self.engine.on_stuck(self, reason)
 
@@ -653,17 +654,17 @@ class WorkerProcess:
 
     @property
     def busies_processor(self) -> bool:
-        """Whether it counts for the limit of calls without devices; an actor does not: it is idle most of the time."""
+        """Whether the worker counts for the limit of calls without devices. Actors do not: they are mostly idle."""
         return self.lease is None and self.actor is None
 
     @property
     def outstanding(self) -> list[Call]:
-        """Calls that it was given and has not answered, in order; any thread may read it."""
+        """Sent calls without an answer, in order; any thread may ask."""
         return list(self.running.values())
 
     @property
     def free(self) -> bool:
-        """Whether it would run one more call at once."""
+        """Whether the worker would run a further call at once."""
         running = self.running
         return not self.ending and (not running or (len(running) < self.options.concurrency and not self._constructs()))
 
@@ -690,11 +691,11 @@ class WorkerProcess:
         return any(call.kind == MessageKind.CONSTRUCT for call in self.running.values())
 
     def pull(self) -> None:
-        """Send it the calls that wait, as many as it accepts."""
+        """Send queued calls to the worker until the worker accepts no more."""
         self.engine.feed(self)
 
     def launch(self, call: Call, *, ahead: bool = True) -> None:
-        """Fork the process, or take the one forked ahead; send its setup and its first call.
+        """Fork the process, or take the spare; send the setup and the first call.
 
         Args:
             call: The call.
@@ -775,7 +776,7 @@ class WorkerProcess:
             self.stop(0)
 
     def _mark_started(self, call: Call, *, fresh: bool = False) -> None:
-        """Record that it runs a call, and start the time limit of the call."""
+        """Record the start of a call, and start the time limit."""
         call.worker = self
         if len(self.running) == 1:
             self.answered_at = time.monotonic()
@@ -783,7 +784,7 @@ class WorkerProcess:
             self._start_timer(call)
 
     def _send_body(self, call: Call, body: Pickled) -> bool:
-        """Send the message of a call, with its log file if it has one; return False if the process has exited.
+        """Send the message of a call, with the log file if any; return False if the process has exited.
 
         Raises:
             OSError: When no memory or descriptor is left for the message.
@@ -803,7 +804,7 @@ class WorkerProcess:
                 self._send(MessageKind.SKIP, number=call.number)
 
     def collect_unstarted(self, gone: Gone) -> list[Call]:
-        """Return the pending calls that the process never started, now that it has exited.
+        """Return the pending calls never started by this process, which has exited.
 
         A message that is still in the channel was never read. That proves it only for a process that has answered
         before, or that was forked ahead and has not even read its setup. Any other process may have died of its setup,
@@ -843,7 +844,7 @@ class WorkerProcess:
             call.timer = reactor().call_later(seconds - early.seconds, partial(self._send_early, early, call))
 
     def _send_early(self, early: EarlySignal, call: Call) -> None:
-        """Send the signal that announces the end of a call's time, and start the timer of that end."""
+        """Send the signal before the end of a call's time, and start the timer of the end."""
         call.timer = reactor().call_later(early.seconds, partial(self.engine.on_timeout, self, call))
         if call.number in self.running:
             early.send(self.mark)
@@ -851,7 +852,7 @@ class WorkerProcess:
     # End
 
     def stop(self, grace: float, *, answer: bool = True) -> None:
-        """End the process and everything that it started; any thread may.
+        """End the process and its descendants; any thread may.
 
         Args:
             grace: Seconds between SIGTERM and SIGKILL.
@@ -864,7 +865,7 @@ class WorkerProcess:
             self._shut(socket.SHUT_RD)
 
     def shut_down(self) -> None:
-        """Let the process exit, and stop it when that takes too long."""
+        """Ask the process to exit, and stop the process after the grace period."""
         self.ending = True
         self._shut(socket.SHUT_WR)
         self.schedule_stop()
@@ -877,7 +878,7 @@ class WorkerProcess:
         self.timer = reactor().call_later(max(grace, 1.0), partial(self.stop, grace))
 
     def distrust(self, fault: str) -> None:
-        """Ignore all further messages of the process because of a fault, and kill it."""
+        """Ignore further messages of the process because of a fault, and kill the process."""
         self.fault, self.ending = self.fault or fault, True
         if self._process is not None:
             self._process.stop(0)
@@ -901,7 +902,7 @@ class WorkerProcess:
     # Messages
 
     def read(self) -> None:
-        """Handle the messages that have arrived."""
+        """Handle the arrived messages."""
         for _ in range(max(1, len(self.running))):
             message = self._receive()
             if message is None:
@@ -925,7 +926,7 @@ class WorkerProcess:
             self.distrust(f"it sent what is no answer (a message of the kind {kind})")
 
     def take_answered(self, message: Message) -> Call | None:
-        """Remove and return the call that a message answers; None if it answers none of its calls."""
+        """Remove and return the call of an answer; None if the number is of no call here."""
         call = self.running.pop(message.number, None)
         self.answered_at = time.monotonic()
         self.proven = True
@@ -1116,7 +1117,7 @@ class LocalEngine(Engine):
             self.remove_call(call)
 
     def remove_call(self, call: Call) -> None:
-        """Remove a call that is over."""
+        """Remove a finished call."""
         self._calls.pop(call.number, None)
         self.finish_shutdown()
 
@@ -1148,7 +1149,7 @@ class LocalEngine(Engine):
         self.remove_call(call)
 
     def on_free(self, worker: WorkerProcess, call: Call) -> None:
-        """Send the next call to a worker that does not run a call any more, or keep it idle."""
+        """Send the next call to a worker after the end of a call, or keep the worker idle."""
         worker.running.pop(call.number, None)
         if worker.ending:
             if not worker.running:
@@ -1160,7 +1161,7 @@ class LocalEngine(Engine):
                 worker.shut_down()
 
     def feed(self, worker: WorkerProcess) -> bool:
-        """Send a worker the calls that it accepts; return whether there were any."""
+        """Send queued calls to a worker; return whether there were any."""
         given = False
         if worker.actor is not None:
             while (call := worker.actor.next_for(worker)) is not None:
@@ -1186,7 +1187,7 @@ class LocalEngine(Engine):
             worker.stop(0)
 
     def on_gone(self, worker: WorkerProcess, gone: Gone) -> None:
-        """Requeue or fail the calls of a worker, and release its devices: no process of it is left."""
+        """Requeue or fail the calls of an exited worker, and release the devices."""
         self.members.discard(worker)
         self.broker.remove_idle(worker)
         state = worker.actor
@@ -1225,7 +1226,7 @@ class LocalEngine(Engine):
         self.finish_shutdown()
 
     def on_stuck(self, worker: WorkerProcess, reason: str) -> None:
-        """Quarantine the devices of a worker that ignores SIGKILL, and fail its calls."""
+        """Quarantine the devices of a stuck worker, and fail the calls."""
         if worker.lease is not None:
             self.quarantine(worker.lease, reason)
         for call in worker.outstanding:
@@ -1292,7 +1293,7 @@ class LocalEngine(Engine):
     # Shutdown
 
     def stop(self, grace: float) -> None:
-        """Take no more calls, cancel those that wait, and end all workers; any thread may."""
+        """Take no more calls, cancel the queued calls, and end every worker; any thread may."""
         if not self.foreign:
             self.shutdown(wait=False, cancel_futures=True)
             reactor().call_soon(partial(self._stop, grace))
@@ -1302,7 +1303,7 @@ class LocalEngine(Engine):
             worker.stop(grace)
 
     def shutdown(self, *, wait: bool, cancel_futures: bool = False) -> None:
-        """Take no more calls; finish when all calls have run. In a done-callback, never wait for that."""
+        """Take no more calls; finish after the last call. In a done-callback, never wait for the end."""
         if self.foreign:
             return
         self.closed = True
@@ -1336,7 +1337,7 @@ class LocalEngine(Engine):
             self.drained.set()
 
     def unfinished(self) -> list[Call]:
-        """Return the calls that wait or run."""
+        """Return the unfinished calls."""
         return [*self._calls.values(), *(call for worker in self.members for call in worker.outstanding)]
 
 

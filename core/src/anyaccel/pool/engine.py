@@ -134,7 +134,7 @@ class Engine(Protocol):
     def submit(
         self, options: Options, function: Callable[..., Any], args: Any, kwargs: Any, *, late: bool = False
     ) -> CallFuture[Any]:
-        """Run a function as soon as there is a worker and, if it needs some, devices.
+        """Run a function as soon as there are a worker and the needed devices.
 
         Args:
             options: Options of the call.
@@ -151,7 +151,7 @@ class Engine(Protocol):
         """Run a pickled call on each of several machines at the same time."""
 
     def enter(self, call: Call, work: Pickled | tuple[Any, ...], *, late: bool = False) -> None:
-        """Run a call that exists already, given its work, pickled or not; see :meth:`submit`."""
+        """Run an existing call, given the work, pickled or not; see :meth:`submit`."""
 
     def copy_arguments(self, call: Call) -> None:
         """Copy the buffers of a queued call, so that later changes by the caller have no effect."""
@@ -163,13 +163,13 @@ class Engine(Protocol):
                     call.body = copy
 
     def on_cancel(self, call: Call) -> None:
-        """Handle the cancellation of a call: end its worker if it runs."""
+        """Handle the cancellation of a call: end the worker of a running call."""
 
     def unfinished(self) -> Iterable[Call]:
-        """Return the calls that wait or run."""
+        """Return the unfinished calls."""
 
     def mark_broken(self, cause: BaseException, *others: Call) -> None:
-        """Break the pool because a worker could not be set up: fail all calls, and those in ``others``."""
+        """Break the pool because a worker could not be set up: fail every call, also the calls in ``others``."""
         error = BrokenPoolError(f"the pool is broken: setting up a worker failed with {type(cause).__name__}: {cause}")
         error.__cause__ = cause
         self.broken = self.broken or error
@@ -181,7 +181,7 @@ class Engine(Protocol):
         """Return the devices that are kept although their holder was ended, with reasons."""
 
     def stop(self, grace: float) -> None:
-        """Take no more calls, cancel those that wait, and end all workers."""
+        """Take no more calls, cancel the queued calls, and end every worker."""
         if self.foreign:
             return
         self.shutdown(wait=False, cancel_futures=True)

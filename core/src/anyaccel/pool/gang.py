@@ -34,10 +34,10 @@ class GangFuture(AwaitableFuture[list[T]]):
             member.add_done_callback(lambda done, rank=rank: self._on_done(done, rank))  # type: ignore[misc]
 
     def cancel(self) -> bool:
-        """Cancel all calls, whether they wait or run; return False if the gang is over."""
+        """Cancel every call, waiting or running; return False if the gang is over."""
         if not self._decide():
             return self.cancelled()
-        self._end_others()
+        self._end_others()  # before waiters wake and perhaps start the next gang
         super().cancel()
         self.set_running_or_notify_cancel()
         return True
@@ -75,7 +75,7 @@ class GangFuture(AwaitableFuture[list[T]]):
 def make_ranked_call(
     rank: int, count: int, rendezvous: Mapping[str, str], work: bytes
 ) -> tuple[Any, tuple[Any, ...], Any]:
-    """Make the call of one member of a gang, on a machine of its own.
+    """Make the call of a single member of a gang.
 
     Args:
         rank: Rank of the member, from 0.

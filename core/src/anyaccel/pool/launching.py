@@ -1,4 +1,4 @@
-"""The setup of a worker: the message that it gets before user code runs in it."""
+"""The setup of a worker: the message before any user code."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ USUAL: StartOptions = {"cap": True, "bind": None}
 
 
 class Preparation(Value):
-    """What is done in all workers of a pool before their first call.
+    """The preparation of the workers of a pool before their first call.
 
     Attributes:
         start: Options with which they are started on their devices.

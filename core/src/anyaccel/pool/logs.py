@@ -12,7 +12,7 @@ LONGEST = 80
 
 
 class Logs:
-    """A directory with one log file per call; the numbers continue those of files that are there.
+    """A directory with a log file per call, numbered on from existing files.
 
     Args:
         directory: The directory; made if it does not exist.
@@ -28,11 +28,12 @@ class Logs:
         self._numbers = count(1 + max((int(found[0]) for found in earlier if found), default=0))
 
     def path_for(self, name: str) -> str:
-        """Make the log file of the next call that starts, and return its path.
+        """Make the log file of the next started call, and return the path.
 
         Raises:
             OSError: When the file cannot be made.
         """
+        # O_EXCL below, not a check before: another process may make the same file in between.
         while True:
             file = f"{next(self._numbers):06d}-{_UNFIT.sub('_', name)[:LONGEST]}.log"
             path = os.path.join(self.directory, file)

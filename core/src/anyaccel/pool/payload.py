@@ -124,7 +124,7 @@ def dumps_whole(value: Any) -> bytes:
 
 
 def dumps_error(error: BaseException, text: str) -> Pickled:
-    """Pickle an exception, its summary and its traceback.
+    """Pickle an exception with summary and traceback.
 
     The exception is pickled by itself inside, so that the caller can read the texts when its class cannot be imported.
 
@@ -204,7 +204,7 @@ def loads(data: bytes | memoryview, buffers: Sequence[memoryview] | None = None)
 
 
 class SharedGlobals:
-    """In a worker: globals that an initializer has set, for functions that are sent by value.
+    """In a worker: globals set by an initializer, for functions sent by value.
 
     Each function that is sent by value has the globals that it uses in a dict of its own, not in a module. So the
     globals that an initializer sets are copied into these dicts before each call, and back after it.
@@ -214,7 +214,7 @@ class SharedGlobals:
         self._modules: dict[str, tuple[dict[str, Any], set[str]]] = {}
 
     def prepare(self, data: bytes) -> None:
-        """Run the pickled call of an initializer, and record the globals that it sets.
+        """Run the pickled call of an initializer, and record the changed globals.
 
         A global counts as set if its value is another object than before, or one whose content may have changed.
         """
@@ -246,7 +246,7 @@ class SharedGlobals:
         return value, [space for space in spaces.values() if "__name__" in space]
 
     def enter(self, spaces: list[dict[str, Any]]) -> Callable[[], None]:
-        """Copy the shared globals into those of a call; return a function that copies back what the call has set."""
+        """Copy the shared globals into the globals of a call; return a function to copy changes back."""
         entered: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = []
         for space in spaces:
             if (module := self._modules.get(space["__name__"])) is not None:
@@ -263,7 +263,7 @@ class SharedGlobals:
 
 
 class _Unpickler(pickle.Unpickler):
-    """An unpickler that collects the functions that were sent by value."""
+    """An unpickler with a list of the functions sent by value."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -237,7 +237,7 @@ def _check(parts: Sequence[Any], types: Collection[type]) -> None:
 
 
 def _imported(module: str, name: str) -> Callable[..., Any]:
-    """Return a constructor that imports its module when it is called."""
+    """Return a constructor with a late import of the module."""
 
     def make(*parts: Any) -> Any:
         return getattr(import_module(module), name)(*parts)
@@ -296,7 +296,7 @@ def _exception(kind: type[Exception]) -> PlainType:
 
 
 def restore(error: Exception, state: dict[str, Any]) -> None:
-    """Restore notes and attributes of an exception, except attributes that its class defines, such as methods."""
+    """Restore notes and attributes of an exception, except attributes defined by the class, such as methods."""
     for note in state.get("__notes__", ()):
         error.add_note(note)
     for name, value in state.items():
@@ -357,7 +357,7 @@ def _scalar(kind: Any, data: Any) -> Any:
 
 
 def _array(kind: Any, shape: Any, order: Any, data: memoryview | bytes) -> Any:
-    """Make an array that uses the memory of its data.
+    """Make an array on the memory of the data, without a copy.
 
     Raises:
         ValueError: When the shape does not match the length of the data.

@@ -42,7 +42,7 @@ Ts = TypeVarTuple("Ts")
 
 
 class Submitter(Executor):
-    """A pool with options for the calls that go through it; see :meth:`Pool.options`."""
+    """A pool with options for calls; see :meth:`Pool.options`."""
 
     def __init__(self, core: Engine, options: Options, owner: object = None) -> None:
         self._core = core
@@ -50,7 +50,7 @@ class Submitter(Executor):
         self._owner = owner  # keeps the pool alive as long as this object can submit to it
 
     def options(self, **options: Unpack[CallOptions]) -> Submitter:
-        """Return the same pool with other options for the calls that are submitted through it.
+        """Return the same pool with other options for calls.
 
         Args:
             needs: The devices that a call holds while it runs; None for the CPU alone.
@@ -87,7 +87,7 @@ class Submitter(Executor):
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> CallFuture[T]: ...
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> CallFuture[Any]:
-        """Run a function in a worker as soon as there is one, and devices for it.
+        """Run a function in a worker as soon as there are a worker and devices.
 
         Returns:
             The future of its result. It can be cancelled also while the function runs.
@@ -292,7 +292,7 @@ class Submitter(Executor):
         return self._core.gang(options, hosts, get_call_name(fn), dumps_whole((fn, args, kwargs)))
 
     def actor(self, cls: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Actor[T]:
-        """Make an object in a process of its own, on devices of its own, and keep it there.
+        """Make an actor: an object in a separate process, on separate devices.
 
         Args:
             cls: Its class, or a function that makes it.
@@ -311,7 +311,7 @@ class Submitter(Executor):
         return actor
 
     def actors(self, cls: Callable[P, T], n: int, /, *args: P.args, **kwargs: P.kwargs) -> Actors[T]:
-        """Make several equal objects, each in a process of its own on devices of its own, and use them as one.
+        """Make a group of equal actors, each in a separate process on separate devices.
 
         Args:
             cls: Their class, or a function that makes one.
@@ -335,7 +335,7 @@ class Submitter(Executor):
         return actors
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take no more calls, run those that wait, and end all workers.
+        """Take no more calls, run the queued calls, and end every worker.
 
         Args:
             wait: Whether to return only after that. No effect in a done-callback, which would wait for itself.
@@ -378,7 +378,7 @@ def make_options(
     max_concurrency: int = 1,
     ahead: int = AHEAD,
 ) -> Options:
-    """Check options, and compute defaults that depend on others.
+    """Check options, and compute dependent defaults.
 
     Raises:
         UsageError: When the value of an option is not permitted.
@@ -416,7 +416,7 @@ def check_gang(hosts: object, options: Options) -> None:
 
 
 def _read_signal(signal: str | None, timeout: float | None) -> EarlySignal | None:
-    """Parse the signal that a call gets before the end of its time."""
+    """Parse the signal before the end of a call's time."""
     if signal is None:
         return None
     from anyaccel.launcher.time_limit import check_early
@@ -426,7 +426,7 @@ def _read_signal(signal: str | None, timeout: float | None) -> EarlySignal | Non
 
 
 def check_seconds(**seconds: object) -> None:
-    """Check arguments that are durations.
+    """Check durations.
 
     Raises:
         UsageError: When one is no number of seconds of 0 or more.
@@ -588,7 +588,7 @@ class Pool(Submitter):
         return self._core.quarantined()
 
     def _workers(self) -> list[tuple[str, str, str]]:
-        """Return for each process its current call, the number of pipelined calls, and its devices."""
+        """Return for each process the current call, the number of pipelined calls, and the devices."""
         core = self._core
         if core.foreign:
             return []

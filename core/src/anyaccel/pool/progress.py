@@ -62,7 +62,7 @@ class ProgressCounter:
 
     def count(self, done: int, failed: int) -> None:
         """Count so many calls that are over, of which ``failed`` have failed."""
-        with self._lock:
+        with self._lock:  # calls end in the reactor's thread and in threads that cancel
             self._done += done
             self._failed += failed
             self._callback(
@@ -129,7 +129,7 @@ def _rich(total: int) -> ProgressCallback:
 
 
 class ProgressLine:
-    """Writes the progress as one line that is overwritten.
+    """Writes the progress as a line, overwritten each time.
 
     Args:
         stream: A terminal.

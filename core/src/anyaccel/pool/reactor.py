@@ -1,4 +1,4 @@
-"""The reactor: one thread that waits for all channels of workers and for all timers.
+"""The reactor: a thread for the channels of workers and for timers.
 
 Python runs signal handlers in the main thread alone. So Ctrl-C never interrupts a handler of the reactor, and all state
 that several calls share is changed here.
@@ -29,7 +29,7 @@ _CROWD = 1024
 
 
 class Timer:
-    """A handler that is called at a time, unless it is cancelled."""
+    """A handler to call at a time, unless cancelled."""
 
     __slots__ = ("call",)
 

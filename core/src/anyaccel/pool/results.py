@@ -80,7 +80,7 @@ class Results(Iterator[T]):
         self.close()
 
     def close(self) -> None:
-        """Cancel the calls that are left, also those that run."""
+        """Cancel the remaining calls, also running calls."""
         reactor().call_soon(self._make_canceller())  # not here: Ctrl-C could interrupt it halfway
         if self._abandoned is not None:
             self._abandoned.detach()
@@ -174,7 +174,7 @@ class Batches:
             raise
 
     def cancel(self) -> None:
-        """Submit no more calls, and cancel those that are left, also those that run."""
+        """Submit no more calls, and cancel the remaining calls, also running calls."""
         self._over = True
         lost = len(self._parts)
         self._parts.clear()
@@ -267,6 +267,6 @@ def check_batch(**sizes: object) -> None:
 
 
 def cancel_all(futures: Iterable[Future[Any]]) -> None:
-    """Cancel futures, also those of calls that run."""
+    """Cancel futures, also of running calls."""
     for future in tuple(futures):
         future.cancel()

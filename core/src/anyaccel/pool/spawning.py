@@ -44,10 +44,10 @@ class WorkerOwner(Protocol):
     mark: Mark
 
     def ended(self, gone: Gone) -> None:
-        """Handle the end of the process and of everything that it started: the last event."""
+        """Handle the end of the process and its descendants: the last event."""
 
     def on_stuck(self, reason: str) -> None:
-        """Handle a process that ignores SIGKILL."""
+        """Handle a stuck process, which ignores SIGKILL."""
 
 
 class Process:
@@ -83,7 +83,7 @@ class Process:
 
     @property
     def mark(self) -> Mark:
-        """The mark of the process and of everything that it starts; empty before it was sent."""
+        """The mark of the process and its descendants; empty before the setup."""
         return () if self.owner is None else self.owner.mark
 
     def stop(self, grace: float) -> None:
@@ -101,13 +101,13 @@ class Process:
         self.end.close()
 
     def ended(self, gone: Gone) -> None:
-        """Report the end of the process and of everything that it started; close the channel."""
+        """Report the end of the process and its descendants; close the channel."""
         if self.owner is not None:
             self.owner.ended(gone)
         self.close()
 
     def on_stuck(self, reason: str) -> None:
-        """Report that the process ignores SIGKILL."""
+        """Report a stuck process, which ignores SIGKILL."""
         if self.owner is not None:
             self.owner.on_stuck(reason)
 
@@ -142,7 +142,7 @@ class WorkerServer(client.ForkServer):
         self._reactor.watch(self.fileno(), self._on_control)
 
     def start_worker(self, owner: WorkerOwner, *, grace: float, leases: Sequence[int], ahead: bool) -> Process:
-        """Fork a worker, or take the one that was forked ahead.
+        """Fork a worker, or take the spare.
 
         Args:
             owner: The receiver of its events.
@@ -164,7 +164,7 @@ class WorkerServer(client.ForkServer):
         return process
 
     def fork_ahead(self) -> None:
-        """Fork one worker ahead of need, unless there is one: the fork is most of the time that a fresh one takes."""
+        """Fork a spare worker ahead of need, unless there is a spare: forking is most of the start-up time."""
         self._spare = self._take_spare()
         if self._spare is None and self._pools and self.alive:
             with contextlib.suppress(OSError):
@@ -175,14 +175,14 @@ class WorkerServer(client.ForkServer):
         self._pools += 1
 
     def remove_pool(self) -> None:
-        """Count a pool that has ended. Without pools, the worker that was forked ahead exits."""
+        """Count an ended pool. Without pools, the spare exits."""
         self._pools -= 1
         spare = None if self._pools else self._take_spare()
         if spare is not None:
             spare.shut(socket.SHUT_WR)
 
     def close(self, seconds: float = CLOSE_SECONDS) -> bool:
-        """End the fork server and all its workers; return False if a process is stuck in the kernel."""
+        """End the fork server and the workers; return False if a process is stuck in the kernel."""
         self._reactor.unwatch(self.fileno())
         ended = super().close(seconds)
         if not ended:
@@ -192,7 +192,7 @@ class WorkerServer(client.ForkServer):
         return ended
 
     def _take_spare(self) -> Process | None:
-        """Take the worker that was forked ahead, unless it has exited."""
+        """Take the spare, unless the spare has exited."""
         spare, self._spare = self._spare, None
         return spare if spare is not None and self.children.get(spare.number) is spare else None
 

@@ -1,4 +1,4 @@
-"""Streams: a generator runs in a worker, some items ahead of the loop that takes them here."""
+"""Streams: a generator runs in a worker, a few items ahead of the loop here."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class YieldedItems:
         return ()
 
     def end(self) -> Any:
-        """Close the generator, so that the function cleans up; return a coroutine for an asynchronous one."""
+        """Close the generator, so the function cleans up; return a coroutine for an asynchronous generator."""
         if hasattr(self._items, "aclose"):
             return self._items.aclose()
         if hasattr(self._items, "close"):
@@ -54,7 +54,7 @@ class YieldedItems:
 
 
 class Stream(Results[T]):
-    """The items that a function yields, each as soon as it is there.
+    """The yielded items of a function, each without delay.
 
     For one ``for`` or ``async for``. The worker is some items ahead and then waits. When the stream ends early - by an
     exception, by :meth:`close`, or because nothing refers to it any more - the function is ended: in its ``yield`` like
@@ -97,7 +97,7 @@ class Stream(Results[T]):
 
 
 def _end_stream(state: ActorState, takes: deque[AwaitableFuture[Any]], grace: float) -> None:
-    """End the function of a stream that was not read to its end."""
+    """End the function of a stream left before the end."""
     cancel_all(takes)
     runs = any(not take.done() for take in takes)
     takes.clear()

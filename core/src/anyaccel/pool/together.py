@@ -13,7 +13,7 @@ from anyaccel.pool.channel import Message
 
 
 class Lanes:
-    """Threads that run calls at the same time, one for each call.
+    """Threads for simultaneous calls, a thread for each call.
 
     Daemon threads, unlike those of ThreadPoolExecutor: a process that is asked to end does not wait for them.
 
@@ -49,7 +49,7 @@ class Loop:
         self._begun.wait()
 
     def finish(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Run a coroutine to its end; return its value or raise its exception."""
+        """Run a coroutine; return the value or raise the exception."""
         if self._closing:
             coroutine.close()
             raise CancelledError

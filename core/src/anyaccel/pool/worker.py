@@ -253,7 +253,7 @@ class MessageLoop:
         return dump_call_error(error, self.dumps_error)
 
     def _finish(self, value: Any) -> Any:
-        """Run a coroutine to its end."""
+        """Run a coroutine, and return the value."""
         with self.lock:
             if self.loop is None:
                 from anyaccel.pool.together import Loop
@@ -262,7 +262,7 @@ class MessageLoop:
         return self.loop.finish(value)
 
     def _unpickle(self, message: Message) -> tuple[Any, Callable[[], None]]:
-        """Unpickle a call; return it and the function that copies back the shared globals that it sets."""
+        """Unpickle a call; return the call and a function to copy changed globals back."""
         try:
             value, spaces = self.globals.loads(message.data, message.buffers)
         except ModuleNotFoundError as error:
@@ -300,6 +300,7 @@ def _flush() -> None:
 def _reset_signals() -> None:
     signal.signal(signal.SIGTERM, _terminate)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    # User code must not read the standard input that was inherited from the fork server.
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)

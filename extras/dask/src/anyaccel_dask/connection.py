@@ -16,7 +16,7 @@ _own: list[Any] = []
 
 
 class Connection:
-    """A client of Dask, used by one pool.
+    """A client of Dask, used by a pool.
 
     Args:
         client: The client.
@@ -35,7 +35,7 @@ class Connection:
         self._own = own
 
     def close(self) -> None:
-        """Close the client and the cluster, if they were made for pools and no other pool uses them."""
+        """Close the client and the cluster, if made for pools and unused by other pools."""
         if self._own:
             with _lock:
                 cluster = _own.pop()
@@ -48,7 +48,7 @@ class Connection:
 
 
 def connect(address: str | None) -> Connection:
-    """Connect to a cluster, and register our plug-ins with its scheduler and its workers.
+    """Connect to a cluster, and register our plug-ins with the scheduler and the workers.
 
     Args:
         address: Address of the scheduler. None for the current client, else for the scheduler in Dask's configuration,

@@ -112,7 +112,7 @@ class Dispatcher(SchedulerPlugin):
             self._soon()
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **_: Any) -> None:  # noqa: ARG002
-        """Remove a worker that has gone."""
+        """Remove a departed worker."""
         self._nodes.pop(worker, None)
         self._silent.discard(worker)
 
@@ -121,7 +121,7 @@ class Dispatcher(SchedulerPlugin):
         self._scheduler.loop.add_callback(self._serve)
 
     def _serve(self) -> None:
-        """Release the tasks that can run now. A task that cannot reserves its resources against later tasks."""
+        """Release tasks with free devices. A waiting task reserves the resources against later tasks."""
         kept: set[tuple[str, str]] = set()
         for key, place in list(self._held.items()):
             task = self._scheduler.tasks.get(key)
@@ -157,7 +157,7 @@ class Dispatcher(SchedulerPlugin):
         return self._nodes.get(worker.address, ("", "", ""))[2]
 
     def _free(self, worker: Any, name: str) -> float:
-        """Return the free quantity of a worker's resource. Workers of one machine with the same devices share them."""
+        """Return the free quantity of a worker's resource. Workers of a machine share the same devices."""
         found = self._nodes[worker.address][1:]
         same = (
             each for address, each in self._scheduler.workers.items() if self._nodes.get(address, ("",))[1:] == found

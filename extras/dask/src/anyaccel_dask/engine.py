@@ -62,7 +62,7 @@ class DaskPlan(Plan):
 
 
 class DaskCluster(Cluster[DaskPlan]):
-    """A Dask cluster, as one pool uses it."""
+    """A Dask cluster in use by a pool."""
 
     title = "Dask"
 
@@ -247,7 +247,7 @@ class DaskCluster(Cluster[DaskPlan]):
 
 
 class DaskHost:
-    """A task that hosts an actor and ends with it; see :class:`~anyaccel.engines.remote.cluster.RemoteHost`."""
+    """A task with the host of an actor; see :class:`~anyaccel.engines.remote.cluster.RemoteHost`."""
 
     def __init__(self, cluster: DaskCluster, key: str) -> None:
         self._cluster = cluster
@@ -305,7 +305,7 @@ async def _value(future: Any) -> Any:
 
 
 def _wanted(request: Request, inventory: Inventory) -> dict[str, float] | None:
-    """Return the quantities of resources that a request takes; also of types, if it may have one type alone."""
+    """Return the quantities of resources for a request; also of types, if the request has a single type."""
     grants = Choice(inventory, request, validate, KnownNames()).choose({})
     if grants is None:
         return None

@@ -69,13 +69,13 @@ class Announcer(WorkerPlugin):
         )
 
     def transition(self, key: Any, start: str, finish: str, **_: Any) -> None:  # noqa: ARG002
-        """Mark a running call as unwanted when its task was cancelled: Dask itself does not stop it."""
+        """Mark a running call of a cancelled task as unwanted: Dask itself does not stop running calls."""
         if finish in {"released", "cancelled", "forgotten"} and (ended := _unwanted.get(key)) is not None:
             ended.set()
 
 
 async def advertise(worker: Worker) -> Inventory:
-    """Set the resources of a worker to its devices, unless it was started with resources of these names."""
+    """Set the resources of a worker to the devices, unless set at the start of the worker."""
     inventory = await _in_thread(node_inventory)
     resources = quantities(inventory)
     if not resources.keys() <= worker.state.total_resources.keys():
@@ -84,7 +84,7 @@ async def advertise(worker: Worker) -> Inventory:
 
 
 def node_inventory() -> Inventory:
-    """Detect the devices that this worker may use."""
+    """Detect the devices of this worker."""
     return without_durations(detect())
 
 
@@ -104,13 +104,13 @@ def get_worker_name(worker: Worker) -> str:
 
 
 def get_machine_name() -> str:
-    """Return a name that is equal for workers that share the devices and the ledger of a machine."""
+    """Return a name, equal for workers with the same devices and ledger of a machine."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         return f"{file.read().strip()} {find(os.environ).path}"
 
 
 class DaskNodeAdapter(NodeAdapter):
-    """This machine, as Dask shows it to one pool."""
+    """This machine, seen by a pool on Dask."""
 
     def __init__(self, spec: PoolSpec) -> None:
         self.name = get_worker_name(get_worker())
@@ -188,7 +188,7 @@ def topic(key: str) -> str:
 
 
 def run(spec: bytes, call: tuple[bytes, str, str | None], data: bytes, buffers: tuple[bytes, ...]) -> bytes:
-    """Run one call: the function of our task.
+    """Run a call: the function of our task.
 
     Args:
         spec: A pickled :class:`~anyaccel.engines.remote.messages.PoolSpec`.
@@ -233,7 +233,7 @@ async def on_actor(key: str, method: str, *arguments: Any) -> Answer | None:
 
 
 async def end(pool: str) -> None:
-    """Shut down the host of a pool that has ended; return when its workers have exited."""
+    """Shut down the host of an ended pool; return after the exit of the workers."""
     await _in_thread(partial(close_host, pool))
 
 

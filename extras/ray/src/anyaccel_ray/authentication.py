@@ -1,4 +1,4 @@
-"""Ray's token authentication: find the user's token, and recognize a cluster that requires another one.
+"""Ray's token authentication: find the user's token, and recognize a cluster with a different token.
 
 Ray supports tokens since 2.52, and a cluster that requires one refuses every client without it. If ``RAY_AUTH_MODE`` is
 not set, Ray 2.60 uses an existing token in ``ray start --head`` and in a program that discovers a cluster. In ``ray

@@ -117,7 +117,7 @@ def _labels(node: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _signature(node: Mapping[str, Any]) -> object:
-    """Return a key that is equal for nodes of one kind. A node with unlabeled devices is a kind of its own."""
+    """Return a key, equal for nodes of the same kind. A node with unlabeled devices is a separate kind."""
     labels = _labels(node)
     left_out = ("node:", "memory", "object_store_memory", "CPU")
     resources = {name: count for name, count in node["Resources"].items() if not name.startswith(left_out)}
@@ -142,7 +142,7 @@ def grows(ray: Any) -> bool:
 
 
 def _reports_groups(ray: Any) -> bool:
-    """Return whether the cluster publishes groups of nodes that it may start, as hosted clusters do."""
+    """Return whether the cluster publishes groups of nodes to start, as hosted clusters do."""
     config = ray._private.state.state.get_cluster_config()  # noqa: SLF001
     return bool(config is not None and config.node_group_configs)
 

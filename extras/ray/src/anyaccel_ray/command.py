@@ -77,7 +77,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _option(arguments: Sequence[str], name: str) -> str:
-    """Return the last value of one of Ray's options; empty without one."""
+    """Return the last value of an option of Ray's; empty without the option."""
     found = ""
     for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
         if argument == name:

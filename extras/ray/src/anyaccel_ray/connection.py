@@ -94,7 +94,7 @@ def _start_cluster(ray: Any) -> None:
 
 
 def _same(address: str, there: str, own: str) -> bool:
-    """Return whether two addresses are the same: this machine has its own address and those of the local host."""
+    """Return whether two addresses are the same: this machine has several, such as the local host's."""
     host, _, port = address.rpartition(":")
     its_host, _, its_port = there.rpartition(":")
     return address == there or ({host, its_host} <= {"127.0.0.1", "localhost", own} and port == its_port)

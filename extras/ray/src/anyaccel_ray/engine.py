@@ -36,7 +36,7 @@ def open_engine(settings: PoolSettings) -> Driver:
 
 
 class RayCluster(Cluster[RayPlan]):
-    """A Ray cluster, as one pool uses it.
+    """A Ray cluster in use by a pool.
 
     Attributes:
         ray: The module.
@@ -100,7 +100,7 @@ class RayCluster(Cluster[RayPlan]):
         return found
 
     def cancel(self, key: str, ref: Any) -> None:
-        if key in self._spared:
+        if key in self._spared:  # by an earlier cancel_unstarted(): now the call is to end even if it runs
             spare_no_more(key)
         if self.connected:
             self.ray.cancel(ref)
@@ -147,7 +147,7 @@ class RayCluster(Cluster[RayPlan]):
 
 
 class RayHost:
-    """An actor of Ray that hosts one actor of the pool; see :class:`~anyaccel.engines.remote.cluster.RemoteHost`."""
+    """An actor of Ray, host of an actor of the pool; see :class:`~anyaccel.engines.remote.cluster.RemoteHost`."""
 
     def __init__(self, cluster: RayCluster, actor: Any) -> None:
         self._cluster = cluster

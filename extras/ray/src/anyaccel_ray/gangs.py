@@ -1,4 +1,4 @@
-"""Gangs: one call on each of several nodes that Ray reserves together in a placement group."""
+"""Gangs: a call on each of several nodes, reserved together by a placement group of Ray."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ RayNodeInfo = Mapping[str, Any]
 
 
 class GangCall(RemoteCall):
-    """One call of a gang."""
+    """A call of a gang."""
 
     def __init__(self, driver: Driver, cluster: RayCluster, call: Call, plan: RayPlan) -> None:
         super().__init__(driver, call)
@@ -47,17 +47,17 @@ class GangCall(RemoteCall):
         return self._cluster.place(order, self._plan, actor=False, bundle=self.bundle), pickle.dumps(order)
 
     def stop(self, grace: float) -> None:
-        """Stop the call. If it was not submitted to Ray yet, it never will be."""
+        """Stop the call. A call not yet submitted to Ray never will be."""
         super().stop(grace)
         self.cancel_unstarted()
 
     def cancel_unstarted(self) -> None:
-        """Cancel the gang unless its nodes are reserved."""
+        """Cancel the gang unless the nodes are reserved."""
         if self.bundle is None:
             self.call.future.cancel()
 
     def end(self, *, left: bool) -> None:
-        """Remove the call from the pool: it is over, and its worker has exited."""
+        """Remove the call from the pool after the exit of the worker."""
         super().end(left=left)
         self.over.set()
 
@@ -86,7 +86,7 @@ class RayGang:
         self.future = GangFuture([call.future for call in self._calls])
 
     def start(self, work: bytes) -> None:
-        """Run the pickled call on all nodes as soon as Ray has reserved them."""
+        """Run the pickled call on every node after the reservation by Ray."""
         threading.Thread(target=self._run, args=(work,), name="anyaccel gang", daemon=True).start()
 
     def _run(self, work: bytes) -> None:
@@ -112,6 +112,7 @@ class RayGang:
     def _reserved(self) -> Iterator[Sequence[Any]]:
         """Context that reserves the nodes; yields the scheduling strategy of each rank."""
         util = self._ray.util
+        # Ray reserves all bundles of a group or none, so two gangs never wait for each other's half.
         group = util.placement_group(**self._spread.arguments)
         try:
             while not group.wait(_POLL_SECONDS):
@@ -125,7 +126,7 @@ class RayGang:
 
     @contextlib.contextmanager
     def _rendezvous(self, bundles: Sequence[Any]) -> Iterator[Mapping[str, str]]:
-        """Context that reserves a port on the node of rank 0; yields the variables with its address."""
+        """Reserve a port on the node of rank 0 for the context; yield the variables with the address."""
         made = self._ray.remote(num_cpus=0)(Meeting).options(scheduling_strategy=bundles[0]).remote()
         try:
             ref = made.variables.remote()
@@ -232,7 +233,7 @@ def spread(cluster: Nodes, plan: RayPlan, request: Request | None, hosts: int) -
 
 
 def _slices(nodes: Iterable[RayNodeInfo], kinds: Iterable[str]) -> tuple[str, dict[str, list[RayNodeInfo]]]:
-    """Return the kind of the devices that form slices, and the nodes of each slice by its name."""
+    """Return the kind of devices in slices, and the nodes of each slice by name."""
     nodes = list(nodes)
     for kind in sorted(kinds):
         found: dict[str, list[RayNodeInfo]] = {}

@@ -1,4 +1,4 @@
-"""The devices that Ray has assigned to a call, and the broker that leases them on the node."""
+"""The devices assigned to a call by Ray, and the broker of leases on the node."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Slots = Mapping[str, Sequence[tuple[int, float]]]
 
 
 class Given(Request):
-    """A request with the devices that Ray has assigned to it.
+    """A request with the devices assigned by Ray.
 
     Two of them are equal if their devices are, so that a process is reused only for calls with the same devices.
 
@@ -58,7 +58,7 @@ class Given(Request):
 
 
 class Preferred(Choice):
-    """The choice of the devices that Ray has assigned, or of others if a vendor's rule forbids these.
+    """The choice of the devices assigned by Ray, or of different devices if a vendor's rule forbids the assignment.
 
     Ray knows no rules: it may assign chips 1 and 3 where only 0 and 1, or 2 and 3, work together. Then the choice is
     among all free devices of the node; Ray's quantities guarantee that enough of them are free.
@@ -79,7 +79,7 @@ class Preferred(Choice):
 
     @cached_property
     def candidates(self) -> tuple[Device, ...]:
-        """Devices that may be chosen."""
+        """Candidates of the choice."""
         return _devices(self._given) if self._any is None else self._any.candidates
 
     @cached_property
@@ -91,7 +91,7 @@ class Preferred(Choice):
         return tuple(Need(count=1, units=share.units, among=frozenset({share.device.id})) for share in shares)
 
     def choose(self, taken: Mapping[str, Extent]) -> tuple[Grant, ...] | None:
-        """Choose the devices, given what is taken; None if they are in use."""
+        """Choose the devices, given the taken extents; None if the devices are in use."""
         if self._accepted and (free := located(self._given, taken)) is not None:
             return free
         return None if self._any is None else self._any.choose(taken)
@@ -139,7 +139,7 @@ def _devices(grants: tuple[Grant, ...]) -> tuple[Device, ...]:
 
 
 def plain(request: Request) -> Request:
-    """Return a request without its devices."""
+    """Return a request without the devices."""
     return Request(terms=request.terms, else_cpu=request.else_cpu)
 
 
@@ -217,6 +217,7 @@ def identify_devices(request: Request, resources: Sequence[str], slots: Slots, i
     grants = []
     for term, resource in zip(request.terms, resources, strict=True):
         _check_counted(resource)
+        # Ray has one quantity for all terms of a resource: the terms take its slots in their order.
         own, left[resource] = left[resource][: term.count], left[resource][term.count :]
         units = [round(part * UNITS_PER_DEVICE) for _, part in own]
         if len(own) != term.count or sum(units) != term.units:

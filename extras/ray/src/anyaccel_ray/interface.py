@@ -67,7 +67,7 @@ def _base() -> type:
 
 
 class _Backend:
-    """The methods of Ray's interface for one vendor; they become static methods."""
+    """The methods of Ray's interface for a vendor, to become static methods."""
 
     def __init__(self, vendor: str, machine: Machine | None) -> None:
         self._plugin = vendor_process(vendor)
@@ -80,11 +80,11 @@ class _Backend:
         return self._plugin.info.resource
 
     def get_visible_accelerator_ids_env_var(self) -> str | None:
-        """Return the variable that masks the devices: the first one of the plug-in; None if it has none."""
+        """Return the mask variable: the first variable of the plug-in; None without variables."""
         return next(iter(self._plugin.info.env_vars), None)
 
     def get_current_node_num_accelerators(self) -> int:
-        """Return the number of devices on the node, with hidden and broken ones: Ray's ids count all of them."""
+        """Return the number of devices on the node, with hidden and broken devices: Ray's ids count each."""
         return len(self._devices())
 
     def get_current_node_accelerator_type(self) -> str | None:
@@ -101,7 +101,7 @@ class _Backend:
         return slice_labels(self._devices()) or None
 
     def get_current_process_visible_accelerator_ids(self) -> list[str] | None:
-        """Return the ids of the devices that this process may use, in the order of its mask; None for all devices.
+        """Return the ids of the visible devices of this process, in the order of the mask; None without a mask.
 
         An id is the index of a device, or its own id if that is in the mask.
         """
@@ -115,7 +115,7 @@ class _Backend:
         return [device.id if device.id in named else str(device.index) for device in usable]
 
     def set_current_process_visible_accelerator_ids(self, ids: Sequence[str | int]) -> None:
-        """Set all variables with which this process and its children see exactly these devices.
+        """Set every variable with which this process and children see exactly the given devices.
 
         Args:
             ids: Indexes or ids of devices.

@@ -26,7 +26,7 @@ MOST_OPTIONS = 256
 
 
 class RayNodeAdapter:
-    """This node, as Ray shows it to one pool; see :class:`~anyaccel.engines.remote.host.NodeAdapter`."""
+    """This node of Ray, seen by a pool; see :class:`~anyaccel.engines.remote.host.NodeAdapter`."""
 
     def __init__(self, spec: PoolSpec) -> None:
         ray = import_ray()
@@ -61,7 +61,7 @@ class RayNodeAdapter:
         return self._options[key]
 
     def expected(self, options: Options) -> Allocation | None:
-        """Return the devices that Ray has assigned."""
+        """Return the devices assigned by Ray."""
         needs = options.needs
         if not isinstance(needs, Given):
             return CPU
@@ -75,7 +75,7 @@ class RayNodeAdapter:
 
 
 def run(spec: bytes, call: bytes, data: bytes, *buffers: bytes) -> bytes:
-    """Run one call: the function of our task. All arguments are bytes, which Ray does not pickle again.
+    """Run a call: the function of our task. The arguments are bytes, which Ray does not pickle again.
 
     Args:
         spec: A pickled :class:`~anyaccel.engines.remote.messages.PoolSpec`.
@@ -98,7 +98,7 @@ def run(spec: bytes, call: bytes, data: bytes, *buffers: bytes) -> bytes:
     def ended() -> bool:
         if not interrupted.is_set():
             return False
-        interrupted.clear()
+        interrupted.clear()  # a later cancellation may come without the mark
         return not spared(key)
 
     with _uninterrupted() as interrupted:

@@ -43,7 +43,7 @@ class NoticePoller:
 
     def begin(self) -> None:
         """Start polling, because a call was submitted."""
-        with self._lock:
+        with self._lock:  # against the end of the thread, which may decide so at the same time
             unwatched, self._looking = not self._looking, True
         if unwatched:
             threading.Thread(target=self._look, name="anyaccel ray", daemon=True).start()
@@ -68,7 +68,7 @@ class NoticePoller:
 
 
 def leave(key: str, started: Started) -> None:
-    """Write the notice of a call that runs."""
+    """Write the notice of a running call."""
     _store()._internal_kv_put(key, pickle.dumps(started), overwrite=True, namespace=_NAMESPACE)  # noqa: SLF001
 
 
@@ -78,7 +78,7 @@ def remove(key: str) -> None:
 
 
 def look(prefix: str, known: Iterable[str]) -> dict[str, Started]:
-    """Read new notices; return them by key.
+    """Read and return new notices by key.
 
     Args:
         prefix: Prefix of the keys.

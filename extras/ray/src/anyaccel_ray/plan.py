@@ -1,4 +1,4 @@
-"""Plans: the resources and labels with which Ray places a call on a node that can serve its request."""
+"""Plans: the resources and labels with which Ray places a call on a suitable node."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def find_plan(
     """
     named = [(describe_nodes(kind.names), kind.inventory) for kind in kinds]
     found = find_fitting(request, named, lambda number: _resources_of(request, kinds[number]))
-    if not found.served:
+    if not found.served:  # an autoscaler reads the resources of waiting calls, and starts nodes for these
         return _plan_ahead(request, products) if grows else None, found
     served = [(own, kinds[number]) for number, own in found.served.items()]
     (terms, asked_for), _ = min(served, key=lambda each: _preference(request, each[0][0], each[1]))
@@ -188,7 +188,7 @@ def _plan(
 def _lets_in_others(
     kinds: Iterable[NodeKind], chosen: Sequence[NodeKind], wanted: Mapping[str, float], selector: Mapping[str, str]
 ) -> bool:
-    """Return whether Ray might place the call on a node that cannot serve it."""
+    """Return whether Ray might place the call on an unsuitable node."""
     fit = (kind for kind in kinds if has(kind.resources, wanted) and satisfies(kind.labels, selector))
     return any(kind not in chosen for kind in fit)
 
@@ -239,7 +239,7 @@ def _types_ahead(terms: Iterable[Term], resource: str, known: Iterable[str], pro
 
 
 def _imagined(product: Product) -> Device:
-    """Make a device with the properties that all devices of a product have."""
+    """Make a device with the common properties of a product."""
     return Device(
         id=product.name,
         index=0,
@@ -270,7 +270,7 @@ def _quantities(request: Request, terms: Sequence[str]) -> dict[str, float]:
 
 
 def among(values: Iterable[str]) -> str:
-    """Return the selector of a label that must have one of some values."""
+    """Return the selector of a label for a list of values."""
     (*others, last) = values
     return f"in({','.join((*others, last))})" if others else last
 
@@ -290,7 +290,7 @@ def has(resources: Mapping[str, float], wanted: Mapping[str, float]) -> bool:
 
 
 def _preference(request: Request, terms: Sequence[str], kind: NodeKind) -> list[int]:
-    """Return for each term the position of the name that its resource serves: names that come first are preferred."""
+    """Return for each term the position of the served name: earlier names are preferred."""
     devices = by_resource(kind.inventory.usable)
     return [
         next(i for i, name in enumerate(term.names) if any(goes_by(each, (name,)) for each in devices[resource]))

@@ -54,7 +54,7 @@ def write_snapshot(inventory: Inventory, environ: Mapping[str, str] | None = Non
         with tempfile.NamedTemporaryFile(dir=directory, prefix="ray-", suffix=".new", delete=False) as file:
             temporary = file.name
             file.write(data)
-        os.replace(temporary, path)
+        os.replace(temporary, path)  # atomic: a process that starts now reads the old file or the new one
     except OSError as error:
         if temporary is not None:
             with contextlib.suppress(FileNotFoundError):
@@ -102,7 +102,7 @@ def _refused(path: str, reason: str) -> UsageError:
 
 @functools.cache
 def started_with() -> Mapping[str, str]:
-    """Return the environment that this process was started with, before Ray wrote masks into it."""
+    """Return the environment at the start of this process, before Ray's masks."""
     return {os.fsdecode(name): os.fsdecode(value) for name, value in _started_with().items()}
 
 
@@ -114,7 +114,7 @@ def _started_with() -> dict[bytes, bytes]:
 
 
 def restore_environ() -> None:
-    """Undo what Ray has written into the environment for its call: masks, and the number of OpenMP threads."""
+    """Undo Ray's changes of the environment for a call: masks, and the number of OpenMP threads."""
     # The private dict: reading each variable through os.environb takes longer than all the rest of a call.
     before, now = _started_with(), os.environb._data  # type: ignore[attr-defined]  # noqa: SLF001
     differing = [name for name, value in now.items() if before.get(name) != value]

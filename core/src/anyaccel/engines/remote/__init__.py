@@ -1,4 +1,4 @@
-"""What the engines of all clusters share: the pool's side, the hosts on the nodes, and the messages between the two."""
+"""Common parts of cluster engines: the pool's side, the hosts on the nodes, and the messages between."""
 
 from anyaccel._faces import face
 

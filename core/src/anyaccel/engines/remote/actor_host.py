@@ -24,7 +24,7 @@ from anyaccel.pool.payload import loads
 
 
 class ActorHost:
-    """Hosts one actor. Each of its calls that runs occupies one thread of the cluster's process.
+    """Hosts an actor. Each running call occupies a thread of the cluster's process.
 
     Args:
         spec: A pickled :class:`~anyaccel.engines.remote.messages.PoolSpec`.
@@ -88,7 +88,7 @@ class ActorHost:
             self._gone.set()
 
     def ended(self, unwanted: Callable[[], bool] = lambda: False) -> Answer:
-        """Wait until the object's process and all that it started have exited; return the reason.
+        """Wait until the object's process and its descendants have exited; return the reason.
 
         Args:
             unwanted: Polled meanwhile; once it returns True, the process is killed.
@@ -96,6 +96,7 @@ class ActorHost:
         while not self._gone.wait(POLL_SECONDS):
             if unwanted():
                 self.stop(0)
+        # The devices are released only when the process has exited, and the cluster counts them by this task.
         while hasattr(self, "_host") and self._has_process():
             time.sleep(POLL_SECONDS / 10)
         return make_failure(self._death)
@@ -111,7 +112,7 @@ class ActorHost:
 
 
 class _HostedActor(ActorState):
-    """An actor that reports its end to the host."""
+    """An actor with a report to the host at the end."""
 
     on_end: Any = None
 

@@ -23,7 +23,7 @@ FRESH_SECONDS = 5.0
 
 
 class Plan(Value):
-    """The cluster's own form of a request, shared by all calls with that request; each cluster adds fields.
+    """The cluster's own form of a request, shared by calls with the same request; each cluster adds fields.
 
     Attributes:
         request: The devices of a worker; None for the CPU alone.
@@ -38,7 +38,7 @@ P = TypeVar("P", bound=Plan)
 
 
 class Cluster(Protocol[P]):
-    """A cluster, as one pool uses it. Any thread may call any method.
+    """A cluster in use by a pool. Any thread may call any method.
 
     A *ref* below is the cluster's own handle of a value that is not there yet.
 
@@ -100,24 +100,24 @@ class Cluster(Protocol[P]):
         """Submit the host of an actor with its pickled order."""
 
     def future(self, ref: Any) -> Future[Any]:
-        """Return a future of the value of a ref. A ref that is a future is returned as it is."""
+        """Return a future of the value of a ref; a future is returned unchanged."""
         found: Future[Any] = ref
         return found
 
     def cancel(self, key: str, ref: Any) -> None:
-        """End a call, whether it runs or not. Its host grants the pool's time of grace."""
+        """End a call, running or not. The host grants the pool's time of grace."""
 
     def cancel_unstarted(self, key: str, ref: Any) -> None:
-        """End a call unless it runs; :meth:`was_recalled` recognizes the error that follows."""
+        """End a call unless running; :meth:`was_recalled` recognizes the resulting error."""
 
     def was_recalled(self, error: BaseException) -> bool:
         """Return whether an error is the consequence of :meth:`cancel_unstarted`."""
 
     def remove_call(self, key: str, *, left: bool) -> None:
-        """Remove the cluster's records of a call that is over; ``left`` says that its host could not do so."""
+        """Remove the cluster's records of a finished call; ``left`` if the host could not do so."""
 
     def explain_loss(self, error: BaseException) -> str:
-        """Return a clause that says why code of the cluster's failed; empty when its process died."""
+        """Return a clause with the failure of the cluster's own code; empty after the death of a process."""
 
     def gang(self, driver: Any, options: Options, hosts: int, name: str, work: bytes) -> GangFuture[Any]:
         """Run a pickled call on several nodes at the same time.
@@ -131,7 +131,7 @@ class Cluster(Protocol[P]):
 
 
 class RemoteHost(Protocol):
-    """The host of an actor on a node, from its submission to its end."""
+    """The host of an actor on a node, from submission to exit."""
 
     def started(self) -> Any:
         """Return a ref of a :class:`Started`, or of the answer that says why the host failed."""
@@ -163,7 +163,7 @@ def last_line(error: BaseException) -> str:
 
 
 def get_outcome(done: Future[Any]) -> tuple[Any, BaseException | None]:
-    """Return the value and the error of a future that is done; one of them is None."""
+    """Return the value and the error of a finished future; either is None."""
     try:
         return done.result(), None
     except BaseException as error:  # noqa: BLE001 - clusters raise many kinds, also CancelledError

@@ -99,14 +99,14 @@ class Driver(Engine):
                 call = self._waiting.popleft()
                 member = RemoteCall(self, call) if call.actor is None else RemoteActor(self, call)
                 self.members.add(member)
-            member.launch(call)
+            member.launch(call)  # without the lock: it may wait for the cluster
 
     def _drop_cancelled(self) -> None:
         while self._waiting and self._waiting[0].future.done():
             self._waiting.popleft()
 
     def add(self, members: Sequence[RemoteCall]) -> None:
-        """Add calls that a gang submits itself.
+        """Add the calls of a gang, submitted by the gang.
 
         Raises:
             RuntimeError: When the pool was shut down.
@@ -191,7 +191,7 @@ class Driver(Engine):
             threading.Thread(target=self.cluster.close, name="anyaccel close", daemon=True).start()
 
     def unfinished(self) -> list[Call]:
-        """Return the calls that wait or run."""
+        """Return the unfinished calls."""
         with self.lock:
             return [*self._waiting, *(call for member in self.members for call in member.outstanding)]
 
@@ -208,7 +208,7 @@ class Driver(Engine):
         self.finish_shutdown()
 
     def retry(self, call: Call) -> None:
-        """Queue a call again in front of all others, because its worker or node has died."""
+        """Queue a call again at the front, because the worker or node has died."""
         with self.lock:
             call.retry()
             self._waiting.appendleft(call)
@@ -263,24 +263,24 @@ class RemoteWork:
 
     @property
     def allocation(self) -> Allocation | None:
-        """The devices that it holds; None before it runs."""
+        """The held devices; None before the start."""
         return None if self.started is None else self.started.allocation
 
     @property
     def outstanding(self) -> list[Call]:
-        """Calls that it was given and has not answered, in order; any thread may read it."""
+        """Sent calls without an answer, in order; any thread may ask."""
         return list(self.running.values())
 
     def launch(self, call: Call) -> None:
-        """Submit it to the cluster for its first call."""
+        """Submit the work to the cluster, for the first call."""
         raise NotImplementedError
 
     def stop(self, grace: float) -> None:
-        """End it, with so many seconds between SIGTERM and SIGKILL of its process."""
+        """End the work, with so many seconds between SIGTERM and SIGKILL of the process."""
         raise NotImplementedError
 
     def cancel_unstarted(self) -> None:
-        """Cancel it unless a node runs it."""
+        """Cancel the work unless running on a node."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -291,7 +291,7 @@ class RemoteWork:
         raise NotImplementedError
 
     def on_started(self, started: Started) -> None:
-        """Record where it runs."""
+        """Record the node and the devices."""
         self.started = started
         for call in self.outstanding:
             call.waits = None
@@ -299,7 +299,7 @@ class RemoteWork:
             call.future.allocation = started.allocation
 
     def take(self, call: Call) -> bool:
-        """Remove a call that was answered; return False if it was removed before."""
+        """Remove an answered call; return False if removed before."""
         return self.running.pop(call.number, None) is not None
 
     def make_death_error(self, error: BaseException) -> WorkerError:
@@ -359,7 +359,7 @@ class RemoteCall(RemoteWork):
             self.driver.cluster.cancel(self.key, ref)
 
     def cancel_unstarted(self) -> None:
-        """Cancel the call unless a node runs it, which its host decides."""
+        """Cancel the call unless running on a node, as the host decides."""
         if (ref := self._ref) is not None and not self.begun:
             self._recalled = True
             self.driver.cluster.cancel_unstarted(self.key, ref)
@@ -368,7 +368,7 @@ class RemoteCall(RemoteWork):
         if error is not None:
             self.on_lost(error)
             return
-        answer: Answer = loads(value)
+        answer: Answer = loads(value)  # of our host; the worker's data inside is still unread
         if answer.started is not None:
             self.on_started(load_notice(answer.started))
         call = self.call
@@ -394,7 +394,7 @@ class RemoteCall(RemoteWork):
         self.end(left=self.started is not None)
 
     def end(self, *, left: bool) -> None:
-        """Remove the call from the pool; ``left`` says that its host could not clean up."""
+        """Remove the call from the pool; ``left`` if the host could not clean up."""
         self.driver.cluster.remove_call(self.key, left=left)
         self.driver.remove(self)
 
@@ -438,7 +438,7 @@ class RemoteActor(RemoteWork):
 
     @property
     def free(self) -> bool:
-        """Whether it can run one more call of a method."""
+        """Whether the actor can run a further method call."""
         constructs = self._state.construction.number in self.running
         return not (constructs or self.ending) and len(self.running) < self._state.options.concurrency
 
@@ -450,7 +450,7 @@ class RemoteActor(RemoteWork):
         return False
 
     def pull(self) -> None:
-        """Run the calls that wait, as many as it can."""
+        """Run queued calls up to the limit of concurrency."""
         while (call := self._state.next_for(self)) is not None:
             self.run(call)
 
@@ -487,7 +487,7 @@ class RemoteActor(RemoteWork):
         self._state.close()
 
     def shut_down(self) -> None:
-        """Let its process exit, and stop it when that takes too long."""
+        """Ask the process to exit, and stop the process after the grace period."""
         self.ending = True
         if self._gone or self._host is None:
             return
@@ -537,7 +537,7 @@ class RemoteActor(RemoteWork):
             self._end(self._death)
 
     def _on_result(self, call: Call, answer: Answer) -> None:
-        """Run the next call, then set the outcome of the one that was answered."""
+        """Run the next call, then set the outcome of the answered call."""
         if answer.started is not None:
             call.future.allocation = load_notice(answer.started).allocation
         lives = call.kind != MessageKind.CONSTRUCT or answer.kind == MessageKind.RESULT
@@ -554,7 +554,7 @@ class RemoteActor(RemoteWork):
         self._end(BrokenWorkerError("it was killed before it had been made") if early else self.make_death_error(error))
 
     def _end(self, death: WorkerError) -> None:
-        """Fail or retry its calls, and remove it from the pool."""
+        """Fail or retry the calls, and remove the actor from the pool."""
         if self._gone:
             return
         self._gone = True

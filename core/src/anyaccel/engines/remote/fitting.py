@@ -1,4 +1,4 @@
-"""Find the nodes of a cluster that can serve a request, and explain it when none can."""
+"""Find nodes of a cluster for a request, and explain a failure."""
 
 from __future__ import annotations
 
@@ -81,6 +81,6 @@ def find_fitting(
 
 
 def describe_nodes(names: Sequence[str]) -> str:
-    """Name nodes that are alike in a message: the first one, and the number of the others."""
+    """Name equal nodes in a message: the first name, and the number of further nodes."""
     first, *others = names
     return f"node {first}" + (f" and {len(others)} like it" if others else "")

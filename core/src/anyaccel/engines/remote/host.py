@@ -34,7 +34,7 @@ POLL_SECONDS = 0.2
 
 
 class NodeAdapter(Protocol):
-    """A node, as the cluster shows it to one pool.
+    """A node of the cluster, seen by a pool.
 
     Attributes:
         name: Name of the node in messages.
@@ -51,14 +51,14 @@ class NodeAdapter(Protocol):
         """Undo what the cluster writes into the environment for each call."""
 
     def options(self, order: Order) -> Options:
-        """Return the options of a call: with the devices that the cluster has assigned, or with any that fit."""
+        """Return the options of a call: with the assigned devices, or with any suitable devices."""
         raise NotImplementedError
 
     def expected(self, options: Options) -> Allocation | None:
-        """Return what a call will hold, or None where that is known only once it runs."""
+        """Return the future allocation of a call, or None if unknown before the start."""
 
     def settle(self, core: LocalEngine) -> None:
-        """Wait for devices that are being released, if no lease makes the next call wait for them."""
+        """Wait for the release of devices, if no lease makes the next call wait."""
 
 
 class Host:
@@ -79,7 +79,7 @@ class Host:
         return None if allocation is None else Started(self.node.name, allocation)
 
     def make_notice(self, call: Call) -> bytes | None:
-        """Pickle :meth:`started`, once for all calls that share a process."""
+        """Pickle :meth:`started`, once for the calls of a process."""
         allocation, notice = self._notice
         if allocation is None or call.future.allocation is not allocation:
             started = self.started(call)
@@ -130,7 +130,7 @@ _lock = threading.Lock()
 
 
 def find_host(spec: bytes, make_node: Callable[[PoolSpec], NodeAdapter]) -> Host:
-    """Return the host of a pool in this process; make it if there is none. It stays while calls come."""
+    """Return the host of a pool in this process; make a host if there is none. Idle hosts are closed."""
     known: PoolSpec = load_cached(spec)
     with _lock:
         host = _hosts.get(known.pool)
@@ -172,7 +172,7 @@ def run_call(
     ended: Callable[[], bool],
     begun: Callable[[Started], None],
 ) -> Answer:
-    """Run one call, and return its answer.
+    """Run a call, and return the answer.
 
     Args:
         spec: A pickled :class:`PoolSpec`.

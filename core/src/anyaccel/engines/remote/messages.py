@@ -55,7 +55,7 @@ class Order(Value):
 
 
 class Started(NamedTuple):
-    """The notice that a call runs.
+    """The notice of a running call.
 
     Attributes:
         node: Name of its node.
@@ -87,7 +87,7 @@ class Answer(NamedTuple):
 
 
 def make_failure(error: BaseException) -> Answer:
-    """Make the answer of a call that the host could not run to its end."""
+    """Make the answer of a call after a failure of the host."""
     try:
         data = dumps_whole(error)
         loads(data)
