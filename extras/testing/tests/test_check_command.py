@@ -184,6 +184,7 @@ def test_nothing_is_written_for_a_plugin_that_does_not_load(anyaccel, install, r
     assert "the plug-in of acme does not load: " in done.stderr
     assert "ModuleNotFoundError: No module named 'no_such_library'" in done.stderr
     assert "nothing was written" in done.stderr
+    # The files of a correct plug-in are still there: --force alone must not replace them by failures.
     assert {path: path.read_text() for path in directory.glob("*/expected.json")} == before
 
 

@@ -48,6 +48,7 @@ def project(tmp_path, monkeypatch):
     """Write a project, and install it by hand."""
 
     def project(file, old, new_text):
+        # The function of the command, not a process: a project is written in a millisecond.
         arguments = {"vendor": "acme", "resource": None, "kind": "npu", "brand": None, "variant": "sysfs", "json": True}
         new(type("Arguments", (), {**arguments, "directory": str(tmp_path / "project")}))
         path = tmp_path / "project" / "src" / "anyaccel_acme" / file
@@ -78,6 +79,7 @@ def test_the_project_as_it_is_has_none_of_them(project):
 
 def test_a_hang_is_told_and_named_before_the_time_is_over(anyaccel, project):
     directory = project(PLUGIN, READ, HANGS + READ)
+    # C27 ends the hook after 1 s; the other checks are given up after 2 s instead of 100 s.
     done = anyaccel("check", "acme", "--recordings", str(directory), "--probe-timeout", "1", "--json", timeout=250)
     failed = {
         result["check"]: result["message"]

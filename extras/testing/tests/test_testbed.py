@@ -59,7 +59,7 @@ def test_files_links_nodes_and_variables_are_the_recorded_ones(bed):
     done = bed(paths, script, environ={"ACME": "1,0", "PATH": "/nowhere"})
     assert done.stdout.splitlines() == ["0xace0", "7", "acme", "cr--r--r-- 511:3", "/.dockerenv", "1,0"], done.stderr
     assert not os.path.lexists("/dev/acme0")
-    assert not os.path.lexists("/dev/.anyaccel")
+    assert not os.path.lexists("/dev/.anyaccel")  # the mounts are of the child's namespace
 
 
 def test_what_the_recorded_user_may_not_open_is_closed_to_root(bed):
@@ -67,6 +67,7 @@ def test_what_the_recorded_user_may_not_open_is_closed_to_root(bed):
         "/sys/acme/secret": {"errno": "EACCES"},
         "/sys/acme/broken": {"errno": "EIO"},
         "/dev/acme0": {"char": [1, 3], "access": ""},
+        # The numbers of /dev/null, which root could open anywhere else.
         "/dev/acme1": {"char": [1, 3], "access": "rw"},
     }
     done = bed(paths, "cat /sys/acme/secret; test -r /dev/acme0 || echo closed; cat /dev/acme1")
@@ -78,6 +79,7 @@ def test_what_the_recorded_user_may_not_open_is_closed_to_root(bed):
 
 
 def test_tools_that_are_missing_answer_as_recorded(bed, tmp_path):
+    # Arguments with spaces, and output with characters that a shell would expand.
     commands = [
         {"argv": ["acme-smi", "-L", "a b"], "returncode": 3, "stdout": "it's $HOME\n", "stderr": "warned\n"},
         {"argv": ["env", "ACME=1", "/opt/acme/bin/tool", "-x"], "returncode": 0, "stdout": "from opt\n"},
@@ -92,7 +94,7 @@ def test_tools_that_are_missing_answer_as_recorded(bed, tmp_path):
 def test_a_link_of_a_stranger_leads_nowhere(bed, tmp_path):
     victim = tmp_path / "victim"
     victim.write_text("mine")
-    up = "../" * 9
+    up = "../" * 9  # more than there are directories: the root is its own parent
     paths = {
         "/sys/a": {"link": str(tmp_path)},
         "/sys/a/victim": {"text": "theirs"},

@@ -44,7 +44,7 @@ from anyaccel.ledger.names import (
 )
 from anyaccel.ledger.record import LeaseRecord
 from anyaccel.ledger.tickets import TicketFile
-from anyaccel.ledger.turns import current_policy, hashed, list_holdings, own_user, read_ticket
+from anyaccel.ledger.turns import current_policy, hashed, list_holdings, own_user, read_ticket, with_blocks
 from anyaccel.linux import mark as marks
 from anyaccel.linux import process
 from anyaccel.linux.inotify import FileEvents
@@ -454,7 +454,8 @@ class Acquisition:
             del self._files[device]
 
     def _still_free(self, directory: int, listing: Listing, choice: dict[str, Extent]) -> bool:
-        self._follow_rules()  # with the directory locked, so that no drain or reservation comes in between
+        # Again, with the directory locked, so that no drain or reservation comes in between.
+        self._policy = with_blocks(self._policy, self._state)
         if self._state.replaced(directory) or not self._in_front(directory, listing):
             return False
         if self.over_limits(directory, listing, self._over):

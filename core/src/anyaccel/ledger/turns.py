@@ -51,13 +51,15 @@ def current_policy(state: StateDirectory | None = None) -> Policy:
     found = configuration.machine()
     if found is not _known[0]:
         _known = found, Policy.from_configuration(found)
-    return _with_blocks(_known[1], state)
+    return with_blocks(_known[1], state)
 
 
-def _with_blocks(policy: Policy, state: StateDirectory | None) -> Policy:
+def with_blocks(policy: Policy, state: StateDirectory | None) -> Policy:
     """Return a policy with the drains and reservations of a state directory."""
     blocks = () if state is None else read_blocks(state)
-    return replace(policy, blocks=tuple(block.policy_block for block in blocks)) if blocks else policy
+    if not blocks and not policy.blocks:
+        return policy
+    return replace(policy, blocks=tuple(block.policy_block for block in blocks))
 
 
 def own_user() -> int:
@@ -213,4 +215,4 @@ def policy_for_display(state: StateDirectory | None) -> Policy:
     """Return the queue policy for a process that only inspects: the default policy if the configuration is faulty."""
     with contextlib.suppress(ConfigurationError):
         return current_policy(state)
-    return _with_blocks(PLAIN, state)
+    return with_blocks(PLAIN, state)
