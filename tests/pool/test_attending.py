@@ -10,15 +10,15 @@ from waiting import PATIENCE, until
 
 def test_a_result_may_be_waited_for_for_some_time_only(pool, tmp_path):
     one = pool()
-    assert one.submit(pow, 2, 3).result(60) == 8
+    assert one.submit(pow, 2, 3).result(PATIENCE) == 8
     slow = one.submit(until, (tmp_path / "go").exists, "the word to go on")
     until(slow.running, "the call to run")
     with pytest.raises(TimeoutError):
         slow.result(0.1)
     (tmp_path / "go").touch()
-    assert slow.result(60) is True
+    assert slow.result(PATIENCE) is True
     failed = one.submit(int, "x")
-    assert isinstance(failed.exception(60), ValueError)
+    assert isinstance(failed.exception(PATIENCE), ValueError)
 
 
 def test_answers_arrive_whether_or_not_a_caller_waits(pool):

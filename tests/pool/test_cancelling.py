@@ -24,7 +24,7 @@ def test_a_call_that_is_cancelled_while_its_worker_is_being_made(pool, monkeypat
     monkeypatch.setattr(spawning, "spawn", cancel_and_spawn)
     running.cancel()
     until(future.cancelled, "the second call")
-    assert one.submit(pow, 2, 3).result(60) == 8
+    assert one.submit(pow, 2, 3).result(PATIENCE) == 8
 
 
 class Echo:

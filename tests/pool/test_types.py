@@ -40,4 +40,4 @@ def test_a_checker_finds_ten_mistakes_and_none_in_the_same_calls_without_them(ch
 
 def test_the_right_calls_run(script):
     out, err = script((TYPED / "right.py").read_text() + "\n\nmain()\n").communicate()
-    assert (out.splitlines()[1], err) == ("2 [0.2] [6]", "")
+    assert (out.splitlines()[1:], err) == (["2 [0.2] [6]"], "")

@@ -5,8 +5,8 @@ from right import Model, fetch, tokens, train
 
 
 def main() -> None:
-    anyaccel.Pool("GPU:1", max_worker=2)  # mistake
-    with anyaccel.Pool("GPU:1", mask="uuid") as pool:  # mistake
+    anyaccel.Pool("A1:1", max_worker=2)  # mistake
+    with anyaccel.Pool("A1:1", mask="uuid") as pool:  # mistake
         pool.options(retry=2)  # mistake
         pool.submit(train, "fast")  # mistake
         pool.submit(train)  # mistake

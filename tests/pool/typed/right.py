@@ -29,8 +29,8 @@ class Model:
 
 
 def main() -> None:
-    with anyaccel.Pool("GPU:1", machine="sim:H100:8", max_workers=8, mask="index", enforce="try") as pool:
-        several = pool.options(needs="GPU:2", retries=2)
+    with anyaccel.Pool("A1:1", machine="sim:A1:8", max_workers=8, mask="index", enforce="try") as pool:
+        several = pool.options(needs="A1:2", retries=2)
         loss: float = several.submit(train, 0.1, steps=3).result()
         length: int = pool.submit(fetch, "name").result()
         losses: list[float] = list(pool.map(train, [0.1, 0.2], [1, 2], progress=True))

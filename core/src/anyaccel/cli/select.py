@@ -54,7 +54,7 @@ def main(args: argparse.Namespace) -> int:
         output.print_json("select/1", content | {"limits": [each.message() for each in limits]})
         return 0
     output.print_lines(device.id if args.format == "id" else str(device.index) for device in allocation.devices)
-    output.say("nothing is held: other programs may take these devices")
+    output.say("nothing is held: another program may take these devices")
     if limits:
         output.say(verdict.message)
         output.say_lines(verdict.hint)

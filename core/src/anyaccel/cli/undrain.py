@@ -9,7 +9,10 @@ from anyaccel.cli.options import survey
 from anyaccel.launcher.withhold import undrain
 from anyaccel.ledger.names import without_scope
 
-EXAMPLES = (("sudo anyaccel undrain GPU/3", "end the drain of a device, and of the devices drained with it"),)
+EXAMPLES = (
+    ("sudo anyaccel undrain GPU/3", "end the drain of a device, and of the devices drained with it"),
+    ("sudo anyaccel undrain GPU/3 --json", "the same for programs"),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -17,7 +17,10 @@ from anyaccel.configuration import user_directory
 from anyaccel.model import Problem, ProblemKind, Value, encode, replace
 from anyaccel.model.wire import decode
 from anyaccel.vendors.discovery import DENY_VARIABLE, Source, make_problem
-from anyaccel.vendors.guarded import Outcome
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from anyaccel.vendors.guarded import Outcome  # 'anyaccel' alone calls no vendor process through it
 
 MEMORY_SECONDS = 60.0
 """How long a hang counts."""
