@@ -36,6 +36,7 @@ def export(source: ExportSource) -> Export:
     chunks = [devices[at : at + MOST_DEVICES] for at in range(0, len(devices), MOST_DEVICES)] or [[]]
     documents = [_slice(node, chunk, number, len(chunks)) for number, chunk in enumerate(chunks)]
     classes = unique_names(by_resource(source.devices), allowed="a-z0-9-", most=_LABEL)
+    # Classes do not depend on the machine: the file of each node has the same, and applying it again changes nothing.
     documents += [_device_class(resource, name) for resource, name in classes.items()]
     text = "---\n".join(to_yaml(document) for document in documents)
     return Export(text=text, notes=tuple(dict.fromkeys(notes)))
@@ -91,6 +92,7 @@ def _facts(device: Device, facts: Mapping[str, str]) -> Iterator[tuple[str, str 
 def _value(value: str | float | bool) -> dict[str, Any]:
     if isinstance(value, bool):  # before int, of which bool is a subclass
         return {"bool": value}
+    # The API has integers of 64 bits; a larger one would make the API server refuse the whole slice.
     if isinstance(value, int) and -_INT64 <= value < _INT64:
         return {"int": value}
     return {"string": str(value)}  # also floats: attributes have no such type

@@ -30,5 +30,6 @@ def export(source: ExportSource) -> Export:
 
 def _name(resource: str) -> str:
     name = slug(resource, "a-z0-9_", "_")
+    # Sites call GPUs ngpus: the plural of a resource that ends in s is not marked twice.
     found = f"n{name}" if name.endswith("s") else f"n{name}s"
     return f"naccelerator_{name}s" if found == _BUILT_IN else found

@@ -1,4 +1,4 @@
-"""The backend class that joblib instantiates; the import needs joblib."""
+"""Backend class for joblib; the import needs joblib."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CLEANUP_SECONDS = 10.0
 
 
 class AnyaccelBackend(ParallelBackendBase):  # type: ignore[misc, unused-ignore]
-    """Backend that runs each batch in a worker with devices of its own.
+    """Backend for joblib: each batch runs in a worker with its own devices.
 
     A ``Parallel`` inside a batch uses threads, which share the devices of the batch, as in joblib's other backends.
 
@@ -56,7 +56,7 @@ class AnyaccelBackend(ParallelBackendBase):  # type: ignore[misc, unused-ignore]
         self._callbacks: ThreadPoolExecutor | None = None
 
     def effective_n_jobs(self, n_jobs: int | None) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Return how many batches run at the same time: at most what the devices allow."""
+        """Return how many batches run at the same time, limited by the devices."""
         if n_jobs == 0:
             raise ValueError("n_jobs == 0 in Parallel has no meaning")
         count = count_jobs(n_jobs, self._options["needs"], self._options)
@@ -89,7 +89,7 @@ class AnyaccelBackend(ParallelBackendBase):  # type: ignore[misc, unused-ignore]
         return max(2, count)
 
     def start_call(self) -> None:
-        """Accept batches again: the same Parallel begins a call, perhaps after one that failed."""
+        """Accept batches again: the same Parallel begins a call, perhaps after a failed call."""
         self._aborted = False
 
     def submit(self, func: Callable[[], Any], callback: Callable[[Future[Any]], Any] | None = None) -> Future[Any]:
@@ -110,7 +110,7 @@ class AnyaccelBackend(ParallelBackendBase):  # type: ignore[misc, unused-ignore]
         return out.result()
 
     def abort_everything(self, ensure_ready: bool = True) -> None:  # noqa: ARG002 - the backend is ready either way
-        """Cancel the batches that run and those that wait, and wait until joblib has heard of it."""
+        """Cancel running and waiting batches, and wait until joblib has heard of each."""
         self._aborted = True
         for future in list(self._running):
             future.cancel()
@@ -122,7 +122,7 @@ class AnyaccelBackend(ParallelBackendBase):  # type: ignore[misc, unused-ignore]
             wait([self._callbacks.submit(int)], timeout=CLEANUP_SECONDS)
 
     def terminate(self) -> None:
-        """Shut down the pool and wait until its devices are released."""
+        """Shut down the pool and wait until the devices are released."""
         pool, self._pool = self._pool, None
         callbacks, self._callbacks = self._callbacks, None
         if pool is not None:

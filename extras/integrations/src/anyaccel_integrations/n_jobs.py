@@ -1,4 +1,4 @@
-"""The number of calls of a framework that run at the same time."""
+"""Count how many calls of a framework run at the same time."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def _receive(connection: Connection) -> Any:
 
 
 class RemoteTrialBase:
-    """The part of a remote trial that is the same in every version of Optuna."""
+    """The part of a remote trial for every version of Optuna."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -55,7 +55,7 @@ class RemoteTrialBase:
 
 
 def _forward(name: str) -> Any:
-    """Make a method or property that sends one question, with the signature of Optuna's own."""
+    """Make a method or property that sends a question, with the signature in Optuna."""
     original = inspect.getattr_static(Trial, name)
     if isinstance(original, property):
         return property(lambda trial: trial._ask(name), doc=original.__doc__)  # noqa: SLF001

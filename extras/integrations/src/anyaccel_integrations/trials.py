@@ -1,4 +1,4 @@
-"""Trials that run in workers: a server in the process of the study answers their questions."""
+"""Trials in workers: a server in the process of the study answers the questions of trials."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _log = logging.getLogger("optuna.anyaccel")  # below Optuna's own, so that its v
 
 
 class Trials:
-    """Server for the trials of a study that run in workers; calls are numbered in the order of submission.
+    """Server for the trials of a study in workers; calls are numbered in the order of submission.
 
     Attributes:
         study: The study.
@@ -67,7 +67,7 @@ class Trials:
         return bool(self.study._stop_flag)  # noqa: SLF001
 
     def make_call(self, number: int) -> tuple[Any, ...]:
-        """Return the function that a worker calls for a trial, and its arguments."""
+        """Return the function and the arguments with which a worker runs a trial."""
         return run_trial, self._listener.address, self._key, number, self._objective
 
     def finish(self, number: int, future: Future[Any]) -> tuple[Any, BaseException | None]:
@@ -110,7 +110,7 @@ class Trials:
             threading.Thread(target=self._serve, args=(connection,), name="anyaccel trial", daemon=True).start()
 
     def _serve(self, connection: Connection) -> None:
-        """Answer the questions of one trial until its worker closes the connection."""
+        """Answer the questions of a trial until the worker closes the connection."""
         with connection, contextlib.suppress(EOFError, OSError):
             number = connection.recv()
             _send(connection, self._answer(self._begin, number))

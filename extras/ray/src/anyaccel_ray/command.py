@@ -78,6 +78,7 @@ def main(args: argparse.Namespace) -> int:
 
 def _option(arguments: Sequence[str], name: str) -> str:
     """Return the last value of an option of Ray's; empty without the option."""
+    # Ray takes the last of several values, and these arguments are Ray's to parse.
     found = ""
     for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
         if argument == name:
@@ -91,6 +92,7 @@ def _program() -> str:
     """Return the path of the command ``ray`` beside this interpreter, or on PATH."""
     if importlib.util.find_spec("ray") is None:
         raise UsageError("Ray is not installed beside anyaccel", hint="pip install 'anyaccel[ray]'")
+    # An environment that is not activated has its programs beside the interpreter, not on PATH.
     beside = os.path.dirname(sys.executable)
     program = shutil.which("ray", path=os.pathsep.join([beside, os.environ.get("PATH", os.defpath)]))
     if program is None:

@@ -99,7 +99,7 @@ class RayGang:
                 for each in self.calls:
                     each.over.wait()  # Ray kills everything in a placement group that is removed
         except _NotWantedError:
-            pass
+            pass  # the caller has cancelled the future, which tells the calls
         except Exception as error:  # noqa: BLE001 - Ray raises many kinds
             for call in self._calls:
                 call.fail(WorkerStartError(f"no gang can be started for {call.name}: {last_line(error)}"))

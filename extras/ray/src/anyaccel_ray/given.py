@@ -123,6 +123,7 @@ def located(grants: Sequence[Grant], taken: Mapping[str, Extent]) -> tuple[Grant
 
 
 def _located(device: Device, units: int, taken: Extent) -> Share | None:
+    # Ray computes in floats, and may give a little more or less than the grain of the device.
     units = device.rounded(units)
     if device.slots == 1 or units == UNITS_PER_DEVICE:
         room = taken.units + units <= device.units and taken.slots in (0, ANY_SLOTS)
@@ -150,6 +151,7 @@ def _accepted(grant: Grant) -> bool:
 def has_rules(like: Device, inventory: Inventory) -> bool:
     """Return whether the vendor refuses some set of such devices."""
     devices = [device for device in inventory.usable if device.type == like.type]
+    # The smallest set that is refused may be of any size, so each size is asked for once.
     terms = (Term(names=(like.resource,), units=UNITS_PER_DEVICE * count) for count in range(1, len(devices) + 1))
     return any(validate(term, devices[: term.count]) is not None for term in terms)
 
@@ -192,6 +194,7 @@ def check_known(request: Given) -> None:
 def held_slots() -> Slots:
     """Return the slots that Ray has assigned to the call or actor of this process."""
     ids: Slots = _core_worker().resource_ids()
+    # Ray lists a resource that a placement group reserves again, under the name of the group.
     return {_plain(name): slots for name, slots in ids.items() if not re.search(r"_group_\d+_[0-9a-f]+$", name)}
 
 

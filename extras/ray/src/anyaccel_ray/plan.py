@@ -263,6 +263,7 @@ def _type_share(types: Iterable[str], chosen: Sequence[NodeKind]) -> dict[str, f
 
 
 def _quantities(request: Request, terms: Sequence[str]) -> dict[str, float]:
+    # Summed in whole units: Ray refuses 0.1 + 0.2 of a device, since it is no multiple of 0.0001.
     units: dict[str, int] = {}
     for term, resource in zip(request.terms, terms, strict=True):
         units[resource] = units.get(resource, 0) + term.units
