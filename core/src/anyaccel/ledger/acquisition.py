@@ -516,7 +516,7 @@ class Acquisition:
     # The machine's queue policy
 
     def _go_by(self, policy: Policy) -> None:
-        self._policy = policy
+        self._policy: Policy = policy
         longest = policy.limits_of(own_user()).seconds if not policy.plain else None
         given = self._asked.seconds
         self._want = self._asked if longest is None or given is not None else replace(self._asked, seconds=longest)
