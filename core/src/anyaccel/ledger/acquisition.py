@@ -122,6 +122,7 @@ class Acquisition:
         self._asked, self._priority, self._note, self._choose = want, priority, note, choose
         self._kept_place = kept
         self._since = process.boot_seconds() if kept is None or kept.since is None else kept.since
+        self._policy: Policy  # set by _go_by()
         self._go_by(policy or current_policy(state))
         if policy is None:
             self._check_limits()
@@ -516,7 +517,7 @@ class Acquisition:
     # The machine's queue policy
 
     def _go_by(self, policy: Policy) -> None:
-        self._policy: Policy = policy
+        self._policy = policy
         longest = policy.limits_of(own_user()).seconds if not policy.plain else None
         given = self._asked.seconds
         self._want = self._asked if longest is None or given is not None else replace(self._asked, seconds=longest)
