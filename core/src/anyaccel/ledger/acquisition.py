@@ -816,7 +816,7 @@ class Acquisition:
                 os.close(self._leaving.pop())
 
     def descriptors(self) -> list[int]:
-        """Return the descriptors that are readable on an event; valid until the next attempt. See :meth:`read_event`."""
+        """Return the descriptors for :meth:`read_event`, readable on an event and valid until the next attempt."""
         return [*self._leaving, *([self._watch.fileno()] if self._watch else [])]
 
     def read_event(self, ready: int) -> bool:
