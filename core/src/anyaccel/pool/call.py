@@ -403,7 +403,7 @@ def set_outcome(call: Call, message: Message, *, plain: bool) -> None:
 
 
 def _get_reader(*, plain: bool) -> Callable[..., Any]:
-    """Return the function that reads values of answers: that for plain data, or for pickles."""
+    """Return the function that reads values of answers: as plain data, or as pickles."""
     if plain:
         from anyaccel.pool.plain import loads as read
 

@@ -209,7 +209,7 @@ def _lock_directory(path: str, *, wait: bool) -> int:
 
 
 def _remove(path: str, descriptor: int) -> None:
-    """Remove a directory with its content as far as possible, and close its descriptor, which unlocks it."""
+    """Remove a directory and its content, ignoring errors; close the descriptor, which unlocks the directory."""
     import shutil
 
     shutil.rmtree(path, ignore_errors=True)

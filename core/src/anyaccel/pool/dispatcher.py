@@ -154,7 +154,7 @@ class CallQueue:
             reactor().unwatch(self.watched.pop())
 
     def leave_machine_queue(self) -> None:
-        """Cancel the timer and the watches, and undo the acquisition, if any, also one that has its lease by now."""
+        """Cancel the timer and the watches, and undo the acquisition, also after a grant."""
         self.stop_watching()
         if self.acquisition is not None:
             self.acquisition.undo()
@@ -209,7 +209,7 @@ class Broker:
     # Queues
 
     def add_call(self, engine: LocalEngine, call: Call) -> None:
-        """Send a call to an idle worker of its kind if no other call waits for that; else queue the call.
+        """Send a call to an idle worker of the same kind, unless a queue exists for the kind; else queue the call.
 
         The queues are served if the call is the first in its queue.
 
@@ -268,7 +268,7 @@ class Broker:
             self._serving = False
 
     def _serve_one(self) -> bool:
-        """Do one step for the queue with the oldest call that permits a step.
+        """Do a single step for the oldest queue that permits a step.
 
         The step is to send a call to an idle worker, to launch a worker, to request devices, or to evict an idle worker
         from a full pool. Devices are not requested for a queue that has asked since the last release, or that competes
@@ -652,7 +652,7 @@ class Broker:
 
 
 def _queue_key(engine: LocalEngine, call: Call) -> tuple[int, int, bool]:
-    """Return the key of the queue for a call: its pool, its kind, and whether it constructs an actor."""
+    """Return the key of the queue for a call: the pool, the kind, and whether the call constructs an actor."""
     return id(engine), call.options.alike, call.actor is not None
 
 
@@ -940,7 +940,7 @@ class WorkerProcess:
         return message
 
     def _start_timer(self, call: Call) -> None:
-        """Start the time limit of a call, if it has one.
+        """Start the time limit of a call; no effect on a call without a limit.
 
         The early signal comes first, unless the limit is not longer than its lead.
         """
@@ -1291,7 +1291,7 @@ class LocalEngine(Engine):
         self.finish_shutdown()
 
     def add_worker(self, call: Call, lease: WorkerLease | None) -> WorkerProcess:
-        """Make the worker process whose first call is this, and record it; :meth:`WorkerProcess.launch` starts it.
+        """Make and record the worker process for a first call; :meth:`WorkerProcess.launch` starts the process.
 
         A worker for a construction becomes the actor's member.
         """
@@ -1430,7 +1430,7 @@ class LocalEngine(Engine):
         self.broker.serve()
 
     def on_timeout(self, worker: WorkerProcess, call: Call) -> None:
-        """Fail a call whose time is over, mark its lease as timed out, and stop its worker.
+        """Fail a call at the end of the time limit, mark the lease as timed out, and stop the worker.
 
         No effect if the call was answered.
         """
@@ -1443,7 +1443,7 @@ class LocalEngine(Engine):
         worker.stop(self.settings.grace, answer=False)
 
     def on_cancel(self, call: Call) -> None:
-        """Drop the arguments of a cancelled call, and take the call from its worker or its queue.
+        """Drop the arguments of a cancelled call, and take the call from the worker or the queue.
 
         A worker is stopped, except that of a method, which only skips the call unless it has started. Without a worker,
         the queue is dropped if it is empty, and the queues are served.

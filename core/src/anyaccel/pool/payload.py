@@ -448,7 +448,7 @@ def call_each(function: Callable[..., Any], batch: list[tuple[Any, ...]]) -> Any
 
 
 def refuse_generator(value: Any) -> None:
-    """Check that the result of a call is no generator; a generator is closed, unless it is an asynchronous one.
+    """Raise an error if the result of a call is a generator; a generator is closed before, unless asynchronous.
 
     Raises:
         TypeError: When the function is a generator, which is for :meth:`anyaccel.Pool.stream`.
@@ -462,7 +462,7 @@ def refuse_generator(value: Any) -> None:
 async def _await_each(
     function: Callable[..., Any], first: types.CoroutineType[Any, Any, Any], batch: list[tuple[Any, ...]]
 ) -> Batch:
-    """Continue :func:`call_each` for an ``async`` function; ``first`` is what its first call returned."""
+    """Continue :func:`call_each` for an ``async`` function; ``first`` is the coroutine of the first call."""
     results = []
     began = time.monotonic()
     failure = None

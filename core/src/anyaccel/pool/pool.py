@@ -194,7 +194,7 @@ class Submitter(Executor):
         batch: int | None = None,
         progress: bool | ProgressCallback = False,
     ) -> Results[Any]:
-        """Run a function over arguments, as :meth:`map` does; each result comes as soon as it is there."""
+        """Run a function over arguments, as :meth:`map` does, but return the results in the order of completion."""
         check_batch(batch=batch)
         return self._run_all(fn, zip(*iterables, strict=False), timeout, batch, progress, in_order=False)
 
@@ -644,7 +644,7 @@ class Pool(Submitter):
         return html_table(repr(self)[1:-1], ("runs", "behind it", "devices"), self._workers())
 
     def __exit__(self, kind: type[BaseException] | None, value: object, traceback: object) -> None:
-        """Wait for all calls and workers; after Ctrl-C, stop them, and after another Ctrl-C, kill them.
+        """Wait for all calls and workers; Ctrl-C stops the workers, and a second Ctrl-C kills the workers.
 
         Raises:
             KeyboardInterrupt: When Ctrl-C has come during the wait.
@@ -669,7 +669,7 @@ def _abandon(core: Engine) -> None:
 
 @atexit.register
 def _finish_all() -> None:
-    """Wait for the calls of all pools at exit; after Ctrl-C, stop them, and after another Ctrl-C, kill them."""
+    """Wait for the calls of all pools at exit; Ctrl-C stops the workers, and a second Ctrl-C kills the workers."""
     import sys
 
     interrupted = isinstance(getattr(sys, "last_value", None), KeyboardInterrupt)

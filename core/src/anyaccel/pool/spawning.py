@@ -226,7 +226,7 @@ class WorkerServer(client.ForkServer):
         self._end(children, Gone(reason=f"its fork server {describe_end(code)}"))
 
     def _end(self, children: list[Process], gone: Gone) -> None:
-        """Begin to kill all processes that carry the marks of these workers; :meth:`_continue` reports the end."""
+        """Begin to kill the processes with the marks of some workers; :meth:`_continue` reports the end."""
         rest = Teardown(find_carriers(child.mark for child in children), grace=0)
         self._continue(rest, children, gone)
 

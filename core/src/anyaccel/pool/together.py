@@ -33,7 +33,7 @@ class Lanes:
             threading.Thread(target=self._work, name="anyaccel lane", daemon=True).start()
 
     def _work(self) -> None:
-        """Run calls, one after the other, for ever."""
+        """Run calls sequentially, for ever."""
         while True:
             self._run(self._messages.get())
             self._idle.release()
