@@ -167,7 +167,9 @@ _private: dict[str, int] = {}
 
 
 def make_private_directory() -> str:
-    """Make a state directory for this process alone; remove the directories of killed processes.
+    """Make and lock a state directory for this process alone; remove the directories of killed processes.
+
+    It is in ``/dev/shm`` if that is writable, else in the directory for temporary files.
 
     Raises:
         StateDirectoryError: When the directory cannot be made.

@@ -505,6 +505,7 @@ class Broker:
         queue.timer = loop.call_later(acquisition.pause(), partial(self._request_devices, queue, resolved))
 
         def on_change(descriptor: int) -> None:
+            """Read the event of a descriptor, and attempt again if that is worthwhile."""
             if acquisition.read_event(descriptor):
                 self._request_devices(queue, resolved)
 
@@ -1481,6 +1482,7 @@ class LocalEngine(Engine):
         inventory = self.inventory
 
         def release() -> None:
+            """Remove the record of the quarantine, if any, and release the lease."""
             self._quarantined.pop(id(lease), None)
             lease.release(carried=gone.carried)
 

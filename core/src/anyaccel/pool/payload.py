@@ -104,6 +104,7 @@ def dumps(value: Any) -> Pickled:
     buffers: list[memoryview] = []
 
     def keep_inside(buffer: pickle.PickleBuffer) -> bool:
+        """Keep a small buffer inside of the pickle; record a large one, and return False."""
         view = buffer.raw()
         if view.nbytes < LARGE:
             return True
@@ -205,6 +206,7 @@ def _pickler_by_value() -> Any:
     known: Any = cloudpickle.Pickler.dispatch_table
 
     def reduce_code(code: types.CodeType) -> tuple[Any, ...]:
+        """Reduce a code object as cloudpickle does, but with its file name."""
         make, arguments = known[types.CodeType](code)
         return make, tuple(code.co_filename if each == _NO_FILE else each for each in arguments)
 

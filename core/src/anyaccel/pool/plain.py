@@ -278,6 +278,7 @@ def _imported(module: str, name: str) -> Callable[..., Any]:
     """Return a constructor that imports the module on the first call."""
 
     def make(*parts: Any) -> Any:
+        """Import the module, and call the constructor with the parts."""
         return getattr(import_module(module), name)(*parts)
 
     return make
@@ -332,10 +333,12 @@ def _exception(kind: type[Exception]) -> PlainType:
     """Return the plain type of a class of exceptions; its parts are arguments, and a dict of notes and attributes."""
 
     def parts(error: Exception) -> Iterable[Any]:
+        """Return the arguments of an exception as a tuple, and its notes and attributes as a dict."""
         made: Any = error.__reduce__()
         return made[1], *(made[2:] or ({},))
 
     def make(arguments: tuple[Any, ...], state: dict[str, Any]) -> Exception:
+        """Make an exception of its arguments, and restore notes and permitted attributes."""
         error = kind(*arguments)
         restore(error, state)
         return error

@@ -46,13 +46,6 @@ class Results(Iterator[T]):
         return self
 
     def __next__(self) -> T:
-        """Wait for the next result, and return it; the first call begins to watch for the loss of the iterator.
-
-        Raises:
-            StopIteration: When all results were returned.
-            TimeoutError: When time is over.
-            BaseException: The exception of the call; the remaining calls are cancelled after any exception.
-        """
         self._watch_references()
         try:
             while (future := self._next_future()) is not None:
@@ -66,7 +59,6 @@ class Results(Iterator[T]):
         return self
 
     async def __anext__(self) -> T:
-        """Wait for the next result, as ``__next__`` does, and raise StopAsyncIteration at the end."""
         import asyncio
 
         self._watch_references()
@@ -117,7 +109,7 @@ class Results(Iterator[T]):
         return None if self._values or self._failure or not self._futures else self._futures[0]
 
     def _accept(self, value: Any) -> None:
-        """Store the value of the first future, and remove that."""
+        """Store the value of the first future, and remove the future."""
         self._futures.popleft()
         self._values.append(value)
 

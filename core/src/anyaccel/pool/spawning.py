@@ -251,7 +251,7 @@ class WorkerServer(client.ForkServer):
 
 
 def fork_server(preload: Sequence[str] = ()) -> WorkerServer:
-    """Return the fork server that has preloaded exactly these modules; start it if there is none.
+    """Return the living fork server that has preloaded exactly these modules, or start a new server.
 
     Raises:
         WorkerStartError: When it cannot be started.

@@ -110,7 +110,10 @@ class Driver(Engine):
         self.copy_arguments(call)
 
     def submit_waiting(self) -> None:
-        """Submit queued calls to the cluster until ``max_workers`` is reached."""
+        """Submit queued calls to the cluster until ``max_workers`` is reached; drop cancelled calls at the front.
+
+        The caller does not hold the lock. An exception of a submission fails the call.
+        """
         limit = self.settings.max_workers
         while True:
             with self.lock:
@@ -157,9 +160,10 @@ class Driver(Engine):
         return found[0]
 
     def follow(self, ref: Any, handler: Callable[[Any, BaseException | None], None]) -> None:
-        """Call a handler with the value of a ref, or the error in its place, in the thread of the reactor."""
+        """Call a handler, in the reactor's thread, with the value of a ref and None, or None and the error."""
 
         def hand_over(done: Future[Any]) -> None:
+            """Leave a note for the reactor to call the handler."""
             reactor().call_soon(partial(handler, *get_outcome(done)))
 
         self.cluster.future(ref).add_done_callback(hand_over)
@@ -224,7 +228,7 @@ class Driver(Engine):
             threading.Thread(target=self.cluster.close, name="anyaccel close", daemon=True).start()
 
     def unfinished(self) -> list[Call]:
-        """Return the unfinished calls."""
+        """Return the queued calls and the submitted calls without an answer."""
         with self.lock:
             return [*self._waiting, *(call for member in self.members for call in member.outstanding)]
 
@@ -506,7 +510,7 @@ class RemoteActor(RemoteWork):
         return not (constructs or self.ending) and len(self.running) < self._state.options.concurrency
 
     def accepts(self, call: Call) -> bool:
-        """Reserve a place for a call, which follows in :meth:`run`; return False if there is none."""
+        """Reserve a place for a call, which follows in :meth:`run`; return False if the actor is not free."""
         if self.free:
             self.running[call.number] = call
             return True
@@ -555,7 +559,7 @@ class RemoteActor(RemoteWork):
             self._state.construction.future.cancel()
 
     def close(self) -> None:
-        """Close the actor, because the pool takes no more calls."""
+        """Close the actor after the queued calls, because the pool takes no more calls."""
         self._state.close()
 
     def shut_down(self) -> None:
@@ -630,7 +634,7 @@ class RemoteActor(RemoteWork):
             self._state.close()
 
     def on_lost(self, error: BaseException) -> None:
-        """End the actor, because the cluster has lost its host."""
+        """End the actor and fail or retry its calls, because the cluster has lost its host."""
         early = self.stopped and self.started is None
         self._end(BrokenWorkerError("it was killed before it had been made") if early else self.make_death_error(error))
 
@@ -662,7 +666,7 @@ class RemoteActor(RemoteWork):
 
 
 def _verdict_unplaced(request: Request, title: str) -> Verdict:
-    """Make the verdict on a call that the cluster has and has not placed."""
+    """Make the verdict on a call that the cluster has not placed yet: it does not fit now, but may later."""
     reason = Reason(code=ReasonCode.TAKEN, message=f"{title} has not placed it yet")
     return Verdict(request=request, fits_now=False, ever_fits=True, reasons=(reason,))
 
