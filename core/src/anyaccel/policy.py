@@ -83,7 +83,7 @@ class Waiting(Value):
 
     @property
     def units(self) -> int:
-        """Units that the request will hold in sum, in 1/10000 of a device."""
+        """Units that the request will hold in sum, in 1/10000 of a device: the needs, times the number of hosts."""
         return self.hosts * sum(need.count * need.units for need in self.needs)
 
 
@@ -192,7 +192,7 @@ class OverLimit(Value):
 
     @property
     def remedy(self) -> str:
-        """The way out."""
+        """The way out: release a lease, ask for less, or have the administrator raise the limit."""
         from anyaccel.configuration import MACHINE_FILE
 
         if not self.lasting:
@@ -202,6 +202,7 @@ class OverLimit(Value):
         return administrator if nothing else f"ask for {self._written(self.most)} at most; {administrator}"
 
     def _written(self, number: float) -> str:
+        """Format a quantity with the unit of the limit."""
         if self.limit == "time":
             return span(number)
         if self.limit == "priority":
@@ -230,7 +231,10 @@ class Policy(Value):
 
     @property
     def plain(self) -> bool:
-        """Whether the order is priority and arrival, without limits, so that leases do not matter."""
+        """Whether the order is priority and arrival, without limits, so that leases do not matter.
+
+        Backfill and withheld devices are not considered.
+        """
         return (
             not self.fair_shares
             and self.patience is None
@@ -240,7 +244,11 @@ class Policy(Value):
 
     @classmethod
     def from_configuration(cls, configuration: Configuration) -> Policy:
-        """Read the policy from a machine's configuration; entries of unknown users are left out."""
+        """Read the policy from a machine's configuration; :data:`PLAIN` if there is no configuration.
+
+        Entries of unknown users are left out. The default patience counts only beside another rule for the order.
+        Blocks are not part of the configuration.
+        """
         if not configuration.found:
             return PLAIN
         numbers = {_user(name): name for name in configuration.names("users")}
@@ -271,6 +279,9 @@ class Policy(Value):
     def sort_key(self, held: Iterable[Holding], now: float) -> Callable[[Waiting], tuple[bool, int, float, int]]:
         """Return the sort key of the order of service.
 
+        Requests past the patience come first, by arrival. The others follow by effective priority, then with fair
+        shares by usage over weight, then by arrival.
+
         Args:
             held: The active leases.
             now: The time.
@@ -296,7 +307,9 @@ class Policy(Value):
         return sorted(waiting, key=self.sort_key(held, now))
 
     def over_limits(self, waiting: Waiting, held: Iterable[Holding]) -> tuple[OverLimit, ...]:
-        """Return the limits of the user in the way of a request, for every caller.
+        """Return the limits of the user that stand in the way of a request; empty if none does.
+
+        The limit of devices counts the leases of the user, and not for a request for parts of a lease.
 
         Args:
             waiting: The request.
@@ -336,6 +349,8 @@ class Policy(Value):
     def may_pass(self, one: Waiting, ahead: Sequence[Waiting], held: Sequence[Holding], now: float) -> bool:
         """Return whether a request may be served before earlier requests that cannot start yet.
 
+        Without a time limit, the request may only pass if ``ahead`` is empty.
+
         Args:
             one: The request that would pass.
             ahead: Earlier requests for a common device, in the order of service.
@@ -349,7 +364,10 @@ class Policy(Value):
     def earliest_starts(
         self, waiting: Sequence[Waiting], held: Iterable[Holding], now: float = -FOREVER
     ) -> list[float]:
-        """Return the earliest start in turn of each waiting request, as far as known.
+        """Return the earliest start in turn of each waiting request, in the order of ``waiting``.
+
+        A start is never before the arrival. Leases without a time limit may end at any moment, and so do not count; nor
+        do leases that passed the request.
 
         Args:
             waiting: The waiting requests, in the order of service.
@@ -380,7 +398,10 @@ def sum_usage(held: Iterable[Holding]) -> dict[int | None, int]:
 def forecast(
     waiting: Sequence[Waiting], held: Iterable[Holding], now: float, blocks: Sequence[Block] = ()
 ) -> dict[Hashable, float | None]:
-    """Forecast the starts of waiting requests if every lease lasts until its time limit, by key; None for unknown.
+    """Forecast the starts of waiting requests, by key, if every lease lasts until its time limit; None for unknown.
+
+    A start is not before the starts of earlier requests for a common device. Without needs, or behind a lease or
+    request without a time limit, a start is unknown.
 
     Args:
         waiting: The waiting requests, in the order of service.
@@ -424,7 +445,10 @@ def _known_ends(held: Iterable[Holding]) -> dict[Hashable, list[tuple[float, int
 def _earliest_alone(
     one: Waiting, ends: Mapping[Hashable, Sequence[tuple[float, int, float]]], blocks: Sequence[Block], now: float
 ) -> float:
-    """Return the earliest start of a request without other requests, and without leases that passed the request."""
+    """Return the earliest start of a request without other requests, and without leases that passed the request.
+
+    Not before the arrival. If several machines are needed, the start is that of the last of them.
+    """
 
     def at(needs: Iterable[Need]) -> float:
         before = {
@@ -441,7 +465,10 @@ def _earliest_alone(
 def _find_time(
     need: Need, busy: Mapping[Hashable, Sequence[tuple[float, int]]], one: Waiting, blocks: Sequence[Block], now: float
 ) -> float:
-    """Return the time when enough devices have room for a need of a request, and are not withheld from it."""
+    """Return the time when enough devices have room for a need of a request, and are not withheld from it.
+
+    Minus infinity if there is room already, or if the need lists too few devices.
+    """
     # The count-th device in time: the others are free by then.
     times = sorted(
         _open_at(device, _free_at(busy.get(device, ()), need.units_on(device)), one, blocks, now)
@@ -451,7 +478,10 @@ def _find_time(
 
 
 def _open_at(device: Hashable, free: float, one: Waiting, blocks: Sequence[Block], now: float) -> float:
-    """Return the first time from ``free`` on at which a device is not withheld from a request."""
+    """Return the first time from ``free`` on at which a device is not withheld from a request.
+
+    Return ``free`` itself, even in the past, if the device is not withheld at ``now`` or ``free``, the later of both.
+    """
     start = max(free, now)
     # In the order of their starts: a request that moves behind one block may meet the next.
     for block in sorted((each for each in blocks if device in each.devices), key=lambda each: each.begin):
@@ -461,7 +491,12 @@ def _open_at(device: Hashable, free: float, one: Waiting, blocks: Sequence[Block
 
 
 def _free_at(busy: Sequence[tuple[float, int]], units: int) -> float:
-    """Return the time of enough room for some units on a device, given the ends of leases."""
+    """Return the time of enough room for some units on a device; minus infinity if there is room already.
+
+    Args:
+        busy: End and units of each lease of the device.
+        units: The needed units.
+    """
     taken, free = sum(each for _, each in busy), -FOREVER
     for end, each in sorted(busy):
         if taken + units <= UNITS_PER_DEVICE:
@@ -471,7 +506,10 @@ def _free_at(busy: Sequence[tuple[float, int]], units: int) -> float:
 
 
 def _limits(configuration: Configuration, table: str) -> Limits:
-    """Read a user's limits from a table of the machine's configuration, and else from ``[limits]``."""
+    """Read a user's limits from a table of the machine's configuration, and else from ``[limits]``.
+
+    The weight is only read from the table, and is 1 by default.
+    """
     values = configuration.values
 
     def value(name: str) -> Any:
@@ -482,7 +520,7 @@ def _limits(configuration: Configuration, table: str) -> Limits:
 
 
 def _user(name: str) -> int | None:
-    """Return the number of a user, by name or number; None for an unknown user."""
+    """Return the number of a user, by name or number; None for an unknown name. A number need not be in use."""
     import pwd
 
     try:

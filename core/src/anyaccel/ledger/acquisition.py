@@ -86,14 +86,15 @@ class Acquisition:
 
     Args:
         state: The state directory.
-        want: The request.
+        want: The request. Without a time limit, the request gets the longest that the policy allows this user.
         choose: Chooses among the free devices; called without a lock, possibly often.
         wait: Seconds to wait; None to wait for as long as it takes.
         priority: The higher, the earlier.
         note: Purpose of the lease, for display.
         on_wait: Called with the progress of the wait.
-        kept: The queue position of an earlier acquisition that this one continues, or None.
-        policy: The queue policy for an acquisition that only inspects; the policy of the machine when None.
+        kept: Queue position to continue, which also records the position of a new ticket; None for an ordinary request.
+        policy: The queue policy for an acquisition that only inspects, and is not refused; the policy of the machine
+            when None.
 
     Attributes:
         place: Number of competing requests ahead, at the last look.
@@ -102,7 +103,8 @@ class Acquisition:
         limits: The limits of the user that stood in the way at the last call of ``on_wait``.
 
     Raises:
-        LimitError: When the request is over a limit of this user.
+        LimitError: When the request is over a limit of this user, whatever leases the user releases.
+        ConfigurationError: When the machine's configuration cannot be trusted or understood.
     """
 
     def __init__(
@@ -156,7 +158,10 @@ class Acquisition:
         self._lease: Lease | None = None
 
     def get(self) -> Lease:
-        """Acquire the devices, waiting in line if necessary; see :meth:`anyaccel.ledger.Ledger.acquire`."""
+        """Acquire the devices, waiting in line if necessary; see :meth:`anyaccel.ledger.Ledger.acquire`.
+
+        The line is left in any case. Any exception, also an interrupt, undoes the acquisition before it goes on.
+        """
         try:
             try:
                 while (lease := self.attempt()) is None:
@@ -171,7 +176,8 @@ class Acquisition:
     async def get_async(self) -> Lease:
         """Acquire the devices on the running event loop, without a thread.
 
-        Cancel the task to cancel the wait. A task that has received the devices is not cancelled.
+        Cancel the task to cancel the wait. A task that has received the devices is not cancelled. The line is left in
+        any case, and any exception undoes the acquisition before it goes on.
         """
         try:
             try:
@@ -188,10 +194,18 @@ class Acquisition:
     def attempt(self) -> Lease | None:
         """Acquire the devices if they are free and this request is next; otherwise enter the line, or stay in line.
 
+        A missing state directory is made. Each call after the first adopts a changed policy of the machine.
+
+        Returns:
+            The lease; None if the caller has to sleep and call again.
+
         Raises:
             LedgerError: When the ledger cannot be used.
-            DevicesBusyError: When time is up.
+            DevicesBusyError: When time is up, after a last try.
             LeaseCancelledError: When our ticket was cancelled.
+            LimitError: When a changed policy puts the request over a limit of this user.
+            ConfigurationError: When the machine's configuration cannot be trusted or understood any more.
+            ValueError: When ``choose`` returns an impossible choice. Exceptions of ``choose`` itself pass unchanged.
         """
         again, self._again = self._again, True
         self._late = self._deadline is not None and time.monotonic() >= self._deadline
@@ -225,7 +239,11 @@ class Acquisition:
         return lease
 
     def sleep(self) -> None:
-        """Report the wait to ``on_wait`` and sleep until another attempt may succeed."""
+        """Report the wait to ``on_wait``, and sleep until another attempt may succeed: at most for :meth:`pause`.
+
+        Raises:
+            LedgerError: When the report cannot read the ledger, or the wait for events fails.
+        """
         self.report()
         try:
             poll = select.poll()
@@ -241,7 +259,7 @@ class Acquisition:
             raise self._state.fault(error) from error
 
     async def _sleep_async(self) -> None:
-        """Sleep until another attempt may succeed, on the running event loop."""
+        """Sleep until another attempt may succeed, on the running event loop and without a report."""
         import asyncio  # loading asyncio takes longer than most waits
 
         loop = asyncio.get_running_loop()
@@ -263,7 +281,13 @@ class Acquisition:
                 loop.remove_reader(descriptor)
 
     def report(self) -> None:
-        """Call ``on_wait`` if the queue position has changed."""
+        """Call ``on_wait`` and update ``limits`` if the queue position, or whether limits stop the request, is new.
+
+        Without a ticket or without ``on_wait``, do nothing.
+
+        Raises:
+            LedgerError: When the ledger cannot be read.
+        """
         now = self.place, self._limited
         if self.on_wait and self._ticket and self._told != now:
             self._told = now
@@ -273,9 +297,9 @@ class Acquisition:
             self.on_wait(self.place + 1, holders)
 
     def undo(self) -> None:
-        """Release the lease or withdraw the attempt, after an interrupt that kept the result from the caller.
+        """Leave the line, and release the lease or withdraw its unpublished files.
 
-        A second call has no effect.
+        For an interrupt that kept the result from the caller. A second call has no effect.
         """
         self.leave_line()
         if self._lease is not None:
@@ -284,7 +308,13 @@ class Acquisition:
             self._withdraw()
 
     def _try_repeatedly(self, directory: int) -> Lease | None:
-        """Try until there is a reason to wait. A conflict means that another request got a device."""
+        """Try until there is a reason to wait, or several races are lost to requests that got a chosen device first.
+
+        A chosen device whose own lock is held counts as taken from then on, which is no lost race.
+
+        Returns:
+            The lease; None if the request has to wait. After lost races only, ``_conflicts`` goes up by 1.
+        """
         for _ in range(_CONFLICTS if not self._late else _CONFLICTS_AT_LAST):
             contradicted = -1
             while contradicted < len(self._contradicted):  # a device whose own lock is held is not a conflict
@@ -296,7 +326,12 @@ class Acquisition:
         return None
 
     def _try(self, directory: int) -> tuple[Lease | None, bool]:
-        """Look, choose and publish once; the second value tells whether to retry at once."""
+        """Look, choose and publish once; also update the position, note whether limits stop us, and sweep some debris.
+
+        Returns:
+            The lease, unpublished if the request runs on the CPU, or None. Without a lease, the second value is whether
+            to retry at once: a publication failed for another reason than a locked directory.
+        """
         listing = listings.read(directory)
         self._limited = False
         self.update_position(directory, listing)
@@ -322,7 +357,10 @@ class Acquisition:
 
         A command that kept its lease until its end has left the lease's file behind. Leases of ended processes
         therefore count as ended until the choice needs their devices: the check may have to look at every process,
-        which takes milliseconds.
+        which takes milliseconds. The checks record ended leases in ``_over``; before the last choice, debris is swept.
+
+        Returns:
+            The choice; None if the free devices do not suffice.
         """
         named = listing.summary
         missing = frozenset(filterfalse(process.exists, named.pids))
@@ -339,7 +377,10 @@ class Acquisition:
         return self._ask(listing, self._over) if len(self._over) > before else None
 
     def _taken(self, listing: Listing, over: Collection[str]) -> dict[str, Extent]:
-        """Return the taken extents by device name: active leases, and devices whose own lock is held."""
+        """Return the taken extents by device name, without the leases in ``over``.
+
+        Devices that are withheld from the request, or whose own lock is held, count as wholly taken.
+        """
         named = listing.summary
         taken = listings.sum_taken(named.leases, over) if over else named.taken
         barred = self._barred()
@@ -353,7 +394,7 @@ class Acquisition:
         return [device for device in self._want.concerned if hash_device(device) in barred]
 
     def _count_out(self, directory: int, leases: Iterable[LeaseName]) -> None:
-        """Find the leases that have ended, and watch processes whose end will free a device."""
+        """Add ended leases to ``_over``; for the rest, watch visible processes whose end frees a suitable device."""
         asked = {}
         for lease in leases:
             carrier = self._carriers.get(lease.name)
@@ -371,7 +412,10 @@ class Acquisition:
                 self._follow(asked[name], state.carriers[0])
 
     def _follow(self, lease: LeaseName, pid: int) -> None:
-        """Wake this request when a process has left the kernel that keeps a suitable device."""
+        """Open a pidfd, so that the end of a process which keeps a suitable device wakes this request.
+
+        If the process cannot be watched, look again soon. A lease of an unsuitable device is ignored.
+        """
         if lease.device in self._want.concerned:
             try:
                 self._leaving.append(os.pidfd_open(pid))
@@ -379,7 +423,15 @@ class Acquisition:
                 self._look_soon = True
 
     def _ask(self, listing: Listing, over: Collection[str]) -> dict[str, Extent] | None:
-        """Call ``choose`` as if the leases in ``over`` had ended, and check the answer."""
+        """Call ``choose`` as if the leases in ``over`` had ended, and check the answer.
+
+        Returns:
+            A copy of the choice; None if the free devices do not suffice.
+
+        Raises:
+            ValueError: When the choice has a device that is no candidate, or impossible units or slots.
+            OSError: As ``choose`` raises; also recorded, so that the error is not taken for a fault of the directory.
+        """
         try:
             chosen = self._choose(self._taken(listing, over))
         except OSError as error:
@@ -406,6 +458,14 @@ class Acquisition:
             directory: Descriptor of the state directory.
             choice: The chosen extents.
             marked: The marks of the leases that were listed before the choice.
+
+        Returns:
+            The lease, also kept for :meth:`undo`. None if the state directory stays locked or has changed, or if a
+            device's own lock is held, which is recorded in ``_contradicted``; then the files are withdrawn.
+
+        Raises:
+            LedgerBusyError: When the wait for the lock of the directory has expired.
+            OSError: When a file cannot be made or renamed.
         """
         nonce = new_nonce()
         done = False
@@ -446,7 +506,7 @@ class Acquisition:
         return self._lease
 
     def _withdraw(self) -> None:
-        """Remove the files of an unpublished lease."""
+        """Remove the files of an unpublished lease; unlock its devices."""
         self._device_locks.unlock()  # explicitly: a child that was forked meanwhile has copies of the descriptors
         self._device_locks.close()
         while self._files:
@@ -455,6 +515,11 @@ class Acquisition:
             del self._files[device]
 
     def _still_free(self, directory: int, listing: Listing, choice: dict[str, Extent]) -> bool:
+        """Return whether a choice can be published: same directory, no limit or ticket in the way, extents free.
+
+        The caller has locked the directory. Drains and reservations are read again, and files of ended leases and
+        tickets are swept.
+        """
         # Again, with the directory locked, so that no drain or reservation comes in between.
         self._policy = with_blocks(self._policy, self._state)
         if self._state.replaced(directory) or not self._in_front(directory, listing):
@@ -467,7 +532,11 @@ class Acquisition:
         return listings.fits(choice, self._taken(listing, self._over))
 
     def _lock(self, directory: int) -> bool:
-        """Lock the directory; return False to try again later, and raise if the wait for the lock has expired."""
+        """Lock the directory; return False, and have the next pause short, if the lock is not free within a moment.
+
+        Raises:
+            LedgerBusyError: When the request's time is up, or the same owner has kept the lock for ``BUSY_SECONDS``.
+        """
         locked = self._state.lock(directory, _LOCK_SECONDS_AT_LAST if self._late else _LOCK_SECONDS)
         self._refused = not locked
         if locked:
@@ -486,7 +555,7 @@ class Acquisition:
         return False
 
     def _holders(self, directory: int) -> tuple[LeaseRecord, ...]:
-        """Return the leases of devices that would have served the request."""
+        """Return the leases of suitable devices, and records of suitable devices locked or withheld without a lease."""
         found = record.list_leases(directory, listings.read(directory))
         outside = (
             LeaseRecord(id="", device=device, units=UNITS_PER_DEVICE, state="outside", reason=reason)
@@ -497,6 +566,7 @@ class Acquisition:
         return (*(each for each in found if each.units and each.device in self._want.concerned), *outside, *blocks)
 
     def _sorry(self, directory: int) -> DevicesBusyError:
+        """Make the error for a wait that is over, with the first four holders and the number of earlier requests."""
         holders = self._holders(directory)
         ahead = self.place
         reasons = [str(each) for each in holders[:4]]
@@ -517,6 +587,7 @@ class Acquisition:
     # The machine's queue policy
 
     def _go_by(self, policy: Policy) -> None:
+        """Adopt a queue policy; a request without a time limit gets the longest that the policy allows this user."""
         self._policy = policy
         longest = policy.limits_of(own_user()).seconds if not policy.plain else None
         given = self._asked.seconds
@@ -524,10 +595,11 @@ class Acquisition:
         vars(self).pop("facts", None)
 
     def _follow_rules(self) -> None:
-        """Adopt the queue policy of the machine if the configuration has changed.
+        """Adopt the queue policy of the machine if the configuration, a drain or a reservation has changed.
 
         Raises:
             LimitError: When the request is now over a limit of this user.
+            ConfigurationError: When the configuration cannot be trusted or understood.
         """
         policy = current_policy(self._state)
         if policy is not self._policy:
@@ -578,10 +650,11 @@ class Acquisition:
     # The line
 
     def update_position(self, directory: int, listing: Listing) -> None:
-        """Compute the queue position, and whether a request ahead must be waited for.
+        """Compute the queue position, and whether a request ahead must be waited for: set ``place`` and ``before``.
 
         Locks and stamps are read from the front of the line until a live request is found, and from the back for the
-        nearest live request.
+        nearest live request. The own ticket is stamped, or dropped if ``listing`` lacks it. Passable and ended tickets
+        are recorded for :meth:`_in_front` and the next sweep.
         """
         if self._ticket and self._ticket.name not in listing.tickets:  # the directory was emptied or replaced
             self._drop_ticket()
@@ -606,7 +679,10 @@ class Acquisition:
             self._ticket.stamp()
 
     def _rivals(self, directory: int, listing: Listing) -> list[str]:
-        """Return the names of competing tickets ahead, in the order of service."""
+        """Return the names of competing tickets ahead, in the order of service; locks are not checked.
+
+        Unreadable tickets, and tickets that a device limit of their own user stops, are left out.
+        """
         if not listing.tickets:
             return []
         policy = self._policy
@@ -626,12 +702,15 @@ class Acquisition:
 
     @property
     def _own(self) -> Waiting:
-        """The request with the queue position of its ticket."""
+        """The request with the key and queue position of its ticket; without a ticket, behind every ticket."""
         ticket = parse_ticket(self._ticket.name) if self._ticket else None
         return replace(self.facts, key=ticket.name, number=ticket.number) if ticket else self.facts
 
     def _may_pass(self, directory: int, listing: Listing, ahead: Collection[str]) -> bool:
-        """Return whether backfill allows the request to pass the competing tickets ahead."""
+        """Return whether backfill allows the request to pass the competing tickets ahead.
+
+        False without a time limit, or if a ticket ahead cannot be read.
+        """
         if self._want.seconds is None:
             return False
         found = [read_ticket(directory, name) for name in ahead]
@@ -641,7 +720,7 @@ class Acquisition:
         return self._policy.may_pass(self.facts, waiting, list_holdings(directory, listing), process.boot_seconds())
 
     def _in_front(self, directory: int, listing: Listing) -> bool:
-        """Return False if a competing ticket was added ahead since :meth:`update_position` that may not be passed."""
+        """Return False if :meth:`update_position` has not seen a competing ticket ahead, or backfill has ended."""
         rivals = self._rivals(directory, listing)
         if not all(rival in self._passed for rival in rivals):
             return False
@@ -655,8 +734,10 @@ class Acquisition:
     def _enter_line(self, directory: int) -> bool:
         """Make a ticket once the wait is worth one, and watch the next event.
 
+        The wait is worth a ticket after ``IMPATIENT_SECONDS``, repeated lost races, or at once with a kept position.
+
         Returns:
-            Whether to look again at once, since an event may have come before the watch.
+            Whether to look again at once, since an event may have come before the watch; False without a ticket.
         """
         if self._ticket is None:
             soon = time.monotonic() - self._began < IMPATIENT_SECONDS
@@ -666,6 +747,14 @@ class Acquisition:
         return self._ticket is not None and self._aim(directory)
 
     def _make_ticket(self, directory: int) -> None:
+        """Publish a ticket, and record its number in a kept position.
+
+        No ticket is made if the directory is locked or was replaced, or if the unfinished file is lost.
+
+        Raises:
+            LedgerBusyError: When the wait for the lock of the directory has expired.
+            OSError: When the ticket cannot be made.
+        """
         if not self._lock(directory):
             return
         ticket = self._ticket = TicketFile(self._state)
@@ -684,12 +773,13 @@ class Acquisition:
                 self._drop_ticket()
 
     def _drop_ticket(self) -> None:
+        """Remove the own ticket from the directory, if there is a ticket."""
         if self._ticket:
             self._ticket.drop()  # first, so that an interrupt in between leaves no ticket behind
             self._ticket = None
 
     def leave_line(self) -> None:
-        """Drop the ticket and close the watches."""
+        """Drop the ticket, and close the watch and the pidfds. A second call has no effect."""
         self._drop_ticket()
         self._forget_leaving()
         if self._watch:
@@ -699,7 +789,10 @@ class Acquisition:
     # Wake-ups
 
     def _aim(self, directory: int) -> bool:
-        """Watch the ticket ahead, or the directory; return whether an event may have come before the watch."""
+        """Watch the ticket ahead, or the directory; return whether an event may have come before the watch.
+
+        Return False if the watch stays as it was, or if the request polls: far back in the line, or without inotify.
+        """
         before = None if self._watches_all else self.before
         if self.place >= _WATCHING:
             return False
@@ -717,20 +810,22 @@ class Acquisition:
         return before is None or probe_lock(directory, before)[0] is Life.OVER
 
     def _forget_leaving(self) -> None:
-        """Close the descriptors of processes that were watched while leaving the kernel."""
+        """Close the pidfds of processes that were watched until their end."""
         while self._leaving:
             with contextlib.suppress(OSError):
                 os.close(self._leaving.pop())
 
     def descriptors(self) -> list[int]:
-        """Return the descriptors that become readable on an event; then call :meth:`read_event`."""
+        """Return the descriptors for :meth:`read_event`, readable on an event and valid until the next attempt."""
         return [*self._leaving, *([self._watch.fileno()] if self._watch else [])]
 
     def read_event(self, ready: int) -> bool:
         """Read the pending events, and return whether another attempt is worthwhile.
 
+        After a file was closed, the next pause is short, since the lock may be dropped a moment later.
+
         Args:
-            ready: The descriptor that is readable.
+            ready: The descriptor that is readable; for any but the watch's, nothing is read and the answer is True.
         """
         if self._watch is None or ready != self._watch.fileno():
             return True
@@ -748,7 +843,10 @@ class Acquisition:
         return worth
 
     def pause(self) -> float:
-        """Return the seconds after which to look again without an event."""
+        """Return the seconds after which to look again without an event; random without a ticket.
+
+        The pause ends at the deadline. A call also resets the flag for a quick second look.
+        """
         if self._ticket is None:  # no watch yet: random pauses, so that rivals do not poll in lockstep
             import random
 
@@ -763,6 +861,11 @@ class Acquisition:
 
 
 def _period(seconds: float, *, passes: bool) -> Period:
-    """Return the period of a lease that begins now."""
+    """Return the period of a lease that begins now; with the start if the request passes earlier requests.
+
+    Args:
+        seconds: Time limit; at least a millisecond counts.
+        passes: Whether the request passes earlier requests.
+    """
     now = int(process.boot_seconds() * 1000)
     return Period(now + max(1, int(seconds * 1000)), now if passes else None)

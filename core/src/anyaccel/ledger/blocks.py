@@ -82,6 +82,7 @@ class DeviceBlock(Value):
 
     @property
     def _times(self) -> tuple[float, float]:
+        """Start and end, in seconds since 1970; zeros for a drain."""
         return self.begin or 0.0, self.end or 0.0
 
     def records(self) -> Iterable[LeaseRecord]:
@@ -115,7 +116,10 @@ def new_block_id() -> str:
 
 
 def read_blocks(state: StateDirectory) -> tuple[DeviceBlock, ...]:
-    """Return the drains and reservations of a state directory; ended reservations are left out."""
+    """Return the drains and reservations of a state directory; ended reservations are left out.
+
+    The first trusted file counts: the directory's own, else for the machine's directory the copy in :data:`KEPT`.
+    """
     paths = [f"{state.path}/{NAME}", *([KEPT] if state.path == MACHINE_WIDE else [])]
     found = next((blocks for path in paths if (blocks := _read(path, state.path)) is not None), ())
     if not found:
@@ -125,7 +129,12 @@ def read_blocks(state: StateDirectory) -> tuple[DeviceBlock, ...]:
 
 
 def _read(path: str, directory: str) -> tuple[DeviceBlock, ...] | None:
-    """Read one file; None if it is missing, or its owner is not to be trusted."""
+    """Read one file, or return the blocks of the last call if the file has not changed.
+
+    Returns:
+        The blocks; None for a missing or untrusted file: not regular, writable for others, or of an owner other than
+        root and the owner of ``directory``.
+    """
     try:
         os.stat(path, follow_symlinks=False)  # mostly there is no file, and stat works without free descriptors
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -149,6 +158,7 @@ def _read(path: str, directory: str) -> tuple[DeviceBlock, ...] | None:
 
 
 def _decode(body: bytes) -> Iterable[DeviceBlock]:
+    """Decode blocks, 10,000 at most; skip implausible blocks, and every block of another version."""
     words = read_object(body)
     listed = words.get("blocks") if words.get("v") == VERSION else None
     for each in listed[:_MOST] if isinstance(listed, list) else ():
@@ -191,16 +201,17 @@ def check_permission(state: StateDirectory, owner: int) -> None:
 def change_blocks(
     state: StateDirectory, directory: int, change: Sequence[DeviceBlock], *, without: Iterable[str] = ()
 ) -> None:
-    """Add and remove blocks.
+    """Add and remove blocks: write the changed list to the file and, for the machine's directory, to :data:`KEPT`.
 
     Args:
         state: The state directory.
         directory: Its descriptor, locked: a lease that is published later is checked against the new blocks.
         change: Blocks to add.
-        without: Identities of blocks to remove.
+        without: Identities of blocks to remove; unknown ones are ignored.
 
     Raises:
-        LedgerError: When the file cannot be written.
+        LeasePermissionError: When this user is neither root nor the owner of the state directory.
+        LedgerError: When a file cannot be written.
     """
     check_permission(state, os.fstat(directory).st_uid)
     gone = set(without)
@@ -219,10 +230,11 @@ def change_blocks(
 
 @contextlib.contextmanager
 def locked(state: StateDirectory) -> Iterator[int]:
-    """Context with the state directory open and locked.
+    """Context with the state directory, which is made if missing, open and locked.
 
     Raises:
         LedgerBusyError: When another process keeps the directory locked.
+        LedgerError: When the directory cannot be used, or a system call fails in the context.
     """
     with state.opened(make=True) as directory:
         if not state.lock(directory, BUSY_SECONDS):

@@ -39,7 +39,7 @@ class DeviceLocks:
         self._opened: list[tuple[str, str, int, int]] = []
 
     def open(self, choice: Mapping[str, Extent], locks: Mapping[str, Sequence[DeviceLock]]) -> None:
-        """Open the inodes of the chosen devices.
+        """Open the inodes of the chosen devices, without locking them; an inode that cannot be opened is skipped.
 
         Args:
             choice: The extent to hold of each device, by device name.
@@ -66,7 +66,7 @@ class DeviceLocks:
         return tuple(fd for _, _, _, fd in self._opened)
 
     def lock(self) -> tuple[str, str] | None:
-        """Lock each opened inode.
+        """Lock each opened inode without waiting; an inode whose file system has no such locks is skipped.
 
         Returns:
             None, or the device's name and the path that another process has locked; then nothing is locked.
@@ -82,7 +82,7 @@ class DeviceLocks:
         return None
 
     def unlock(self) -> None:
-        """Unlock explicitly, so that copies of the descriptors in other processes lose the locks, too."""
+        """Unlock explicitly, ignoring errors, so that copies of the descriptors in other processes lose the locks."""
         for _, _, _, fd in self._opened:
             with contextlib.suppress(OSError):
                 fcntl.flock(fd, fcntl.LOCK_UN)
@@ -95,7 +95,7 @@ class DeviceLocks:
 
 
 def describe(device: str, path: str) -> str:
-    """Describe the process that has locked a device without a lease."""
+    """Describe a device that is locked without a lease: a clause with the process, if visible, and the locked path."""
     pid = None
     with contextlib.suppress(OSError):
         pid = lock_owner(os.stat(path))

@@ -67,7 +67,10 @@ def diagnose(environ: Mapping[str, str]) -> tuple[Finding, ...]:
 
 
 def _access(state: StateDirectory, directory: int) -> Iterator[Finding]:
-    """Find reasons why no process could take a lease."""
+    """Find reasons why no process could take a lease: no space, no permission, or a directory that stays locked.
+
+    Locks the directory for a moment; a lock of another process is waited for, a second at most.
+    """
     room = os.statvfs(directory)
     if room.f_bavail * room.f_frsize < LEAST_BYTES or (room.f_files and room.f_favail < LEAST_FILES):
         message = f"the file system of the state directory {state.path} is full, so that no devices can be taken"
@@ -103,7 +106,14 @@ def _marks() -> Iterator[Finding]:
 
 
 def _separate_users(environ: Mapping[str, str], state: StateDirectory | None = None) -> Iterator[Finding]:
-    """Find users who keep leases of the same devices in directories that this process does not read."""
+    """Find users with leases of the same devices in directories that this process does not read.
+
+    None if ``environ`` names the state directory.
+
+    Args:
+        environ: The environment.
+        state: The state directory; None if it does not exist yet.
+    """
     if environ.get(VARIABLE):
         return
     shared = state is not None and state.shared
@@ -125,7 +135,10 @@ def _separate_users(environ: Mapping[str, str], state: StateDirectory | None = N
 
 
 def _occupied_places(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Find files of other users at the path of this user's own directory."""
+    """Find files of other users at this user's own places, unless other directories are in use.
+
+    None if ``environ`` names a directory, or if the machine's exists.
+    """
     if environ.get(VARIABLE) or os.path.lexists(MACHINE_WIDE):
         return
     for path in private_places(outside(os.geteuid())):
@@ -137,7 +150,7 @@ def _occupied_places(environ: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _unreadable_leases(state: StateDirectory, directory: int) -> Iterator[Finding]:
-    """Find leases' files that cannot be opened, so that their devices count as held forever."""
+    """Find leases' files that cannot be opened: their devices count as held forever."""
     for lease in read(directory).leases:
         reason = find_obstacle(directory, lease.name)
         if reason:
@@ -150,7 +163,7 @@ def _unreadable_leases(state: StateDirectory, directory: int) -> Iterator[Findin
 
 
 def _leftover_files(state: StateDirectory, directory: int) -> Iterator[Finding]:
-    """Find leftover files of other users, which only these users and root can remove."""
+    """Find leftover files of other users, unless this process may remove them as root or owner of the directory."""
     users: dict[str, int] = {}
     for name in _dead(directory, read(directory)):
         uid = owner_of(directory, name)
@@ -169,19 +182,27 @@ def _leftover_files(state: StateDirectory, directory: int) -> Iterator[Finding]:
 
 
 def _blocked_devices(state: StateDirectory) -> Iterator[Finding]:
-    """Name the devices that are drained or reserved: a forgotten drain costs a device."""
+    """Name the devices with a drain or a reservation that has not ended: a forgotten drain costs a device."""
     for block in read_blocks(state):
         for record in block.records():
             yield Finding(severity=Severity.OK, reason=str(record), remedy=record.hint)
 
 
 def _dead(directory: int, listing: Listing) -> Iterator[str]:
+    """Yield the names of leftover files: of ended leases, ended tickets, and unfinished files of ended processes."""
     yield from (name for name, state in find_states(directory, listing.leases).items() if state.life is Life.OVER)
     yield from (name for name in listing.tickets if probe_lock(directory, name)[0] is Life.OVER)
     yield from find_debris(directory, listing.hidden)
 
 
 def _summary(state: StateDirectory, directory: int | None, environ: Mapping[str, str]) -> Finding:
+    """Make the finding about the state directory: path, file system, and whether all users share the directory.
+
+    Args:
+        state: The state directory.
+        directory: Its descriptor; None if the directory does not exist yet.
+        environ: The environment, which may name the directory.
+    """
     kind = "" if directory is None else file_system(directory)
     where = f"leases are kept in {state.path}" + (f" ({kind})" if kind else "")
     if directory is None:
@@ -194,6 +215,7 @@ def _summary(state: StateDirectory, directory: int | None, environ: Mapping[str,
 
 
 def _share() -> str:
+    """Return the remedy by which users come to share a directory."""
     return "sudo anyaccel setup  (shared by all users)"
 
 

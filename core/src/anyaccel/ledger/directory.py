@@ -55,7 +55,7 @@ _known: dict[tuple[int, int], bool] = {}
 
 @tidy_in_child
 def _close_in_child() -> None:
-    """Close directories that other threads of the parent had open: copies would keep a dead parent's lock."""
+    """Close directories that threads of the parent had open: copies in a forked child would keep the parent's lock."""
     while _open:
         with contextlib.suppress(OSError):
             os.close(_open.pop())
@@ -66,7 +66,7 @@ class NoStateDirectoryError(StateDirectoryError):
 
 
 class StateDirectory:
-    """The first existing directory of several places.
+    """The first existing directory of several places. A new object opens and checks the directory, if there is one.
 
     Args:
         places: Possible places, in order of precedence.
@@ -77,7 +77,8 @@ class StateDirectory:
         shared: Whether other users can take part.
 
     Raises:
-        StateDirectoryError: When the directory cannot be trusted; the message says why.
+        StateDirectoryError: When the directory cannot be trusted; the message says why. A missing directory is no
+            error.
     """
 
     def __init__(self, places: Sequence[Location], others: Callable[[], Iterable[str]] = tuple) -> None:
@@ -96,12 +97,17 @@ class StateDirectory:
     def open(self, *, make: bool = False) -> int:
         """Open the directory; pass the descriptor to :meth:`close`.
 
+        A directory that is new to this object, or lacks the marker of a test, is checked: owner, mode, file system and
+        locks. Files of active leases that are missing there are then made again. A made directory for all users takes
+        over users' own.
+
         Args:
             make: Whether to make a missing directory: only to take devices.
 
         Raises:
             NoStateDirectoryError: When the directory is missing and ``make`` is False.
-            StateDirectoryError: When the directory cannot be trusted (any more).
+            StateDirectoryError: When the directory cannot be trusted (any more), or cannot be made.
+            LedgerError: When a system call fails.
         """
         opened = self._open_first()
         if opened is None and not make:
@@ -149,7 +155,14 @@ class StateDirectory:
             self.close(directory)
 
     def _open_first(self) -> tuple[Location, int] | None:
-        """Open the first place that has a directory of an acceptable owner."""
+        """Open the first place that has a directory of an acceptable owner.
+
+        Returns:
+            The place and the descriptor; None if no place has one.
+
+        Raises:
+            StateDirectoryError: When a place that must not be skipped cannot be opened.
+        """
         for place in self._places:
             try:
                 descriptor = os.open(place.path, OPENING)
@@ -169,6 +182,9 @@ class StateDirectory:
 
         Returns:
             The place, the descriptor, and whether this process has made a directory that replaces users' own.
+
+        Raises:
+            StateDirectoryError: When no place can be used.
         """
         reasons = []
         for place in self._places:
@@ -195,6 +211,12 @@ class StateDirectory:
         )
 
     def _missing(self) -> NoStateDirectoryError:
+        """Make the error for a missing directory.
+
+        Raises:
+            StateDirectoryError: When the only place lacks its parent, too, so that the directory could not be made
+                either.
+        """
         parent = os.path.dirname(self.path)
         if len(self._places) == 1 and not os.path.isdir(parent):
             raise StateDirectoryError(
@@ -213,7 +235,10 @@ class StateDirectory:
             os.close(descriptor)
 
     def lock(self, descriptor: int, seconds: float) -> bool:
-        """Lock the directory, once no other process or thread has it locked; return False after ``seconds``."""
+        """Lock the directory as soon as no other process or thread has the lock; return False after ``seconds``.
+
+        The wait yields the processor a few times, then polls with growing random pauses.
+        """
         deadline = time.monotonic() + seconds
         spins, pause = 0, _FIRST_PAUSE
         while True:
@@ -259,7 +284,7 @@ class StateDirectory:
         return True
 
     def remove(self, name: str, *, lost: bool) -> None:
-        """Remove the file of an own lease.
+        """Remove the file of an own lease; a missing file is no error.
 
         Args:
             name: Name of the file.
@@ -303,6 +328,14 @@ class StateDirectory:
         return LedgerError(f"the state directory {self.path} could not be used: {error.strerror or error}")
 
     def _verify(self, descriptor: int, found: os.stat_result, path: str) -> None:
+        """Check an opened directory, and update :attr:`shared`.
+
+        If no test of this boot is recorded, test the locks, make the files of active leases again, and record the test.
+
+        Raises:
+            StateDirectoryError: When the directory cannot be trusted.
+            OSError: When a file cannot be made again.
+        """
         check(descriptor, found, path)
         self.shared = found.st_mode & stat.S_ISVTX != 0 and found.st_mode & 0o022 != 0
         identity, is_tested = (found.st_dev, found.st_ino), tested(descriptor, self._user)
@@ -316,7 +349,9 @@ class StateDirectory:
         _known[identity] = True
 
     def bring_over(self) -> None:
-        """Make the directory if it is missing, and move the leases in users' own directories.
+        """Make the directory if it is missing; move the leases in users' own directories, and remove those directories.
+
+        Only the machine's directory, for root, replaces users' own.
 
         Raises:
             StateDirectoryError: When the directory cannot be made.
@@ -326,14 +361,16 @@ class StateDirectory:
             self._bring_over(descriptor, clear=True)
 
     def _bring_over(self, descriptor: int, *, clear: bool) -> None:
-        """Move the leases in users' own directories, which are locked meanwhile for a second at most.
+        """Move the leases in users' own directories, locked meanwhile if the lock is free within a second.
+
+        A directory that cannot be opened is skipped.
 
         Args:
             descriptor: The directory that replaces users' own.
-            clear: Whether to remove the users' directories.
+            clear: Whether to remove the users' directories; files of other programs stay there.
 
         Raises:
-            OSError: When a file cannot be written.
+            OSError: When a file cannot be written, or no descriptor is left.
         """
         from anyaccel.ledger import recovery
 
@@ -359,10 +396,10 @@ class StateDirectory:
 
 
 def find(environ: Mapping[str, str]) -> StateDirectory:
-    """Find the state directory that an environment selects.
+    """Find the state directory for an environment, and check an existing one; a missing directory is not made.
 
     Raises:
-        StateDirectoryError: When the directory cannot be trusted.
+        StateDirectoryError: When the directory cannot be trusted, or the environment names a relative path.
     """
     found, others = places(environ)
     return StateDirectory(found, others)

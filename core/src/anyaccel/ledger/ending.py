@@ -31,7 +31,7 @@ File = tuple[int, int]
 
 
 def end_lease(state: StateDirectory, lease_id: str, *, grace: float, force: bool) -> tuple[int, ...]:
-    """End each process that holds a lease or was started with it; see :meth:`anyaccel.ledger.Ledger.end_lease`."""
+    """End the processes of a lease and remove its files; see :meth:`anyaccel.ledger.Ledger.end_lease`."""
     with state.opened() as directory:
         files, owner = _files(state, directory, lease_id)
         for lease in files:
@@ -83,7 +83,15 @@ def drop_lease(state: StateDirectory, lease_id: str) -> tuple[int, ...]:
 
 
 def _files(state: StateDirectory, directory: int, lease_id: str) -> tuple[list[LeaseName], int]:
-    """Return the files of a lease that this user may end, and the user id of their owner."""
+    """Return the active files of a lease that this user may end, and the user id of their owner.
+
+    If a user has copied the id of another user's lease, only files of this process's user count.
+
+    Raises:
+        LeaseNotFoundError: When no active lease has this id.
+        LeasePermissionError: When the lease belongs to another user, and this process is not root's.
+        LedgerError: When several other users have files with this id.
+    """
     files = _select_active(directory, read(directory).find_lease(lease_id))
     owners = {os.stat(lease.name, dir_fd=directory, follow_symlinks=False).st_uid for lease in files}
     if not files:
@@ -109,12 +117,17 @@ def _files(state: StateDirectory, directory: int, lease_id: str) -> tuple[list[L
 
 
 def _select_active(directory: int, files: Iterable[LeaseName]) -> list[LeaseName]:
+    """Return the leases that have not ended."""
     found: dict[str, LeaseState] = find_states(directory, files := tuple(files))
     return [lease for lease in files if found[lease.name].life is not Life.OVER]
 
 
 def _find_holders(directory: int, files: Iterable[LeaseName], visit: Visit) -> bool:
-    """Call ``visit`` for each process with the lock of a file or with a mark, as the kernel confirms: a ``Find``."""
+    """Visit each other process with the lock of a file or with a mark, as the kernel confirms; skip missing files.
+
+    Returns:
+        Whether the scan for marks was complete.
+    """
     wanted = set()
     for lease in files:
         with contextlib.suppress(FileNotFoundError):
@@ -126,14 +139,14 @@ def _find_holders(directory: int, files: Iterable[LeaseName], visit: Visit) -> b
 
 
 def _locked(files: set[File]) -> Iterator[tuple[int, int]]:
-    """Yield process id and descriptor of each exclusive lock on the files."""
+    """Yield process id and descriptor of each exclusive lock on the files that this process may see."""
     for pid, descriptor in open_files(files):
         if has_lock(pid, descriptor):
             yield pid, descriptor
 
 
 def _device_locks(directory: int, files: Iterable[LeaseName]) -> set[File]:
-    """Return the inodes of devices that the holders of leases have locked beside the leases' files."""
+    """Return the inodes of devices that the leases' bodies name as locked beside the leases' files."""
     found = set()
     for lease in files:
         for path in read_locks(read_body(directory, lease.name)):
@@ -144,7 +157,10 @@ def _device_locks(directory: int, files: Iterable[LeaseName]) -> set[File]:
 
 
 def _unlock(pid: int, files: set[File]) -> bool:
-    """Unlock files of an own process through copies of its descriptors; return False if copying is forbidden."""
+    """Unlock files of an own process through copies of its descriptors; return False if copying fails.
+
+    A process that has ended, or holds no lock on the files, is no failure.
+    """
     descriptors = [number for _, number in open_files(files, pid) if has_lock(pid, number, shared=True)]
     if not descriptors:
         return True
@@ -167,7 +183,15 @@ def _unlock(pid: int, files: set[File]) -> bool:
 def _still_held(
     lease: LeaseName, owner: int, ours: Iterable[int], others: Iterable[int], seconds: float
 ) -> LedgerError:
-    """Make the error for a lease that is still active, with the reason and the way out."""
+    """Make the error for a lease that is still active, with the reason and the way out.
+
+    Args:
+        lease: A file of the lease.
+        owner: User id of the owner.
+        ours: The owner's processes that hold the lease: the first reason.
+        others: Processes of other users that hold the lease: the second reason.
+        seconds: Seconds that the processes were given.
+    """
     if mine := sorted(ours):
         return LedgerError(
             f"lease {lease.id} is still held by {', '.join(map(str, mine))} after {seconds:g} s",

@@ -104,7 +104,7 @@ class JournalEntry(Value):
 
 
 def write(entry: JournalEntry, environ: Mapping[str, str] | None = None) -> bool:
-    """Append a line to the journal of this user.
+    """Append a line to the journal of this user: to the first possible file of several, which is made if missing.
 
     Args:
         entry: The ended lease.
@@ -112,7 +112,7 @@ def write(entry: JournalEntry, environ: Mapping[str, str] | None = None) -> bool
             environment of this process when None.
 
     Returns:
-        Whether the line was written; otherwise nothing has changed.
+        Whether the line was written. False for a line over 16 KiB, or if no file can be written.
     """
     line = _line(entry)
     if len(line) > _LONGEST_LINE:
@@ -129,6 +129,8 @@ def write(entry: JournalEntry, environ: Mapping[str, str] | None = None) -> bool
 def read(environ: Mapping[str, str] | None = None, *, since: float = 0.0) -> Iterator[JournalEntry]:
     """Read the journals that this user may see: the machine's files, and the user's own.
 
+    Files that cannot be read, and lines that are no lease, are skipped. Leases come in the order of the files.
+
     Args:
         environ: As for :func:`write`.
         since: Skip leases that ended before, in seconds since 1970.
@@ -138,6 +140,7 @@ def read(environ: Mapping[str, str] | None = None, *, since: float = 0.0) -> Ite
 
 
 def _line(entry: JournalEntry) -> bytes:
+    """Encode an entry as a line of JSON, with rounded times and at most 128 devices."""
     words = {
         "v": VERSION,
         "lease": entry.lease,
@@ -176,13 +179,19 @@ def _shared() -> bool:
 
 
 def own_file(environ: Mapping[str, str]) -> str:
-    """Return the path of the user's own journal; empty if neither variable is set."""
+    """Return the path of the user's own journal; empty if the environment names no directory for it."""
     directory = user_directory("XDG_STATE_HOME", ".local/state", environ)
     return f"{directory}/journal.jsonl" if directory else ""
 
 
 def _own_files(environ: Mapping[str, str]) -> Iterator[tuple[str, int]]:
-    """Yield the possible files for this user's lines, best first, each with the mode of a new file."""
+    """Yield the possible files for this user's lines, best first, each with the mode of a new file.
+
+    The directory of the user's own file is made before its path is yielded.
+
+    Raises:
+        OSError: When that directory cannot be made.
+    """
     if _shared() and os.access(MACHINE_DIRECTORY, os.W_OK):
         number = outside(os.geteuid())
         for place in range(_PLACES):  # another user may have made a file with this user's name
@@ -194,6 +203,7 @@ def _own_files(environ: Mapping[str, str]) -> Iterator[tuple[str, int]]:
 
 
 def _all_files(environ: Mapping[str, str]) -> Iterator[str]:
+    """Yield the paths of possible journals: the machine's, then the user's own, the older file first."""
     if _shared():
         with contextlib.suppress(OSError):
             for name in sorted(os.listdir(MACHINE_DIRECTORY)):
@@ -205,7 +215,14 @@ def _all_files(environ: Mapping[str, str]) -> Iterator[str]:
 
 
 def _append(path: str, line: bytes, mode: int) -> bool:
-    """Append a line to a file of this user; return False if the file belongs to another user."""
+    """Append a line to a file of this user; a full file is renamed first.
+
+    Returns:
+        False if the file cannot be opened, is not regular, or belongs to another user, or if only a part was written.
+
+    Raises:
+        OSError: When the write fails.
+    """
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     try:
         fd = os.open(path, flags, mode)
@@ -224,7 +241,7 @@ def _append(path: str, line: bytes, mode: int) -> bool:
 
 
 def _put_aside(path: str, fd: int) -> None:
-    """Rename a full file, unless another process is doing so."""
+    """Rename a full file to ``.1``, unless another process is doing so, or has done so; a failure is ignored."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if not _other(path, os.fstat(fd)):
@@ -243,6 +260,10 @@ def _other(path: str, known: os.stat_result) -> bool:
 
 
 def _entries(path: str, since: float) -> Iterator[JournalEntry]:
+    """Yield the leases of a file that ended at ``since`` or later; none if the file cannot be opened.
+
+    At most 16 MiB are read, and the lines count for the owner of the file.
+    """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
@@ -261,7 +282,7 @@ def _entries(path: str, since: float) -> Iterator[JournalEntry]:
 
 
 def _entry(line: bytes, user: str) -> JournalEntry | None:
-    """Decode a line, of any writer; None for anything but a lease."""
+    """Decode a line, of any writer; None for anything but a lease. Implausible optional values are left out."""
     words = read_object(line)
     if words.get("v") != VERSION:
         return None
@@ -289,6 +310,7 @@ def _entry(line: bytes, user: str) -> JournalEntry | None:
 
 
 def _used(value: Any) -> Iterable[Used]:
+    """Decode the devices of a line, 128 at most; implausible devices are skipped."""
     for each in value[:_MOST_DEVICES] if isinstance(value, list) else ():
         if isinstance(each, list) and len(each) >= _HELD and type(each[2]) is int and 0 < each[2] <= 10_000:  # noqa: PLR2004
             held = Used(device=clean(each[0]), type=clean(each[1]), units=each[2])
@@ -296,7 +318,7 @@ def _used(value: Any) -> Iterable[Used]:
 
 
 def _fared(observed: object, utilization: object, idle: object, memory: object) -> dict[str, Any]:
-    """Decode the utilization of a device; implausible values are left out."""
+    """Decode the utilization of a device as fields of :class:`Used`; implausible values are left out."""
     found: dict[str, Any] = {}
     seconds, busy, stood = read_number(observed), _share(utilization), read_number(idle)
     if seconds and busy is not None and stood is not None:
@@ -307,8 +329,10 @@ def _fared(observed: object, utilization: object, idle: object, memory: object) 
 
 
 def _count(value: object) -> int:
+    """Return a plausible positive number; 0 for anything else."""
     return value if type(value) is int and 0 < value < 1 << 40 else 0
 
 
 def _share(value: object) -> float | None:
+    """Return a number from 0 to 1; None for anything else."""
     return float(value) if isinstance(value, (int, float)) and 0 <= value <= 1 else None

@@ -133,7 +133,7 @@ class Lease:
 
     @property
     def released(self) -> bool:
-        """Whether this process has released the lease."""
+        """Whether this process has released the lease or left it to others; False for a lease without devices."""
         return not self._files and bool(self.devices)
 
     @property
@@ -142,7 +142,7 @@ class Lease:
         return not self.released and all(os.fstat(file.fd).st_nlink > 0 for file in self._files.values())
 
     def inherit(self) -> tuple[int, ...]:
-        """Let child processes, and the program that replaces this process, carry the lease.
+        """Make the descriptors inheritable: child processes, and a program that replaces this one, carry the lease.
 
         Returns:
             The descriptors.
@@ -152,6 +152,15 @@ class Lease:
         return self.fds
 
     def _rename(self, owner: tuple[int, int], mark: Mark) -> None:
+        """Rename the files, with the directory locked.
+
+        Args:
+            owner: Process id and start time of the new holder; zeros if only carriers of the mark keep the lease.
+            mark: The new mark.
+
+        Raises:
+            LedgerError: When the directory stays locked, or a file cannot be renamed.
+        """
         with self._state.opened(make=True) as directory:
             if not self._state.lock(directory, BUSY_SECONDS):
                 raise self._state.busy(self._state.owner(directory))
@@ -165,12 +174,19 @@ class Lease:
     def leave_to(self, mark: Mark) -> bool:
         """Hand the lease over to started processes; the last process with the mark or the descriptors ends the lease.
 
+        This process closes its descriptors. If the files cannot be renamed, a warning is logged, and the lease also
+        lasts until this process ends. Files of ended leases are removed.
+
         Args:
             mark: Mark of the processes that were started with the devices: the lease's own, or a mark drawn inside the
                 lease.
 
         Returns:
-            Whether the devices are free already.
+            Whether the devices are free already. True also for a released lease, and in a forked child, which only
+            closes its copies.
+
+        Raises:
+            LedgerError: When the state directory cannot be read in the end.
         """
         if self.released or self._owner != os.getpid():
             self._close()
@@ -188,7 +204,7 @@ class Lease:
             return len(over) == len(left)
 
     def quarantine(self, reason: str) -> None:
-        """Publish the reason why the devices are kept although no process uses them.
+        """Publish the reason why the devices are kept although no process uses them. A failed write is ignored.
 
         Args:
             reason: The reason, for display.
@@ -198,7 +214,10 @@ class Lease:
                 file.rewrite(record.add_reason(file.read(), reason))
 
     def release(self) -> None:
-        """Release the devices. Needs neither the lock of the ledger nor free space; a second call has no effect."""
+        """Release the devices. Needs neither the lock of the ledger nor free space; a second call has no effect.
+
+        A file that cannot be removed is logged as a warning. A forked child only closes its copies.
+        """
         try:
             self._release()
         except BaseException:  # an interrupt: finish the release before the interrupt goes on
@@ -206,6 +225,7 @@ class Lease:
             raise
 
     def _release(self) -> None:
+        """Unlock the devices, then close and remove the files; in a forked child, only close."""
         ours = self._owner == os.getpid()
         if ours:
             self._device_locks.unlock()
@@ -217,12 +237,19 @@ class Lease:
         self._close()
 
     def _close(self) -> None:
+        """Close the files and device locks of this process; copies in other processes still carry the lease."""
         for file in list(self._files.values()):
             file.close()
         self._device_locks.close()
         self._files.clear()
 
     def _unlink(self, file: LockedFile, *, lost: bool) -> None:
+        """Remove a file of the lease; log a warning on failure.
+
+        Args:
+            file: The file.
+            lost: Whether another process has unlinked the file, so that files that were made again are removed, too.
+        """
         try:
             self._state.remove(file.name, lost=lost)
         except OSError as error:
@@ -247,7 +274,7 @@ class Lease:
 
 
 def _lost(file: LockedFile) -> bool:
-    """Return whether the file of a lease was removed by another process, as with the state directory."""
+    """Return whether another process has removed the file of a lease; True also if the file is closed."""
     try:
         return os.fstat(file.fd).st_nlink == 0
     except OSError:  # the file is closed already: search for its name in every directory

@@ -50,14 +50,14 @@ class Ledger:
 
     @classmethod
     def open(cls, environ: Mapping[str, str] | None = None) -> Ledger:
-        """Open the ledger of this machine.
+        """Open the ledger of this machine. A missing directory is not made, and is no error.
 
         Args:
             environ: The environment, in which ``ANYACCEL_STATE_DIR`` names another directory than ``/run/anyaccel``;
                 the environment of this process when None.
 
         Raises:
-            StateDirectoryError: When no directory can be trusted.
+            StateDirectoryError: When no directory can be trusted, or this is not Linux.
         """
         if sys.platform != "linux":
             raise StateDirectoryError(f"leases need Linux (this is {sys.platform}); devices can still be listed")
@@ -105,10 +105,13 @@ class Ledger:
 
         Raises:
             DevicesBusyError: When the devices were not free in time.
+            LimitError: When the request is over a limit of this user, whatever leases the user releases.
             LeaseCancelledError: When the ticket was cancelled.
+            ConfigurationError: When the machine's configuration cannot be trusted or understood.
             StateDirectoryError: When the state directory cannot be used (any more).
             LedgerBusyError: When another process keeps the directory locked.
             LedgerError: When the kernel is out of space or descriptors.
+            ValueError: When ``wait``, ``priority`` or a choice is out of range.
         """
         return self.begin(want, choose, wait=wait, priority=priority, note=note, on_wait=on_wait).get()
 
@@ -126,6 +129,11 @@ class Ledger:
         """Start an acquisition that the caller drives, or can undo after an interrupt; see :meth:`acquire`.
 
         With the ``place`` of an abandoned request, the new request keeps the old queue position.
+
+        Raises:
+            ValueError: When ``wait`` or ``priority`` is out of range.
+            LimitError: When the request is over a limit of this user, whatever leases the user releases.
+            ConfigurationError: When the machine's configuration cannot be trusted or understood.
         """
         if wait is not None and not 0 <= wait <= math.inf:
             raise ValueError(f"wait must be seconds, 0 or more, or None (got {wait!r})")
@@ -136,24 +144,33 @@ class Ledger:
         )
 
     def make(self) -> None:
-        """Make the state directory if it is missing, and bring over the leases that users keep in their own.
+        """Make the state directory if it is missing; the machine's directory also takes over and replaces users' own.
 
         Raises:
-            StateDirectoryError: When it cannot be made.
+            LedgerError: When the directory cannot be made, or leases cannot be moved.
         """
         self._state.bring_over()
 
     def leases(self) -> tuple[LeaseRecord, ...]:
-        """List the active leases, one record for each device of each lease; and drained and reserved devices."""
+        """List the active leases, one record for each device of each lease; and devices drained or reserved now.
+
+        Without a state directory, no lease is active.
+
+        Raises:
+            LedgerError: When the ledger cannot be read.
+        """
         now = time.time()
         blocks = (block for block in self.blocks() if block.begin is None or block.begin <= now)
         return (*self._read(list_leases), *(record for block in blocks for record in block.records()))
 
     def find_obstacles(self, seconds: float | None) -> tuple[LeaseRecord, ...]:
-        """List the active leases, and devices that are withheld from a request of this user.
+        """List the active leases, and devices that are withheld from a request of this user that starts now.
 
         Args:
             seconds: Time limit of the request; None for no limit.
+
+        Raises:
+            LedgerError: When the ledger cannot be read.
         """
         own = Waiting(key=None, number=0, since=0.0, user=own_user(), seconds=seconds)
         now = process.boot_seconds()
@@ -161,7 +178,7 @@ class Ledger:
         return (*self._read(list_leases), *(record for block in blocks for record in block.records()))
 
     def blocks(self) -> tuple[DeviceBlock, ...]:
-        """List the drains and reservations that have not ended."""
+        """List the drains and reservations that have not ended, also future ones."""
         return read_blocks(self._state)
 
     def drain(self, devices: Iterable[str], reason: str) -> DeviceBlock:
@@ -199,7 +216,7 @@ class Ledger:
 
         Args:
             choose: Chooses names of devices, given the devices that may be in use or withheld then; None if the others
-                do not suffice.
+                do not suffice. Called with the state directory locked.
             begin: Start, in seconds since 1970.
             end: End, in seconds since 1970.
             user: Number of the user, as the rest of the machine knows it.
@@ -244,13 +261,13 @@ class Ledger:
         return block
 
     def remove_blocks(self, ids: Collection[str]) -> None:
-        """Remove drains and reservations.
+        """Remove drains and reservations: every given one, or none if an error is raised.
 
         Args:
             ids: Their identities.
 
         Raises:
-            LeaseNotFoundError: When there is none with an identity.
+            LeaseNotFoundError: When an identity belongs to no drain and no reservation.
             LeasePermissionError: When this user is neither root nor the owner of the state directory.
             LedgerError: When the blocks cannot be written.
         """
@@ -269,10 +286,14 @@ class Ledger:
         return self._read(partial(list_tickets, self._state))
 
     def forecast_start(self, want: Want) -> float | None:
-        """Forecast when a request that came now would start if every lease lasted until its time limit.
+        """Forecast the start of a request that came now, if every lease lasted until its time limit.
 
         Returns:
-            Seconds since 1970; None if a lease or request ahead has no time limit.
+            Seconds since 1970. None if unknown: a lease or request ahead has no time limit, the request is over a limit
+            of this user, or there is no state directory.
+
+        Raises:
+            LedgerError: When the ledger cannot be read.
         """
         from anyaccel.ledger.tickets import forecast_newcomer
 
@@ -281,7 +302,13 @@ class Ledger:
         return found[0] if found else None
 
     def count_ahead(self, want: Want, priority: int) -> int:
-        """Count the requests ahead of a request that came now, if one of them must be waited for; else return 0."""
+        """Count the requests ahead of a request that came now; return 0 if each may be passed.
+
+        A faulty configuration of the machine counts as none.
+
+        Raises:
+            LedgerError: When the ledger cannot be read.
+        """
         newcomer = self._make_newcomer(want, priority)
 
         def inspect(directory: int, listing: Listing) -> Iterable[int]:
@@ -292,16 +319,16 @@ class Ledger:
         return found[0] if found else 0
 
     def _make_newcomer(self, want: Want, priority: int = 0) -> Acquisition:
-        """Return an acquisition that takes nothing, to compute the queue position of a request that came now."""
+        """Return an acquisition for the queue position of a request that came now; no device is ever chosen."""
         return Acquisition(self._state, want, lambda _: None, priority=priority, policy=policy_for_display(self._state))
 
     def over_limits(self, want: Want, priority: int, *, only: Collection[str] | None = None) -> tuple[OverLimit, ...]:
-        """Return the limits of this user that stand in the way of a request that came now.
+        """Return the limits of this user in the way of a new request; empty if none is.
 
         Args:
             want: The request.
             priority: The higher, the earlier.
-            only: Identities of the leases that count; all of them when None.
+            only: Identities of the leases that count; every lease when None.
 
         Raises:
             ConfigurationError: When the machine's configuration cannot be trusted or understood.
@@ -320,13 +347,19 @@ class Ledger:
         return found or policy.over_limits(newcomer.facts, ())  # without a state directory nothing is held
 
     def find_wanted(self, devices: frozenset[str]) -> frozenset[str]:
-        """Return the subset of ``devices`` that requests of other processes wait for."""
+        """Return the subset of ``devices`` that requests of other processes wait for; none without a directory."""
         from anyaccel.ledger.tickets import find_wanted_by_others
 
         return frozenset(self._read(lambda directory, listing: find_wanted_by_others(directory, listing, devices)))
 
     def _read(self, inspect: Callable[[int, Listing], Iterable[_Found]]) -> tuple[_Found, ...]:
-        """Apply a function to the descriptor and the listing of the state directory; empty if there is no directory."""
+        """Collect the items from ``inspect``, called with descriptor and listing of the state directory.
+
+        Without a directory, ``inspect`` is not called, and the result is empty.
+
+        Raises:
+            LedgerError: When the directory cannot be trusted, or a system call fails.
+        """
         try:
             with self._state.opened() as directory:
                 return tuple(inspect(directory, read(directory)))
@@ -336,8 +369,10 @@ class Ledger:
     def find_carriers(self, lease_id: str) -> tuple[int, ...] | None:
         """Return the visible processes that keep a lease whose holder has ended; None if the lease has ended.
 
+        Empty while the holder lives, and if only hidden processes keep the lease.
+
         Raises:
-            StateDirectoryError: When the ledger cannot be read.
+            LedgerError: When the ledger cannot be read.
         """
 
         def inspect(directory: int, listing: Listing) -> Iterable[tuple[int, ...]]:
@@ -351,7 +386,7 @@ class Ledger:
         """End an own lease from outside, or any lease as root, by ending each process that was started with the lease.
 
         A process is signalled only if the kernel confirms that the process holds the lease or carries its mark, and if
-        the process belongs to the owner of the lease.
+        the process belongs to the owner of the lease. The call returns once the lease has ended, and removes its files.
 
         Args:
             lease_id: Identity of the lease.
@@ -374,7 +409,7 @@ class Ledger:
             raise LeaseNotFoundError(f"no lease {lease_id!r} is active: {error}") from error
 
     def cancel(self, ticket_id: str, *, seconds: float = 30.0) -> int:
-        """Remove an own waiting request from the line, or any request as root.
+        """Remove an own waiting request from the line, or any request as root; wait until the request has left.
 
         The waiting call raises :class:`~anyaccel.errors.LeaseCancelledError`; the process is not ended.
 
@@ -388,31 +423,38 @@ class Ledger:
         Raises:
             LeaseNotFoundError: When no request waits with this ticket.
             LeasePermissionError: When the ticket belongs to another user.
-            LedgerError: When the waiting process does not react in time.
+            LedgerError: When the waiting process does not react in time; the ticket stays cancelled.
         """
         from anyaccel.ledger.tickets import cancel
 
         return cancel(self._state, ticket_id, seconds=seconds)
 
     def drop_lease(self, lease_id: str) -> tuple[int, ...]:
-        """Free the devices of an own lease without ending the processes that use them.
+        """Free the devices of an own lease, although processes go on using them.
+
+        The files are removed, and locks on the devices themselves are dropped through copies of the processes'
+        descriptors.
 
         Returns:
-            Ids of the visible processes that still run with the devices.
+            Ids of the visible processes, other than this one, that still run with the devices.
 
         Raises:
             LeaseNotFoundError: When there is no such lease.
             LeasePermissionError: When the lease belongs to another user, also for root.
-            LedgerError: When the ledger cannot be written, or a process keeps the lock on the device itself.
+            LedgerError: When the ledger cannot be written, or when the lease is gone but a process keeps the lock on
+                the device itself.
         """
         from anyaccel.ledger.ending import drop_lease
 
         return drop_lease(self._state, lease_id)
 
     def explain_refusal(self, lease_id: str) -> str:
-        """Return the reason why a lease does not cover this process; empty if the lease does.
+        """Return the reason why a lease does not cover this process, as a clause; empty if the lease does.
 
         An active lease covers each process that was started with it.
+
+        Raises:
+            LedgerError: When the ledger cannot be read.
         """
 
         def inspect(directory: int, listing: Listing) -> Iterable[bool]:
@@ -430,7 +472,13 @@ class Ledger:
 
 
 def _covers(directory: int, lease: LeaseName) -> bool:
-    """Return whether this process was started with an active lease, as the kernel confirms."""
+    """Return whether this process carries a lease's mark or, without a mark, is or descends from the holder.
+
+    Without a mark, a process that has the lease's file open is covered, too.
+
+    Raises:
+        OSError: When the lease's file is gone.
+    """
     if lease.mark:
         return marks.carried(lease.mark)
     if process.me() == (lease.pid, lease.start) or process.is_ancestor(lease.pid, lease.start):

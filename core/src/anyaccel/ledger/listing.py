@@ -71,7 +71,7 @@ class Listing:
         return self.summary.leases
 
     def find_lease(self, lease_id: str) -> list[LeaseName]:
-        """Return the parsed names of a lease: one for each device."""
+        """Return the parsed names of a lease, one for each device; none for an empty id."""
         return [lease for lease in self.leases if lease.id == lease_id and lease.id]
 
 
@@ -85,7 +85,7 @@ def sum_taken(leases: Iterable[LeaseName], over: Collection[str] = ()) -> dict[s
 
 
 def read(directory: int) -> Listing:
-    """List the state directory of a descriptor."""
+    """List the state directory of a descriptor, sorted by kind of name; names of other kinds are left out."""
     named, tickets, hidden = [], [], []
     for name in os.listdir(directory):
         first = name[0]
@@ -145,14 +145,14 @@ def fits(choice: Mapping[str, Extent], taken: Mapping[str, Extent]) -> bool:
 
 
 def sweep(directory: int, names: Iterable[str]) -> None:
-    """Remove the files of ended leases; files of other users stay."""
+    """Remove the named files, which the caller found to be of ended leases or tickets; any failure is ignored."""
     for name in names:
         with contextlib.suppress(OSError):
             os.unlink(name, dir_fd=directory)
 
 
 def find_debris(directory: int, hidden: Iterable[str]) -> list[str]:
-    """Return the hidden names of files whose makers have ended."""
+    """Return the hidden names of unlocked files whose makers have ended."""
     found = []
     for name in hidden:
         maker = parse_hidden(name)

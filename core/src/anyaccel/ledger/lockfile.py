@@ -58,14 +58,14 @@ class LockedFile:
         return self._fd[0] if self._fd else -1
 
     def make(self, directory: int, body: bytes) -> None:
-        """Make the file under its hidden name, locked.
+        """Make the file under its hidden name, locked; after a conflict, again under a new name.
 
         Args:
             directory: Descriptor of the directory.
             body: Content of the file.
 
         Raises:
-            OSError: When the file could not be made.
+            OSError: When the file could not be made, for example for want of space; call :meth:`discard` then.
         """
         for _ in range(_TRIES):
             try:
@@ -78,6 +78,12 @@ class LockedFile:
         raise OSError(errno.EWOULDBLOCK, "another process locks every new file")
 
     def _make(self, directory: int, body: bytes) -> None:
+        """Make, lock and write the file once.
+
+        Raises:
+            BlockingIOError: When another process has the new file locked.
+            OSError: When the file could not be made.
+        """
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         self._fd.append(os.open(self.name, flags, 0o644, dir_fd=directory))
         fd = self._fd[0]
@@ -87,7 +93,7 @@ class LockedFile:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def rewrite(self, body: bytes) -> None:
-        """Replace the content; readers see the old or the new content.
+        """Replace the content, but not the times of the file; readers see the old or the new content.
 
         Args:
             body: JSON, which ignores the spaces that fill the rest.
@@ -100,11 +106,15 @@ class LockedFile:
         os.utime(self.fd, ns=(before.st_atime_ns, before.st_mtime_ns))  # the start of the lease
 
     def read(self) -> bytes:
-        """Return the content."""
+        """Return the content, up to :data:`BODY_LIMIT` bytes."""
         return os.pread(self.fd, BODY_LIMIT, 0)
 
     def rename(self, directory: int, name: str) -> None:
-        """Rename the file. After an interrupt both names are recorded, so that :meth:`discard` finds the file."""
+        """Rename the file. After an interrupt both names are recorded, so that :meth:`discard` finds the file.
+
+        Raises:
+            OSError: When the file could not be renamed; :attr:`name` is the old name then.
+        """
         self._former, self.name = self.name, name
         try:
             os.rename(self._former, name, src_dir_fd=directory, dst_dir_fd=directory)
@@ -134,7 +144,10 @@ def probe_lock(directory: int, name: str) -> tuple[Life, os.stat_result | None]:
     Returns:
         ``HELD`` or ``OVER``, and the file's state if there is one. A file that cannot be opened, for want of permission
         or because of a kernel lease (``F_SETLEASE``), counts as held: its owner could keep the device by a lock, too. A
-        file that is not regular is ``OVER``, since no version makes one.
+        file that is not regular is ``OVER``, since no version makes one, and so is a missing file.
+
+    Raises:
+        OSError: When the file cannot be tested for another reason, as for want of descriptors.
     """
     try:
         fd = os.open(name, _LOOKING, dir_fd=directory)
@@ -162,7 +175,7 @@ def probe_lock(directory: int, name: str) -> tuple[Life, os.stat_result | None]:
 
 
 def find_obstacle(directory: int, name: str) -> str:
-    """Return the reason why a file cannot be opened and so counts as held; empty if there is none."""
+    """Return the reason why an existing file cannot be opened and so counts as held, as a clause; else empty."""
     try:
         os.close(os.open(name, _LOOKING, dir_fd=directory))
     except BlockingIOError:
@@ -175,12 +188,18 @@ def find_obstacle(directory: int, name: str) -> str:
 
 
 def is_left_behind(pid: int, start: int, tag: str) -> bool:
-    """Return whether the maker of a file has ended and cannot use a device any more."""
+    """Return whether the maker of a file has left the kernel, so that it cannot use a device any more.
+
+    Args:
+        pid: Process id of the maker.
+        start: Start time of the maker; 0 when unknown.
+        tag: Tag of the maker's boot; after another boot, the answer is True.
+    """
     return tag != boot() or process.gone(pid, start)
 
 
 def read_body(directory: int, name: str, limit: int = BODY_LIMIT) -> bytes:
-    """Read the content of another process's file; empty if that fails."""
+    """Read the content of another process's file, up to ``limit`` bytes; empty if not a regular, readable file."""
     try:
         fd = os.open(name, _LOOKING, dir_fd=directory)
     except OSError:

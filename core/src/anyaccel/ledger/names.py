@@ -229,7 +229,11 @@ def lease_name(  # noqa: PLR0917 -- in the order of the name
     mark: marks.Mark = (),
     period: Period = ENDLESS,
 ) -> str:
-    """Return the name of a lease of this process, or of the process with the given id and start time."""
+    """Return the name of a lease of this process, or of the process with the given id and start time.
+
+    Raises:
+        ValueError: When the device's id cannot be encoded; see :func:`encode`.
+    """
     pid, start = owner or me()
     slots = "" if extent.divided or extent.slots == ANY_SLOTS else f"-{extent.slots:x}"
     term = "" if period.until is None else f".e{period.until:x}"
@@ -247,7 +251,7 @@ def _named(device: str) -> str:
 
 
 def ticket_name(priority: int, number: int, nonce: str, candidates: frozenset[str]) -> str:
-    """Return the name of a ticket of this process."""
+    """Return the name of a ticket of this process; with more than 32 candidates, the body must list them."""
     pid, start = me()
     packed = b"".join(each.to_bytes(4) for each in sorted(hashes(candidates)))
     wanted = urlsafe_b64encode(packed).decode().rstrip("=") if listed_in_name(candidates) else _IN_BODY
@@ -262,7 +266,10 @@ def _room(vendor: str) -> int:
 
 @lru_cache(maxsize=2048)
 def parse_lease(name: str) -> LeaseName | None:
-    """Parse the name of a lease; None for any other name, or if the device cannot be read."""
+    """Parse the name of a lease; None for any other name, or if the device cannot be read.
+
+    A name of another version, or with an impossible extent or mark, gives the whole device, not ``understood``.
+    """
     match = _LEASE.fullmatch(name)
     named = _device_of(match)
     if match is None or named is None:
@@ -323,7 +330,7 @@ def parse_ticket(name: str) -> TicketName | None:
 
 
 def last_number(names: Iterable[str]) -> int:
-    """Return the highest number of the tickets among ``names``; fast, since the directory is locked meanwhile."""
+    """Return the highest number of the tickets among ``names``, or 0; fast, since the directory is locked meanwhile."""
     numbers = (name[_NUMBER] for name in names if name.startswith("t1."))
     return int(max((number for number in numbers if number.isdecimal() and number.isascii()), default="0"))
 
@@ -336,12 +343,12 @@ def parse_hidden(name: str) -> tuple[int, int, str] | None:
 
 @lru_cache(maxsize=256)
 def hashes(candidates: frozenset[str]) -> frozenset[int]:
-    """Return the devices of a request as the numbers that tickets compare."""
+    """Return the devices of a request as the numbers that tickets compare: see :func:`hash_device`."""
     return frozenset(map(hash_device, candidates))
 
 
 def hash_device(device: str) -> int:
-    """Return a device as the number that tickets compare."""
+    """Return the CRC-32 of a device's name: the number that tickets compare. Two devices may share a number."""
     return zlib.crc32(device.encode())
 
 
@@ -351,6 +358,7 @@ def listed_in_name(candidates: frozenset[str]) -> bool:
 
 
 def _read_wanted(text: str) -> frozenset[int] | None:
+    """Decode the hashes in the name of a ticket; None if the body lists them, or the text is faulty."""
     try:
         packed = urlsafe_b64decode(text + "=" * (-len(text) % 4))
     except ValueError:

@@ -49,11 +49,11 @@ class Location(NamedTuple):
 
 
 def places(environ: Mapping[str, str]) -> tuple[list[Location], Callable[[], Iterable[str]]]:
-    """Return the places selected by an environment.
+    """Return the places selected by an environment; nothing is opened or made.
 
     Returns:
         Places of the state directory in order of precedence; and a function that finds the directories of other users,
-        whose leases root takes over.
+        whose leases root takes over. For any other user, and for a named place, the function finds none.
 
     Raises:
         StateDirectoryError: When the environment names a relative path.
@@ -122,7 +122,7 @@ def make(path: str, mode: int, fill: Callable[[int], None]) -> None:
     Args:
         path: Path of the directory.
         mode: Access mode. A directory for all users appears at once with its content, since a request of any user may
-            come next.
+            come next; after a failure it is removed.
         fill: Called with the descriptor of a directory for all users, to fill it before it gets its name.
 
     Raises:
@@ -165,6 +165,7 @@ def _made_outside(path: str, descriptor: int, found: os.stat_result) -> bool:
 
 
 def _foreign(path: str, uid: int) -> StateDirectoryError:
+    """Make the error for a directory of an owner who is neither root nor this user, or is not shown here."""
     if unmapped(uid):
         return StateDirectoryError(
             f"the state directory {path} belongs to a user who has no number in this user namespace (shown as {uid}), "
@@ -190,7 +191,7 @@ def refused(path: str, error: OSError) -> StateDirectoryError:
 
 
 def refuse_network(descriptor: int, path: str) -> None:
-    """Check that a directory is on a local file system.
+    """Check that a directory is on a local file system; an unknown one counts as local.
 
     FUSE counts as a network: the program behind the mount decides about locks, and cannot be seen.
 
@@ -224,7 +225,7 @@ def file_system(descriptor: int) -> str:
 
 
 def tested(descriptor: int, user: int) -> bool:
-    """Return whether a directory was tested in this boot, by the user or by root for the user."""
+    """Return whether a directory has the marker of a test in this boot, by the user or by root for the user."""
     try:
         return os.stat(_marker(user), dir_fd=descriptor, follow_symlinks=False).st_uid in (0, user)
     except FileNotFoundError:
@@ -270,10 +271,14 @@ def test_lock(descriptor: int, path: str) -> bool:
 
 
 def note_test(descriptor: int) -> None:
-    """Record the test of a directory, so that :func:`tested` is true until the next boot."""
+    """Record the test of a directory by a marker file, so that :func:`tested` is true until the next boot.
+
+    A failure is ignored: then the next process tests again.
+    """
     with contextlib.suppress(OSError):
         os.close(os.open(_marker(os.geteuid()), _MAKING, 0o644, dir_fd=descriptor))
 
 
 def _marker(user: int) -> str:
+    """Return the name of the file that marks a directory as tested by a user in this boot."""
     return f"checked.{boot()}.{outside(user)}"

@@ -132,7 +132,10 @@ class TicketRecord(Value):
 
 
 def write_body(request: str, note: str, *, confined: bool = False, **more: Any) -> bytes:
-    """Encode the facts for other users: names only, never arguments or values of variables."""
+    """Encode the facts for other users as JSON: request, note, command's name, namespace, and ``more`` as it is given.
+
+    Callers pass names only, never arguments or values of variables.
+    """
     words = {
         "request": clean(request),
         "note": clean(note),
@@ -149,10 +152,11 @@ release."""
 
 
 def add_reason(body: bytes, reason: str) -> bytes:
-    """Add to the body of a lease the reason why it is kept although no process uses its devices.
+    """Return the body of a lease with the reason why it is kept although no process uses its devices.
 
     Args:
-        body: The current content: any carrier of the lease may have written it, so it may not be JSON.
+        body: The current content: any carrier of the lease may have written it, so anything but a JSON object is
+            dropped.
         reason: The reason, for display.
     """
     words = read_object(body) | {"quarantined": clean(reason)}
@@ -169,7 +173,12 @@ def read_object(body: bytes) -> dict[str, Any]:
 
 
 def read_words(body: bytes) -> dict[str, Any]:
-    """Parse the body of a lease or ticket into short printable texts, whatever another user has written."""
+    """Parse the body of a lease or ticket into short printable texts, whatever another user has written.
+
+    Returns:
+        The texts, empty where missing; ``confined``; ``here``, whether process ids are valid in this container; and
+        ``arrived``, in nanoseconds of the monotonic clock, which is now if the body lacks it.
+    """
     words = read_object(body)
     texts = {key: clean(words.get(key)) for key in ("request", "note", "command", "quarantined")}
     arrived = words.get("arrived")
@@ -182,23 +191,23 @@ def read_words(body: bytes) -> dict[str, Any]:
 
 
 def read_number(value: object) -> float | None:
-    """Parse a number of seconds, or the like, from another process; None for anything implausible."""
+    """Parse a number of seconds, or the like, from another process; None for a negative, huge or other value."""
     return float(value) if type(value) in (int, float) and 0 <= value < 1 << 40 else None  # type: ignore[operator, arg-type] # pyright: ignore[reportOperatorIssue, reportArgumentType]
 
 
 def read_locks(body: bytes) -> tuple[str, ...]:
-    """Return the inodes that the holder of a lease has locked beside the lease's file."""
+    """Return the paths that the body of a lease names as locked beside the lease's file; nothing is verified."""
     locks = read_object(body).get("locks")
     return tuple(path for path in locks if isinstance(path, str)) if isinstance(locks, list) else ()
 
 
 def clean(value: object) -> str:
-    """Make a foreign text printable and short; empty for anything but a text."""
+    """Make a foreign text printable, and cut it to 250 characters; empty for anything but a text."""
     return printable(value[:_TEXT_LIMIT]) if isinstance(value, str) else ""
 
 
 def list_leases(directory: int, listing: Listing) -> Iterator[LeaseRecord]:
-    """Describe the active leases."""
+    """Describe the active leases, sorted by device; ended leases are left out."""
     leases = sorted(listing.leases, key=lambda lease: (lease.device, lease.name))
     found = find_states(directory, leases)
     for lease in leases:
@@ -208,7 +217,14 @@ def list_leases(directory: int, listing: Listing) -> Iterator[LeaseRecord]:
 
 
 def _describe(directory: int, lease: LeaseName, state: Life, carriers: tuple[int, ...] = ()) -> LeaseRecord:
-    """Describe a device of an active lease."""
+    """Describe one device of an active lease by the lease's name, file and process.
+
+    Args:
+        directory: Descriptor of the state directory.
+        lease: The parsed name.
+        state: Reason why the lease is active.
+        carriers: Visible processes that keep a lease whose holder has ended.
+    """
     try:
         found = os.stat(lease.name, dir_fd=directory, follow_symlinks=False)
     except OSError:
@@ -250,7 +266,10 @@ def _describe(directory: int, lease: LeaseName, state: Life, carriers: tuple[int
 
 
 def _until(lease: LeaseName) -> float | None:
-    """Return the end of a lease's time limit, in seconds since 1970 by the present clock."""
+    """Return the end of a lease's time limit, in seconds since 1970 by the present clock.
+
+    None without a limit, and for a lease of another boot.
+    """
     if lease.period.until is None or lease.boot != boot():
         return None
     return since_1970(lease.period.until / 1000)
@@ -272,6 +291,7 @@ def _kept(carriers: tuple[int, ...]) -> str:
 
 
 def _who(pid: int) -> str:
+    """Return user and program of a process, in printable form; empty if the process cannot be read."""
     try:
         with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
             program = file.read(64).rstrip("\n")
@@ -299,4 +319,5 @@ def owner(found: os.stat_result | None) -> dict[str, Any]:
 
 
 def _command() -> str:
+    """Return the base name of this program; empty if there is none."""
     return os.path.basename(sys.argv[0] if getattr(sys, "argv", None) else "")

@@ -72,6 +72,8 @@ def recover(directory: int, paths: Iterable[str], former: Iterable[tuple[str, in
 def clear(directory: int) -> None:
     """Remove the ledger's files from a replaced directory; waiting requests start again in the active one.
 
+    Files that cannot be removed stay.
+
     Args:
         directory: Descriptor of the directory; locked, so that no process publishes there meanwhile.
     """
@@ -99,12 +101,13 @@ def remove(path: str, name: str) -> None:
 
 
 def _device(path: str) -> Iterator[int]:
+    """Yield the device number of a path's file system; nothing if the path cannot be read."""
     with contextlib.suppress(OSError):
         yield os.stat(path).st_dev
 
 
 def _carriers(places: dict[tuple[str, int], bool]) -> Iterator[_Carrier]:
-    """Find the processes that have locked leases' files of given directories.
+    """Find the visible processes that have locked leases' files of given directories.
 
     Args:
         places: Directories and their file systems, each with whether to include files that still exist. In another
@@ -132,6 +135,13 @@ def _carriers(places: dict[tuple[str, int], bool]) -> Iterator[_Carrier]:
 
 
 def _make_for(directory: int, carrier: _Carrier) -> None:
+    """Make the file of a lease again for a process with its lock, with that process in the name and as owner.
+
+    A process that has just ended gets no file. The body is copied, except by root.
+
+    Raises:
+        OSError: When the file cannot be made.
+    """
     lease, body = carrier.lease, b""
     try:
         found = os.stat(carrier.path)
@@ -149,14 +159,17 @@ def _make_for(directory: int, carrier: _Carrier) -> None:
 
 
 def _make(directory: int, name: str, found: os.stat_result, owner: int, body: bytes) -> None:
-    """Make a missing file of a lease.
+    """Make the file of a lease with the times of the lost file; an existing file stays as it is.
 
     Args:
         directory: Descriptor of the directory.
         name: Name of the file.
         found: State of the lost file.
-        owner: User who may remove the file.
+        owner: User who may remove the file; set only by root.
         body: Content. Root leaves it empty: a user could have replaced the file by one that other users may not read.
+
+    Raises:
+        OSError: When the file cannot be made.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
@@ -177,4 +190,5 @@ def _make(directory: int, name: str, found: os.stat_result, owner: int, body: by
 
 
 def _without_blocking(path: str, flags: int) -> int:
+    """Open a file for :func:`open`, without waiting for a writer if the file is a FIFO."""
     return os.open(path, flags | os.O_NONBLOCK)

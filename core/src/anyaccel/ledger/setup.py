@@ -35,7 +35,7 @@ class Step(Value):
 
 
 def steps(root: str = "") -> list[Step]:
-    """Return the steps of the setup, in order.
+    """Return the steps of the setup, in order; nothing is made before a step is performed.
 
     Args:
         root: A directory that is another system's ``/``, such as an image that is being built; this system when empty.
@@ -79,7 +79,7 @@ def steps(root: str = "") -> list[Step]:
 
 
 def check_user(root: str) -> None:
-    """Check that this user may set up a system.
+    """Check that this user may set up a system: root for this system, any user for a ``root`` directory.
 
     Raises:
         UsageError: When only root may.
@@ -92,6 +92,7 @@ def check_user(root: str) -> None:
 
 
 def _is_shared(path: str) -> bool:
+    """Return whether a path belongs to root and has the mode of a directory for all users."""
     with contextlib.suppress(OSError):
         found = os.lstat(path)
         return found.st_uid == 0 and found.st_mode & 0o7777 == MODE_SHARED
@@ -99,7 +100,12 @@ def _is_shared(path: str) -> bool:
 
 
 def _share() -> None:
-    """Make the machine's directory, and move the active leases of users there."""
+    """Make the machine's directory, or correct owner and mode, and move the active leases of users there.
+
+    Raises:
+        LedgerError: When the directory cannot be made, or leases cannot be moved.
+        OSError: When owner or mode cannot be changed.
+    """
     if os.path.isdir(MACHINE_WIDE) and not os.path.islink(MACHINE_WIDE):
         os.chown(MACHINE_WIDE, 0, 0)
         os.chmod(MACHINE_WIDE, MODE_SHARED)
@@ -108,7 +114,11 @@ def _share() -> None:
 
 
 def _make_journal(path: str) -> None:
-    """Make the directory in which each user appends to a file of their own."""
+    """Make the directory in which each user appends to a file of their own, or correct its mode.
+
+    Raises:
+        AnyaccelError: When that fails.
+    """
     try:
         os.makedirs(path, mode=0o755, exist_ok=True)
         os.chmod(path, MODE_SHARED)  # makedirs applies the umask
@@ -117,6 +127,7 @@ def _make_journal(path: str) -> None:
 
 
 def _holds(path: str, text: str) -> bool:
+    """Return whether a file has exactly this text; False if the file cannot be read."""
     try:
         with open(path, encoding="utf-8") as file:
             return file.read() == text
@@ -125,7 +136,11 @@ def _holds(path: str, text: str) -> bool:
 
 
 def _write(path: str, text: str) -> None:
-    """Write a file of the machine, and make its directory."""
+    """Write a file of the machine, replacing a present one, and make its directory.
+
+    Raises:
+        AnyaccelError: When that fails.
+    """
     try:
         os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
         write_whole(path, text)

@@ -48,7 +48,7 @@ _files: set[LockedFile] = set()
 
 @tidy_in_child
 def _close_in_child() -> None:
-    """Leave the line to the parent: copies of the locks would keep the positions after the parent's end."""
+    """Close the copies of ticket files: in a forked child their locks would keep positions after the parent's end."""
     while _files:
         _files.pop().close()
 
@@ -79,7 +79,7 @@ class TicketFile:
     def publish(  # noqa: PLR0917 -- what a ticket says
         self, directory: int, want: Want, priority: int, since: float, note: str, number: int | None = None
     ) -> int:
-        """Enter the line.
+        """Enter the line: make the ticket's file, stamped and locked, and set its name.
 
         Args:
             directory: Descriptor of the state directory, locked: numbers are given in order.
@@ -91,6 +91,9 @@ class TicketFile:
 
         Returns:
             The position.
+
+        Raises:
+            OSError: When the file cannot be made or named; call :meth:`drop` then.
         """
         candidates = want.candidates
         more: dict[str, Any] = {"arrived": process.monotonic_ns(), **write_ticket_words(want, since)}
@@ -105,14 +108,14 @@ class TicketFile:
         return number
 
     def stamp(self) -> None:
-        """Show by a new stamp: this process still looks for devices."""
+        """Show by a new stamp: this process still looks for devices. No effect in a forked child."""
         now = process.monotonic_ns()
         if self._owner == os.getpid():
             os.utime(self._file.fd, ns=(now, now))
 
     @property
     def cancelled(self) -> bool:
-        """Whether the owner, or root, has cancelled the ticket: see :func:`cancel`."""
+        """Whether the owner, or root, has cancelled the ticket: see :func:`cancel`. False if the file is unreadable."""
         if not self.name:
             return False
         try:
@@ -121,7 +124,7 @@ class TicketFile:
             return False
 
     def drop(self) -> None:
-        """Leave the line. In a forked child, the position stays with the parent."""
+        """Leave the line: remove and unlock the file. In a forked child, the position stays with the parent."""
         if self._owner == os.getpid():
             self._file.discard()
             _files.discard(self._file)
@@ -145,7 +148,10 @@ class _WaitingLine(NamedTuple):
 
     @classmethod
     def collect(cls, state: StateDirectory, directory: int, listing: Listing, *newcomers: Waiting) -> _WaitingLine:
-        """Sort the waiting requests and requests without tickets."""
+        """Sort the live tickets and the newcomers, which have no ticket, in the order of service; forecast the starts.
+
+        A faulty configuration of the machine counts as none. Requests over a limit of their user get no start.
+        """
         clock, policy = process.boot_seconds(), policy_for_display(state)
         held = list_holdings(directory, listing, () if policy.plain else find_ended(directory, listing))
         looks = {name: probe_lock(directory, name) for name in listing.tickets}
@@ -158,7 +164,7 @@ class _WaitingLine(NamedTuple):
 
 
 def list_tickets(state: StateDirectory, directory: int, listing: Listing) -> Iterator[TicketRecord]:
-    """Describe the waiting requests in the order of service."""
+    """Describe the waiting requests in the order of service; tickets whose process has ended are left out."""
     now, policy = process.monotonic_ns(), policy_for_display(state)
     line, clock = _WaitingLine.collect(state, directory, listing), process.boot_seconds()
     for position, facts in enumerate(line.order):
@@ -192,7 +198,8 @@ def cancel(state: StateDirectory, ticket_id: str, *, seconds: float) -> int:
     """Remove a waiting request from the line: its call for devices fails, its process goes on.
 
     See :meth:`anyaccel.ledger.Ledger.cancel`. A ticket is cancelled by making its file read-only, which the kernel
-    permits only to the owner and root. No process is signalled.
+    permits only to the owner and root. No process is signalled. Returns the id of the waiting process, once the ticket
+    has gone.
     """
     try:
         with state.opened() as directory:
@@ -205,6 +212,11 @@ def cancel(state: StateDirectory, ticket_id: str, *, seconds: float) -> int:
 
 
 def _cancel(state: StateDirectory, directory: int, ticket_id: str, seconds: float) -> int:
+    """Cancel the tickets with an id, and poll until their processes have dropped them; see :func:`cancel`.
+
+    Raises:
+        FileNotFoundError: When a ticket leaves the line at this moment.
+    """
     names = filter(None, map(parse_ticket, read(directory).tickets))
     found = [
         ticket for ticket in names if ticket.id == ticket_id and probe_lock(directory, ticket.name)[0] is not Life.OVER
@@ -233,7 +245,11 @@ def _cancel(state: StateDirectory, directory: int, ticket_id: str, seconds: floa
 
 
 def _forbid_writing(directory: int, name: str) -> bool:
-    """Make a ticket read-only; return False if the ticket belongs to another user."""
+    """Make a ticket read-only, which cancels it; return False if the ticket belongs to another user.
+
+    Raises:
+        FileNotFoundError: When the ticket is gone.
+    """
     descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
     try:
         os.fchmod(descriptor, 0o444)
@@ -245,7 +261,7 @@ def _forbid_writing(directory: int, name: str) -> bool:
 
 
 def forecast_newcomer(state: StateDirectory, directory: int, listing: Listing, own: Waiting) -> Iterator[float]:
-    """Forecast the start of a request that came now if every lease lasted until its time limit, in seconds since 1970.
+    """Forecast the start of a request that came now if leases last until their time limits, in seconds since 1970.
 
     Yields nothing if the start is unknown, as for a request over a limit of its user.
     """
@@ -255,7 +271,7 @@ def forecast_newcomer(state: StateDirectory, directory: int, listing: Listing, o
 
 
 def find_wanted_by_others(directory: int, listing: Listing, devices: frozenset[str]) -> frozenset[str]:
-    """Return the subset of ``devices`` that requests of other processes wait for."""
+    """Return the subset of ``devices`` that live tickets of other processes name, by their hashes."""
     found: set[str] = set()
     for ticket in filter(None, map(parse_ticket, listing.tickets)):
         facts = None if ticket.pid == os.getpid() else read_ticket(directory, ticket.name, brief=True)
@@ -268,6 +284,12 @@ def find_wanted_by_others(directory: int, listing: Listing, devices: frozenset[s
 
 
 def is_silent(found: os.stat_result, now: int, position: int) -> bool:
-    """Return whether a stamp is too old, or in the future, which no honest process writes."""
+    """Return whether a stamp is too old, or in the future, which no honest process writes.
+
+    Args:
+        found: State of the ticket's file, whose modification time is the stamp.
+        now: Nanoseconds of the monotonic clock.
+        position: Number of requests ahead; requests further back stamp less often.
+    """
     patience = _PATIENCE + 3 * _PER_PLACE * position
     return not -_PATIENCE < (now - found.st_mtime_ns) / 1e9 < patience

@@ -55,7 +55,7 @@ def current_policy(state: StateDirectory | None = None) -> Policy:
 
 
 def with_blocks(policy: Policy, state: StateDirectory | None) -> Policy:
-    """Return a policy with the drains and reservations of a state directory."""
+    """Return a policy with the drains and reservations of a state directory in place of its own."""
     blocks = () if state is None else read_blocks(state)
     if not blocks and not policy.blocks:
         return policy
@@ -90,10 +90,12 @@ def write_ticket_words(want: Want, since: float) -> dict[str, Any]:
 def read_ticket(directory: int, name: str, *, brief: bool = False) -> Waiting | None:
     """Return a ticket as the queue policy sees it; None if the name is not a ticket's, or the ticket is gone.
 
+    A ticket that was read once is remembered, and so returned even after its end.
+
     Args:
         directory: Descriptor of the state directory.
         name: Name of the ticket.
-        brief: Whether priority, arrival and wanted devices suffice.
+        brief: Whether number, priority and wanted devices suffice: then the file is not read if the name has them.
     """
     if brief and (found := _named(name)) is not None and found.wants is not None:
         return found
@@ -111,7 +113,7 @@ def read_ticket(directory: int, name: str, *, brief: bool = False) -> Waiting | 
 
 @lru_cache(maxsize=2048)
 def _named(name: str) -> Waiting | None:
-    """Return the facts in the name of a ticket."""
+    """Return the facts in the name of a ticket, without user, time limit and needs; None for any other name."""
     ticket = parse_ticket(name)
     if ticket is None:
         return None
@@ -124,6 +126,10 @@ lock is needed: a lost entry is read again."""
 
 
 def _read_waiting(ticket: TicketName, user: int, body: bytes) -> Waiting:
+    """Combine name, owner and body of a ticket; implausible values of the body are left out.
+
+    An arrival that is missing or in the future counts as now.
+    """
     words = read_object(body)
     listed = words.get("wanted")
     wants = ticket.wanted
@@ -145,6 +151,12 @@ def _read_waiting(ticket: TicketName, user: int, body: bytes) -> Waiting:
 
 
 def _needs(value: object, wants: frozenset[int]) -> Iterable[Need]:
+    """Decode the needs in a ticket's body, 64 at most; implausible needs are skipped.
+
+    Args:
+        value: The decoded JSON.
+        wants: The devices of a need without a list of its own.
+    """
     for each in value[:64] if isinstance(value, list) else ():
         if not isinstance(each, list) or len(each) not in {3, 4}:
             continue
@@ -156,6 +168,7 @@ def _needs(value: object, wants: frozenset[int]) -> Iterable[Need]:
 
 
 def _sizes(value: object = None) -> Iterable[tuple[int, int]]:
+    """Decode the units by device of a need; implausible pairs are skipped."""
     for each in value[:_REMEMBERED] if isinstance(value, list) else ():
         if isinstance(each, list) and len(each) == 2:  # noqa: PLR2004
             device, units = each
@@ -174,7 +187,9 @@ def hashed(need: Need) -> Need:
 
 
 def list_holdings(directory: int, listing: Listing, over: Collection[str] = ()) -> list[Holding]:
-    """Return the active leases as the queue policy sees them, without the leases in ``over``.
+    """Return the listed leases as the queue policy sees them, without the leases in ``over``.
+
+    Locks are not checked. A lease whose file is gone is left out.
 
     Args:
         directory: Descriptor of the state directory.
@@ -203,11 +218,12 @@ def list_holdings(directory: int, listing: Listing, over: Collection[str] = ()) 
 
 
 def find_ended(directory: int, listing: Listing) -> frozenset[str]:
-    """Return the names of leases that have ended and left their files behind."""
+    """Return the names of listed leases that have ended, whether their files are left or gone."""
     return frozenset(name for name, state in find_states(directory, listing.leases).items() if state.life is Life.OVER)
 
 
 def _texts(devices: Iterable[object]) -> frozenset[str]:
+    """Return devices as texts."""
     return frozenset(map(str, devices))
 
 
