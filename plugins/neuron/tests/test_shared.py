@@ -24,8 +24,7 @@ given = []
 for _ in range(rounds):
     with anyaccel.acquire(f"neuron_cores:{random.choice((1, 2, everything))}", inventory=inventory, wait=60) as held:
         size = int(held.environ["NEURON_LOGICAL_NC_CONFIG"])
-        first, _, last = held.environ["NEURON_RT_VISIBLE_CORES"].partition("-")
-        cores = range(int(first), int(last or first) + 1)
+        cores = map(int, held.environ["NEURON_RT_VISIBLE_CORES"].split(","))
         mine = [f"{claims}/{core * size + part}" for core in cores for part in range(size)]
         for claim in mine:
             os.close(os.open(claim, os.O_CREAT | os.O_EXCL))
