@@ -56,6 +56,7 @@ class AdoptedProcess:
 
         Raises:
             UsageError: If the process has no device open, or the inventory is not of this host.
+            OSError: If the process has exited.
         """
         if inventory.machine != HOST:
             raise UsageError(f"processes run on this host, not on {inventory.machine}", hint="leave --machine out")

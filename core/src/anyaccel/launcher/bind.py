@@ -45,12 +45,12 @@ def divide_processors(devices_nodes: Sequence[int | None], among: Collection[int
     """Divide processors among the ranks of a job, by whole cores.
 
     Args:
-        devices_nodes: The NUMA node of each rank's device, in the order of the ranks.
+        devices_nodes: The NUMA node of each rank's device, in the order of the ranks; None if unknown.
         among: The processors of the job; empty if the job is not bound.
 
     Returns:
         The processors of each rank: its part of its node's processors, or all of them if the node has fewer cores than
-        ranks.
+        ranks. An empty tuple for a rank of an unknown node.
     """
     of_node = {node: sorted({*processors} & {*among}) for node, processors in by_node().items()}
     found = []

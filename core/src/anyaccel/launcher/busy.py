@@ -35,7 +35,10 @@ class UnleasedUse:
         """Return the whole of each device without a lease and unavailable to the request, by id.
 
         A device is taken if a process runs on it (with ``avoid_busy``), or if it has less free memory than the request
-        asks for.
+        asks for. A device that cannot be observed counts as free. An observation serves for ``FRESH_SECONDS``.
+
+        Args:
+            leased: The leased part of each device, by id.
         """
         if not (self._avoid_busy or self._memory):
             return {}
@@ -52,6 +55,7 @@ class UnleasedUse:
         }
 
     def _is_taken(self, memory_bytes: int | None, seen: Stats) -> bool:
+        """Return whether an observed device is unavailable; unknown memory counts as free."""
         if self._avoid_busy and seen.processes:
             return True
         if not self._memory or memory_bytes is None or seen.memory_used_bytes is None:

@@ -45,7 +45,9 @@ def frameworks(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def install(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Cap frameworks at the fraction in an environment; does nothing without a fraction.
+    """Have frameworks capped at the fraction in an environment, now or at their import.
+
+    Does nothing without a fraction. TensorFlow is capped only with :data:`GROWTH_VARIABLE`.
 
     Args:
         environ: The environment of this process.
@@ -57,6 +59,10 @@ def install(environ: MutableMapping[str, str] = os.environ) -> None:
 
 
 def _watch_for(name: str, then: Callable[[ModuleType], None]) -> None:
+    """Call a function with a module: now if the module is imported already, else after its import.
+
+    Does nothing if a function waits for the module already.
+    """
     if name in sys.modules:
         then(sys.modules[name])
     elif not any(isinstance(finder, _Finder) and finder.name == name for finder in sys.meta_path):
@@ -78,6 +84,10 @@ class _Finder:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
+        """Return the spec of the other finders, with a loader to call the function after the import.
+
+        Return None for other modules, and if no other finder knows the module.
+        """
         thread = get_ident()
         if name != self.name or thread in self._asking:  # another finder of this kind asks this one, too
             return None
@@ -93,6 +103,7 @@ class _Finder:
         return spec
 
     def _executed(self, module: ModuleType) -> None:
+        """Remove this finder, and call the function with the module; does nothing if removed before."""
         if self in sys.meta_path:
             sys.meta_path.remove(self)
             self._then(module)
@@ -109,6 +120,7 @@ class _Loader:
         return getattr(self._loader, name)
 
     def exec_module(self, module: ModuleType) -> None:
+        """Put the real loader back into the module, execute the module, and call the function."""
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
@@ -117,7 +129,11 @@ class _Loader:
 
 
 def _cap_tensorflow(module: Any, environ: MutableMapping[str, str]) -> None:
-    """Cap TensorFlow; an unknown version is reported, and the program goes on."""
+    """Patch TensorFlow, so that the first use of a device caps all devices at the limit in the environment.
+
+    With the cap, the growth variable is removed from the environment. An unknown version or a refusal is reported on
+    standard error, and the program goes on.
+    """
     # Private, in versions 2.0 to 2.21: any use of a device initializes the context first.
     kind = getattr(sys.modules.get("tensorflow.python.eager.context"), "Context", None)
     initialize = getattr(kind, "ensure_initialized", None)
@@ -141,7 +157,10 @@ def _cap_tensorflow(module: Any, environ: MutableMapping[str, str]) -> None:
 
 
 def _limit_logical(config: Any, most: int) -> None:
-    """Limit the logical devices of each GPU to ``most`` MiB in total; scale down the program's own."""
+    """Limit the logical devices of each GPU to ``most`` MiB in total; scale down the program's own.
+
+    Memory growth is switched off on a GPU that gets new limits.
+    """
     for device in config.list_physical_devices("GPU"):
         chosen = [each.memory_limit for each in config.get_logical_device_configuration(device) or ()]
         if chosen and sum(chosen) <= most:
@@ -154,7 +173,10 @@ def _limit_logical(config: Any, most: int) -> None:
 
 
 def _cap(torch: Any, environ: MutableMapping[str, str]) -> None:
-    """Cap PyTorch; an unknown version is reported, and the program goes on."""
+    """Queue the cap in each backend of PyTorch, until its initialization; also in later registered backends.
+
+    An unknown version is reported on standard error, and the program goes on.
+    """
     queued: list[object] = []
 
     def queue_each() -> None:
@@ -178,6 +200,7 @@ def _cap(torch: Any, environ: MutableMapping[str, str]) -> None:
 
 
 def _try(then: Callable[[], None]) -> None:
+    """Call a function; report an exception on standard error instead of raising."""
     try:
         then()
     except Exception as error:  # noqa: BLE001 - an unknown version or device: the program goes on
@@ -185,6 +208,12 @@ def _try(then: Callable[[], None]) -> None:
 
 
 def _make_setter(torch: Any, backend: Any, environ: MutableMapping[str, str]) -> Callable[[], None]:
+    """Return a function that caps each device of a backend; errors are reported on standard error.
+
+    The cap is the least of the fraction and of the program's own settings, at the time of the call. From PyTorch 2.10
+    on, it is also written into the settings; see :func:`_write`. Without a fraction, nothing is capped.
+    """
+
     def set_each() -> None:
         fraction = _parse_fraction(environ.get(FRACTION_VARIABLE))
         if fraction is None:  # the share was released in between
@@ -200,7 +229,7 @@ def _make_setter(torch: Any, backend: Any, environ: MutableMapping[str, str]) ->
 
 
 def _write(torch: Any, part: float, environ: MutableMapping[str, str]) -> None:
-    """Add the cap to PyTorch's settings, if this build accepts the cap.
+    """Add the cap to PyTorch's settings and to their variable; change neither if this build refuses the cap.
 
     Not earlier, since a program may set the variable after the import of PyTorch.
     """
@@ -222,6 +251,7 @@ def _parse_setting(text: str) -> float | None:
 
 
 def _parse_fraction(text: str | None) -> float | None:
+    """Return the number in a text; None unless between 0 and 1, both excluded."""
     try:
         value = float(text or "nan")
     except ValueError:
@@ -230,9 +260,11 @@ def _parse_fraction(text: str | None) -> float | None:
 
 
 def _release(module: ModuleType) -> tuple[int, ...]:
+    """Return major and minor number of a module's version; empty if unknown."""
     numbers = re.match(r"(\d+)\.(\d+)", str(getattr(module, "__version__", "")))
     return tuple(int(number) for number in numbers.groups()) if numbers else ()
 
 
 def _report(framework: str, reason: object) -> None:
+    """Write on standard error that a framework is not capped, and the reason."""
     sys.stderr.write("anyaccel: {} takes no cap on memory here: {}\n".format(framework, " ".join(str(reason).split())))

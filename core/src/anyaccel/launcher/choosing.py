@@ -31,7 +31,7 @@ def count_capacity(inventory: Inventory, request: Request, most: int = MAX_CAPAC
         most: The count ends here, at :data:`MAX_CAPACITY` at the latest.
 
     Returns:
-        At least 1. For a request that falls back to the CPU, the number of processors of this process.
+        At least 1. For a request that falls back to the CPU, the number of processors of this process, up to ``most``.
 
     Raises:
         UnknownNameError, NeverFitsError: If the request does not fit at all.
@@ -62,7 +62,7 @@ def validate(term: Term, devices: Sequence[Device]) -> str | None:
 
 
 def make_choice(inventory: Inventory, request: Request) -> Choice:
-    """Return the choice of devices for a request; see :func:`cached`.
+    """Return the choice of devices for a request, kept by :func:`cached`.
 
     Raises:
         UnknownNameError: If no device has one of the names.

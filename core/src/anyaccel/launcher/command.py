@@ -79,6 +79,7 @@ def run(request: str | Sequence[str], command: Sequence[str] | str, **options: U
         NeverFitsError, NotFreeError, DeadlockError: If the request cannot be served, or not in time.
         EnforcementError: If the kernel cannot apply ``enforce`` or ``memory``.
         CommandNotFoundError, CommandNotRunnableError: If the command cannot be started.
+        subprocess.TimeoutExpired, subprocess.CalledProcessError: As for :func:`subprocess.run`.
 
     Examples:
         >>> program = "import anyaccel; print(anyaccel.current().devices[0].type)"
@@ -117,7 +118,7 @@ def run(request: str | Sequence[str], command: Sequence[str] | str, **options: U
 
 
 def _check_command(command: Sequence[str] | str, options: Mapping[str, Any]) -> str:
-    """Check a command before the wait for devices begins, and name the program.
+    """Check a command before the wait for devices begins, and name the program: ``sh`` for a string.
 
     Raises:
         UsageError: If there is no command, or an option of :func:`subprocess.run` does not fit it.
@@ -146,7 +147,14 @@ def _complete(
     capture_output: bool = False,
     **options: Any,
 ) -> Completed:
-    """Run a command like :func:`subprocess.run`, by the plan and the time limit of a lease."""
+    """Run a command like :func:`subprocess.run`, by the plan and the time limit of a lease.
+
+    Raises:
+        OSError: If the command cannot be started.
+        EnforcementError: If the command cannot be confined.
+        subprocess.TimeoutExpired: After ``timeout``; the command is killed, as by any exception.
+        subprocess.CalledProcessError: With ``check``, if the exit status is not 0.
+    """
     if input is not None:
         options["stdin"] = subprocess.PIPE
     if capture_output:
@@ -191,20 +199,24 @@ class _TimedEnd:
         self._thread: threading.Thread | None = None
 
     def begin(self, pid: int) -> None:
-        """Watch the command with a process id."""
+        """Start to watch the command with a process id, in a thread; does nothing without a time limit."""
         if self._limit is not None:
             what = self._limit, pid, process.start_time(pid) or 0
             self._thread = threading.Thread(target=self._watch, args=what, name="anyaccel-time", daemon=True)
             self._thread.start()
 
     def finish(self) -> None:
-        """Stop watching after the exit of the command; after a timeout, wait for the exit of the descendants, too."""
+        """Stop watching after the exit of the command.
+
+        After the time limit, wait for the exit of the descendants, too, and print the message about the limit.
+        """
         self._exited.set()
         if self._limit is not None and self._thread is not None and self.timed_out:
             self._thread.join()
             print_error(self._limit.message)
 
     def _watch(self, limit: TimeLimit, pid: int, started: int) -> None:
+        """Send the early signal in time, and end the processes at the limit, unless the command exits before."""
         countdown = Countdown(limit, self._mark, self._print_soon)
         while left := countdown.step():
             if self._exited.wait(min(left, _LONGEST_WAIT)):
@@ -213,7 +225,7 @@ class _TimedEnd:
         Teardown(combine_finds(find_carriers([self._mark]), find_tree({pid: started})), grace=limit.grace).run()
 
     def _print_soon(self, text: str) -> None:
-        """Print a line on standard error; a stopped terminal does not delay the end of the command."""
+        """Print a line on standard error in a thread, and wait ``_PRINT_SECONDS`` at most, as on a stopped terminal."""
         printing = threading.Thread(target=print_error, args=[text], name="anyaccel-time", daemon=True)
         printing.start()
         printing.join(_PRINT_SECONDS)

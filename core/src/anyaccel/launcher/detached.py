@@ -14,7 +14,9 @@ JOB_NAME = "anyaccel-job"
 
 
 def fork_child(body: Callable[[], int]) -> int:
-    """Run a function in a forked child, and return its process id; no other code of the caller runs there.
+    """Run a function in a forked child, and return its process id at once.
+
+    No other code of the caller runs there, exit handlers included.
 
     Args:
         body: The function; returns the exit status of the child. The child prints an exception on standard error.
@@ -29,7 +31,9 @@ def fork_child(body: Callable[[], int]) -> int:
 
 
 def start_helper(body: Callable[[int], int]) -> tuple[int, int]:
-    """Start a child tied to the life of this process, until the child calls :func:`process.live_on`.
+    """Start a child that the kernel kills with this process, until the child calls :func:`process.live_on`.
+
+    The caller reaps the child, and closes the descriptor.
 
     Args:
         body: As for :func:`fork_child`; called with the descriptor for a report.
@@ -60,8 +64,10 @@ def start_helper(body: Callable[[int], int]) -> tuple[int, int]:
 def start_detached(body: Callable[[int], int]) -> tuple[bytes, int]:
     """Start a helper in a new session, and wait for the report or the exit.
 
+    A helper that has reported runs on, and is not reaped.
+
     Args:
-        body: As for :func:`start_helper`.
+        body: As for :func:`start_helper`; a report has 64 bytes at most.
 
     Returns:
         The report and 0; nothing and the exit status if it exited without a report.
@@ -81,7 +87,12 @@ def start_detached(body: Callable[[int], int]) -> tuple[bytes, int]:
 
 
 def _run(body: Callable[[], int]) -> int:
-    """Call the function of a child, and return the exit status; print an exception on standard error."""
+    """Call the function of a child, and return the exit status; print an exception on standard error.
+
+    Returns:
+        The result of the function; 130 after an interrupt, without a message; the error's own status after an
+        AnyaccelError; 1 after any other exception.
+    """
     try:
         return body()
     except KeyboardInterrupt:

@@ -80,7 +80,7 @@ class WorkerEnvironment(Value):
     unlimited: str = ""
 
     def with_variables(self, variables: Mapping[str, str]) -> WorkerEnvironment:
-        """Return this environment with more variables."""
+        """Return this environment with more variables, or other values of variables."""
         return replace(
             self,
             set={**self.set, **variables},
@@ -176,14 +176,16 @@ def print_error(text: str) -> None:
 
 
 def with_allocation(made: WorkerEnvironment, allocation: Allocation) -> WorkerEnvironment:
-    """Return the environment with another description of the allocation."""
+    """Return the environment with another description of the allocation, also in the worker's variable."""
     return replace(made.with_variables({ALLOCATION_VARIABLE: _ENCODER.encode(allocation)}), allocation=allocation)
 
 
 def _regions(held: Mapping[str, Share], edits: Mapping[str, EnvEdits]) -> dict[str, tuple[str, int]]:
-    """Return the memory region and the bytes of each device with a share, by device id.
+    """Return the memory region and the held bytes of each device in a region to be limited, by device id.
 
-    A region in which a share has no known size is left out: its limit would be too low.
+    A region is limited if it has a share of known size. Then whole devices in the region count, too. A region in which
+    a device has no known size is left out: its limit would be too low. A name with a space or control characters is
+    ignored.
     """
     found = {}
     for device_id, share in held.items():
@@ -208,10 +210,14 @@ def _edits(
     *,
     confined: bool,
 ) -> tuple[dict[str, EnvEdits], list[str]]:
-    """Return the edits of every vendor on the machine, and warnings about devices left visible.
+    """Return the edits of the vendors on the machine, and warnings about devices left visible.
 
-    A vendor's process is asked only for edits that its detection did not report. There are no such sentences for a
-    confined worker: its sandbox reports what stays open.
+    A vendor outside the allocation edits only to hide its devices. If its plug-in cannot say how, there is a warning
+    and no edit. A vendor's process is asked only for edits that its detection did not report. There are no warnings
+    about visible devices for a confined worker: its sandbox reports what stays open.
+
+    Raises:
+        PluginError: If the plug-in of a vendor of the allocation cannot make its edits.
     """
     shares: dict[str, dict[str, Share]] = {}
     for device_id, share in held.items():
@@ -239,7 +245,13 @@ def _edits(
 
 
 def _warn_visible(report: VendorReport, edits: EnvEdits, what: str) -> list[str]:
-    """Return the gap of a worker with these edits that may see devices of a vendor: a sentence, or none."""
+    """Return the warning about a vendor's devices visible under some edits; empty if the devices are hidden.
+
+    Args:
+        report: The vendor's report.
+        edits: The vendor's edits.
+        what: The devices, as the object of a sentence.
+    """
     hides = report.maskable and bool(edits.set or edits.unset.difference(report.cleared))
     if hides and not report.masked_software:
         return []
@@ -249,6 +261,7 @@ def _warn_visible(report: VendorReport, edits: EnvEdits, what: str) -> list[str]
 
 
 def _warn_unknown(vendor: str, reason: str) -> str:
+    """Return the warning about a vendor whose plug-in cannot say how its devices are hidden."""
     return (
         f"devices of {vendor} may be open to the worker: {reason.rstrip('.')}; see 'anyaccel plugins {vendor}', or set"
         f" {DENY_VARIABLE}={vendor} where there are none"
@@ -258,6 +271,11 @@ def _warn_unknown(vendor: str, reason: str) -> str:
 def _ask_to_hide(
     report: VendorReport, inventory: Inventory, environ: Mapping[str, str], mask: Literal["id", "index"]
 ) -> EnvEdits:
+    """Ask a vendor's process for the edits that hide the vendor's devices, for ``HIDE_SECONDS`` at most.
+
+    Raises:
+        PluginError: If there is no valid answer in time.
+    """
     ctx = EnvContext(devices=inventory.of_vendor(report.vendor), environ=environ, mask=mask)
     return _vendor(report.vendor).env((), ctx, seconds=HIDE_SECONDS)
 
@@ -270,7 +288,7 @@ def _vendor(name: str) -> VendorProcess:
 
 
 def _keep_obeyed(edits: Mapping[str, EnvEdits], inventory: Inventory) -> dict[str, EnvEdits]:
-    """Drop the wish to unset a variable if another vendor on the machine obeys the variable."""
+    """Return the edits, without the removal of a variable that another vendor on the machine obeys."""
     here = [report for report in inventory.vendors if report.state in {VendorState.OK, VendorState.FAILED}]
     obeyed: set[str] = set()
     for report in here:
@@ -287,7 +305,7 @@ def _merge(edits: Mapping[str, EnvEdits], given: Collection[str]) -> tuple[dict[
     """Merge the vendors' edits.
 
     An edit of a vendor of the allocation wins over an edit that hides another vendor. Among vendors that are only to be
-    hidden, a value wins over the removal of the variable.
+    hidden, a value wins over the removal of the variable, and the first value over others.
 
     Args:
         edits: The edits, by vendor.
@@ -328,7 +346,13 @@ def _group_by_variable(edits: Mapping[str, EnvEdits]) -> dict[str, dict[str, str
 
 
 def _gaps(name: str, value: str | None, wanted: Mapping[str, str | None]) -> Iterator[str]:
-    """Return a warning for each vendor whose devices a variable would hide with another value."""
+    """Yield a warning for each vendor whose devices a variable would hide with another value than ``value``.
+
+    Args:
+        name: Name of the variable.
+        value: The value that the variable gets; None if unset.
+        wanted: The value needed by each vendor.
+    """
     for vendor, wish in wanted.items():
         if wish is not None and wish != value:
             winner = next(other for other, theirs in wanted.items() if theirs == value)
@@ -338,6 +362,7 @@ def _gaps(name: str, value: str | None, wanted: Mapping[str, str | None]) -> Ite
 
 
 def _conflict(name: str, wanted: Mapping[str, str | None]) -> str:
+    """Describe the conflict of the first two vendors over a variable, with the way out."""
     (first, one), (second, two) = list(wanted.items())[:2]
     if one is None or two is None:
         setter, other = (second, first) if one is None else (first, second)
@@ -348,7 +373,7 @@ def _conflict(name: str, wanted: Mapping[str, str | None]) -> str:
 
 
 def _fraction(share: Share | None) -> float | None:
-    """Return a share's fraction of the device's memory, rounded down; None for the whole, or if unknown."""
+    """Return a share's fraction of the device's memory, rounded down; None if no share, unknown, or below 0.0001."""
     if share is None or not share.memory_bytes or not share.device.memory_bytes:
         return None
     # Rounded down: two halves of a device must not add up to more than the device.
@@ -365,7 +390,13 @@ def _only_share(held: Mapping[str, Share]) -> Share | None:
 
 
 def _name_enforcement(allocation: Allocation, edits: Mapping[str, EnvEdits], *, cap: bool) -> Allocation:
-    """Return the allocation with the enforcement of each share, and the self-limiting frameworks."""
+    """Return the allocation with the enforcement of each part of a device, and the self-limiting frameworks.
+
+    Args:
+        allocation: The allocation; whole devices stay the same.
+        edits: The edits, which name the enforcement, by vendor.
+        cap: Whether frameworks are also capped.
+    """
 
     def named(share: Share) -> Share:
         edit = edits.get(share.device.vendor, EnvEdits())

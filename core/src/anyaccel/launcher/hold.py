@@ -80,6 +80,7 @@ class DeviceLease(OpenLease):
             options: Options of :class:`subprocess.Popen`. The default of ``env`` is :attr:`environ`.
 
         Raises:
+            EnforcementError: If the command cannot be confined.
             OSError: If the command cannot be started.
         """
         if self._started is None:
@@ -89,12 +90,16 @@ class DeviceLease(OpenLease):
         return replace(self.launch, mark=self._started, fds=self.fds).popen(command, **options)
 
     def release(self) -> None:
-        """Release the devices, after the exit of commands of :meth:`popen`. A second call has no effect."""
+        """Write the journal entry, and release the devices; a second call has no effect.
+
+        Devices on which commands of :meth:`popen` still run are left to these, until their exit. The cgroup is removed
+        if it is empty.
+        """
         self.end_lease(self._started)
         self.remove_group()
 
     def remove_group(self) -> None:
-        """Remove the cgroup of the lease, unless a process still runs there."""
+        """Remove the cgroup of the lease, unless a process still runs there; does nothing without a cgroup."""
         if self.launch.environment.group is not None:
             from anyaccel.launcher.limits import remove_group
 
@@ -152,12 +157,12 @@ def acquire(request: str | Sequence[str] | Request, **options: Unpack[AcquireOpt
 
     Raises:
         RequestError, UnknownNameError: If the request is invalid.
-        UnknownOptionError: If there is no such option.
+        UnknownOptionError, UsageError, ValueError: If there is no such option, or its value is invalid.
         NeverFitsError: If this machine, or the user's limits on it, can never serve the request.
         NotFreeError: If the devices were not free in time; the error names the holders.
         DeadlockError: If ``wait`` is None, and only this process could release what the request needs, but has no
             other thread to do so; the error says where the devices were acquired.
-        LedgerError: If leases cannot be kept on this machine.
+        LedgerError: If leases cannot be kept on this machine, or the request was cancelled.
         EnforcementError: If the kernel cannot apply ``memory`` or ``enforce``.
 
     Examples:
@@ -190,13 +195,28 @@ async def acquire_async(request: str | Sequence[str] | Request, **options: Unpac
 
 
 def _make_request(function: str, request: str | Sequence[str] | Request, options: AcquireOptions) -> LeaseRequest:
-    """Check the options of a public function, and make a request whose lease this process will hold."""
+    """Check the options of a public function, and make a request whose lease this process will hold.
+
+    Making it detects the machine, unless an inventory is given; see :class:`LeaseRequest` for the errors.
+
+    Args:
+        function: Name of the function, for messages.
+        request: The request.
+        options: Options of :func:`acquire`.
+
+    Raises:
+        UnknownOptionError, UsageError: If an option is unknown, or its value invalid.
+    """
     check_options(function, options, AcquireOptions.__annotations__)
     return LeaseRequest(request, marks.draw_for_process, options)
 
 
 def keep(lease: DeviceLease) -> DeviceLease:
-    """Make this process the holder of a lease; return the lease."""
+    """Make this process the holder of a lease; return the lease.
+
+    The process gets the mark for good, the journal entry begins, and the calling line is kept for messages about
+    deadlocks.
+    """
     note_own(lease.mark_process().begin_entry().lease)
     return lease
 
@@ -209,7 +229,9 @@ def take(
     grouped: bool = False,
     **options: Unpack[AcquireOptions],
 ) -> DeviceLease:
-    """Lease devices like :func:`acquire`, for a process with a mark.
+    """Lease devices like :func:`acquire`, for a process with a mark: this process does not become the holder.
+
+    No journal entry is begun. The errors are those of :func:`acquire`.
 
     Args:
         request: The request.
@@ -226,7 +248,7 @@ async def take_async(
     mark: MarkMaker,
     **options: Unpack[AcquireOptions],
 ) -> DeviceLease:
-    """Lease devices like :func:`take` with ``grouped``, on the running event loop."""
+    """Lease devices like :func:`take` with ``grouped``, on the running event loop; detection runs in a thread."""
     import asyncio
 
     pending = await asyncio.to_thread(LeaseRequest, request, mark, options, grouped=True)
@@ -235,6 +257,8 @@ async def take_async(
 
 class LeaseRequest:
     """A request for a lease, from the check of the options to the lease.
+
+    Making the object detects the machine, unless an inventory is given.
 
     Args:
         request: The request.
@@ -252,6 +276,14 @@ class LeaseRequest:
         ledger: The leases of the machine.
         want: The request to the ledger.
         scope: The ledger's names of the devices.
+
+    Raises:
+        RequestError, UnknownNameError: If the request is invalid.
+        NeverFitsError: If the machine can never serve the request.
+        EnforcementError: If the kernel cannot apply ``memory`` or ``enforce``.
+        StateDirectoryError: If leases cannot be kept on this machine.
+        UsageError: If a duration is invalid.
+        ValueError: If ``time`` is not more than 0.
     """
 
     def __init__(
@@ -301,7 +333,8 @@ class LeaseRequest:
     def get(self, finish: Callable[[DeviceLease], T]) -> T:
         """Wait for the devices, and return the result of ``finish``.
 
-        An error or an interrupt at any point leaves no device leased.
+        An error or an interrupt at any point leaves no device leased. Errors of the ledger, of the start plan, of
+        ``on_wait`` and of ``finish`` pass through.
 
         Args:
             finish: Called with the lease; its result goes to the caller.
@@ -330,18 +363,19 @@ class LeaseRequest:
             raise
 
     def _begin(self) -> Acquisition:
+        """Start the acquisition, and keep it for :meth:`_undo`; nothing is acquired yet."""
         self._attempt = self.ledger.begin(self.want, self.choose, **self._terms)
         return self._attempt
 
     def _undo(self) -> None:
-        """Release the lease after an error: the caller will never get the lease."""
+        """Release the lease after an error, or withdraw the request: the caller will never get the lease."""
         if self._made is not None:
             self._made.release()
         elif self._attempt is not None:  # an interrupt between the lease and its DeviceLease
             self._attempt.undo()
 
     def _observe_unleased(self, *, avoid_busy: bool) -> UnleasedUse | None:
-        """Return an observer of use without a lease; None if the request does not need the slow observation."""
+        """Return an observer of use without a lease, which is slow; None if the request has no need of observation."""
         if not avoid_busy and not any(term.filters for term in self.request.terms):
             return None
         from anyaccel.launcher.busy import UnleasedUse
@@ -349,7 +383,17 @@ class LeaseRequest:
         return UnleasedUse(self.inventory, self.request, self.environ, avoid_busy=avoid_busy)
 
     def _report_wait(self, place: int, records: tuple[LeaseRecord, ...]) -> None:
-        """Report the wait, or raise if the wait would never end."""
+        """Report the wait: to ``on_wait``, else to ``tell``, else once to the logger.
+
+        Does nothing before the acquisition has begun.
+
+        Args:
+            place: The queue position, 1 for the next.
+            records: The leases in the way, by the ledger's names.
+
+        Raises:
+            DeadlockError: If the wait has no limit, and only this thread could end it.
+        """
         if self._attempt is None:
             return
         if self._blocks:
@@ -366,7 +410,13 @@ class LeaseRequest:
             log_wait(sentence)
 
     def _refuse_deadlock(self) -> None:
-        """Raise if only this thread could release the devices of the request."""
+        """Check that another process or thread could release the devices of the request.
+
+        A process with another thread passes, and so does a request that fits beside the leases of this process.
+
+        Raises:
+            DeadlockError: If only this thread could release the devices.
+        """
         own = own_leases(self.ledger.path)
         if not own or has_other_threads():
             return
@@ -386,11 +436,20 @@ class LeaseRequest:
         )
 
     def _exceeds_limits(self, leases: Collection[str]) -> bool:
-        """Return whether some leases, by id, are enough to bring the user to a limit."""
+        """Return whether the request is over a limit of the user if only some leases, by id, count."""
         return bool(self.ledger.over_limits(self.want, self._terms["priority"], only=leases))
 
     def choose(self, taken: Mapping[str, Extent]) -> dict[str, Extent] | None:
-        """Choose free devices, by the ledger's names; None if the request does not fit."""
+        """Choose free devices, and keep the choice for :meth:`make_allocation`.
+
+        The choice also avoids use without a lease, which may be observed anew, if the request asks for that.
+
+        Args:
+            taken: The taken part of each device, by the ledger's names.
+
+        Returns:
+            The part of each device to hold, by the ledger's names; None if the request does not fit.
+        """
         leased = self.scope.to_devices(taken)
         unleased = {} if self._unleased is None else self._unleased.find_taken(leased)
         grants = self._choice.choose(leased | unleased)
@@ -400,11 +459,12 @@ class LeaseRequest:
         return self.scope.to_ledger(grants)
 
     def make_allocation(self, lease: Lease | None) -> Allocation:
-        """Make the allocation of the devices chosen last."""
+        """Make the allocation of the devices that :meth:`choose` chose last; without an id if ``lease`` is None."""
         lease_id = lease.id if lease else ""
         return Allocation(id=lease_id, request=self.request, grants=self._grants, confined=self._confined)
 
     def _make_lease(self, lease: Lease | None) -> DeviceLease:
+        """Plan the launch, and make the lease, kept for :meth:`_undo`; an error of the plan passes through."""
         allocation = self.make_allocation(lease)
         terms: dict[str, Any] = {"environ": self.environ, "lease": allocation.id, "grouped": self._grouped}
         # After the choice of devices, since the environment depends on them: an error here releases the lease.
@@ -414,7 +474,11 @@ class LeaseRequest:
         return self._made
 
     def _explain(self, error: DevicesBusyError | LimitError) -> NotFreeError | NeverFitsError:
-        """Make the error of a refused request, with the reasons of :func:`why`."""
+        """Make the error of a refused request, with the reasons of :func:`why` at this moment.
+
+        Returns:
+            :class:`NeverFitsError` for a limit of the user, else :class:`NotFreeError`.
+        """
         if isinstance(error, LimitError):
             return make_limit_error(self.request, error)
         verdict = self._judge()
@@ -425,5 +489,6 @@ class LeaseRequest:
         return NotFreeError(message, verdict=verdict, hint=verdict.hint)
 
     def _judge(self) -> Verdict:
+        """Judge the request at this moment by the ledger; see :func:`anyaccel.launcher.verdicts.judge`."""
         terms = {"time": self.want.seconds, "priority": self._terms["priority"]}
         return judge(self.inventory, self.request, self.ledger, self.environ, **terms)

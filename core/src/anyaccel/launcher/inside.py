@@ -80,11 +80,15 @@ class ProcessSetup(NamedTuple):
     def start(self, begin: Callable[[], T]) -> T:
         """Start a process by a function, in a thread from which the process inherits processors and sandbox.
 
-        A sandbox cannot be taken off again: with one, the function runs in a thread of its own, which then ends. Do not
-        tie the life of the process to its parent by a parent-death signal in that case: the parent is that thread.
+        Without a sandbox, the function runs in this thread, whose processors are restored afterwards. A sandbox cannot
+        be taken off again: with one, the function runs in a thread of its own, which then ends. Do not tie the life of
+        the process to its parent by a parent-death signal in that case: the parent is that thread.
 
         Args:
             begin: Starts the process.
+
+        Returns:
+            The result of ``begin``, whose exceptions pass through.
 
         Raises:
             EnforcementError: If the process cannot be confined.

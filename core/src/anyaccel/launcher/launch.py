@@ -47,11 +47,13 @@ class Launch(Value):
     fds: tuple[int, ...] = ()
 
     def popen(self, command: Sequence[str] | str, **options: Any) -> subprocess.Popen[Any]:
-        """Start a command like :class:`subprocess.Popen`.
+        """Start a command like :class:`subprocess.Popen`, by this plan.
+
+        The command gets mark, cgroup, processors and sandbox of the plan, and inherits the descriptors of the lease.
 
         Args:
             command: The command and its arguments; a string with ``shell=True``.
-            options: Options of :class:`subprocess.Popen`.
+            options: Options of :class:`subprocess.Popen`. The default of ``env`` is the environment of the plan.
 
         Raises:
             EnforcementError: If the process cannot be confined.
@@ -66,7 +68,9 @@ class Launch(Value):
         return self._inside.start(lambda: start_marked(command, self.mark, self.environment.group, **options))
 
     def spawn(self, command: Sequence[str], **attributes: Any) -> int:
-        """Start a command like :func:`os.posix_spawnp`, and return the process id.
+        """Start a command like :func:`os.posix_spawnp`, by this plan, and return the process id.
+
+        The command gets environment, mark, cgroup, processors and sandbox of the plan; ``fds`` are not passed on.
 
         Args:
             command: The command and its arguments.
@@ -83,7 +87,9 @@ class Launch(Value):
         return self._inside.start(lambda: os.posix_spawnp(words[0], words, environ, **attributes))
 
     def become(self, command: Sequence[str]) -> NoReturn:
-        """Replace this process by a command with the same terminal, signals and process id.
+        """Replace this process by a command, by this plan, with the same terminal, signals and process id.
+
+        Ends the vendors' processes first. Processors and sandbox stay on this process if the command cannot be started.
 
         Raises:
             EnforcementError: If the process cannot be confined.
@@ -101,7 +107,7 @@ class Launch(Value):
         become([*before, *command], environ)
 
     def make_setup(self, environ: Mapping[str, str] | None = None) -> ProcessSetup:
-        """Make the steps of a running process.
+        """Make the steps by which a running process follows this plan, with mark, cgroup and changed variables.
 
         Args:
             environ: The environment of the process; the one from which the plan was made if None.
@@ -128,6 +134,8 @@ class Launch(Value):
 
 def check_start(options: StartOptions, *, forked: bool = False) -> bool:
     """Check the options of a start against the kernel, before the wait for devices begins.
+
+    The amount of ``memory`` is not checked.
 
     Args:
         options: The options.
@@ -161,7 +169,7 @@ def plan_launch(
     grouped: bool = True,
     told: bool = True,
 ) -> Launch:
-    """Make a start plan.
+    """Make a start plan, and the cgroup of a worker with limits, which the caller removes after the exit.
 
     Args:
         allocation: The devices.
@@ -176,6 +184,7 @@ def plan_launch(
     Raises:
         EnforcementError: If the kernel cannot apply ``enforce`` or ``memory``.
         EnvConflictError, PluginError: If the environment or the sandbox cannot be made.
+        UsageError: If ``memory`` is invalid.
     """
     sandbox, enforce = None, options.get("enforce", False)
     if enforce:
@@ -215,7 +224,9 @@ def prepare(
     timeout: float = DEADLINE_SECONDS,
     **options: Unpack[StartOptions],
 ) -> Launch:
-    """Choose devices for a request and make the environment of the worker.
+    """Choose devices for a request, and make the start plan of the worker.
+
+    Nothing is leased, and leases do not count as taken. With ``memory``, a cgroup is made, which the caller removes.
 
     Args:
         request: The request.
@@ -233,7 +244,7 @@ def prepare(
 
     Raises:
         RequestError, UnknownNameError: If the request is invalid.
-        UnknownOptionError: If there is no such option.
+        UnknownOptionError, UsageError: If there is no such option, or its value is invalid.
         NeverFitsError, NotFreeError: If the request cannot be served.
         EnvConflictError, PluginError: If the environment cannot be made.
         EnforcementError: If the kernel cannot apply ``enforce`` or ``memory``.

@@ -56,7 +56,7 @@ def check_memory_limit(*, direct: bool = False) -> None:
 
 
 def limit_memory(made: WorkerEnvironment, memory: int | None = None, *, direct: bool = False) -> WorkerEnvironment:
-    """Make the cgroup of a worker before the start.
+    """Make the cgroup of a worker before the start; without limits, no group is made.
 
     The caller starts the worker in the group, and removes the group after the exit of the worker: see
     :func:`anyaccel.linux.cgroup.enter`, :func:`remove_group` and :func:`anyaccel.launcher.start.start_marked`.
@@ -68,7 +68,7 @@ def limit_memory(made: WorkerEnvironment, memory: int | None = None, *, direct: 
         direct: Whether this process or its fork server forks the worker, so that no wrapper program can run first.
 
     Returns:
-        The environment with the group, and with the limits in its allocation.
+        The environment with the group, and with the limits in its allocation; without a group if there is none.
 
     Raises:
         EnforcementError: If ``memory`` is given and the kernel cannot limit it.
@@ -97,7 +97,8 @@ def remove_group(group: WorkerGroup) -> str:
     """Remove an empty cgroup; with a process inside, the maker of the next cgroup does so later.
 
     Returns:
-        The reason why the kernel killed a process in the group; empty if it did not.
+        A clause with the limit of host memory, if the kernel killed a process in the group because of the limit; else
+        empty.
     """
     most = cgroup.remove(group.path)
     if most is None:
@@ -106,12 +107,20 @@ def remove_group(group: WorkerGroup) -> str:
 
 
 def _make_error(error: OSError | UnavailableError) -> EnforcementError:
+    """Make the error about a failed limit of host memory, with the remedy of an :class:`UnavailableError`."""
     remedy = getattr(error, "remedy", "look at that directory's owner and at what the kernel's log (dmesg) says")
     return EnforcementError(f"the kernel cannot limit the host memory of a worker: {error}", hint=remedy)
 
 
 def _add_group(made: WorkerEnvironment, group: WorkerGroup, memory: int | None, *, dmem: bool) -> WorkerEnvironment:
-    """Return the environment with a group, whose limits the allocation names."""
+    """Return the environment with a group, and with the limits in the allocation and in its variable.
+
+    Args:
+        made: The environment.
+        group: The group.
+        memory: Limit of host memory in bytes; None for no limit.
+        dmem: Whether the group limits device memory: it then enforces the shares of devices in ``regions``.
+    """
     allocation = replace(made.allocation, host_memory_bytes=memory)
     if dmem:
 

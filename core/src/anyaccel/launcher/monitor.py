@@ -49,16 +49,23 @@ def start_monitor(
 ) -> None:
     """Start the monitor of a lease for this process, or for the command in place of this process.
 
-    Call it before this process gets the mark, and while it has one thread. Does nothing if nothing is leased, if the
-    monitor would have nothing to do, or if no process can be made.
+    The monitor samples the devices, ends the processes when the lease's time is up, writes the journal entry, and
+    removes the cgroup. Call this function before this process gets the mark, and while it has one thread.
+
+    No monitor is started if nothing is leased, or if no process can be made; then there is no journal entry. If the
+    lease has no end, a process that ``stays`` gets a monitor only for samples, and otherwise writes the entry itself;
+    another process gets a monitor only for the journal or the cgroup.
 
     Args:
         lease: The lease.
         program: Name of the program that will run; the name of this process if empty.
         stays: Whether this process stays, enforces the time limit, and reports the end by
             :meth:`DeviceLease.finish_entry`. The monitor ends the processes that are left after this one has exited.
-        limit: The time limit, which the monitor records in the journal and prints on standard error (unless
-            ``stays``). If None, the monitor ends the processes silently at the end of the lease.
+        limit: The time limit, which the monitor records in the journal and prints on standard error (unless ``stays``).
+            If None, the monitor ends the processes silently at the end of the lease.
+
+    Raises:
+        OSError: If no descriptor is free.
     """
     if lease.lease is None:
         return
@@ -92,11 +99,16 @@ def start_monitor(
 
 
 def end_in_time(lease: str, until: float) -> None:
-    """Start a monitor to end the processes of a lease at a time. Call this function in a process with a single thread.
+    """Start a monitor to end the processes of a lease at a time, without a message and without a journal entry.
+
+    Call this function in a process with a single thread. Does nothing if no process can be made.
 
     Args:
         lease: Identity of the lease, which was left to the carriers of its mark.
         until: The time, in seconds since the boot.
+
+    Raises:
+        OSError: If no descriptor is free.
     """
     pipe = _start(lambda error: _LeaseWatch(lease, (), None, error).run(until, (0, 0), None), keep_error=False)
     if pipe is not None:
@@ -104,14 +116,19 @@ def end_in_time(lease: str, until: float) -> None:
 
 
 def _start(watch: Callable[[int], int], *, keep_error: bool) -> int | None:
-    """Start a process outside this one's children, and call a function there.
+    """Start a process outside this one's children, detach the process by :func:`_detach`, and call a function there.
+
+    Returns before the function ends.
 
     Args:
-        watch: Called with the descriptor of standard error; -1 for none.
+        watch: Called with the descriptor of standard error, -1 for none; returns the exit status.
         keep_error: Whether the process keeps standard error.
 
     Returns:
         The write end of a pipe whose read end is ``_STATUS`` of the process; None if no process can be made.
+
+    Raises:
+        OSError: If no descriptor is free for the pipe.
     """
     reader, writer = os.pipe()
 
@@ -138,7 +155,7 @@ class _StatusPipe:
         self._writer = writer
 
     def finish(self, status: int | None = None, *, timed_out: bool = False) -> None:
-        """Send the status, and close the pipe."""
+        """Send the status, and close the pipe; errors are ignored. Call it once."""
         with contextlib.suppress(OSError):
             os.write(self._writer, f"{'' if status is None else status} {int(timed_out)}".encode())
         with contextlib.suppress(OSError):
@@ -146,7 +163,11 @@ class _StatusPipe:
 
 
 def _read_status(pipe: int) -> tuple[int | None, bool]:
-    """Return the exit status from :class:`_StatusPipe`, None if unknown, and whether the time limit was reached."""
+    """Read the report of :class:`_StatusPipe`; does not wait.
+
+    Returns:
+        The exit status, None if unknown; and whether the time limit was reached, False without a report.
+    """
     os.set_blocking(pipe, False)
     try:
         status, timed_out = os.read(pipe, 64).split(b" ")
@@ -156,10 +177,17 @@ def _read_status(pipe: int) -> tuple[int | None, bool]:
 
 
 def _detach(status: int, *, keep_error: bool) -> int:
-    """Leave the terminal, and close all descriptors but a pipe, as ``_STATUS``, and possibly standard error.
+    """Turn this process into a monitor named ``NAME``, unaffected by SIGTERM and the signals of a terminal.
+
+    All descriptors are closed but the pipe and, possibly, a copy of standard error. The standard streams lead to
+    ``/dev/null``, and the working directory is ``/``.
+
+    Args:
+        status: Read end of the pipe, which becomes ``_STATUS``.
+        keep_error: Whether to keep a copy of standard error, as ``_ERROR``.
 
     Returns:
-        The descriptor of standard error; -1 for none.
+        The descriptor of the copy; -1 for none, or if standard error was closed.
     """
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -202,7 +230,10 @@ class _LeaseWatch:
         self._ledger = Ledger.open()
 
     def run(self, until: float | None, holder: tuple[int, int], sampler: Sampler | None) -> bool:
-        """Wait for the end of the lease.
+        """Wait for the end of the lease, and sample the devices meanwhile; stop the sampler at the end.
+
+        Unless the holder enforces the time limit, send the early signal, and end the processes at ``until``; again
+        after growing pauses while the lease lasts.
 
         Args:
             until: The end of the lease's time, in seconds since the boot; None for none.
@@ -210,7 +241,7 @@ class _LeaseWatch:
             sampler: Samples the devices meanwhile; None for none.
 
         Returns:
-            Whether the time limit ended the processes.
+            Whether the time limit ended the processes; False without a ``limit`` to print.
         """
         pid, start = holder
         if process.start_time(pid) != start:  # the id belongs to another process by now
@@ -245,7 +276,7 @@ class _LeaseWatch:
                 sampler.stop()
 
     def _holder_enforces(self, holder: tuple[int, int]) -> bool:
-        """Return whether the holder still lives and enforces the time limit."""
+        """Return whether the holder lives and enforces the time limit; after its exit, drop an early signal due."""
         if self._stays and process.gone(*holder):
             self._stays = False
             if _is_past(self._countdown.early_at):  # the holder has sent it
@@ -257,17 +288,20 @@ class _LeaseWatch:
         return min((each for each in (until, self._countdown.early_at) if each is not None), default=None)
 
     def _is_active(self) -> bool:
-        """Return whether the lease is active, as far as known."""
+        """Return whether the lease is active; True if the ledger cannot be read."""
         try:
             return self._ledger.find_carriers(self._lease) is not None
         except AnyaccelError:
             return True
 
     def _end(self, *, printed: bool) -> bool:
-        """End the processes of the lease; return whether there is a time limit to record.
+        """Print the time limit, and end the processes of the lease; errors of the ledger are ignored.
 
         Args:
             printed: Whether the time limit is on standard error already.
+
+        Returns:
+            Whether there is a time limit to record.
         """
         limit = self._limit
         if limit is not None and not printed:
@@ -277,7 +311,7 @@ class _LeaseWatch:
         return limit is not None
 
     def _print(self, text: str) -> None:
-        """Print a line on the command's standard error, or give up after ``_PRINT_SECONDS``."""
+        """Print a line on the command's standard error, if open, or give up after ``_PRINT_SECONDS``."""
 
         def give_up(*_: object) -> None:
             raise TimeoutError
@@ -294,17 +328,21 @@ class _LeaseWatch:
             signal.setitimer(signal.ITIMER_REAL, 0)
 
     def _close_error(self) -> None:
+        """Close the command's standard error, unless closed already."""
         if self._error >= 0:
             os.close(self._error)
             self._error = -1
 
 
 def _is_past(moment: float | None) -> bool:
+    """Return whether a moment, in seconds since the boot, has come; False for None."""
     return moment is not None and process.boot_seconds() >= moment
 
 
 def _wait(pid: int, pause: float, until: float | None, sampler: Sampler | None) -> bool:
     """Wait for the exit of a process, and sample the devices meanwhile.
+
+    A process that cannot be watched, such as one that has exited, is waited for ``_LOOK_SECONDS`` at most.
 
     Args:
         pid: The process; 0 for none.
@@ -313,7 +351,7 @@ def _wait(pid: int, pause: float, until: float | None, sampler: Sampler | None) 
         sampler: Samples the devices; None for none.
 
     Returns:
-        Whether the process is known to have exited.
+        True if the process was seen to exit; False at the end of the wait.
     """
     exited = -1
     if pid:

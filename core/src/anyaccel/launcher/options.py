@@ -138,7 +138,7 @@ def check_options(function: str, given: Mapping[str, object], *known: Iterable[s
 
 
 def read_seconds(name: str, value: float | str | None) -> float | None:
-    """Return an option's value in seconds, given a number or a text such as ``"1h30m"``.
+    """Return an option's value in seconds, given a number or a text such as ``"1h30m"``; a number is not checked.
 
     Args:
         name: Name of the option, for the message.
@@ -156,11 +156,13 @@ def read_seconds(name: str, value: float | str | None) -> float | None:
 
 
 def _join(values: tuple[object, ...]) -> str:
+    """Return values as code, in a list that ends with "or"."""
     *first, last = map(repr, values)
     return f"{', '.join(first)} or {last}"
 
 
 def _suggest(name: str, names: list[str]) -> str:
+    """Return a hint with the known name nearest to a wrong name; with all known names if none is near."""
     import difflib
 
     close = difflib.get_close_matches(name, names, n=1)

@@ -32,7 +32,11 @@ class RankOutput:
         self._reader, self._writer = os.pipe()
 
     def open(self, rank: int) -> list[tuple[int, int, int]]:
-        """Open terminals for a rank; return the file actions of ``posix_spawn`` that make them its streams."""
+        """Open terminals for a rank, for each stream of this process at a terminal.
+
+        Returns:
+            The file actions of ``posix_spawn`` that make the terminals the rank's streams.
+        """
         mark = f"[{rank}] ".encode()
         actions = []
         for stream in self._streams:
@@ -49,7 +53,10 @@ class RankOutput:
         return actions
 
     def start(self) -> None:
-        """Start to print, once all ranks have been started."""
+        """Close this process's ends of the ranks' terminals, and print in a thread.
+
+        Call this method after the start of all ranks.
+        """
         for side in self._sides:
             os.close(side)
         if self._lines:
@@ -57,7 +64,10 @@ class RankOutput:
             self._thread.start()
 
     def finish(self) -> None:
-        """Print what the ranks have written by now, and stop."""
+        """Print the output that the ranks have written by now, end the thread, and close the terminals.
+
+        Output that comes later, such as that of a child left behind, is lost.
+        """
         os.close(self._writer)
         if self._thread is not None:
             self._thread.join()
@@ -66,6 +76,7 @@ class RankOutput:
         os.close(self._reader)
 
     def _run(self) -> None:
+        """Print lines as they come, until :meth:`finish`; then print the rest, also without an end of line."""
         poll = select.poll()
         for descriptor in (*self._lines, self._reader):
             poll.register(descriptor, select.POLLIN)
@@ -81,7 +92,11 @@ class RankOutput:
                 return
 
     def _copy(self, main: int) -> bool:
-        """Print the complete lines on a terminal; return whether it can have more."""
+        """Print the complete lines on a terminal, and keep the unfinished line, unless too long.
+
+        Returns:
+            Whether the terminal can have more; False once each process with the terminal has exited.
+        """
         while True:
             try:
                 data = os.read(main, _CHUNK)
@@ -99,6 +114,7 @@ class RankOutput:
             self._rest[main] = rest
 
     def _print(self, main: int, lines: list[bytes], *, end: bytes = b"") -> None:
+        """Write lines with the rank's mark and ``end`` to the stream of a terminal; an error is ignored."""
         mark, stream = self._lines[main]
         data = b"".join(mark + line + end for line in lines)
         try:

@@ -40,8 +40,10 @@ def run_ranks(
 ) -> int:
     """Run a command once per device, and wait for the ranks. Ranks of a NUMA node divide the node's processors.
 
-    Signals go to all ranks and their children. If a rank fails, the others get SIGTERM, and SIGKILL after the grace
-    period. The signal mask of this thread stays changed: the process should exit afterwards.
+    Signals go to all ranks and their children; SIGTSTP also stops this process. If a rank fails, the others get
+    SIGTERM, and SIGKILL after the grace period, and standard error names the rank. The process should exit afterwards:
+    signal mask and SIGINT of this thread stay changed, it keeps adopting orphans, and the vendors' processes have
+    ended.
 
     Args:
         launch: The start plan of the job.
@@ -117,6 +119,15 @@ class _RankGroup:
         self._end = Teardown(find_tree(dict([process.me()])), grace=grace)  # it has no other children
 
     def start(self, launch: Launch, command: Sequence[str], rank: int) -> None:
+        """Start a rank, by a plan, as the leader of a process group.
+
+        Only rank 0 reads standard input, and only if that is no terminal. Signals ignored by Python get their default
+        action.
+
+        Raises:
+            EnforcementError: If the process cannot be confined.
+            CommandNotFoundError, CommandNotRunnableError: If the command cannot be started.
+        """
         # The kernel stops a process outside the terminal's foreground group when it reads from the terminal.
         with_input = rank == 0 and not os.isatty(0)
         actions: list[tuple[object, ...]] = [*self.output.open(rank)]
@@ -130,7 +141,15 @@ class _RankGroup:
         self._running[pid] = rank
 
     def wait(self, signals: set[signal.Signals]) -> int:
-        """Wait for the exit of the ranks; after a failure, also of their descendants."""
+        """Wait for the exit of the ranks; after a failure, end the other ranks and all descendants.
+
+        Args:
+            signals: The blocked signals, which are passed on to the ranks; SIGTSTP also stops this process.
+
+        Returns:
+            The exit status of the first rank that failed; 0 for none. Processes that remain are named on standard
+            error.
+        """
         while True:
             self._reap()
             pause = self._end.step() if self._status else LOOK_SECONDS
@@ -150,13 +169,13 @@ class _RankGroup:
         return self._status
 
     def kill(self) -> None:
-        """Kill the processes of the job, if a rank still runs."""
+        """Kill all descendants of this process, if a rank still runs, and wait for their exit."""
         if self._running:
             self._end.kill()
             self._end.run()
 
     def _reap(self) -> None:
-        """Record exited ranks, and reap orphans of the ranks."""
+        """Record exited ranks, print the first failure, and reap orphans of the ranks."""
         for pid in tuple(self._running):
             # Without reaping it: until the table is updated, no other process may get its id.
             end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -169,7 +188,7 @@ class _RankGroup:
         process.reap_children(self._running)
 
     def _report(self, rank: int, end: os.waitid_result) -> None:
-        """Print which rank has failed first, unless the whole job was ended from outside."""
+        """Print which rank has failed first, unless the time limit or a signal to end the job came before."""
         killed = end.si_code != os.CLD_EXITED
         over = self._limit is not None and self._limit.over
         if over or self._ended_from_outside or (killed and end.si_status in _ENDING):
@@ -179,6 +198,7 @@ class _RankGroup:
         )
 
     def _pass_on(self, number: signal.Signals) -> None:
+        """Send a signal to the process group of each running rank; SIGTERM also lets stopped processes continue."""
         for leader in self._running:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(leader, number)

@@ -35,10 +35,10 @@ def find_names(paths: Collection[str], nodes: Collection[Node]) -> set[str]:
 
 
 def find_nodes(directory: str, nodes: Collection[Node]) -> Iterator[str]:
-    """Find nodes of devices below a directory, also on mounted file systems in memory.
+    """Yield nodes of devices below a directory, also on mounted file systems in memory; links are not followed.
 
     Other file systems are not searched: a disk may be huge, and a network may never answer. See
-    :func:`find_unsearched`.
+    :func:`find_unsearched`. A directory that this process may not list is passed over.
     """
     below = _mounts_relative(directory)
     unasked = {mount.point for mount in below if mount.kind not in _IN_MEMORY | _ON_DISK}
@@ -83,7 +83,11 @@ def _mounts_relative(directory: str) -> list[MountPoint]:
 
 
 def _list_directory(directory: str) -> list[str]:
-    """Return the paths in a directory; none for a vanished directory, such as that of an unplugged device."""
+    """Return the paths in a directory; none for a vanished directory, such as that of an unplugged device.
+
+    Raises:
+        PermissionError: If the directory cannot be listed.
+    """
     try:
         return [os.path.join(directory, name) for name in os.listdir(directory)]
     except (FileNotFoundError, NotADirectoryError):
@@ -109,6 +113,7 @@ class MountPoint(NamedTuple):
 
 
 def _read_mounts() -> Iterator[MountPoint]:
+    """Yield the mounts that this process sees, in the order of mounting."""
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
         for line in file:
             before, _, after = line.partition(" - ")
@@ -118,6 +123,7 @@ def _read_mounts() -> Iterator[MountPoint]:
 
 
 def _unescape(text: str) -> str:
+    """Decode the octal escapes of ``/proc/self/mountinfo``."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
 
 
@@ -142,7 +148,7 @@ def _find_twins(path: str, mounts: list[MountPoint]) -> Iterator[str]:
 
 
 def _relative(path: str, directory: str) -> str | None:
-    """Return the rest of a path below a directory; None if the path is elsewhere."""
+    """Return the rest of a path below a directory, empty for the directory itself; None if the path is elsewhere."""
     if path == directory:
         return ""
     prefix = directory.rstrip("/") + "/"
@@ -150,7 +156,11 @@ def _relative(path: str, directory: str) -> str | None:
 
 
 def list_paths_around(closed: Collection[str]) -> Iterator[str]:
-    """Return the fewest paths around the closed files: whole directories without a closed file."""
+    """Yield the fewest paths around the closed files: whole directories without a closed file.
+
+    Args:
+        closed: Absolute paths without links.
+    """
     above = {parent for path in closed for parent in _parents(path)}
     pending = ["/"]
     while pending:
@@ -168,6 +178,7 @@ def list_paths_around(closed: Collection[str]) -> Iterator[str]:
 
 
 def _parents(path: str) -> Iterator[str]:
+    """Yield the directories above an absolute path, nearest first, up to the root."""
     while path != "/":
         path = os.path.dirname(path)
         yield path

@@ -50,7 +50,11 @@ class Rendezvous:
 
 
 def _bind_any_port() -> socket.socket:
-    """Return a socket bound to a free port on every address, of IPv6 and IPv4 if the machine has both."""
+    """Return a socket bound to a free port on every address, of IPv6 and IPv4 if the machine has both.
+
+    Raises:
+        OSError: If no port or descriptor is free.
+    """
     # Bound on every address: a framework may listen on any of them.
     both = socket.has_dualstack_ipv6()
     made = socket.socket(socket.AF_INET6 if both else socket.AF_INET, socket.SOCK_STREAM)

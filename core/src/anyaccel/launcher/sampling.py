@@ -60,7 +60,11 @@ class Sampler:
         return max(0.0, self._at - time.monotonic())
 
     def step(self) -> None:
-        """Begin a sample, read an arrived part of an answer, or give up a sample after its time."""
+        """Begin a sample, read an arrived part of an answer, or give up a sample after its time; return at once.
+
+        A complete sample goes to ``tell``. Sampling stops for good after three failures in a row, and if the devices
+        report neither load nor memory.
+        """
         over = not self.seconds
         if self._asking and (self._read() or over):
             self._done()
@@ -76,6 +80,11 @@ class Sampler:
         self._end()
 
     def _ask(self) -> None:
+        """Start a process to take a sample, which has ``LIMIT_SECONDS``.
+
+        Raises:
+            OSError: If no process or descriptor is free.
+        """
         # Not in this process: a plug-in may hang, and what it loads would stay in memory.
         self._asking, self.answer = start_helper(self._answer)
         os.set_blocking(self.answer, False)
@@ -83,7 +92,13 @@ class Sampler:
         self._at = time.monotonic() + LIMIT_SECONDS
 
     def _answer(self, write: int) -> int:
-        """Ask the vendors, and write load and used memory of each device to a descriptor."""
+        """Ask the vendors, and write load and used memory of each device to a descriptor, as JSON.
+
+        Runs in the sampling process.
+
+        Returns:
+            The exit status: 1, without an answer, if the vendors report problems alone.
+        """
         from anyaccel.inventory.observe import stats
 
         observed, problems = stats(self._inventory)
@@ -98,7 +113,7 @@ class Sampler:
         return 0
 
     def _read(self) -> bool:
-        """Read the arrived part of the answer; return whether the answer is complete."""
+        """Read the arrived part of the answer; return whether the answer is complete, or was broken off."""
         try:
             while chunk := os.read(self.answer, _CHUNK):
                 self._data += chunk
@@ -109,6 +124,10 @@ class Sampler:
         return True
 
     def _done(self) -> None:
+        """End the sampling process, pass the sample to ``tell``, and schedule the next.
+
+        An invalid answer is a failure. Without load and memory of any device, no further sample is taken.
+        """
         self._end()
         found = _decoded(self._data)
         if found is None:
@@ -122,17 +141,19 @@ class Sampler:
             self._at = float("inf")
 
     def _failed(self) -> None:
+        """Count a failure and schedule the next sample; stop sampling after three failures in a row."""
         self._failures += 1
         self._next()
         if self._failures >= _MOST_FAILURES:
             self._at = float("inf")
 
     def _next(self) -> None:
+        """Schedule the next sample, and double the pause after that, up to ``every``."""
         self._at = time.monotonic() + self._gap
         self._gap = min(2 * self._gap, self._every)  # a short lease gets a sample, a long one few
 
     def _end(self) -> None:
-        """Kill the sampling process, with which its children die."""
+        """Kill and reap the sampling process, with which its children die, and close the answer; at most once."""
         child, self._asking = self._asking, 0
         if not child:
             return
@@ -146,12 +167,16 @@ class Sampler:
 def make_sampler(
     inventory: Inventory, shares: tuple[Share, ...], tell: Callable[[Mapping[str, Stats]], object]
 ) -> Sampler | None:
-    """Make the sampler of leased devices; None for simulated or declared devices, or if the user wants no samples.
+    """Make the sampler of leased devices.
 
     Args:
         inventory: The machine.
-        shares: The leased shares.
+        shares: The leased shares; declared devices are left out.
         tell: As for :class:`Sampler`.
+
+    Returns:
+        The sampler; None if the machine is simulated, if no device is left, if the user wants no samples, or if the
+        configuration cannot be read.
     """
     devices = tuple({share.device.id: share.device for share in shares if not share.device.declared}.values())
     machine = inventory.machine

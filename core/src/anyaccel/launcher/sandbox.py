@@ -78,6 +78,14 @@ class Sandbox(Value):
         return call_in_thread(confined)
 
     def _restrict(self, *, check_open: bool) -> None:
+        """Confine the calling thread and its later children for good.
+
+        Args:
+            check_open: Whether to refuse if this process has a closed device open.
+
+        Raises:
+            EnforcementError: If the kernel refuses, if a closed path is no device node, or because of an open device.
+        """
         from anyaccel.launcher import reach
         from anyaccel.linux import landlock
 
@@ -153,7 +161,8 @@ def plan_sandbox(allocation: Allocation, inventory: Inventory, left_out: Invento
     """Decide which device nodes a worker may not open; changes nothing.
 
     Nodes of the worker's devices stay open, and nodes that all devices of their vendors share. All other nodes are
-    closed, also those that the devices of another vendor share.
+    closed, also those that the devices of another vendor share. If the plug-in of another device cannot name shared
+    nodes, only the listed nodes are closed, and ``gaps`` says so.
 
     Args:
         allocation: The devices of the worker.
@@ -188,7 +197,11 @@ def plan_sandbox(allocation: Allocation, inventory: Inventory, left_out: Invento
 
 
 def _find_needed(devices: Sequence[Device]) -> tuple[str, ...]:
-    """Return every node needed by devices of a vendor."""
+    """Return every node needed by devices of a vendor: nodes of the devices, and nodes of the whole vendor.
+
+    Raises:
+        PluginError: If the plug-in cannot name the shared nodes.
+    """
     from anyaccel.vendors.process import vendor_process
 
     shared = vendor_process(devices[0].vendor).container(devices).nodes
@@ -196,7 +209,7 @@ def _find_needed(devices: Sequence[Device]) -> tuple[str, ...]:
 
 
 def _warn_unknown(reports: Sequence[VendorReport]) -> Iterator[str]:
-    """Return warnings about vendors with unknown devices."""
+    """Yield a warning for each vendor whose detection failed, or that has devices which could not be read."""
     for report in reports:
         if report.state is VendorState.FAILED:
             yield _warn_failed(report.vendor, report.problem.reason if report.problem else "")
@@ -213,6 +226,7 @@ def _warn_shared(vendor: str, reason: str) -> str:
 
 
 def _warn_failed(vendor: str, reason: str) -> str:
+    """Return the warning about a vendor whose detection failed, with the reason, if known."""
     why = f": {reason.rstrip('.')}" if reason else ""
     return f"the detection of {vendor} failed, so that its device nodes are open to the worker{why}"
 
@@ -222,17 +236,28 @@ def _warn_unsearched(directory: str) -> str:
 
 
 def _warn_inseparable(name: str, nodes: Collection[str]) -> str:
+    """Return the warning about another device whose nodes are all open to the worker, or without a node."""
     if nodes:
         return f"{name} is open to the worker: each of its device nodes is needed by a device that the worker holds"
     return f"{name} may be open to the worker: its plug-in names no device node"
 
 
 def _make_error(reason: str) -> EnforcementError:
+    """Make the error about a worker that cannot be confined, with the way out."""
     return EnforcementError(f"the worker cannot be confined to its devices: {reason}; {_WAY_OUT}")
 
 
 def _stat_device(path: str, *, only: bool = False) -> Node | None:
-    """Return the device of a node; None if the node does not exist."""
+    """Return the device of a node; None if the path does not exist, or is no device node.
+
+    Args:
+        path: The node.
+        only: Whether another file is an error.
+
+    Raises:
+        EnforcementError: With ``only``, if the path exists and is no device node.
+        OSError: If the path cannot be inspected.
+    """
     from anyaccel.linux.landlock import node_of
 
     try:
@@ -247,7 +272,14 @@ def _stat_device(path: str, *, only: bool = False) -> Node | None:
 
 
 def _refuse_open(closed: Mapping[Node, str]) -> None:
-    """Raise if this process has such a device open: no sandbox closes a descriptor."""
+    """Check that this process has none of the devices open: no sandbox closes a descriptor.
+
+    Args:
+        closed: A path of each device.
+
+    Raises:
+        EnforcementError: If one is open.
+    """
     from anyaccel.linux.landlock import node_of
 
     # A descriptor stays usable in a sandbox, and child processes inherit it.

@@ -48,13 +48,15 @@ def open_scheduler(
             configuration does not grant the user so much, and :class:`~anyaccel.errors.LedgerError` if leases cannot be
             kept. If False, the scheduler is private to this process.
         environ: Environment whose ``ANYACCEL_STATE_DIR`` names the directory of leases; that of this process if None.
+            Only a shared scheduler reads it.
         policy: Order of service, limits of users, and backfill: an :class:`anyaccel.policy.Policy`. If None, priority
             and arrival alone decide, and no request has a known end.
 
     Raises:
         StateDirectoryError: If leases are to be shared, and no trustworthy directory for them exists.
-        UsageError: If ``inventory`` is no inventory; if several machines are to be shared, since leases are those of
-            one machine; or if a shared scheduler is given a policy, which the machine's configuration defines.
+        UsageError: If ``inventory`` is no inventory; if a mapping is to be shared, even of one machine, since leases
+            are those of one machine; or if a shared scheduler is given a policy, which the machine's configuration
+            defines.
 
     Examples:
         >>> scheduler = anyaccel.open_scheduler(anyaccel.detect("sim:H100:2"))

@@ -62,7 +62,10 @@ class Scope(Value):
 
     @classmethod
     def make(cls, inventory: Inventory, environ: Mapping[str, str]) -> Scope:
-        """Return the names for a process with an environment."""
+        """Return the names for a process with an environment; they are cached with the inventory.
+
+        The lease that the environment names counts only if it is active and covers this process.
+        """
         leased = environ.get(LEASE_VARIABLE, "")
         if leased:
             held = current(environ)
@@ -97,21 +100,21 @@ class Scope(Value):
         return cls(prefix=prefix, units=units, names=names, ids=ids, parts=parts, wholes=wholes)
 
     def keys(self, device_ids: Iterable[str]) -> frozenset[str]:
-        """Return the ledger's names of devices."""
+        """Return all ledger names of listed devices, given by id."""
         return frozenset().union(*map(self.names.__getitem__, device_ids))
 
     def with_parts(self, device_ids: Iterable[str]) -> frozenset[str]:
-        """Return devices with their parts: overlapping sets exclude each other."""
+        """Return device ids with the ids of all their parts: overlapping sets exclude each other."""
         ids = frozenset(device_ids)
         return ids.union(*(self.parts[each] for each in ids if each in self.parts)) if self.parts else ids
 
     def excluded_by(self, device_ids: Iterable[str]) -> frozenset[str]:
-        """Return devices with their parts and wholes."""
+        """Return the ids of devices and their parts, and of every device that has such a part."""
         ids = self.with_parts(device_ids)
         return ids.union(whole for whole, parts in self.parts.items() if not ids.isdisjoint(parts))
 
     def make_want(self, choice: Choice, inventory: Inventory) -> Want:
-        """Make the ledger request of a choice among the devices of a machine."""
+        """Make the ledger request of a choice among the devices of a machine; it is cached with the inventory."""
 
         def make() -> Want:
             ids = [device.id for device in choice.candidates]
@@ -136,7 +139,8 @@ class Scope(Value):
     def to_ledger(self, grants: Iterable[Grant]) -> dict[str, Extent]:
         """Return the granted part of each device, by the ledger's names; rounded up, so shares never overlap.
 
-        A share of a device that is no longer listed counts as a share of a whole device.
+        The devices of which a granted device is a part are added as divided. A device that is no longer listed keeps
+        its fraction of a whole device.
         """
         held: dict[str, Extent] = {}
         lost: dict[str, Device] = {}
@@ -157,8 +161,8 @@ class Scope(Value):
     def to_devices(self, taken: Mapping[str, Extent]) -> dict[str, Extent]:
         """Return the taken part of each device, by device id, given the ledger's count by name.
 
-        If a device has several names, the most taken one counts. A device is also taken if a holder that sees other
-        devices has a part of it, or a device of which it is a part.
+        If a device has several names, the most taken one counts. A device is also taken, as a whole, if a holder that
+        sees other devices has a part of it, or a device of which it is a part. Names of other devices are ignored.
         """
         found: dict[str, Extent] = {}
         divided = set()
@@ -204,14 +208,14 @@ class Scope(Value):
         return {name: locks for name, locks in found.items() if locks}
 
     def _to_units(self, device_id: str, units: int) -> int:
-        """Convert the ledger's units, of which UNITS_PER_DEVICE are a whole device, to units of a device."""
+        """Convert the ledger's units, of which UNITS_PER_DEVICE are a whole device, to a device's units, rounded up."""
         return -(-units * self.units[device_id] // UNITS_PER_DEVICE)
 
     def select_records(self, records: Iterable[LeaseRecord]) -> tuple[LeaseRecord, ...]:
-        """Return the lease records of devices in this scope, with the devices' ids and units.
+        """Return the lease records of devices in this scope, with the devices' ids and units; others are dropped.
 
         Several parts of a device become one record. A lease of a device also holds its parts, and the devices of which
-        it is a part: their records name the device in ``through``.
+        it is a part: their records count them as whole, and name the device in ``through``.
         """
         found: dict[tuple[str, str], LeaseRecord] = {}
         further: list[tuple[str, LeaseRecord]] = []
@@ -235,12 +239,16 @@ class Scope(Value):
 
 
 def _names(device: Device, prefix: str) -> tuple[str, ...]:
-    """Return the ledger's names of a device, given their common prefix."""
+    """Return the ledger's names of a device, given their common prefix: its physical parts, else vendor and id."""
     return tuple(prefix + part for part in device.occupies) or (device_name(device.vendor, device.id, prefix),)
 
 
 def _find_places(inventory: Inventory, vendor: str) -> Iterator[tuple[Device, tuple[str, ...], bool]]:
-    """Return the devices of a vendor, with their directories in sysfs, and whether these are shared."""
+    """Yield the detected devices of a vendor, with their directories in sysfs, and whether these are shared.
+
+    A directory is shared if the device is a part, lists physical parts, or has the directory in common with another
+    device.
+    """
     report = inventory.report(vendor)
     own = [device for device in inventory.of_vendor(vendor) if not device.declared]
     nodes = {

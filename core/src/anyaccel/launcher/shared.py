@@ -48,14 +48,18 @@ class SharedScheduler(Scheduler):
         self._waits: dict[int, _QueuedRequest] = {}
 
     def release(self, allocation: Allocation) -> None:
-        """Release the lease of an allocation; see :meth:`Scheduler.release`."""
+        """Release an allocation and its lease, and write the journal entry; see :meth:`Scheduler.release`.
+
+        Raises:
+            ValueError: If the allocation is not held by this scheduler.
+        """
         super().release(allocation)
         opened = self._leases.pop(allocation.id, None)
         if opened is not None:
             opened.end_lease()
 
     def cancel(self, ticket: Ticket) -> bool:
-        """Leave the queue; see :meth:`Ticket.cancel`."""
+        """Leave the queue, also that of the machine; return whether the ticket waited. See :meth:`Ticket.cancel`."""
         waited = super().cancel(ticket)
         wait = self._waits.pop(ticket.number, None) if waited else None
         if wait is not None:
@@ -77,7 +81,12 @@ class SharedScheduler(Scheduler):
     # Leases, with the lock held
 
     def _update(self, machine: str, inventory: Inventory | None) -> list[Ticket]:
-        """Take over a changed machine. Each request in the queue keeps the place, and waits for the new devices."""
+        """Take over a changed machine. Each request in the queue keeps the place, and waits for the new devices.
+
+        Returns:
+            The settled tickets, for the caller to notify: requests that now run on the CPU, and requests that failed
+            because the new wait could not begin.
+        """
         self._drop_others()
         if inventory is not None:  # leases of another machine are named by it, and the name may list its devices
             inventory = replace(inventory, machine=self.inventory.machine)
@@ -98,7 +107,10 @@ class SharedScheduler(Scheduler):
         return settled
 
     def _read_leases(self, time: float | None = None) -> ActiveLeases:
-        """Enter every active lease into the books, and what is withheld from a request with a time limit."""
+        """Enter every active lease into the books, in place of the last reading, and return the leases.
+
+        Devices that are withheld from a request with a time limit in seconds are entered as well.
+        """
         held = ActiveLeases.read(self.inventory, self._ledger, self._environ, time=time)
         self._drop_others()
         self._own.recount()
@@ -110,16 +122,31 @@ class SharedScheduler(Scheduler):
         return held
 
     def _drop_others(self) -> None:
+        """Remove the entries of the last reading from the books."""
         for key in self._others:
             self._own.release(key)
         self._others.clear()
 
     def _waiting(self, plan: RequestPlan, number: int, priority: int, time: float | None, user: int | None) -> Waiting:
+        """Return the queue policy's view of a request, with the time limit.
+
+        Raises:
+            ValueError: If a user is given: the kernel tells the user of a lease.
+        """
         if user is not None:
             raise ValueError(f"user must be None where leases are shared: the kernel tells whose they are (got {user})")
         return replace(super()._waiting(plan, number, priority, time, user), seconds=time)
 
     def _try(self, waiting: Waiting, plan: RequestPlan, note: str) -> Allocation | None:
+        """Lease the devices of a new request if they are free and no earlier request is ahead; else return None.
+
+        A request that can never fit runs on the CPU, if permitted. The calling line is kept for messages about
+        deadlocks.
+
+        Raises:
+            NeverFitsError: If a limit of the user refuses the request for good.
+            LedgerError: If leases cannot be kept.
+        """
         if not plan.ever_fits:
             return super()._try(waiting, plan, note)
         # Earlier requests of this program have tickets in the machine's queue, but maybe not yet.
@@ -138,6 +165,7 @@ class SharedScheduler(Scheduler):
         return self._take(pending, lease, note, waited=0.0)
 
     def _make_request(self, plan: RequestPlan, waiting: Waiting) -> LeaseRequest:
+        """Make the request to the ledger for a plan, on the present machine, with lost devices as known names."""
         inventory, names = self.inventory, self._own.layout.names  # with the names of devices that were lost
         choice = cached(inventory, plan.request, lambda: Choice(inventory, plan.request, validate, names))
         time = waiting.seconds
@@ -158,7 +186,7 @@ class SharedScheduler(Scheduler):
         return choose
 
     def _take(self, pending: LeaseRequest, lease: Lease, note: str, *, waited: float) -> Allocation:
-        """Enter a new lease into the books."""
+        """Enter a new lease into the books, mark this process, begin the journal entry, and return the allocation."""
         self._drop_others()  # a question in between has entered this lease as that of another process
         allocation = pending.make_allocation(lease)
         self._leases[allocation.id] = (
@@ -175,11 +203,13 @@ class SharedScheduler(Scheduler):
         return []  # the tickets wait in the machine's queue
 
     def _place_in_line(self, ticket: Ticket) -> int:
+        """Return the later of the ticket's positions in this program and in the machine's queue; 0 when not waiting."""
         own = super()._place_in_line(ticket)
         wait = self._waits.get(ticket.number)
         return max(own, wait.position) if own and wait else own
 
     def _judge(self, plan: RequestPlan, waiting: Waiting) -> Verdict:
+        """Judge a request by the leases and withheld devices, read anew, then by limits of the user."""
         held = self._read_leases(waiting.seconds)
         verdict = held.with_ways_out(super()._judge(plan, waiting))
         if not plan.ever_fits:
@@ -187,6 +217,7 @@ class SharedScheduler(Scheduler):
         return apply_limits(verdict, self._ledger.over_limits(self._make_request(plan, waiting).want, waiting.priority))
 
     def _ahead(self, plan: RequestPlan, waiting: Waiting) -> dict[str, str]:
+        """Return earlier tickets of this program by id, and the number of requests of other programs under ``line``."""
         found = super()._ahead(plan, waiting)
         wait = self._waits.get(waiting.number)
         if wait:
@@ -199,12 +230,22 @@ class SharedScheduler(Scheduler):
         return found if others <= 0 else {**found, "line": f"{others} of other programs"}
 
     def _wait_in_line(self, ticket: Ticket) -> None:
-        """Let a ticket wait for devices of the current machine, at the former place; the caller holds the lock."""
+        """Let a ticket wait for devices of the current machine, at the former place; the caller holds the lock.
+
+        A wait that runs already is cancelled and replaced. Errors of the wait itself go to the ticket.
+
+        Raises:
+            AnyaccelError: If the request to the ledger cannot be made.
+        """
         pending = self._make_request(ticket.plan, ticket.waiting)
         wait = self._waits.setdefault(ticket.number, _QueuedRequest())
         wait.start(lambda: self._wait(ticket, pending, wait))
 
     async def _wait(self, ticket: Ticket, pending: LeaseRequest, wait: _QueuedRequest) -> None:
+        """Wait for the lease of a ticket, and settle the ticket with the allocation, or with the error.
+
+        The lease is released if the ticket was cancelled, or the machine changed, in the meantime.
+        """
         choosing = self._make_choose(pending)
 
         def choose(taken: Mapping[str, Extent]) -> Mapping[str, Extent] | None:
@@ -236,6 +277,7 @@ class SharedScheduler(Scheduler):
             lease.release()
 
     def _fail(self, ticket: Ticket, error: Exception) -> None:
+        """Settle and notify a ticket with an error; does nothing if the ticket has left the queue."""
         with self._lock:
             self._waits.pop(ticket.number, None)
             if not self._leave(ticket):
@@ -260,29 +302,35 @@ class _QueuedRequest:
         self._task: asyncio.Task[None] | None = None
 
     def report(self, place: int, records: tuple[LeaseRecord, ...]) -> None:  # noqa: ARG002 -- read again by each question
-        """Store the position."""
+        """Store the queue position; the records are not kept."""
         self.position = place
 
     def start(self, run: Callable[[], Awaitable[None]]) -> None:
-        """Begin a wait after the end of the previous wait; may be called by any thread."""
+        """Have the previous wait cancelled, and the next begin after that; return before. Any thread may call this."""
         _wait_thread.call(self._start, run)
 
     def stop(self) -> None:
-        """Stop waiting; may be called by any thread."""
+        """Have the wait cancelled, and return before its end; does nothing while the process exits.
+
+        Any thread may call this.
+        """
         with suppress(RuntimeError):  # the process is exiting, and has left the queue
             _wait_thread.call(self._stop)
 
     def _start(self, run: Callable[[], Awaitable[None]]) -> None:
+        """Cancel the previous wait, and begin the next after its end; runs in the thread of the waits."""
         previous = self._task
         self._stop()
         self._task = asyncio.get_running_loop().create_task(_after(previous, run))
 
     def _stop(self) -> None:
+        """Cancel the current wait, if any; runs in the thread of the waits."""
         if self._task is not None:
             self._task.cancel()
 
 
 async def _after(previous: asyncio.Task[None] | None, run: Callable[[], Awaitable[None]]) -> None:
+    """Wait until another task has ended, in any way, then await the result of a function."""
     if previous is not None:
         await asyncio.wait([previous])
     await run()
@@ -298,7 +346,11 @@ class _WaitThread:
         tidy_in_child(self._drop_in_child)
 
     def call(self, function: Callable[..., None], *arguments: object) -> None:
-        """Call a function in the thread."""
+        """Have the thread call a function, and return before; the first call starts the thread.
+
+        Raises:
+            RuntimeError: If the thread has ended, since the process is exiting.
+        """
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
@@ -309,7 +361,10 @@ class _WaitThread:
 
     @staticmethod
     def _leave_queue(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
-        """Leave the queue, when the process exits."""
+        """Cancel all waits, and end the thread, when the process exits; gives up after 5 s.
+
+        Does nothing in a forked child, which has no such thread.
+        """
         if not thread.is_alive():  # in a forked child
             return
 

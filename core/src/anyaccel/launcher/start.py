@@ -51,6 +51,8 @@ def start_marked(
 ) -> subprocess.Popen[Any]:
     """Start a command like :class:`subprocess.Popen`, with a mark on the command and its descendants.
 
+    A wrapper program sets the mark, enters the group, and becomes the command, with the same process id.
+
     Args:
         command: The command and its arguments.
         mark: The mark; empty for none.
@@ -85,6 +87,8 @@ def make_wrapper(
 ) -> list[str]:
     """Return the words of a wrapper to mark a program and put the program into a cgroup; empty if not needed.
 
+    The words go in front of the command's arguments, the first included.
+
     Args:
         program: The program.
         mark: The mark; empty for none, or if this process carries the mark already.
@@ -109,6 +113,7 @@ def make_wrapper(
 
 @cache
 def _prlimit() -> str | None:
+    """Return the path of ``prlimit(1)``; None if not installed."""
     import shutil
 
     return shutil.which("prlimit")
@@ -130,7 +135,9 @@ def check_program(program: str, environ: Mapping[str, str] | None = None, direct
 
 
 def become(command: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
-    """Replace this process by a command with an environment.
+    """Replace this process by a command with an environment, which also finds the program by its ``PATH``.
+
+    SIGPIPE and SIGXFSZ get their default action, also if the command cannot be started.
 
     Raises:
         CommandNotFoundError, CommandNotRunnableError: If the command cannot be started.
@@ -145,7 +152,7 @@ def become(command: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
 
 
 def make_start_error(program: str, error: OSError) -> CommandNotFoundError | CommandNotRunnableError:
-    """Make the error of a failed start of a command."""
+    """Make the error of a failed start: not found if the file or a directory is missing, else not runnable."""
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
         return CommandNotFoundError(f"the command {program!r} was not found; check its name and PATH")
     reason = os.strerror(error.errno) if error.errno else str(error)

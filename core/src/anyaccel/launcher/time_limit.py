@@ -69,7 +69,8 @@ class EarlySignal(Value):
     def send(self, mark: Mark) -> int:
         """Send the signal to each process of this user with a mark and a handler for the signal.
 
-        A shell or a data loader without a handler gets no signal: the default action would end the process.
+        A shell or a data loader without a handler gets no signal: the default action would end the process. Errors are
+        ignored.
 
         Returns:
             The number of processes that got the signal.
@@ -95,6 +96,11 @@ class EarlySignal(Value):
 
 
 def _signal(name: str) -> int:
+    """Return the signal with a number, or with a name in capitals, with or without SIG.
+
+    Raises:
+        ValueError: If there is no such signal.
+    """
     if name.isascii() and name.isdecimal():
         return signal.Signals(int(name))
     try:
@@ -157,7 +163,7 @@ class TimeLimit(Value):
         return describe_timeout(self.seconds)
 
     def send_early(self, mark: Mark) -> str:
-        """Send the early signal to the carriers of a mark, and return a message for people."""
+        """Send the early signal to the carriers of a mark, and return a message for people; empty without a signal."""
         if self.early is None:
             return ""
         count = self.early.send(mark)
@@ -185,7 +191,11 @@ class Countdown:
         self._tell = tell
 
     def step(self) -> float:
-        """Send a due early signal; return the seconds until the next step, 0 once the limit is reached."""
+        """Send a due early signal, once, and pass the message on.
+
+        Returns:
+            Seconds until the next step: 0 once the limit is reached, infinite without a limit.
+        """
         if self._limit is None:
             return math.inf
         if self.early_at is not None and process.boot_seconds() >= self.early_at:
@@ -230,18 +240,21 @@ def check_early(text: str | None, seconds: float | None) -> EarlySignal | None:
 
 
 def format_limit(seconds: float) -> str:
-    """Format a time limit, with fractions of a second."""
+    """Format a time limit: below a minute in seconds, with fractions, else in whole units."""
     return f"{seconds:g}s" if seconds < _MINUTE else elapsed(seconds)
 
 
 def print_line(text: str, descriptor: int = 2) -> None:
-    """Write a line to a descriptor, standard error by default; errors are ignored."""
+    """Write a line to a descriptor, standard error by default, after ``anyaccel:``; errors are ignored."""
     with contextlib.suppress(OSError):
         os.write(descriptor, f"anyaccel: {text}\n".encode(errors="replace"))
 
 
 def append_line(text: str, path: str) -> None:
-    """Append a line to a log; an unfinished line before gets a line break."""
+    """Append a line to a log, after ``anyaccel:``; an unfinished line before gets a line break.
+
+    Errors are ignored: a log that is missing, or is a link, gets no line.
+    """
     # O_NOFOLLOW: the log is in a directory to which the job itself can write.
     with contextlib.suppress(OSError):
         log = os.open(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)

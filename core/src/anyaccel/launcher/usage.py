@@ -69,7 +69,10 @@ class UsageMeter:
         self._open = True
 
     def add_sample(self, stats: Mapping[str, Stats]) -> None:
-        """Add a sample of the devices' load and memory, for the time since the last sample of each device.
+        """Add a sample of the devices' load and memory; devices outside the lease are ignored.
+
+        A load stands for the time since the last load of the device, or since the start. Memory counts for the peak
+        only.
 
         Args:
             stats: The sample, by device id.
@@ -82,7 +85,9 @@ class UsageMeter:
                 self._sampled[name] = now
 
     def finish(self, status: int | None = None, *, timed_out: bool = False) -> None:
-        """Write the entry, once.
+        """Write the entry, once; with ``added_up``, add a lease under ``SHORT_SECONDS`` to a sum that is written later.
+
+        Does nothing if the user keeps no journal. An entry that cannot be written is lost.
 
         Args:
             status: Exit status of the command; None if it is unknown.
@@ -133,7 +138,7 @@ class OpenLease:
         self._writer: EntryWriter | None = None
 
     def start_meter(self, program: str = "") -> UsageMeter:
-        """Start to measure the use of the devices.
+        """Return a meter of the use of the devices, which starts now and is not attached.
 
         Args:
             program: Name of the program that uses the devices; the name of this process if empty.
@@ -141,7 +146,9 @@ class OpenLease:
         return UsageMeter(self.allocation, self.note, waited=self.waited, program=program)
 
     def begin_entry(self, program: str = "") -> Self:
-        """Begin the journal entry, which is written when the lease ends; return the same object.
+        """Begin the journal entry, written when the lease ends or this process exits; return the same object.
+
+        Does nothing if nothing is held.
 
         Args:
             program: As of :meth:`start_meter`.
@@ -151,7 +158,10 @@ class OpenLease:
         return self
 
     def mark_process(self) -> Self:
-        """Put the mark of the lease on this process, which holds the devices for itself; return the same object."""
+        """Put the mark of the lease on this process for good: it holds the devices for itself. Return the same object.
+
+        Does nothing if nothing is held.
+        """
         if self.lease:
             marks.put(self.lease.mark)
             self._carried = True
@@ -161,8 +171,8 @@ class OpenLease:
         """Set the writer of the journal entry.
 
         Args:
-            writer: The writer, called when the lease ends.
-            at_exit: Whether the writer is also called when this process exits before.
+            writer: The writer, called once when the lease ends.
+            at_exit: Whether the writer is also called when this process exits before. In a forked child it is not.
         """
         self._writer = writer
         if at_exit:
@@ -170,11 +180,11 @@ class OpenLease:
         _register_exit()
 
     def finish_entry(self, status: int | None = None, *, timed_out: bool = False) -> None:
-        """Write the journal entry now, unless written already.
+        """Write the journal entry now by the attached writer; does nothing without one, such as the second time.
 
         Args:
             status: Exit status of the command on the devices; None if there was none.
-            timed_out: Whether the time limit ended the command.
+            timed_out: Whether the time limit ended the command; :attr:`timed_out` counts as well.
         """
         writer, self._writer = self._writer, None
         if writer is not None:
@@ -203,12 +213,14 @@ tidy_in_child(_open_writers.clear)  # the parent holds the devices, and writes t
 
 @cache
 def _register_exit() -> None:
+    """Have :func:`_finish_all` called when this process exits; only the first call has an effect."""
     import atexit
 
     atexit.register(_finish_all)
 
 
 def _finish_all() -> None:
+    """Write the entries of all open leases and the sums; from now on, each short lease is written at once."""
     while _open_writers:
         _open_writers.pop().finish()
     _short_leases.pause = 0.0  # the exit handlers of pools run after this one
@@ -216,7 +228,11 @@ def _finish_all() -> None:
 
 
 def _add_sample(used: Used, seen: Stats, seconds: float) -> Used:
-    """Return the usage of a device with another sample, which stands for ``seconds``."""
+    """Return the usage of a device with another sample, which stands for ``seconds``.
+
+    The sample raises the peak of memory, and counts towards the mean load, and the idle time if the load is low.
+    Without a load or a time, only memory counts.
+    """
     if seen.memory_used_bytes is not None:
         used = replace(used, memory_peak_bytes=max(used.memory_peak_bytes or 0, seen.memory_used_bytes))
     if seen.utilization is None or seconds <= 0:
@@ -258,7 +274,7 @@ class _ShortLeases:
         self._entries = {}
 
     def flush(self) -> None:
-        """Write the sums."""
+        """Write the sums, and begin new ones."""
         with self._lock:
             entries, self._entries = list(self._entries.values()), {}
             self._flushed = time.monotonic()
@@ -267,6 +283,7 @@ class _ShortLeases:
 
 
 def _sum(first: JournalEntry, more: JournalEntry) -> JournalEntry:
+    """Return an entry for two of a kind: times, leases and timeouts are added; the rest is the first entry's."""
     return replace(
         first,
         ended=max(first.ended, more.ended),

@@ -28,6 +28,7 @@ _active: ProcessLease | None = None
 
 @tidy_in_child
 def _drop_in_child() -> None:
+    """Clear the lease and the calls in a forked child: the parent has both."""
     global _active  # noqa: PLW0603 - a process has one environment
     _calls.clear()
     _active = None
@@ -53,7 +54,7 @@ class ProcessLease(DeviceLease):
         return {name: value for name, value in outer.items() if self._former.get(name, value) is not None}
 
     def repeat(self, request: Request) -> None:
-        """Record another call of :func:`use` with the same request.
+        """Record another call of :func:`use` with the same request; from then on, no ``with`` statement can begin.
 
         Raises:
             UsageError: If the request differs, or if the lease ends with a ``with`` statement of other code.
@@ -63,7 +64,10 @@ class ProcessLease(DeviceLease):
         self._repeated = True
 
     def release(self) -> None:
-        """Release the devices, and restore the variables; does nothing the second time, or in a forked child.
+        """Release the devices as :class:`DeviceLease` does; restore the variables and the calling thread's processors.
+
+        Does nothing the second time, or in a forked child. A variable that the program has changed stays, and so does
+        the mark.
 
         Warns:
             RuntimeWarning: If a vendor's runtime is loaded: it keeps its part of the devices until this process exits.
@@ -92,12 +96,18 @@ class ProcessLease(DeviceLease):
             )
 
     def __enter__(self) -> Self:
+        """Return the lease, to be released at the end of the statement.
+
+        Raises:
+            UsageError: If several calls of :func:`use` returned the lease.
+        """
         if self._repeated:  # other code relies on the lease until the process exits
             raise self._refusal()
         self._in_scope = True
         return self
 
     def _refusal(self) -> UsageError:
+        """Make the error of a use that the lease of this process does not permit."""
         return UsageError(
             f"this process uses {self._names} already",
             hint="release that first (in a notebook, %accel release), or ask for all at once, as in"
@@ -106,6 +116,7 @@ class ProcessLease(DeviceLease):
 
     @property
     def _names(self) -> str:
+        """The ids of the devices, for messages."""
         return ", ".join(device.id for device in self.devices) or "no devices"
 
 
@@ -130,7 +141,8 @@ def use(request: str | Sequence[str] | Request, **options: Unpack[AcquireOptions
         ``with`` statement releases the devices at its end, :meth:`ProcessLease.release` at once.
 
     Raises:
-        UsageError: If this process uses other devices already, or these devices in a ``with`` statement.
+        UsageError: If this process uses other devices already, or these devices in a ``with`` statement; if another
+            thread is in this function; or if an option is invalid, or applies only to a process before its start.
         UnknownOptionError: If there is no such option.
         AlreadyLoadedError: If the runtime of a vendor on the machine is loaded in this process.
         NeverFitsError, NotFreeError, DeadlockError, LedgerError: As for :func:`anyaccel.acquire`.
@@ -173,7 +185,7 @@ def use(request: str | Sequence[str] | Request, **options: Unpack[AcquireOptions
 
 
 def _begin(hold: DeviceLease) -> ProcessLease:
-    """Set the environment of this process to the devices of a lease."""
+    """Make this process the holder of a lease, and set its environment to the devices; on an error, undo both."""
     global _active  # noqa: PLW0603 - a process has one environment
     made = ProcessLease(keep(hold))
     try:
@@ -191,7 +203,7 @@ def get_process_lease() -> ProcessLease | None:
 
 
 def refuse_if_loaded(inventory: Inventory) -> None:
-    """Check that no vendor's runtime has read its variables in this process yet.
+    """Check that no runtime of a vendor on the machine is loaded in this process: a runtime reads its variables once.
 
     Raises:
         AlreadyLoadedError: If the runtime of a vendor on the machine is loaded.
@@ -209,7 +221,7 @@ def refuse_if_loaded(inventory: Inventory) -> None:
 
 
 def find_loaded(libraries: Collection[str]) -> str:
-    """Return the path of the first loaded shared library of a list; empty for none.
+    """Return the path of the first shared library mapped into this process whose name is wanted; empty for none.
 
     Args:
         libraries: Beginnings of the file names, such as ``libacme.so``.

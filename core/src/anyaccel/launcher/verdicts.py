@@ -45,10 +45,13 @@ def why(
         where: ``machine``, ``declare`` and ``timeout`` as for :func:`anyaccel.detect`.
 
     Returns:
-        The verdict, with reasons and the nearest request that fits.
+        The verdict, with reasons and the nearest request that fits. If the request can ever fit, ``gaps`` warns of
+        devices that would stay open to the worker.
 
     Raises:
         RequestError, UnknownNameError: If the request is invalid.
+        UsageError: If ``time`` is no duration.
+        MachineError: If there is no such machine.
         ConfigurationError: If the machine's configuration is invalid or untrusted.
         StateDirectoryError: If the ledger cannot be read.
 
@@ -73,7 +76,7 @@ def estimate_start(
     time: float | None = None,
     inventory: Inventory,
 ) -> float | None:
-    """Estimate when a new request would start if every lease lasts until its time limit.
+    """Estimate when a new request of this user would start if every lease lasts until its time limit.
 
     Args:
         request: The request, which fits the machine.
@@ -90,7 +93,7 @@ def estimate_start(
 
 
 def leases(inventory: Inventory, environ: Mapping[str, str] | None = None) -> tuple[LeaseRecord, ...]:
-    """Return the active leases of a machine: a record for each device of each lease.
+    """Return the active leases, drains and reservations of a machine: a record for each device of each.
 
     Raises:
         StateDirectoryError: If the ledger cannot be read.
@@ -122,7 +125,12 @@ def find_limits(request: Request, *, time: float | None, priority: int, inventor
 
 
 def apply_limits(verdict: Verdict, limits: Sequence[OverLimit]) -> Verdict:
-    """Return the verdict under exceeded limits: never, or not until the user releases devices."""
+    """Return the verdict with the exceeded limits as reasons, and their remedies as ways out.
+
+    With a lasting limit, the request never fits, for the lasting limits alone. Else it does not fit until the user
+    releases devices. The nearest requests are dropped. Without limits, or if the request never fits anyway, the verdict
+    stays the same.
+    """
     if not limits or not verdict.ever_fits:
         return verdict
     lasting = [each for each in limits if each.lasting]
@@ -141,7 +149,7 @@ def apply_limits(verdict: Verdict, limits: Sequence[OverLimit]) -> Verdict:
 
 
 def make_limit_error(request: Request, error: LimitError) -> NeverFitsError:
-    """Make the error of a request refused because of a limit of the user."""
+    """Make the error of a request refused because of a limit of the user, with a verdict that it never fits."""
     reasons = tuple(Reason(code=ReasonCode.LIMIT, message=each) for each in error.reasons)
     ways_out = tuple(error.hint.splitlines())
     verdict = Verdict(request=request, fits_now=False, ever_fits=False, reasons=reasons, ways_out=ways_out)
@@ -157,7 +165,14 @@ def judge(
     time: float | None,
     priority: int,
 ) -> Verdict:
-    """Judge a new request by leases, limits and earlier requests; arguments as for :func:`why`."""
+    """Judge a new request by the leases, then by the user's limits, then by earlier requests.
+
+    A request over a limit is not compared with the queue. Arguments are as for :func:`why`, ``time`` in seconds.
+
+    Raises:
+        ConfigurationError: If the machine's configuration is invalid or untrusted.
+        StateDirectoryError: If the ledger cannot be read.
+    """
     verdict = judge_beside(ActiveLeases.read(inventory, ledger, environ, time=time), inventory, request)
     if not verdict.ever_fits:
         return verdict
@@ -172,7 +187,10 @@ def judge(
 
 
 def judge_beside(held: ActiveLeases, inventory: Inventory, request: Request) -> Verdict:
-    """Judge a request by the active leases of a machine alone, without limits and earlier requests."""
+    """Judge a request by the active leases of a machine alone, without limits and earlier requests.
+
+    Ways out include the hints of the leases in the way.
+    """
     scheduler = local_scheduler(inventory)
     for lease, devices in held.devices.items():
         scheduler.occupy(devices, holder=lease, note=held.holders[lease])
@@ -196,7 +214,16 @@ class ActiveLeases(Value):
     def read(
         cls, inventory: Inventory, ledger: Ledger, environ: Mapping[str, str], *, time: float | None = None
     ) -> ActiveLeases:
-        """Read the leases from the ledger, and what is withheld from a request of this user with a time limit.
+        """Read the active leases, and the devices withheld from a request of this user with a time limit.
+
+        A device that is taken only through another listed device is missing in ``devices``. A lease file that is not
+        understood, a drain and a reservation count under an id of their own.
+
+        Args:
+            inventory: The machine.
+            ledger: The ledger.
+            environ: The environment of the process, for :meth:`Scope.make`.
+            time: Time limit of the request in seconds; None for none.
 
         Raises:
             StateDirectoryError: If the ledger cannot be read.
@@ -223,7 +250,7 @@ class ActiveLeases(Value):
         )
 
     def with_ways_out(self, verdict: Verdict) -> Verdict:
-        """Return the verdict with hints about the leases in the way."""
+        """Return the verdict with the hints of the leases on devices in the way; unchanged if the request fits now."""
         if verdict.fits_now:
             return verdict
         blocking = {device for reason in verdict.reasons for device in reason.devices}
@@ -232,13 +259,13 @@ class ActiveLeases(Value):
 
 
 def _make_want(inventory: Inventory, request: Request, environ: Mapping[str, str], time: float | None) -> Want:
-    """Make the ledger request of a new request."""
+    """Make the ledger request of a new request with a time limit in seconds, None for none."""
     want = Scope.make(inventory, environ).make_want(make_choice(inventory, request), inventory)
     return replace(want, seconds=time)
 
 
 def _find_gaps(request: Request, inventory: Inventory, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return warnings about devices left open to a worker; empty if the environment cannot be made."""
+    """Return warnings about devices left open to a worker, served on an idle machine; empty on any error."""
     with contextlib.suppress(AnyaccelError):
         allocation = local_scheduler(inventory).allocate(request)
         return worker_environment(allocation, inventory, environ=environ).allocation.gaps

@@ -33,7 +33,7 @@ tidy_in_child(_own.clear)
 
 
 def note_own(lease: Lease | None) -> None:
-    """Remember a lease of this process and the acquiring line of the program.
+    """Remember a lease of this process and the acquiring line of the program; drop released leases.
 
     Args:
         lease: The lease, which only the program releases; None for no devices.
@@ -47,7 +47,10 @@ def note_own(lease: Lease | None) -> None:
 
 
 def own_leases(path: str) -> Mapping[str, tuple[Lease, str]]:
-    """Return the active leases of :func:`note_own` in a state directory, with their lines, by id."""
+    """Return the leases of :func:`note_own` in a state directory, with their lines, by id.
+
+    Released leases are left out, and leases whose files were removed.
+    """
     return {
         key: (lease, place)
         for key, (lease, place) in tuple(_own.items())
@@ -71,7 +74,10 @@ def _find_calling_line() -> str:
 
 
 def describe_holder(record: LeaseRecord) -> str:
-    """Describe the holder of a device: user, process, since when, and for what."""
+    """Describe the holder of a device: user, process, since when, for what, and the line of a lease of this process.
+
+    The text for a drain or reservation is its reason.
+    """
     words = record.note or record.request or record.command
     if record.state in BLOCKED:
         return record.reason
@@ -86,7 +92,9 @@ def describe_holder(record: LeaseRecord) -> str:
 def describe_wait(
     place: int, holders: tuple[LeaseRecord, ...], limits: Iterable[OverLimit], inventory: Inventory
 ) -> str:
-    """Describe the obstacles of a request: the user's limits, then each device once, with the first holders.
+    """Return a sentence with the queue position and the obstacles of a request: limits, then devices and holders.
+
+    Devices with the same holders stand together; of these groups, the first four are named.
 
     Args:
         place: The queue position, 1 for the next.
@@ -111,7 +119,7 @@ def describe_wait(
 
 
 def log_wait(sentence: str) -> None:
-    """Log the description of a wait: on standard error, unless the program configures logging otherwise."""
+    """Log the description of a wait as a warning: on standard error, unless the program configures logging."""
     import logging
 
     logging.getLogger(LOGGER).warning("anyaccel: %s", printable(sentence))

@@ -19,6 +19,8 @@ from anyaccel.scheduler import Verdict, asked, goes_by, parse_request
 def find_devices(inventory: Inventory, name: str) -> tuple[Device, ...]:
     """Return the devices with a name, in any state: an id, or one term of a request such as ``GPU`` or ``GPU/0-3``.
 
+    The count of the term and all further terms are ignored.
+
     Args:
         inventory: The machine.
         name: The name.
@@ -72,6 +74,7 @@ def drain(
     Raises:
         RequestError, UnknownNameError: When a name is wrong.
         LeasePermissionError: When this user is neither root nor the owner of the state directory.
+        LedgerError: When the drain cannot be written.
     """
     environ = os.environ if environ is None else environ
     devices = {device.id for name in names for device in find_devices(inventory, name)}
@@ -81,7 +84,7 @@ def drain(
 def undrain(
     inventory: Inventory, names: Sequence[str], environ: Mapping[str, str] | None = None
 ) -> tuple[DeviceBlock, ...]:
-    """End drains.
+    """End drains; with an error, none ends.
 
     Args:
         inventory: The machine.
@@ -95,6 +98,7 @@ def undrain(
         UsageError: When a device is not drained.
         RequestError, UnknownNameError: When a name is wrong.
         LeasePermissionError: When this user is neither root nor the owner of the state directory.
+        LedgerError: When the blocks cannot be read or written.
     """
     environ = os.environ if environ is None else environ
     ledger, scope = Ledger.open(environ), Scope.make(inventory, environ)
@@ -121,7 +125,7 @@ def reserve(  # noqa: PLR0917 -- in the order of the command's arguments
     note: str = "",
     environ: Mapping[str, str] | None = None,
 ) -> DeviceBlock:
-    """Reserve whole devices for a user and a time.
+    """Reserve whole devices for a user and a time, out of the devices that are certain to be free then.
 
     Args:
         inventory: The machine.
@@ -136,10 +140,12 @@ def reserve(  # noqa: PLR0917 -- in the order of the command's arguments
         The reservation.
 
     Raises:
-        UsageError: When the times or the request make no sense.
+        UsageError: When the times or the request make no sense, or there is no such user.
+        UnknownNameError: When no device has one of the names.
         NeverFitsError: When the machine has no such devices.
         NotFreeError: When they may be in use then: by a lease without an earlier end, or another reservation.
         LeasePermissionError: When this user is neither root nor the owner of the state directory.
+        LedgerError: When the reservation cannot be written.
     """
     if not max(begin, time.time()) < end:
         raise UsageError("a reservation must end after its start, and in the future")

@@ -64,10 +64,13 @@ class Callee:
         return self._core.settings.preparation.plain
 
     def call(self, method: Method, args: Any, kwargs: Any) -> CallFuture[Any]:
-        """Call a method after the calls that came before.
+        """Pickle a call of a method and queue it behind earlier calls; an exception of pickling fails the call.
+
+        Returns:
+            The future of its result. If the actor is dead, it fails.
 
         Raises:
-            RuntimeError: When the actor was closed.
+            RuntimeError: When the actor was closed, or belongs to the parent of this process.
         """
         call = self.prepare(get_call_name(method, args))
         try:
@@ -79,13 +82,15 @@ class Callee:
         return call.future
 
     def prepare(self, method: str) -> Call:
-        """Make a call of a method, without its arguments."""
+        """Make a call of a method, without its arguments and without queueing the call."""
         call = Call(f"{self.name}.{method}", self.options, self._on_cancel)
         call.kind = MessageKind.METHOD
         return call
 
     def enter(self, call: Call) -> None:
-        """Queue a call by a note to the reactor; any thread may.
+        """Copy the arguments' buffers, and queue a call by a note to the reactor; any thread may.
+
+        A dead actor fails the call.
 
         Raises:
             RuntimeError: When the actor was closed, or belongs to the parent of this process.
@@ -98,6 +103,7 @@ class Callee:
         reactor().call_soon(partial(self._enter, call))
 
     def _enter(self, call: Call) -> None:
+        """Queue a call and have a worker take calls; fail the call if the actor is dead."""
         if self.death is not None:
             call.fail(self._make_gone_error(self.death))
             return
@@ -105,15 +111,15 @@ class Callee:
         self._pull()
 
     def _pull(self) -> None:
-        """Have a worker take calls from the queue."""
+        """Have a worker take calls from the queue; each subclass defines how."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Take no more calls, and exit after the queued calls; any thread may."""
+        """Take no more calls, and exit after the queued calls. Returns at once; any thread may call it."""
         raise NotImplementedError
 
     def stop(self, grace: float) -> None:
-        """End at once, with so many seconds between SIGTERM and SIGKILL; any thread may."""
+        """End at once, with so many seconds between SIGTERM and SIGKILL, without waiting for that; any thread may."""
         raise NotImplementedError
 
     def _make_gone_error(self, death: WorkerError) -> BrokenWorkerError:
@@ -125,12 +131,14 @@ class Callee:
         return error
 
     def _fail_waiting(self, death: WorkerError) -> None:
+        """Remove all queued calls, and fail each with a new error."""
         waiting = tuple(self.queue)
         self.queue.clear()
         for call in waiting:
             call.fail(self._make_gone_error(death))
 
     def _on_cancel(self, call: Call) -> None:
+        """Have the engine handle a cancelled call."""
         self._core.on_cancel(call)
 
 
@@ -160,28 +168,37 @@ class ActorState(Callee):
         return self.construction.future
 
     def _pull(self) -> None:
+        """Have the worker take calls from the queue; no effect without a worker."""
         if self.member is not None:
             self.member.pull()
 
     def close(self) -> None:
-        """Take no more calls, and exit after the queued calls; any thread may."""
+        """Take no more calls, and exit after the queued calls. Returns at once; any thread may call it.
+
+        No effect in a forked child.
+        """
         if not self._core.foreign:
             reactor().call_soon(self._close)  # before the flag: an interrupt may come in between
             self.closing = True
 
     def _close(self) -> None:
+        """Take no more calls, and shut down a worker without work; another one is shut down after its last call."""
         self.closing = True
         member = self.member
         if member is not None and not (member.outstanding or self.queue or member.ending):
             member.shut_down()
 
     def stop(self, grace: float) -> None:
-        """End at once, with so many seconds between SIGTERM and SIGKILL; any thread may."""
+        """End at once, with so many seconds between SIGTERM and SIGKILL, without waiting for that; any thread may.
+
+        No effect in a forked child.
+        """
         if not self._core.foreign:
             reactor().call_soon(partial(self._stop, grace))
             self.closing = True
 
     def _stop(self, grace: float) -> None:
+        """Stop the worker; without one, fail the construction and the queued calls."""
         self.closing = True
         if self.member is not None:
             self.member.stop(grace)
@@ -190,7 +207,11 @@ class ActorState(Callee):
             self._core.on_cancel(self.construction)
 
     def next_for(self, member: Any) -> Call | None:
-        """Take the next call from the queue, if the worker accepts it."""
+        """Take the next pending call from the queue; drop the cancelled calls before.
+
+        Returns:
+            The call; None if there is none, or the worker does not accept it now.
+        """
         while self.queue and not self.queue[0].is_pending():  # cancelled
             self.queue.popleft()
         if not self.queue or not member.accepts(self.queue[0]):
@@ -198,7 +219,7 @@ class ActorState(Callee):
         return self.queue.popleft()
 
     def put_back(self, calls: list[Call]) -> None:
-        """Put calls back in front of the queue."""
+        """Put calls back in front of the queue, in the given order."""
         self.queue.extendleft(reversed(calls))
 
     def set_death(self, death: WorkerError) -> None:
@@ -206,12 +227,16 @@ class ActorState(Callee):
         self.death = self.death or death
 
     def on_gone(self, death: WorkerError) -> None:
-        """Fail the construction and the queued calls, because the worker has gone."""
+        """Fail the construction and the queued calls, because the worker has gone.
+
+        The first recorded death stays the reason for the calls. No effect on a construction with an outcome.
+        """
         self.set_death(death)
         self.construction.fail(death)
         self._fail_waiting(self.death or death)
 
     def _on_constructed(self, future: Future[Any]) -> None:
+        """Fail the queued calls if the construction has failed; no effect after a result or a cancellation."""
         cause = None if future.cancelled() else future.exception()
         if cause is not None:
             death = BrokenWorkerError(f"it could not be made: {type(cause).__name__}: {cause}")
@@ -219,6 +244,7 @@ class ActorState(Callee):
             self.on_gone(death)
 
     def _on_cancel(self, call: Call) -> None:
+        """Have the engine handle a cancelled call; a cancelled construction ends the actor and fails its calls."""
         super()._on_cancel(call)
         if call is self.construction:
             if self.member is not None:  # the object may have been made just now
@@ -282,7 +308,7 @@ class Actor(Generic[T]):
     def call(self, method: str, /, *args: Any, **kwargs: Any) -> CallFuture[Any]: ...
 
     def call(self, method: Method, /, *args: Any, **kwargs: Any) -> CallFuture[Any]:
-        """Call a method of the object.
+        """Call a method of the object, after earlier calls; return the future of its result.
 
         Args:
             method: The method as an attribute of its class, such as ``Model.score``, so that type checkers know its
@@ -291,16 +317,16 @@ class Actor(Generic[T]):
             kwargs: Keyword arguments of the method.
 
         Raises:
-            RuntimeError: When the actor was closed.
+            RuntimeError: When the actor was closed, or belongs to the parent of this process.
         """
         return self._state.call(get_method_name(method), args, kwargs)
 
     def close(self) -> None:
-        """Take no more calls, and exit after the queued calls."""
+        """Take no more calls, and exit after the queued calls. Returns at once; no effect in a forked child."""
         self._state.close()
 
     def kill(self) -> None:
-        """End the process at once. Calls without an answer fail."""
+        """Have the process killed, and return at once. Calls without an answer fail. No effect in a forked child."""
         self._state.stop(0)
 
     def __reduce__(self) -> str:

@@ -52,10 +52,11 @@ class ActorGroup(Callee):
             state.ready.add_done_callback(self._on_made)
 
     def begin(self) -> None:
-        """Start the construction of all actors.
+        """Start the construction of the first actors, as many as the group's size.
 
         Raises:
-            RuntimeError: When the pool was shut down.
+            RuntimeError: When the pool was shut down, or belongs to the parent of this process.
+            BrokenPoolError: When the pool is broken.
         """
         for state in self._first:
             self._core.enter(state.construction, self._work)
@@ -66,19 +67,29 @@ class ActorGroup(Callee):
         return self._ready
 
     def _enter(self, call: Call) -> None:
+        """Queue a call and have a free actor take calls; replace dead actors. A dead group fails the call."""
         super()._enter(call)
         if len(self._states) < self._size:
             self._replace()
 
     def close(self) -> None:
-        """Take no more calls, and exit after the queued calls; any thread may."""
+        """Take no more calls, and have each actor exit after the queued calls. Returns at once; any thread may call it.
+
+        No effect in a forked child.
+        """
         if not self._core.foreign:
             self.closing = True
             for state in tuple(self._states):
                 state.close()
 
     def stop(self, grace: float) -> None:
-        """End all actors at once, with so many seconds between SIGTERM and SIGKILL; any thread may."""
+        """End all actors at once, without replacements and without waiting for that; any thread may.
+
+        No effect in a forked child.
+
+        Args:
+            grace: Seconds between SIGTERM and SIGKILL.
+        """
         if not self._core.foreign:
             self.closing = True
             self._size = 0
@@ -86,7 +97,11 @@ class ActorGroup(Callee):
                 state.stop(grace)
 
     def on_actor_gone(self, state: _GroupedActor, death: WorkerError) -> None:
-        """Replace a dead actor; fail the queued calls if no actor is left."""
+        """Remove a dead actor, and replace it if calls wait and it had been constructed.
+
+        If no actor is left and none may be made, the group is dead and its queued calls fail. No effect the second
+        time.
+        """
         if state not in self._states:
             return
         self._states.remove(state)
@@ -99,13 +114,14 @@ class ActorGroup(Callee):
             self._fail_waiting(self.death)
 
     def _pull(self) -> None:
+        """Have the free actor with the fewest outstanding calls take calls from the queue, if an actor is free."""
         workers = (state.member for state in self._states)
         free = [member for member in workers if member is not None and member.free]
         if free:
             min(free, key=lambda member: len(member.outstanding)).pull()
 
     def _replace(self) -> None:
-        """Construct replacements of dead actors while calls wait."""
+        """Construct replacements of dead actors while calls wait; in a closed pool, replacements fail."""
         while self.queue and len(self._states) < self._size:
             state = _GroupedActor(self)
             self._states.append(state)
@@ -115,6 +131,10 @@ class ActorGroup(Callee):
                 state.on_gone(BrokenWorkerError(f"it cannot be made again: {error}"))
 
     def _on_made(self, _: Future[Any]) -> None:
+        """Count a first actor whose construction is over; after the last, set the outcome of :attr:`ready`.
+
+        The outcome is the first actor's exception by position, if any, else the process ids.
+        """
         self._unmade -= 1
         if self._unmade:
             return
@@ -139,16 +159,17 @@ class _GroupedActor(ActorState):
 
     @property
     def made(self) -> bool:
-        """Whether its object was constructed."""
+        """Whether the construction has succeeded."""
         return self.ready.done() and self.get_failure() is None
 
     def get_failure(self) -> BaseException | None:
-        """Return why the construction failed; None if it did not, or is not over."""
+        """Return why the construction failed or was cancelled; None if it succeeded, or is not over."""
         if self.ready.cancelled():
             return BrokenWorkerError("its construction was cancelled")
         return self.ready.exception() if self.ready.done() else None
 
     def _fail_waiting(self, death: WorkerError) -> None:
+        """Report the death to the group instead: the other actors may run the queued calls."""
         self._group.on_actor_gone(self, death)  # the other actors may run the calls
 
 
@@ -206,12 +227,18 @@ class Actors(Actor[T]):
     ) -> Results[Any]:
         """Call a method over arguments; the results come in their order. See :meth:`anyaccel.Pool.map`.
 
+        All calls are submitted at once.
+
         Args:
             method: The method as an attribute of its class, for type checkers, or its name; see :meth:`call`.
-            iterables: Its arguments, one from each.
+            iterables: Its arguments, one from each; the shortest decides.
             timeout: Seconds until all results must be there.
             batch: Number of calls that travel in one message.
             progress: As for :meth:`anyaccel.Pool.map`.
+
+        Raises:
+            ValueError: When ``batch`` is no whole number of 1 or more.
+            RuntimeError: When the actors were closed.
         """
         return self._run_all(method, iterables, timeout, batch, progress, in_order=True)
 
@@ -260,6 +287,12 @@ class Actors(Actor[T]):
         *,
         in_order: bool,
     ) -> Results[Any]:
+        """Submit a method over zipped arguments in batches; return the results, in order or as soon as they are there.
+
+        Raises:
+            ValueError: When ``batch`` is no whole number of 1 or more.
+            RuntimeError: When the actors were closed.
+        """
         check_batch(batch=batch)
         batches = Batches(
             zip(*iterables, strict=False),

@@ -66,7 +66,7 @@ class Options(Value):
     alike: int
 
     def for_actor_process(self) -> Options:
-        """Return these options for the process of an actor, which no other calls share."""
+        """Return these options with a kind of their own and no limit of calls, for the process of an actor."""
         return replace(self, max_calls=0, alike=next(_kind_numbers))
 
     @classmethod
@@ -80,7 +80,7 @@ class Options(Value):
         concurrency: int = 1,
         ahead: int = AHEAD,
     ) -> Options:
-        """Make options, with the number that equal requests share."""
+        """Make options; ``alike`` is the same number for equal ``needs`` and ``max_calls``, whatever the rest."""
         # A number, because each call looks it up several times, and a request takes long to hash.
         alike = _kinds.setdefault((needs, max_calls), next(_kind_numbers))
         return cls(
@@ -90,10 +90,10 @@ class Options(Value):
 
 
 def check_whole(least: int, **values: object) -> None:
-    """Check that arguments are whole numbers of at least so much.
+    """Check that each argument is a whole number of at least ``least``; booleans are refused.
 
     Raises:
-        UsageError: When one is not.
+        UsageError: When an argument is not; the message names it.
     """
     for name, value in values.items():
         if not is_whole(value, least):
@@ -101,7 +101,7 @@ def check_whole(least: int, **values: object) -> None:
 
 
 def is_whole(value: object, least: int) -> bool:
-    """Return whether a value is a whole number of at least so much."""
+    """Return whether a value is an int of at least ``least``, and no bool."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
@@ -112,7 +112,9 @@ class InterruptibleCondition(_thread.RLock, threading.Condition):  # type: ignor
         self._waiters: deque[Any] = deque()
 
     def wait_while(self, pending: Callable[[], bool], seconds: float | None) -> None:
-        """Wait without the lock until ``pending`` returns False and :meth:`notify_all` was called, or time is over.
+        """Return at once if ``pending`` returns False; else wait for :meth:`notify_all`, or until time is over.
+
+        The caller does not hold the lock, and ``pending`` is not asked again after the wait.
 
         :meth:`wait` is not interruptible: a signal handler may raise between the release of the lock and the statement
         that takes it again. Its caller then releases the lock twice, which is a RuntimeError. Here an exception of a
@@ -126,7 +128,7 @@ class InterruptibleCondition(_thread.RLock, threading.Condition):  # type: ignor
                 self._waiters.remove(waiter)
 
     def notify_all(self) -> None:
-        """Wake the waiters; cheap in the usual case without waiters."""
+        """Wake the waiters; the caller holds the lock. Cheap in the usual case without waiters."""
         if self._waiters:
             super().notify_all()
 
@@ -182,7 +184,11 @@ class CallFuture(AwaitableFuture[T]):
         self._call: Call | None = call  # until it is over: no reference cycle is left for the garbage collector
 
     def cancel(self) -> bool:
-        """Cancel the call, waiting or running; return False if the call is over, or belongs to the parent process."""
+        """Cancel the call, waiting or running, unless it is a running method; return whether it is or was cancelled.
+
+        A call that is over, or belongs to the parent process, stays as it is. The worker is ended later, by the
+        reactor.
+        """
         call = self._call
         if call is None or call.foreign or (call.kind == MessageKind.METHOD and self.running()):
             return self.cancelled()
@@ -214,7 +220,14 @@ class CallFuture(AwaitableFuture[T]):
         return super().exception(self._wait(timeout))
 
     def _wait(self, timeout: float | None) -> float | None:
-        """Wait at most so many seconds for the end of the call; return the seconds left."""
+        """Wait at most so many seconds for the end of the call.
+
+        Returns:
+            The seconds left; None without a limit.
+
+        Raises:
+            RuntimeError: When this process is a fork of the one that made the call.
+        """
         call = self._call
         if call is not None and call.foreign:
             raise RuntimeError(f"the answer to {call.name} goes to the process that this one was forked from")
@@ -225,7 +238,7 @@ class CallFuture(AwaitableFuture[T]):
         return None if end is None else max(0.0, end - time.monotonic())
 
     def running(self) -> bool:
-        """Return whether a worker runs the call."""
+        """Return whether a worker runs the call and the future has no outcome yet; False for a pipelined call."""
         call = self._call
         worker = None if call is None else call.worker
         return worker is not None and worker.begun and not self.done()
@@ -236,6 +249,7 @@ class CallFuture(AwaitableFuture[T]):
         return None if call is None or call.sent or call.waits is None else call.waits()
 
     def _invoke_callbacks(self) -> None:
+        """Run the done-callbacks, during which other threads may fork."""
         if self._done_callbacks:  # type: ignore[attr-defined]
             with allow_forks():
                 super()._invoke_callbacks()  # type: ignore[misc]
@@ -251,6 +265,7 @@ class CallFuture(AwaitableFuture[T]):
 
 
 def _on_cancelled(call: Call) -> None:
+    """Wake the waiters of a cancelled call, and call its ``on_cancel``; runs in the reactor's thread."""
     call.future.notify_cancelled()
     call.on_cancel(call)
 
@@ -305,7 +320,7 @@ class Call:
 
     @property
     def may_be_retried(self) -> bool:
-        """Whether the call is to be run again if the worker dies."""
+        """Whether the call has no outcome yet and a retry left, for the case that its worker dies."""
         return self.tries < self.options.retries and self.is_pending()
 
     def retry(self) -> None:
@@ -314,7 +329,7 @@ class Call:
         self.reset()
 
     def reset(self) -> None:
-        """Take the call away from the worker; the time limit starts anew."""
+        """Take the call away from the worker, and cancel its timer: the time limit starts anew with the next worker."""
         if self.timer is not None:
             self.timer.cancel()
         self.worker = None
@@ -325,14 +340,15 @@ class Call:
         return self.future._state == PENDING  # noqa: SLF001 - its part
 
     def succeed(self, value: Any) -> None:
-        """Set the result, unless the call was cancelled."""
+        """Set the result, unless the call has an outcome or was cancelled; cancel its timer."""
         self._finish(self.future.set_result, value)
 
     def fail(self, error: BaseException) -> None:
-        """Set the exception, unless the call was cancelled."""
+        """Set the exception, unless the call has an outcome or was cancelled; cancel its timer."""
         self._finish(self.future.set_exception, error)
 
     def _finish(self, setter: Callable[[Any], None], outcome: Any) -> None:
+        """Cancel the timer, set the outcome unless there is one, and drop the future's reference to the call."""
         if self.timer is not None:
             self.timer.cancel()
         with contextlib.suppress(InvalidStateError):
@@ -353,6 +369,9 @@ class UnreadableError(RemoteError):
 
 def set_outcome(call: Call, message: Message, *, plain: bool) -> None:
     """Set the outcome of a call from the answer of its worker.
+
+    A result that cannot be read fails the call with a :class:`RemoteError`. A call with a ``relay`` gets no outcome
+    here: the relay gets the message unread.
 
     Args:
         call: The call.
@@ -384,7 +403,7 @@ def set_outcome(call: Call, message: Message, *, plain: bool) -> None:
 
 
 def _get_reader(*, plain: bool) -> Callable[..., Any]:
-    """Return the function that reads values of answers."""
+    """Return the function that reads values of answers: that for plain data, or for pickles."""
     if plain:
         from anyaccel.pool.plain import loads as read
 
@@ -398,6 +417,10 @@ def read_exception(message: Message, *, plain: bool) -> BaseException:
     Args:
         message: The answer.
         plain: Whether only exceptions of Python and of ours are made; others become a :class:`RemoteError`.
+
+    Returns:
+        The exception; a :class:`RemoteError` with its summary if it cannot be made here; an :class:`UnreadableError`,
+        without a traceback, if the message is damaged.
     """
     read = _get_reader(plain=plain)
     try:
@@ -420,7 +443,10 @@ def read_exception(message: Message, *, plain: bool) -> BaseException:
 
 
 def get_call_name(function: Any, args: Sequence[Any] = ()) -> str:
-    """Return the name of a call in messages: the name of the function, also of the function in a batch."""
+    """Return the name of a call in messages: the name of the function, also of the function in a batch.
+
+    A text is its own name. A callable without a name has that of its class.
+    """
     if function is call_each or function is call_each_method:
         function = args[0]
     return function if isinstance(function, str) else getattr(function, "__qualname__", None) or type(function).__name__

@@ -87,6 +87,13 @@ def send(
 ) -> None:
     """Send one message. Large data goes to shared memory, so sending to an idle receiver never blocks.
 
+    Args:
+        channel: The channel.
+        kind: Kind of the message.
+        body: The pickle; with buffers or more than :data:`MOST_INLINE` bytes, it travels in shared memory.
+        descriptors: Descriptors to pass along; they stay open here.
+        number: Number of the call, or 0.
+
     Raises:
         OSError: When the other side has closed the channel, or no memory or descriptor is left.
     """
@@ -102,11 +109,15 @@ def send(
 
 
 def receive(channel: socket.socket, *, wait: bool = True) -> Message | None:
-    """Receive one message, or None when the other side has closed the channel.
+    """Receive one message; None when the other side has closed the channel.
+
+    Args:
+        channel: The channel.
+        wait: Whether to wait for a message.
 
     Raises:
         BlockingIOError: When there is none and ``wait`` is False.
-        ValueError: When the packet is not one of our messages.
+        ValueError: When the packet is empty, cut short, or not one of our messages; its descriptors are closed.
         OSError: When its memory cannot be mapped.
     """
     flags = _CLOSE_ON_EXEC if wait else _CLOSE_ON_EXEC | _NO_WAIT
@@ -129,11 +140,11 @@ def receive(channel: socket.socket, *, wait: bool = True) -> Message | None:
 
 
 def _unpack(packet: bytes, descriptors: array[int]) -> Message:
-    """Make a message of a packet; map its shared memory.
+    """Make a message of a packet; map its shared memory, and close the memory's descriptor.
 
     Raises:
-        ValueError: When the packet is not one of our messages.
-        OSError: When its memory cannot be mapped.
+        ValueError: When the packet is not one of our messages; all descriptors are closed.
+        OSError: When its memory cannot be mapped; all descriptors are closed.
     """
     kind, form, number = _HEAD.unpack_from(packet)
     if form not in (_INLINE, _SHARED) or (form == _SHARED and not descriptors):
@@ -152,6 +163,7 @@ def _unpack(packet: bytes, descriptors: array[int]) -> Message:
 
 
 def _send(channel: socket.socket, packet: bytes, descriptors: Sequence[int]) -> None:
+    """Send a packet with descriptors."""
     channel.sendmsg((packet,), ((socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors)),))
 
 

@@ -29,12 +29,12 @@ ChoiceFactory = Callable[[Request], Choice]
 
 
 def choose_among(inventory: Inventory) -> ChoiceFactory:
-    """Return a factory of choices among all devices of a machine."""
+    """Return a factory of choices for requests, among all devices of a machine."""
     return lambda request: Choice(inventory, request, validate, KnownNames())
 
 
 def check_request(inventory: Inventory, request: Request) -> None:
-    """Raise the error of a request that can never be served.
+    """Raise the error of a request that can never be served, not even by the CPU if the request permits that.
 
     Raises:
         UnknownNameError: When no device has one of its names.
@@ -77,7 +77,10 @@ class LocalRequest:
         self.want: Want = replace(want, device_locks=locks, confined=confined, mark=marks.draw_often)
 
     def choose(self, taken: Mapping[str, Extent]) -> tuple[Grant, ...] | None:
-        """Choose devices, given the taken extents; None if the devices are in use."""
+        """Choose devices, given the taken extents by device; None if the devices are in use.
+
+        The last choice is kept, and returned for the same extents.
+        """
         # The dispatcher asks several times in a row with the same devices taken, and a choice is slow.
         before, grants = self._chosen
         if before != taken:
@@ -133,12 +136,12 @@ class WorkerLease(OpenLease):
         return self.lease.fds if self.lease else ()
 
     def quarantine(self, reason: str) -> None:
-        """Write into the lease why the devices are kept although their holder was ended."""
+        """Write into the lease why the devices are kept although their holder was ended; no effect without a lease."""
         if self.lease:
             self.lease.quarantine(reason)
 
     def release(self, *, carried: bool = False) -> None:
-        """Release the devices; no effect the second time.
+        """Write the journal's line, release the devices, and report that; no effect the second time or without a lease.
 
         Args:
             carried: Whether processes still carry the mark of the lease, for instance under another user's id. Then the
@@ -150,7 +153,11 @@ class WorkerLease(OpenLease):
 
 
 def subtract_own(extent: Extent, own: Extent) -> Extent:
-    """Subtract our own share of a device from the whole held extent."""
+    """Subtract our own extent of a device from the whole held extent.
+
+    If only units of other holders are left and their slots are unknown, the slots are :data:`ANY_SLOTS`. The rest
+    counts as divided only if our extent is not.
+    """
     units = max(0, extent.units - own.units)
     return Extent(units, (extent.slots & ~own.slots) or (ANY_SLOTS if units else 0), extent.divided and not own.divided)
 
@@ -187,7 +194,7 @@ def make_private_directory() -> str:
 
 
 def _lock_directory(path: str, *, wait: bool) -> int:
-    """Lock a private directory; return the descriptor, which keeps the lock as long as this process lives.
+    """Lock a private directory; return the descriptor, which keeps the lock as long as it is open.
 
     Raises:
         OSError: When another process has the lock and ``wait`` is False, or the directory cannot be opened.
@@ -202,6 +209,7 @@ def _lock_directory(path: str, *, wait: bool) -> int:
 
 
 def _remove(path: str, descriptor: int) -> None:
+    """Remove a directory with its content as far as possible, and close its descriptor, which unlocks it."""
     import shutil
 
     shutil.rmtree(path, ignore_errors=True)
@@ -209,19 +217,20 @@ def _remove(path: str, descriptor: int) -> None:
 
 
 def remove_private_directory(path: str) -> None:
-    """Remove a private directory of this process."""
+    """Remove a private directory of this process; no effect on another directory."""
     if (descriptor := _private.pop(path, None)) is not None:
         _remove(path, descriptor)
 
 
 @atexit.register  # before pools register their end, so it runs after that
 def _remove_all() -> None:
+    """Remove the private directories of this process at exit."""
     for path in list(_private):
         remove_private_directory(path)
 
 
 @tidy_in_child
 def _disown_directories() -> None:
-    """Close the descriptors in a forked child: the directories are the parent's."""
+    """Close the descriptors in a forked child, and keep the directories: these are the parent's."""
     while _private:
         os.close(_private.popitem()[1])

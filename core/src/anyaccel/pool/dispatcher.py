@@ -139,7 +139,7 @@ class CallQueue:
         return self.acquisition is not None or self.timer is not None
 
     def first(self) -> Call | None:
-        """Return the first call without a cancellation, and drop the cancelled calls before."""
+        """Return the first pending call, or None; drop the cancelled and failed calls before."""
         calls = self.calls
         while calls and not calls[0].is_pending():
             calls.popleft()
@@ -154,7 +154,7 @@ class CallQueue:
             reactor().unwatch(self.watched.pop())
 
     def leave_machine_queue(self) -> None:
-        """Give up the place in the machine's queue."""
+        """Cancel the timer and the watches, and undo the acquisition, if any, also one that has its lease by now."""
         self.stop_watching()
         if self.acquisition is not None:
             self.acquisition.undo()
@@ -209,7 +209,9 @@ class Broker:
     # Queues
 
     def add_call(self, engine: LocalEngine, call: Call) -> None:
-        """Give a call to an idle process of the same kind, or queue the call.
+        """Send a call to an idle worker of its kind if no other call waits for that; else queue the call.
+
+        The queues are served if the call is the first in its queue.
 
         Raises:
             UnknownNameError, NeverFitsError: When its request can never be served.
@@ -226,25 +228,33 @@ class Broker:
             self.serve()
 
     def requeue(self, engine: LocalEngine, calls: list[Call]) -> None:
-        """Put calls of one kind back in front of their queue."""
+        """Put calls of one kind back in front of their queue, in the given order, without starting a call."""
         for call in reversed(calls):
             self._find_queue(engine, call).calls.appendleft(call)
 
     def drop_if_empty(self, engine: LocalEngine, call: Call) -> None:
-        """Drop the queue of a cancelled call if no other call waits there."""
+        """Drop the queue of a cancelled call, with its place in the machine's queue, if no pending call is left."""
         queue = self._queues.get(_queue_key(engine, call))
         if queue is not None and queue.first() is None:
             self._drop(queue)
 
     def take_next(self, worker: WorkerProcess) -> Call | None:
-        """Take the next call for a worker without work; None if it would overtake a competing call."""
+        """Take the next call for a worker without work.
+
+        Returns:
+            The call; None if no call of its kind waits, another process waits for devices of the worker, or the call
+            would overtake an older call of another queue that competes.
+        """
         queue = self._queues.get((id(worker.engine), worker.options.alike, False))
         if queue is None or self._is_wanted_elsewhere(worker):
             return None
         return None if queue.first() is None or self._overtakes(queue) else self._pop(queue)
 
     def serve(self) -> None:
-        """Start calls until no further call can start now."""
+        """Start calls, request devices and evict idle workers until nothing can be done now.
+
+        A nested call returns at once; the outer one then goes on.
+        """
         self._again = True
         if self._serving:  # a start that fails at once calls serve(): thousands of those must not nest
             return
@@ -258,7 +268,15 @@ class Broker:
             self._serving = False
 
     def _serve_one(self) -> bool:
-        """Start a call, or end an idle process; return False if there is nothing to do."""
+        """Do one step for the queue with the oldest call that permits a step.
+
+        The step is to send a call to an idle worker, to launch a worker, to request devices, or to evict an idle worker
+        from a full pool. Devices are not requested for a queue that has asked since the last release, or that competes
+        with an older queue for them.
+
+        Returns:
+            False if there is nothing to do.
+        """
         wanted: frozenset[str] = frozenset()
         crowded: set[LocalEngine] = set()
         for queue in self._list_queues():
@@ -290,7 +308,11 @@ class Broker:
         return False
 
     def _has_room(self, queue: CallQueue) -> bool:
-        """Return whether the pool of a queue has room for a further process."""
+        """Return whether the pool of a queue has room for a further process.
+
+        With ``max_workers``, places reserved for other queues count as used. Without, only calls without devices are
+        limited, to :data:`PROCESSORS` processes; constructions of actors are not.
+        """
         engine = queue.engine
         if engine.settings.max_workers is not None:
             others = (other for other in self._queues.values() if other.engine is engine and other is not queue)
@@ -300,7 +322,10 @@ class Broker:
         return sum(worker.busies_processor for worker in engine.members) < PROCESSORS
 
     def _overtakes(self, queue: CallQueue) -> bool:
-        """Return whether an older call of another queue competes with the first call of a queue."""
+        """Return whether an older call of another queue competes with the first call of a queue, which must exist.
+
+        Calls compete for room in the same full pool; or for a common device, if the older call has room in its pool.
+        """
         if len(self._queues) == 1:
             return False
         number = queue.calls[0].number
@@ -317,14 +342,18 @@ class Broker:
         return False
 
     def _list_queues(self) -> list[CallQueue]:
-        """Return the queues with calls, by the age of their first call."""
+        """Return the queues with pending calls, sorted by their first call, the oldest first."""
         return sorted(
             (queue for queue in self._queues.values() if queue.first() is not None),
             key=lambda queue: queue.calls[0].number,
         )
 
     def _find_queue(self, engine: LocalEngine, call: Call) -> CallQueue:
-        """Return the queue for a call; make it if there is none."""
+        """Return the queue for a call; make it if there is none.
+
+        Raises:
+            UnknownNameError, NeverFitsError: When the request of a new queue can never be served.
+        """
         key = _queue_key(engine, call)
         queue = self._queues.get(key)
         if queue is None:
@@ -333,7 +362,10 @@ class Broker:
         return queue
 
     def _pop(self, queue: CallQueue) -> Call:
-        """Remove and return the first call of a queue, which must exist."""
+        """Remove and return the first call of a queue, which must exist.
+
+        An empty queue is dropped. The place in the machine's queue is given up if the next call must not overtake.
+        """
         call = queue.calls.popleft()
         if queue.first() is None:
             self._drop(queue)
@@ -342,16 +374,21 @@ class Broker:
         return call
 
     def _drop(self, queue: CallQueue) -> None:
+        """Remove a queue from the broker, and give up its place in the machine's queue."""
         if self._queues.get(queue.key) is queue:
             del self._queues[queue.key]
         queue.leave_machine_queue()
 
     def why(self, request: Request) -> Verdict:
-        """Explain what a request waits for; any thread may ask."""
+        """Explain what a request waits for on this machine, by the leases that this broker sees; any thread may ask."""
         return why(request, inventory=self.inventory, environ=self._environ)
 
     def _resolve(self, options: Options, *, confined: bool) -> LocalRequest | None:
-        """Resolve the request of calls against this machine; return None if they have none."""
+        """Return the request of calls, resolved against this machine once for each kind; None if they need no device.
+
+        Raises:
+            UnknownNameError, NeverFitsError: When the request can never be served.
+        """
         if options.needs is None:
             return None
         found = self._resolved.get((options.alike, confined))
@@ -364,12 +401,17 @@ class Broker:
     # Devices
 
     def _request_devices(self, queue: CallQueue, resolved: LocalRequest, *, insist: bool = False) -> None:
-        """Try to get devices for the first call of a queue, and launch it.
+        """Try to get devices for the first call of a queue, and launch the call.
+
+        Otherwise idle workers are evicted, and a retry is arranged. An error fails the call. Devices that are granted
+        after a cancellation, or although an older call competes by now, are released. Afterwards the queues are served,
+        except while this process itself holds what is missing.
 
         Args:
-            queue: The queue.
+            queue: The queue; without a pending call, only its timer and watches are cancelled.
             resolved: Its request.
-            insist: Whether to join the machine's queue although this process itself holds what is missing.
+            insist: Whether to join the machine's queue although this process itself holds what is missing; else the
+                retry comes after :data:`OWN_SECONDS`.
         """
         queue.stop_watching()
         call = queue.first()
@@ -407,10 +449,15 @@ class Broker:
         self.serve()
 
     def _try_lease(self, queue: CallQueue, resolved: LocalRequest, call: Call) -> WorkerLease | None:
-        """Get a lease from the ledger; if the devices are in use, keep a place in the machine's queue and return None.
+        """Attempt to get a lease from the ledger for the first call of a queue, starting an acquisition if needed.
+
+        Returns:
+            The lease, counted as held by this process, with a usage meter unless leases are private; None if the
+            devices are in use. The acquisition keeps its place in the machine's queue then.
 
         Raises:
-            AnyaccelError: When the request cannot be granted.
+            AnyaccelError: When the request cannot be granted, or the lease in which the broker was made has been
+                released.
         """
         if self._used is not None and self._used.released:
             raise LedgerError(
@@ -438,7 +485,12 @@ class Broker:
     def _choose(
         self, queue: CallQueue, resolved: LocalRequest, taken: Mapping[str, Extent]
     ) -> dict[str, Extent] | None:
-        """Choose devices for the first call of a queue, given the taken extents by name in the ledger."""
+        """Choose devices for the first call of a queue, given the taken extents by name in the ledger.
+
+        Returns:
+            The chosen extents by name in the ledger, with the grants stored in ``queue.chosen``; None if the devices
+            are in use, with the extents of other processes stored in ``queue.others``.
+        """
         grants = resolved.choose(self.scope.to_devices(taken))
         if grants is None:
             own = self._sum_held()
@@ -448,7 +500,7 @@ class Broker:
         return self.scope.to_ledger(grants)
 
     def _watch_ledger(self, queue: CallQueue, resolved: LocalRequest, acquisition: Acquisition) -> None:
-        """Repeat the attempt after a change of the ledger that concerns the first call of a queue."""
+        """Repeat the attempt after a relevant change of the ledger, or after the acquisition's pause."""
         loop = reactor()
         queue.timer = loop.call_later(acquisition.pause(), partial(self._request_devices, queue, resolved))
 
@@ -461,14 +513,14 @@ class Broker:
             loop.watch(descriptor, partial(on_change, descriptor))
 
     def _on_release(self, devices: Mapping[str, Extent]) -> None:
-        """Count released devices, and serve the waiting calls."""
+        """Subtract released devices from the extents held by this process, count a change, and serve the queues."""
         for key, extent in devices.items():
             self._own[key].remove(extent)
         self._changes += 1
         self.serve()
 
     def _sum_held(self, but: Collection[WorkerProcess] = ()) -> dict[str, Extent]:
-        """Return the extents held by this process by name in the ledger, without the leases of the given workers."""
+        """Return the joined extents held by this process by name in the ledger, without the given workers' leases."""
         own = {key: list(extents) for key, extents in self._own.items()}
         for worker in but:
             for key, extent in ({} if worker.lease is None else worker.lease.devices).items():
@@ -478,7 +530,12 @@ class Broker:
     # Idle processes
 
     def keep_idle(self, worker: WorkerProcess) -> None:
-        """Keep a worker without work for later calls, unless another process waits for its devices."""
+        """Keep a worker without work for later calls, and serve the queues.
+
+        It is shut down instead if another process waits for its devices. The first idle worker with devices starts
+        periodic checks. If a queue competes for the worker's devices, idle workers are evicted for the oldest such
+        queue, perhaps this one.
+        """
         if self._is_wanted_elsewhere(worker):
             worker.shut_down()
             return
@@ -495,12 +552,15 @@ class Broker:
         self.serve()
 
     def remove_idle(self, worker: WorkerProcess) -> None:
-        """Remove a worker from the idle ones, if it is there."""
+        """Remove a worker from the idle workers; no effect if the worker is not idle."""
         if worker in self._idle:
             self._idle.remove(worker)
 
     def _take_idle(self, engine: LocalEngine, alike: int) -> WorkerProcess | None:
-        """Take the most recently used idle worker for calls of a kind, so other workers reach their idle time."""
+        """Remove and return the most recently used idle worker for calls of a kind; None if there is none.
+
+        So other workers reach their idle time.
+        """
         # A linear search: the list is no longer than the number of processes.
         for place in range(len(self._idle) - 1, -1, -1):
             worker = self._idle[place]
@@ -509,7 +569,11 @@ class Broker:
         return None
 
     def _find_evictable(self, queue: CallQueue) -> WorkerProcess | None:
-        """Return the idle worker to end for room in the pool of a queue; None while another worker is ending."""
+        """Return the least recently used idle worker whose end makes room in the pool of a queue, or None.
+
+        Also None while another worker of the pool is ending. Without ``max_workers``, only workers without devices
+        qualify.
+        """
         engine = queue.engine
         if any(worker.ending for worker in engine.members):
             return None
@@ -519,7 +583,11 @@ class Broker:
         return None
 
     def _evict_for(self, queue: CallQueue, resolved: LocalRequest) -> None:
-        """Evict the fewest idle workers whose devices let a queue go on, the least recently used first."""
+        """Evict the fewest idle workers whose devices let a queue go on, the least recently used first.
+
+        Evicts none if the workers that are ending free enough, and all idle workers with competing devices if fewer are
+        not enough.
+        """
         if not self._idle or queue.first() is None:
             return
         near = self.scope.excluded_by(resolved.ids)
@@ -537,12 +605,16 @@ class Broker:
         self._evict(idle[:number])
 
     def _evict(self, workers: list[WorkerProcess]) -> None:
+        """Remove workers from the idle workers, and shut them down."""
         for worker in workers:
             self._idle.remove(worker)
             worker.shut_down()
 
     def _check_idle(self) -> None:
-        """Evict workers past their idle time, and a worker whose devices another process waits for."""
+        """Evict workers with devices past their idle time, and one worker whose devices another process waits for.
+
+        Then schedule the next check if idle workers with devices are left.
+        """
         now = time.monotonic()
         holders = [worker for worker in self._idle if worker.lease is not None]
         evicted = [worker for worker in holders if worker.answered_at + worker.engine.settings.idle <= now]
@@ -554,14 +626,21 @@ class Broker:
             self._schedule_check()
 
     def _schedule_check(self) -> None:
-        """Check again when the first idle worker reaches its idle time, or sooner if leases are shared."""
+        """Schedule :meth:`_check_idle` for the end of the first idle time of a worker with devices, which must exist.
+
+        If leases are shared, the check comes after :data:`LOOK_SECONDS` at the latest.
+        """
         when = min(
             worker.answered_at + worker.engine.settings.idle for worker in self._idle if worker.lease is not None
         )
         reactor().call_at(when if self.private else min(when, time.monotonic() + LOOK_SECONDS), self._check_idle)
 
     def _is_wanted_elsewhere(self, worker: WorkerProcess) -> bool:
-        """Return whether another process waits for devices of a worker, for parts of them, or for their parents."""
+        """Return whether another process waits for devices of a worker, for parts of them, or for their parents.
+
+        The ledger is read at most every :data:`LOOK_SECONDS`; a ledger that cannot be read counts as without requests.
+        Always False for a worker without devices, and for private leases.
+        """
         if worker.lease is not None and not self.private and (now := time.monotonic()) - self._checked > LOOK_SECONDS:
             self._checked = now
             ids = self.scope.ids
@@ -573,6 +652,7 @@ class Broker:
 
 
 def _queue_key(engine: LocalEngine, call: Call) -> tuple[int, int, bool]:
+    """Return the key of the queue for a call: its pool, its kind, and whether it constructs an actor."""
     return id(engine), call.options.alike, call.actor is not None
 
 
@@ -630,7 +710,10 @@ class WorkerProcess:
     # Reports of the fork server
 
     def ended(self, gone: Gone) -> None:
-        """Handle the last messages of the process, then its end."""
+        """Handle the last messages of the process, then its end.
+
+        The timer is cancelled, the control group is removed, and the engine requeues or fails the calls.
+        """
         self.ending = True
         self._shut(socket.SHUT_RDWR)  # from now on, sends fail instead of filling a channel without a reader
         while self._open:
@@ -646,7 +729,7 @@ class WorkerProcess:
         self.engine.on_gone(self, gone)
 
     def on_stuck(self, reason: str) -> None:
-        """Quarantine the devices, because the process ignores SIGKILL."""
+        """Record why the process counts as stuck, and have the engine quarantine its devices and fail its calls."""
         self.stuck = reason
         self.engine.on_stuck(self, reason)
 
@@ -664,12 +747,16 @@ class WorkerProcess:
 
     @property
     def free(self) -> bool:
-        """Whether the worker would run a further call at once."""
+        """Whether the worker would run a further call at once: never while it is ending or constructs an actor."""
         running = self.running
         return not self.ending and (not running or (len(running) < self.options.concurrency and not self._constructs()))
 
     def accepts(self, call: Call) -> bool:
-        """Return whether a method call may be sent: to run at once, or pipelined behind the calls of this actor."""
+        """Return whether a method call may be sent: to run at once, or pipelined behind the calls of this actor.
+
+        A call is pipelined only if it is small, without large buffers and without a log file, at most
+        :data:`MOST_AHEAD` calls are outstanding with it, and the actor is constructed and runs one call at a time.
+        """
         if self.free:
             return True
         state, body = self.actor, call.body
@@ -688,14 +775,18 @@ class WorkerProcess:
         )
 
     def _constructs(self) -> bool:
+        """Return whether the construction of an actor is outstanding."""
         return any(call.kind == MessageKind.CONSTRUCT for call in self.running.values())
 
     def pull(self) -> None:
-        """Send queued calls to the worker until the worker accepts no more."""
+        """Have the engine send queued calls: as many as an actor accepts, or one to another worker that is free."""
         self.engine.feed(self)
 
     def launch(self, call: Call, *, ahead: bool = True) -> None:
         """Fork the process, or take the spare; send the setup and the first call.
+
+        An exception fails the call and ends the worker; nothing is raised. For workers that are used once, the fork
+        server forks a spare for the next call.
 
         Args:
             call: The call.
@@ -746,10 +837,15 @@ class WorkerProcess:
                 self.stop(0)
 
     def send_call(self, call: Call, *, fresh: bool = False) -> None:
-        """Send it a call.
+        """Send a call to the process, and record its start unless the call is pipelined.
+
+        A call that is not pending any more is not sent; the worker gets its next call instead, unless ``fresh``. After
+        the last of ``max_calls``, the channel is shut down, so that the worker exits after its answer. If no memory or
+        descriptor is left, the call fails and the worker is stopped. If the process has exited, the call stays unsent
+        in ``running``.
 
         Args:
-            call: The call.
+            call: The call. Its arguments are dropped if it cannot be retried.
             fresh: Whether the process may not exist yet; then its time limit starts with the message READY.
         """
         self.running[call.number] = call
@@ -776,7 +872,7 @@ class WorkerProcess:
             self.stop(0)
 
     def _mark_started(self, call: Call, *, fresh: bool = False) -> None:
-        """Record the start of a call, and start the time limit."""
+        """Record that the worker runs a call; start the time limit unless ``fresh``."""
         call.worker = self
         if len(self.running) == 1:
             self.answered_at = time.monotonic()
@@ -786,8 +882,10 @@ class WorkerProcess:
     def _send_body(self, call: Call, body: Pickled) -> bool:
         """Send the message of a call, with the log file if any; return False if the process has exited.
 
+        In a pool with logs, the file is made here for a call without one.
+
         Raises:
-            OSError: When no memory or descriptor is left for the message.
+            OSError: When no memory or descriptor is left for the message, or the log file cannot be made.
         """
         logs = self.engine.settings.logs
         log = call.log if logs is None else call.log or logs.path_for(call.name)
@@ -798,17 +896,20 @@ class WorkerProcess:
             return self._send(call.kind, body, pair, number=call.number)
 
     def skip_call(self, call: Call) -> None:
-        """Tell the process not to start a pipelined call."""
+        """Ask the process not to start a pipelined call.
+
+        No effect if the call has started, or the message cannot be sent.
+        """
         if call.worker is None:
             with contextlib.suppress(OSError):
                 self._send(MessageKind.SKIP, number=call.number)
 
     def collect_unstarted(self, gone: Gone) -> list[Call]:
-        """Return the pending calls never started by this process, which has exited.
+        """Return the pending calls never started by this process, which has exited; reset them, also cancelled ones.
 
-        A message that is still in the channel was never read. That proves it only for a process that has answered
-        before, or that was forked ahead and has not even read its setup. Any other process may have died of its setup,
-        and so would the next one.
+        The arguments of unread messages are restored to their calls. A message that is still in the channel was never
+        read. That proves it only for a process that has answered before, or that was forked ahead and has not even read
+        its setup. Any other process may have died of its setup, and so would the next one.
         """
         self.ending = True
         message = self._receive_unread() if gone.forked and not self.stopped else None
@@ -825,7 +926,11 @@ class WorkerProcess:
         return [call for call in unstarted if call.is_pending()]
 
     def _receive_unread(self) -> Message | None:
-        """Receive a message at the process's own end of the channel; None if none is left."""
+        """Receive a message at the process's own end of the channel, and close its descriptors.
+
+        Returns:
+            The message; None if none is left, or the next cannot be read.
+        """
         try:
             message = None if self._process is None else receive(self._process.end, wait=False)
         except (OSError, ValueError):
@@ -835,6 +940,10 @@ class WorkerProcess:
         return message
 
     def _start_timer(self, call: Call) -> None:
+        """Start the time limit of a call, if it has one.
+
+        The early signal comes first, unless the limit is not longer than its lead.
+        """
         if call.options.timeout is None:
             return
         seconds, early = call.options.timeout, self.engine.settings.early
@@ -844,7 +953,7 @@ class WorkerProcess:
             call.timer = reactor().call_later(seconds - early.seconds, partial(self._send_early, early, call))
 
     def _send_early(self, early: EarlySignal, call: Call) -> None:
-        """Send the signal before the end of a call's time, and start the timer of the end."""
+        """Send the early signal if the call is unanswered, and start the timer for the end of the call's time."""
         call.timer = reactor().call_later(early.seconds, partial(self.engine.on_timeout, self, call))
         if call.number in self.running:
             early.send(self.mark)
@@ -852,7 +961,9 @@ class WorkerProcess:
     # End
 
     def stop(self, grace: float, *, answer: bool = True) -> None:
-        """End the process and its descendants; any thread may.
+        """Have the process and its descendants ended, and return at once; any thread may.
+
+        Without a process yet, :meth:`launch` stops it once there is one.
 
         Args:
             grace: Seconds between SIGTERM and SIGKILL.
@@ -865,31 +976,40 @@ class WorkerProcess:
             self._shut(socket.SHUT_RD)
 
     def shut_down(self) -> None:
-        """Ask the process to exit, and stop the process after the grace period."""
+        """Ask the process to exit by closing our sending side, and schedule :meth:`stop` after the grace period."""
         self.ending = True
         self._shut(socket.SHUT_WR)
         self.schedule_stop()
 
     def schedule_stop(self) -> None:
-        """Schedule :meth:`stop` in case the process does not exit within the grace period."""
+        """Schedule :meth:`stop` in case the process does not exit within the grace period, of at least a second.
+
+        Replaces the stop that was scheduled before.
+        """
         grace = self.engine.settings.grace
         if self.timer is not None:
             self.timer.cancel()
         self.timer = reactor().call_later(max(grace, 1.0), partial(self.stop, grace))
 
     def distrust(self, fault: str) -> None:
-        """Ignore further messages of the process because of a fault, and kill the process."""
+        """Ignore further messages of the process because of a fault, and kill the process; the first fault counts."""
         self.fault, self.ending = self.fault or fault, True
         if self._process is not None:
             self._process.stop(0)
         self._shut(socket.SHUT_RD)
 
     def _shut(self, directions: int) -> None:
+        """Shut down directions of the channel; no effect without a process."""
         if self._process is not None:
             self._process.shut(directions)
 
     def make_death_error(self, gone: Gone, name: str) -> WorkerError:
-        """Make the error of a call of this name that the process did not answer."""
+        """Make the error of a call of this name that the process did not answer.
+
+        Returns:
+            A WorkerStartError if there was no process; else a BrokenWorkerError with the exit status and the known
+            reasons.
+        """
         if not gone.forked:
             return WorkerStartError(f"no worker can be started for {name}: {gone.reason}")
         who = f"the worker (process {gone.pid}) that ran {name}" if gone.pid else f"the worker that ran {name}"
@@ -902,7 +1022,7 @@ class WorkerProcess:
     # Messages
 
     def read(self) -> None:
-        """Handle the arrived messages."""
+        """Handle the arrived messages, at most as many as calls are outstanding, but at least one."""
         for _ in range(max(1, len(self.running))):
             message = self._receive()
             if message is None:
@@ -910,7 +1030,10 @@ class WorkerProcess:
             self.on_message(message)
 
     def on_message(self, message: Message) -> None:
-        """Handle an answer or a due notice; distrust the process for anything else."""
+        """Handle an answer, a failed setup or a due notice; distrust the process for anything else.
+
+        READY starts the time limit of the first call. After a fault, messages are ignored.
+        """
         kind, engine = message.kind, self.engine
         if self.fault:
             return
@@ -926,7 +1049,11 @@ class WorkerProcess:
             self.distrust(f"it sent what is no answer (a message of the kind {kind})")
 
     def take_answered(self, message: Message) -> Call | None:
-        """Remove and return the call of an answer; None if the number is of no call here."""
+        """Remove and return the call of an answer; None if the number is of no call here.
+
+        Such a number makes the process distrusted, except for a second answer to the last call. The start of the
+        following pipelined call is recorded. A failed construction makes the worker end.
+        """
         call = self.running.pop(message.number, None)
         self.answered_at = time.monotonic()
         self.proven = True
@@ -948,7 +1075,7 @@ class WorkerProcess:
     def _send(
         self, kind: MessageKind, body: Pickled | bytes = b"", descriptors: Collection[int] = (), *, number: int = 0
     ) -> bool:
-        """Send it a message; return False if it has exited.
+        """Send a message to the process, which was launched; return False if the process has exited.
 
         Raises:
             OSError: When no memory or descriptor is left for the message.
@@ -963,7 +1090,14 @@ class WorkerProcess:
         return True
 
     def _receive(self, *, last: bool = False) -> Message | None:
-        """Receive a message; None if there is none, which closes the channel if the process has exited (``last``)."""
+        """Receive a message without waiting, or return None.
+
+        The channel is not read any more after its end, and after an unreadable message, for which the process is
+        distrusted.
+
+        Args:
+            last: Whether the process has exited, so that an empty channel is at its end.
+        """
         if not self._open or self._process is None:
             return None
         message = None
@@ -1023,10 +1157,11 @@ class LocalEngine(Engine):
 
     @property
     def broker(self) -> Broker:
-        """The broker of the machine; any thread may ask.
+        """The broker of the machine, opened on first use; any thread may ask.
 
         Raises:
             MachineError: When the machine cannot be detected.
+            StateDirectoryError: When there is no directory for leases that can be trusted.
         """
         if self._broker is None:
             with self.lock:
@@ -1036,19 +1171,33 @@ class LocalEngine(Engine):
 
     @property
     def inventory(self) -> Inventory:
-        """The machine."""
+        """The machine, detected on first use."""
         return self.broker.inventory
 
     def check(self, request: Request) -> None:
-        """Raise the error of a request that can never be served."""
+        """Raise the error of a request that can never be served.
+
+        Raises:
+            UnknownNameError: When no device has one of its names.
+            NeverFitsError: When the machine has too few such devices.
+        """
         check_request(self.inventory, request)
 
     def get_prefetch_limit(self, options: Options) -> int:
-        """Return how many batches a ``map`` submits before it knows their durations: four for each worker."""
+        """Return how many batches a ``map`` submits before it knows their durations: four for each possible worker.
+
+        Without ``max_workers``, these are :data:`PROCESSORS`, or :data:`MOST_DEVICES` for calls with devices.
+        """
         return 4 * (self.settings.max_workers or (PROCESSORS if options.needs is None else MOST_DEVICES))
 
     def gang(self, options: Options, hosts: int, name: str, work: bytes) -> GangFuture[Any]:
-        """Run a pickled call as a gang of one, on this machine."""
+        """Run a pickled call as a gang of one, on this machine; its meeting address is freed after the call.
+
+        Raises:
+            UsageError: When ``hosts`` is more than 1.
+            RuntimeError: When the pool was shut down, or belongs to the parent of this process.
+            BrokenPoolError: When the pool is broken.
+        """
         from anyaccel.launcher.rendezvous import Rendezvous
         from anyaccel.pool.gang import GangFuture, make_ranked_call
 
@@ -1069,7 +1218,21 @@ class LocalEngine(Engine):
         return future
 
     def enter(self, call: Call, work: Pickled | tuple[Any, ...], *, late: bool = False) -> None:
-        """Pickle a call, and queue it by a note to the reactor; any thread may."""
+        """Pickle a call, copy its buffers, and queue it by a note to the reactor; any thread may.
+
+        An exception of pickling fails the call.
+
+        Args:
+            call: The call.
+            work: Function, arguments and keyword arguments, pickled or not.
+            late: Whether the call is taken also by a closed or broken pool; a broken one fails it.
+
+        Raises:
+            RuntimeError: When the pool was shut down, or belongs to the parent of this process.
+            BrokenPoolError: When the pool is broken.
+            MachineError: When the machine cannot be detected.
+            StateDirectoryError: When there is no directory for leases that can be trusted.
+        """
         if self.foreign or not late:
             self.check_open()
         broker = self.broker  # first: a machine that cannot be detected is an error of the caller
@@ -1092,8 +1255,10 @@ class LocalEngine(Engine):
     def copy_arguments(self, call: Call) -> None:
         """Copy the buffers of a call, so that later changes by the caller have no effect.
 
-        The copy goes to shared memory at once, in the thread of the caller: a gigabyte copied by the reactor would
-        delay every pool. A call that may be retried keeps its own copy, because a worker may write to what it is sent.
+        The copy, with data too large for a packet, goes to shared memory at once, in the thread of the caller: a
+        gigabyte copied by the reactor would delay every pool. The buffers are copied to private memory instead if
+        shared memory is exhausted, if :data:`MOST_STORED` calls wait, or if the call may be retried, because a worker
+        may write to what it is sent.
         """
         body = call.body
         if body is None or body.stored is not None or not (body.buffers or len(body.data) > MOST_INLINE):
@@ -1105,6 +1270,10 @@ class LocalEngine(Engine):
         call.body = body.copy()
 
     def _enter(self, broker: Broker, call: Call) -> None:
+        """Record a call and give it to the broker; runs in the reactor's thread.
+
+        A cancelled call is removed. A broken pool, or an exception of the broker, fails the call.
+        """
         self._calls[call.number] = call
         if not call.is_pending():
             self.remove_call(call)
@@ -1117,12 +1286,15 @@ class LocalEngine(Engine):
             self.remove_call(call)
 
     def remove_call(self, call: Call) -> None:
-        """Remove a finished call."""
+        """Remove a finished call from the records, which may finish the shutdown of a closed pool."""
         self._calls.pop(call.number, None)
         self.finish_shutdown()
 
     def add_worker(self, call: Call, lease: WorkerLease | None) -> WorkerProcess:
-        """Make the worker process whose first call is this; :meth:`WorkerProcess.launch` starts it."""
+        """Make the worker process whose first call is this, and record it; :meth:`WorkerProcess.launch` starts it.
+
+        A worker for a construction becomes the actor's member.
+        """
         worker = WorkerProcess(self, lease, call)
         if call.actor is not None:
             call.actor.member = worker
@@ -1132,7 +1304,13 @@ class LocalEngine(Engine):
     # Events of worker processes
 
     def on_answer(self, worker: WorkerProcess, message: Message) -> None:
-        """Send the next call to a worker that has answered, then set the outcome of the answered call."""
+        """Send the next call to a worker that has answered, then set the outcome of the answered call.
+
+        An answer to no call here has no outcome. A failed construction ends the actor.
+
+        Raises:
+            BaseException: An exception of setting the outcome; the call fails with it, and the worker is stopped.
+        """
         call = worker.take_answered(message)
         if call is None:
             return
@@ -1149,7 +1327,11 @@ class LocalEngine(Engine):
         self.remove_call(call)
 
     def on_free(self, worker: WorkerProcess, call: Call) -> None:
-        """Send the next call to a worker after the end of a call, or keep the worker idle."""
+        """Send the next call to a worker after the end of a call.
+
+        Without a next call and outstanding calls, the worker is kept idle, and an actor that is closing is shut down.
+        For a worker that is ending, a stop is scheduled after its last call.
+        """
         worker.running.pop(call.number, None)
         if worker.ending:
             if not worker.running:
@@ -1161,7 +1343,10 @@ class LocalEngine(Engine):
                 worker.shut_down()
 
     def feed(self, worker: WorkerProcess) -> bool:
-        """Send queued calls to a worker; return whether there were any."""
+        """Send queued calls to a worker; return whether there were any.
+
+        An actor gets as many as it accepts, another worker at most one.
+        """
         given = False
         if worker.actor is not None:
             while (call := worker.actor.next_for(worker)) is not None:
@@ -1173,7 +1358,11 @@ class LocalEngine(Engine):
         return given
 
     def on_broken(self, worker: WorkerProcess, message: Message) -> None:
-        """Break the pool, or fail the calls, because a worker could not be set up."""
+        """Break the pool, or fail the calls of a worker, because the worker could not be set up.
+
+        The pool breaks if user code, a sandbox or enforcement may have failed. Else the calls fail, and the worker is
+        stopped. A worker whose exception cannot be read is distrusted.
+        """
         worker.fault = "it could not be set up"
         error = read_exception(message, plain=self.settings.preparation.plain)
         if isinstance(error, UnreadableError):
@@ -1187,7 +1376,12 @@ class LocalEngine(Engine):
             worker.stop(0)
 
     def on_gone(self, worker: WorkerProcess, gone: Gone) -> None:
-        """Requeue or fail the calls of an exited worker, and release the devices."""
+        """Requeue or fail the calls of an exited worker, release the devices, and serve the queues.
+
+        Calls that the worker never started, and calls with retries left, are requeued, and the others fail. A worker
+        that died unused is replaced at once, on the same devices. An actor dies with its worker, unless its
+        construction is run again.
+        """
         self.members.discard(worker)
         self.broker.remove_idle(worker)
         state = worker.actor
@@ -1226,7 +1420,7 @@ class LocalEngine(Engine):
         self.finish_shutdown()
 
     def on_stuck(self, worker: WorkerProcess, reason: str) -> None:
-        """Quarantine the devices of a stuck worker, and fail the calls."""
+        """Quarantine the devices of a stuck worker, fail its calls and its actor, and serve the queues."""
         if worker.lease is not None:
             self.quarantine(worker.lease, reason)
         for call in worker.outstanding:
@@ -1236,7 +1430,10 @@ class LocalEngine(Engine):
         self.broker.serve()
 
     def on_timeout(self, worker: WorkerProcess, call: Call) -> None:
-        """Fail a call whose time is over, and end its worker."""
+        """Fail a call whose time is over, mark its lease as timed out, and stop its worker.
+
+        No effect if the call was answered.
+        """
         if call.number not in worker.running:
             return
         worker.ending = True
@@ -1246,7 +1443,11 @@ class LocalEngine(Engine):
         worker.stop(self.settings.grace, answer=False)
 
     def on_cancel(self, call: Call) -> None:
-        """End the worker of a cancelled call, or drop the call from its queue."""
+        """Drop the arguments of a cancelled call, and take the call from its worker or its queue.
+
+        A worker is stopped, except that of a method, which only skips the call unless it has started. Without a worker,
+        the queue is dropped if it is empty, and the queues are served.
+        """
         worker = next((worker for worker in self.members if call.number in worker.running), None)
         call.body = None
         if worker is not None and call.kind == MessageKind.METHOD:  # an actor has other callers
@@ -1265,14 +1466,18 @@ class LocalEngine(Engine):
         return tuple(self._quarantined.values())
 
     def quarantine(self, lease: WorkerLease, reason: str) -> None:
-        """Keep devices, and say why, here and in the ledger."""
+        """Record devices as kept, with the reason; a new reason is written into the ledger."""
         known = self._quarantined.get(id(lease))
         self._quarantined[id(lease)] = (lease.allocation, reason)
         if known is None or known[1] != reason:
             lease.quarantine(reason)
 
     def release_devices(self, lease: WorkerLease, gone: Gone) -> None:
-        """Release devices: at once after a clean exit, else when the vendor sees nothing of the process on them."""
+        """Release devices: at once after a clean exit, else when the vendor sees nothing of the process on them.
+
+        Also at once if there was no process, or no vendor can tell. Processes that carry the lease's mark keep the
+        devices.
+        """
         inventory = self.inventory
 
         def release() -> None:
@@ -1293,17 +1498,30 @@ class LocalEngine(Engine):
     # Shutdown
 
     def stop(self, grace: float) -> None:
-        """Take no more calls, cancel the queued calls, and end every worker; any thread may."""
+        """Take no more calls, cancel the queued calls, and have every worker stopped; return before they end.
+
+        Any thread may call it. No effect in a forked child.
+
+        Args:
+            grace: Seconds between SIGTERM and SIGKILL.
+        """
         if not self.foreign:
             self.shutdown(wait=False, cancel_futures=True)
             reactor().call_soon(partial(self._stop, grace))
 
     def _stop(self, grace: float) -> None:
+        """Stop every worker, with so many seconds between SIGTERM and SIGKILL."""
         for worker in list(self.members):
             worker.stop(grace)
 
     def shutdown(self, *, wait: bool, cancel_futures: bool = False) -> None:
-        """Take no more calls; finish after the last call. In a done-callback, never wait for the end."""
+        """Take no more calls, close all actors, and end the workers after the last call. No effect in a forked child.
+
+        Args:
+            wait: Whether to return only after the end of the last worker; ignored in the reactor's thread, such as in a
+                done-callback, which would wait for itself.
+            cancel_futures: Whether to cancel the calls that were not sent to a worker.
+        """
         if self.foreign:
             return
         self.closed = True
@@ -1315,7 +1533,10 @@ class LocalEngine(Engine):
             self.drained.wait()
 
     def _close_actors(self) -> None:
-        """Close all actors: those without work may hold devices that calls in the queues wait for."""
+        """Close all actors, and finish the shutdown if no call waits.
+
+        Actors without work may hold devices that calls in the queues wait for.
+        """
         made = [worker.actor for worker in self.members]
         for actor in (*made, *(call.actor for call in self._calls.values())):
             if actor is not None:
@@ -1323,7 +1544,11 @@ class LocalEngine(Engine):
         self.finish_shutdown()
 
     def finish_shutdown(self) -> None:
-        """Shut down the workers of a closed pool once no call waits."""
+        """Shut down the workers without work once no call of a closed pool waits; no effect in an open pool.
+
+        Actors are left to exit by themselves. After the last worker, the fork servers are released and ``drained`` is
+        set.
+        """
         if not self.closed or any(call.is_pending() and not call.sent for call in self._calls.values()):
             return
         for worker in list(self.members):
@@ -1337,7 +1562,7 @@ class LocalEngine(Engine):
             self.drained.set()
 
     def unfinished(self) -> list[Call]:
-        """Return the unfinished calls."""
+        """Return the recorded calls and those of the workers; a call may be in the list twice."""
         return [*self._calls.values(), *(call for worker in self.members for call in worker.outstanding)]
 
 
@@ -1348,6 +1573,8 @@ _opening = renew_in_child(threading.Lock())
 def broker_of(machine: str | Machine | None, declare: Mapping[str, int] | None, *, shared: bool) -> Broker:
     """Return the broker of a machine: the same one for all pools that live at the same time, inside of the same lease.
 
+    A new broker detects the machine.
+
     Args:
         machine: The machine; see :func:`anyaccel.detect`.
         declare: Devices to count by resource name.
@@ -1355,7 +1582,7 @@ def broker_of(machine: str | Machine | None, declare: Mapping[str, int] | None, 
 
     Raises:
         MachineError: When ``machine`` names no machine.
-        StateDirectoryError: When leases are to be shared, and there is no directory for them that can be trusted.
+        StateDirectoryError: When there is no directory for leases that can be trusted.
     """
     where = parse_machine(machine)
     around = os.environ.get("ANYACCEL_STATE_DIR"), os.environ.get(LEASE_VARIABLE)

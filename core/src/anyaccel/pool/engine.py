@@ -60,10 +60,10 @@ class PoolSettings(Value):
     address: str | None = None
 
     def check_cluster(self, title: str) -> None:
-        """Check the settings for the engine of a cluster with this name.
+        """Check the settings for the engine of a cluster; ``title`` is its name in the message.
 
         Raises:
-            UsageError: When a setting is for the local engine alone.
+            UsageError: When ``machine`` or ``declare`` is set, which are for the local engine alone.
         """
         for name, given in (("machine", self.machine), ("declare", self.declare)):
             if given is not None:
@@ -103,10 +103,18 @@ class Engine(Protocol):
         self.drained = InterruptibleEvent()
 
     def check(self, request: Request) -> None:
-        """Raise the error of a request that can never be served."""
+        """Raise the error of a request that can never be served.
+
+        Raises:
+            UnknownNameError: When no device has one of its names.
+            NeverFitsError: When there are too few such devices.
+        """
 
     def get_prefetch_limit(self, options: Options) -> int:  # noqa: ARG002
-        """Return how many batches a ``map`` submits before it knows their durations; 0 for all, of one call each."""
+        """Return how many batches a ``map`` submits before it knows their durations; 0 for all, of one call each.
+
+        0 unless an engine says otherwise.
+        """
         return 0
 
     def check_open(self) -> None:
@@ -134,7 +142,7 @@ class Engine(Protocol):
     def submit(
         self, options: Options, function: Callable[..., Any], args: Any, kwargs: Any, *, late: bool = False
     ) -> CallFuture[Any]:
-        """Run a function as soon as there are a worker and the needed devices.
+        """Run a function as soon as there are a worker and the needed devices; return the future of its result.
 
         Args:
             options: Options of the call.
@@ -142,19 +150,29 @@ class Engine(Protocol):
             args: Its arguments.
             kwargs: Its keyword arguments.
             late: Whether the call belongs to a ``map`` that was taken before the pool was closed.
+
+        Raises:
+            RuntimeError: When the pool was shut down, unless ``late``, or belongs to the parent of this process.
+            BrokenPoolError: When the pool is broken, unless ``late``.
         """
         call = Call(get_call_name(function, args), options, self.on_cancel)
         self.enter(call, (function, args, kwargs), late=late)
         return call.future
 
     def gang(self, options: Options, hosts: int, name: str, work: bytes) -> GangFuture[Any]:
-        """Run a pickled call on each of several machines at the same time."""
+        """Run a pickled call on each of several machines at the same time; return the future of the results by rank."""
 
     def enter(self, call: Call, work: Pickled | tuple[Any, ...], *, late: bool = False) -> None:
-        """Run an existing call, given the work, pickled or not; see :meth:`submit`."""
+        """Run an existing call, given the work, pickled or not; an exception of pickling fails the call.
+
+        See :meth:`submit` for ``late`` and the exceptions.
+        """
 
     def copy_arguments(self, call: Call) -> None:
-        """Copy the buffers of a queued call, so that later changes by the caller have no effect."""
+        """Copy the buffers of a queued call, so that later changes by the caller have no effect.
+
+        No effect if the call was sent meanwhile.
+        """
         body = call.body
         if body is not None and body.buffers:
             copy = body.copy()
@@ -169,7 +187,10 @@ class Engine(Protocol):
         """Return the unfinished calls."""
 
     def mark_broken(self, cause: BaseException, *others: Call) -> None:
-        """Break the pool because a worker could not be set up: fail every call, also the calls in ``others``."""
+        """Break the pool because a worker could not be set up: fail every call, also the calls in ``others``.
+
+        The first cause is kept. The engine is stopped: it takes no more calls, and ends every worker.
+        """
         error = BrokenPoolError(f"the pool is broken: setting up a worker failed with {type(cause).__name__}: {cause}")
         error.__cause__ = cause
         self.broken = self.broken or error
@@ -181,7 +202,13 @@ class Engine(Protocol):
         """Return the devices that are kept although their holder was ended, with reasons."""
 
     def stop(self, grace: float) -> None:
-        """Take no more calls, cancel the queued calls, and end every worker."""
+        """Take no more calls, cancel the queued calls, and have every worker stopped; return before they end.
+
+        No effect in a forked child.
+
+        Args:
+            grace: Seconds between SIGTERM and SIGKILL.
+        """
         if self.foreign:
             return
         self.shutdown(wait=False, cancel_futures=True)
@@ -191,16 +218,21 @@ class Engine(Protocol):
             member.stop(grace)
 
     def shutdown(self, *, wait: bool, cancel_futures: bool = False) -> None:
-        """Take no more calls; finish when all calls have run."""
+        """Take no more calls, and end the workers when all calls have run.
+
+        Args:
+            wait: Whether to return only after that.
+            cancel_futures: Whether to cancel the calls that have not started.
+        """
 
 
 def engines() -> dict[str, str]:
-    """Return the entry points of the installed engines by name."""
+    """Return the entry points (``module:function``) of the local engine and the installed ones, by name."""
     return {LOCAL[0]: LOCAL[1]} | {each: target for each, target, _, _ in entry_points(GROUP)}
 
 
 def find_engine(name: str) -> str:
-    """Return the entry point of an engine.
+    """Return the entry point (``module:function``) of an engine.
 
     Raises:
         UsageError: When there is no engine of this name, or its extra is not installed.
@@ -217,7 +249,7 @@ def find_engine(name: str) -> str:
 
 
 def open_engine(name: str, settings: PoolSettings) -> Engine:
-    """Make the engine of a pool.
+    """Import the module of an engine, and make the engine of a pool.
 
     Raises:
         UsageError: When there is no engine of this name, its extra is not installed, or it refuses a setting.

@@ -34,7 +34,7 @@ class GangFuture(AwaitableFuture[list[T]]):
             member.add_done_callback(lambda done, rank=rank: self._on_done(done, rank))  # type: ignore[misc]
 
     def cancel(self) -> bool:
-        """Cancel every call, waiting or running; return False if the gang is over."""
+        """Cancel every call, waiting or running, unless the gang is over; return whether it is or was cancelled."""
         if not self._decide():
             return self.cancelled()
         self._end_others()  # before waiters wake and perhaps start the next gang
@@ -47,6 +47,10 @@ class GangFuture(AwaitableFuture[list[T]]):
         return any(member.running() for member in self.members)
 
     def _on_done(self, member: Future[Any], rank: int) -> None:
+        """Count the end of a call. The last result sets the results; the first failure or cancellation ends the gang.
+
+        The first exception gets a note with its rank.
+        """
         if member.cancelled():
             self.cancel()
         elif (error := member.exception()) is not None:
@@ -68,6 +72,7 @@ class GangFuture(AwaitableFuture[list[T]]):
         return first
 
     def _end_others(self) -> None:
+        """Cancel all calls; no effect on those that are over."""
         for member in self.members:
             member.cancel()
 
@@ -82,6 +87,9 @@ def make_ranked_call(
         count: Number of members.
         rendezvous: Variables with the address where the members meet.
         work: A pickled function, with its arguments.
+
+    Returns:
+        :func:`run_ranked`, its arguments, and no keyword arguments.
     """
     from anyaccel.launcher.ranks import make_rank_variables
 
@@ -89,7 +97,7 @@ def make_ranked_call(
 
 
 def run_ranked(variables: Mapping[str, str], work: bytes) -> Any:
-    """Set the variables of a rank in the worker, then unpickle the function and call it.
+    """Set the variables of a rank in the worker, then unpickle the function, call it, and return its result.
 
     In this order, because modules that the pickle imports may read the variables.
     """

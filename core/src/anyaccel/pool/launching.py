@@ -96,20 +96,27 @@ class Preparation(Value):
         return launch.environment, Pickled(pickle.dumps(message, PROTOCOL), [])
 
     def _warmup_on(self, allocation: Allocation) -> tuple[bytes, str] | None:
-        """Return the warm-up and the names of the devices in messages; None if the worker has no devices."""
+        """Return the warm-up and the names of the devices in messages; None without a warm-up or without devices."""
         if self.warmup is None or not allocation.devices:
             return None
         return self.warmup, ", ".join(f"{device.name} ({device.id})" for device in allocation.devices)
 
 
 def pickled_call(function: Callable[..., Any] | None, arguments: tuple[Any, ...] = ()) -> bytes | None:
-    """Pickle a call for :class:`Preparation`; None stays None."""
+    """Pickle a function with its arguments for :class:`Preparation`; return None if the function is None.
+
+    Raises:
+        Exception: When the function or an argument cannot be pickled.
+    """
     return None if function is None else dumps_whole((function, arguments))
 
 
 @contextlib.contextmanager
 def open_outputs(log: str | None = None) -> Iterator[tuple[int, int]]:
-    """Open descriptors for a worker's standard output and error: a log file, or those of this process.
+    """Open descriptors for a worker's standard output and error, as a context: a log file, or those of this process.
+
+    The log file is made if needed, and appended to. An output that this process has closed becomes ``/dev/null``.
+    Opened descriptors are closed when the context ends.
 
     Raises:
         OSError: When the file cannot be opened.
@@ -124,6 +131,7 @@ def open_outputs(log: str | None = None) -> Iterator[tuple[int, int]]:
 
 
 def _is_open(descriptor: int) -> bool:
+    """Return whether this process has a descriptor of this number."""
     try:
         os.fstat(descriptor)
     except OSError:

@@ -28,7 +28,9 @@ class Logs:
         self._numbers = count(1 + max((int(found[0]) for found in earlier if found), default=0))
 
     def path_for(self, name: str) -> str:
-        """Make the log file of the next started call, and return the path.
+        """Make an empty log file for the next started call, and return the path.
+
+        Its name is the next free number, and the call's name with unfit characters replaced.
 
         Raises:
             OSError: When the file cannot be made.

@@ -55,15 +55,15 @@ class Pickled(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Size of data and buffers in bytes."""
+        """Size of data and buffers in bytes; 0 if they were written to shared memory."""
         return len(self.data) + sum(map(len, self.buffers))
 
     def copy(self) -> Pickled:
-        """Return a copy of which the buffers are independent of the value's memory."""
+        """Return a copy of which the buffers are independent of the value's memory; itself if there are no buffers."""
         return Pickled(self.data, [memoryview(bytes(buffer)) for buffer in self.buffers]) if self.buffers else self
 
     def to_shared_memory(self) -> Pickled:
-        """Return a copy in shared memory, for one worker: it may write to what it is sent.
+        """Return a copy in shared memory, for one worker, which may write to the memory.
 
         Raises:
             OSError: When no memory or descriptor is left.
@@ -91,7 +91,7 @@ class SharedParts:
 
 
 def dumps(value: Any) -> Pickled:
-    """Pickle a call for a worker, or a result for the caller.
+    """Pickle a call for a worker, or a result for the caller; buffers of :data:`LARGE` bytes or more are not copied.
 
     Functions and classes that the other side can import are pickled by name; those of a script, a shell or a closure
     are pickled by value.
@@ -118,7 +118,11 @@ def dumps(value: Any) -> Pickled:
 
 
 def dumps_whole(value: Any) -> bytes:
-    """Pickle a value in one piece, for use in several messages."""
+    """Pickle a value in one piece, for use in several messages; functions by name or by value as :func:`dumps` does.
+
+    Raises:
+        Exception: An exception of the value's own code, or one of pickle's.
+    """
     data = _dumps(value, None)
     return _dumps_by_value(value, None) if data is None else data
 
@@ -129,7 +133,7 @@ def dumps_error(error: BaseException, text: str) -> Pickled:
     The exception is pickled by itself inside, so that the caller can read the texts when its class cannot be imported.
 
     Args:
-        error: The exception; left out if it cannot be pickled.
+        error: The exception; left out if it cannot be pickled or unpickled, which is tried here.
         text: Its traceback.
     """
     try:
@@ -141,7 +145,7 @@ def dumps_error(error: BaseException, text: str) -> Pickled:
 
 
 def summarize_error(error: BaseException) -> str:
-    """Return the class and the text of an exception."""
+    """Return the class and the text of an exception; the class alone if its ``__str__`` raises."""
     name = type(error).__name__
     try:
         return f"{name}: {error}"
@@ -150,7 +154,10 @@ def summarize_error(error: BaseException) -> str:
 
 
 def dump_call_error(error: BaseException, dumps_error: Callable[[BaseException, str], Pickled]) -> Pickled:
-    """Pickle the exception of a call with ``dumps_error``, and a traceback that begins with the user's code."""
+    """Pickle the exception of a call with ``dumps_error``, and a traceback that begins with the user's code.
+
+    The traceback is removed from the exception.
+    """
     import traceback
 
     trace = error.__traceback__
@@ -162,7 +169,12 @@ def dump_call_error(error: BaseException, dumps_error: Callable[[BaseException, 
 
 
 def _dumps(value: Any, keep_inside: Callable[[pickle.PickleBuffer], bool] | None) -> bytes | None:
-    """Pickle by name; return None if the other side could not import a name."""
+    """Pickle by name; return None if the value cannot be pickled so, or the other side could not import a name.
+
+    Args:
+        value: The value.
+        keep_inside: Called with each buffer; returns False to leave the buffer out. None keeps all inside.
+    """
     try:
         data = pickle.dumps(value, PROTOCOL, buffer_callback=keep_inside)
     except Exception:  # noqa: BLE001 - lambdas and closures raise several kinds; pickling by value raises the real one
@@ -172,7 +184,11 @@ def _dumps(value: Any, keep_inside: Callable[[pickle.PickleBuffer], bool] | None
 
 
 def _dumps_by_value(value: Any, keep_inside: Callable[[pickle.PickleBuffer], bool] | None) -> bytes:
-    """Pickle by value what the other side cannot import."""
+    """Pickle a value with cloudpickle, by value where the other side cannot import; see :func:`_dumps`.
+
+    Raises:
+        Exception: An exception of the value's own code, or one of pickle's.
+    """
     file = io.BytesIO()
     _pickler_by_value()(file, PROTOCOL, buffer_callback=keep_inside).dump(value)
     return file.getvalue()
@@ -180,7 +196,7 @@ def _dumps_by_value(value: Any, keep_inside: Callable[[pickle.PickleBuffer], boo
 
 @cache
 def _pickler_by_value() -> Any:
-    """Make a subclass of cloudpickle's pickler that keeps the file names of code objects.
+    """Return a subclass of cloudpickle's pickler that keeps the file names of code objects; made once.
 
     Version 3.1.3 drops them, so that tracebacks would show no source lines of functions that were sent by value.
     """
@@ -199,7 +215,11 @@ def _pickler_by_value() -> Any:
 
 
 def loads(data: bytes | memoryview, buffers: Sequence[memoryview] | None = None) -> Any:
-    """Unpickle a value. Large arrays use the memory of ``buffers`` without a copy."""
+    """Unpickle a value, which may run any code. Large arrays use the memory of ``buffers`` without a copy.
+
+    Raises:
+        Exception: An exception of that code, or one of pickle's.
+    """
     return pickle.loads(data, buffers=buffers or ())  # noqa: S301 - from a process that runs the same user's code
 
 
@@ -214,9 +234,13 @@ class SharedGlobals:
         self._modules: dict[str, tuple[dict[str, Any], set[str]]] = {}
 
     def prepare(self, data: bytes) -> None:
-        """Run the pickled call of an initializer, and record the changed globals.
+        """Run the pickled call of an initializer, and record the changed globals of functions sent by value.
 
-        A global counts as set if its value is another object than before, or one whose content may have changed.
+        A global counts as set if its value is another object than before, or one whose content may have changed. Names
+        with two underscores on both sides are left out.
+
+        Raises:
+            Exception: An exception of the call, or of unpickling.
         """
         (function, arguments), spaces = self._loads(data)
         before = [dict(space) for space in spaces]
@@ -231,7 +255,7 @@ class SharedGlobals:
     def loads(
         self, data: bytes | memoryview, buffers: list[memoryview] | None = None
     ) -> tuple[Any, list[dict[str, Any]]]:
-        """Unpickle a value.
+        """Unpickle a value, which may run any code.
 
         Returns:
             The value; and the globals of functions that were sent by value in it, empty if no global is shared.
@@ -240,13 +264,18 @@ class SharedGlobals:
 
     @staticmethod
     def _loads(data: bytes | memoryview, buffers: list[memoryview] | None = None) -> tuple[Any, list[dict[str, Any]]]:
+        """Unpickle a value; return it with the globals of the functions sent by value in it, each dict once."""
         unpickler = _Unpickler(io.BytesIO(data), buffers=buffers or ())
         value = unpickler.load()
         spaces = {id(function.__globals__): function.__globals__ for function in unpickler.functions}
         return value, [space for space in spaces.values() if "__name__" in space]
 
     def enter(self, spaces: list[dict[str, Any]]) -> Callable[[], None]:
-        """Copy the shared globals into the globals of a call; return a function to copy changes back."""
+        """Copy the shared globals into the globals of a call.
+
+        Returns:
+            A function that copies reassigned shared globals back.
+        """
         entered: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = []
         for space in spaces:
             if (module := self._modules.get(space["__name__"])) is not None:
@@ -256,6 +285,7 @@ class SharedGlobals:
                 entered.append((space, first, given))
 
         def leave() -> None:
+            """Copy the shared globals back that were assigned anew since."""
             for space, first, given in entered:
                 first.update({name: space[name] for name, old in given.items() if space.get(name, old) is not old})
 
@@ -270,10 +300,12 @@ class _Unpickler(pickle.Unpickler):
         self.functions: list[types.FunctionType] = []
 
     def find_class(self, module: str, name: str) -> Any:
+        """Return a global of a module; for cloudpickle's maker of functions, a wrapper that records each function."""
         found = super().find_class(module, name)
         return partial(self._made, found) if (module, name) == MAKES_FUNCTION else found
 
     def _made(self, make: Callable[..., types.FunctionType], *arguments: Any) -> types.FunctionType:
+        """Make a function with cloudpickle's maker, record and return it."""
         self.functions.append(make(*arguments))
         return self.functions[-1]
 
@@ -332,7 +364,9 @@ def write_shared(parts: Sequence[bytes | memoryview]) -> int:
 
 
 def read_shared(descriptor: int, lengths: Sequence[int]) -> list[memoryview]:
-    """Map the parts that :func:`write_shared` wrote, without a copy. The mapping lives as long as a view of it.
+    """Map the parts that :func:`write_shared` wrote, without a copy, for reading and writing.
+
+    The mapping lives as long as a view of it; the descriptor stays open and is not needed for that.
 
     Raises:
         ValueError: When the memory is too small, has holes, or is not sealed.
@@ -355,6 +389,11 @@ def read_shared(descriptor: int, lengths: Sequence[int]) -> list[memoryview]:
 
 
 def _map(descriptor: int, size: int) -> memoryview:
+    """Map shared memory for reading and writing; it is unmapped when the last view has gone, but not at exit.
+
+    Raises:
+        OSError: When it cannot be mapped.
+    """
     # Not mmap.mmap: before Python 3.13 that keeps one descriptor for each array that lives.
     protection = mmap.PROT_READ | mmap.PROT_WRITE
     address = _libc.mmap(None, size, protection, mmap.MAP_SHARED | _MAP_POPULATE, descriptor, 0)
@@ -367,6 +406,7 @@ def _map(descriptor: int, size: int) -> memoryview:
 
 
 def _aligned(offset: int) -> int:
+    """Round an offset up to a multiple of :data:`ALIGNMENT`."""
     return -(-offset // ALIGNMENT) * ALIGNMENT
 
 
@@ -387,6 +427,8 @@ class Batch(NamedTuple):
 def call_each(function: Callable[..., Any], batch: list[tuple[Any, ...]]) -> Any:
     """Call a function with the arguments of each call of a batch, until one fails; runs in a worker.
 
+    A result that is a generator counts as a failure. SystemExit and other exceptions that are no Exception are raised.
+
     Returns:
         A :class:`Batch`; for an ``async`` function, a coroutine that returns one.
     """
@@ -406,7 +448,7 @@ def call_each(function: Callable[..., Any], batch: list[tuple[Any, ...]]) -> Any
 
 
 def refuse_generator(value: Any) -> None:
-    """Check the result of a call.
+    """Check that the result of a call is no generator; a generator is closed, unless it is an asynchronous one.
 
     Raises:
         TypeError: When the function is a generator, which is for :meth:`anyaccel.Pool.stream`.
@@ -420,7 +462,7 @@ def refuse_generator(value: Any) -> None:
 async def _await_each(
     function: Callable[..., Any], first: types.CoroutineType[Any, Any, Any], batch: list[tuple[Any, ...]]
 ) -> Batch:
-    """Continue :func:`call_each` for an ``async`` function whose first call has started."""
+    """Continue :func:`call_each` for an ``async`` function; ``first`` is what its first call returned."""
     results = []
     began = time.monotonic()
     failure = None
@@ -434,5 +476,5 @@ async def _await_each(
 
 
 def call_each_method(actor: Any, method: str, batch: list[tuple[Any, ...]]) -> Any:
-    """Call a method of an actor for each call of a batch; see :func:`call_each`."""
+    """Call a method of an actor for each call of a batch; arguments and return value are those of :func:`call_each`."""
     return call_each(getattr(actor, method), batch)

@@ -68,7 +68,10 @@ class PlainType(NamedTuple):
 
 
 def dumps(value: Any) -> Pickled:
-    """Write a result, or the reason why it is not made of plain types."""
+    """Write a result; if it is not plain, write a stand-in for which :func:`loads` raises the reason.
+
+    Large arrays are not copied: their memory becomes ``buffers``.
+    """
     buffers: list[memoryview] = []
     try:
         return Pickled(_pack(_Writer(buffers).form(value)), buffers)
@@ -77,7 +80,10 @@ def dumps(value: Any) -> Pickled:
 
 
 def dumps_error(error: BaseException, text: str) -> Pickled:
-    """Write an exception and its traceback, as :func:`anyaccel.pool.payload.dumps_error` does."""
+    """Write the exception, its summary and its traceback, to be read by :func:`anyaccel.pool.call.read_exception`.
+
+    The exception itself is left out if it is not plain.
+    """
     try:
         body = _pack(_Writer(None).form(error))
     except Exception:  # noqa: BLE001 - properties of the exception run code of the user
@@ -105,11 +111,12 @@ def loads(data: bytes | memoryview, buffers: Sequence[memoryview] | None = None)
 
 
 def _pack(form: Any) -> bytes:
+    """Return the MessagePack of a form; integers of more than 64 bits are converted on the way."""
     return cast("bytes", msgpack.packb(form, default=_large_integer, unicode_errors="surrogatepass"))
 
 
 def _large_integer(value: int) -> dict[str, list[bytes]]:
-    """Return the form of an integer of more than 64 bits."""
+    """Return the form of an integer of more than 64 bits: its bytes, signed and little-endian."""
     return {"int": [value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)]}
 
 
@@ -127,7 +134,11 @@ class _Writer:
         self.repeated = 0
 
     def form(self, value: Any, depth: int = 0) -> Any:
-        """Return the form of a value at a depth of nesting."""
+        """Return the form of a value at a depth of nesting; an atom or empty list is its own form.
+
+        Raises:
+            NotPlainError: When the value or a part is not plain, nested too deeply, or repeated too often.
+        """
         if type(value) in _ATOMS:
             return value
         if depth > MOST_NESTED:
@@ -144,7 +155,11 @@ class _Writer:
         return {name: self.forms(value, list(TYPES[name].parts(value)), depth)}
 
     def forms(self, value: Any, parts: list[Any], depth: int) -> list[Any]:
-        """Return the forms of the parts of a value."""
+        """Return the forms of the parts of a value, and count the parts of a value that was seen before.
+
+        Raises:
+            NotPlainError: When a part is not plain, or more than :data:`MOST_REPEATED` values were repeated.
+        """
         if id(value) in self.seen:
             self.repeated += 1 + len(parts)
             if self.repeated > MOST_REPEATED:
@@ -153,7 +168,13 @@ class _Writer:
         return parts if set(map(type, parts)) <= _ATOMS else [self.form(part, depth + 1) for part in parts]
 
     def array_parts(self, array: Any) -> list[Any]:
-        """Return the parts of an array: type, shape, order, whether it is writeable, and bytes or a buffer's number."""
+        """Return the parts of an array: type, shape, order, whether it is writeable, and bytes or a buffer's number.
+
+        The memory of a large array is appended to the buffers.
+
+        Raises:
+            NotPlainError: When the array holds Python objects.
+        """
         if array.dtype.hasobject:
             raise NotPlainError(_OBJECTS)
         order = "F" if array.flags.fnc else "C"
@@ -173,7 +194,13 @@ class _Reader:
         self.buffers = buffers
 
     def make(self, pairs: Iterable[tuple[Any, Any]]) -> Any:
-        """Make the value of a map."""
+        """Make the value of a map, whose one pair is a type's name in :data:`TYPES` and the list of its parts.
+
+        Any other exception, such as for an empty map, is one for :func:`loads` to report as damage.
+
+        Raises:
+            NotPlainError: When the name is unknown, or no value can be made of the parts.
+        """
         ((name, parts),) = pairs
         if type(parts) is not list or name not in TYPES:
             raise NotPlainError(f"it holds {ascii(name)[:_SHOWN]}")
@@ -188,13 +215,21 @@ class _Reader:
             raise NotPlainError(f"its {name} cannot be made ({type(error).__name__})") from error
 
     def array(self, kind: Any, shape: Any, order: Any, writeable: Any, data: Any) -> Any:
-        """Make an array of the parts of :meth:`_Writer.array_parts`."""
+        """Make an array of the parts of :meth:`_Writer.array_parts`: on the buffer's memory, or on a copy of the bytes.
+
+        Raises:
+            NotPlainError: When numpy has not been imported here.
+            Exception: When the parts do not match, for :meth:`make` to report.
+        """
         memory = self.buffers[data] if type(data) is int else memoryview(bytearray(_is(data, bytes)))
         return _array(kind, shape, order, memory if writeable else memory.toreadonly())
 
 
 def _name_of(kind: type) -> str:
-    """Return the name of a type in :data:`TYPES`; the type may not be there."""
+    """Return the name under which :data:`TYPES` would list a type; empty if its module lacks the type.
+
+    All of numpy's dtypes have a common name, and so do its scalars.
+    """
     numpy = sys.modules.get("numpy")
     if numpy is not None and issubclass(kind, numpy.dtype):
         return "numpy.dtype"
@@ -206,20 +241,23 @@ def _name_of(kind: type) -> str:
 
 
 def _shown(value: Any) -> str:
-    """Name a value that is not plain in a message: by its own name if it is a class or function, else by its class."""
+    """Return the full name of a class or function, or of another value's class, in ASCII and cut, for a message."""
     named = value if hasattr(value, "__qualname__") and hasattr(value, "__module__") else type(value)
     return ascii(f"{named.__module__}.{named.__qualname__}")[1:-1][:_SHOWN]
 
 
 def _never(*_: object) -> Any:
+    """Raise TypeError for any arguments."""
     raise TypeError
 
 
 def _refuse(reason: str) -> Any:
+    """Raise NotPlainError with the reason from a worker, cut and made printable."""
     raise NotPlainError(printable(reason[: 2 * _SHOWN]))
 
 
 def _is(value: Any, kind: type) -> Any:
+    """Return the value; raise TypeError unless its type is exactly ``kind``."""
     if type(value) is not kind:
         raise TypeError
     return value
@@ -229,7 +267,7 @@ def _check(parts: Sequence[Any], types: Collection[type]) -> None:
     """Refuse parts of other types, and integers that are too large to compute with.
 
     Raises:
-        TypeError: When there is one.
+        TypeError: When there is such a part.
     """
     for part in parts:
         if type(part) not in types or (type(part) is int and part.bit_length() > _MOST_BITS):
@@ -237,7 +275,7 @@ def _check(parts: Sequence[Any], types: Collection[type]) -> None:
 
 
 def _imported(module: str, name: str) -> Callable[..., Any]:
-    """Return a constructor with a late import of the module."""
+    """Return a constructor that imports its module on the first call."""
 
     def make(*parts: Any) -> Any:
         return getattr(import_module(module), name)(*parts)
@@ -251,18 +289,21 @@ def _folded(kind: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _fields(*names: str) -> Callable[[Any], list[Any]]:
+    """Return a function that lists these attributes of a value."""
     return lambda value: [getattr(value, name) for name in names]
 
 
 def _text(value: Any) -> list[str]:
+    """Return the value's string as its only part."""
     return [str(value)]
 
 
 def _hashable(keys: Sequence[Any]) -> Sequence[Any]:
-    """Refuse keys that were chosen to have the same hash: comparing them takes quadratic time.
+    """Return the keys, unless they were chosen to have the same hash: comparing them takes quadratic time.
 
     Raises:
-        ValueError: When there are too many, or large numbers among them.
+        ValueError: When more than :data:`_MOST_ALIKE` keys have a hash in common, or large numbers are among such keys.
+        TypeError: When a key cannot be hashed.
     """
     alike = Counter(map(hash, keys))
     twins = [] if len(alike) == len(keys) else [key for key in keys if alike[hash(key)] > 1]
@@ -279,10 +320,17 @@ def _takes_long(key: Any) -> bool:
 
 
 def _dict(*parts: Any) -> dict[Any, Any]:
+    """Make a dict of alternating keys and values.
+
+    Raises:
+        ValueError: When a key lacks its value, or too many keys have the same hash.
+    """
     return dict(zip(_hashable(parts[::2]), parts[1::2], strict=True))
 
 
 def _exception(kind: type[Exception]) -> PlainType:
+    """Return the plain type of a class of exceptions; its parts are arguments, and a dict of notes and attributes."""
+
     def parts(error: Exception) -> Iterable[Any]:
         made: Any = error.__reduce__()
         return made[1], *(made[2:] or ({},))
@@ -296,7 +344,10 @@ def _exception(kind: type[Exception]) -> PlainType:
 
 
 def restore(error: Exception, state: dict[str, Any]) -> None:
-    """Restore notes and attributes of an exception, except attributes defined by the class, such as methods."""
+    """Add notes to an exception, and set its attributes, except private ones and those that the class defines.
+
+    Of our own errors, ``hint`` and ``exit_status`` are set in any case.
+    """
     for note in state.get("__notes__", ()):
         error.add_note(note)
     for name, value in state.items():
@@ -306,6 +357,11 @@ def restore(error: Exception, state: dict[str, Any]) -> None:
 
 
 def _numpy() -> Any:
+    """Return the module numpy.
+
+    Raises:
+        NotPlainError: When it has not been imported here.
+    """
     numpy = sys.modules.get("numpy")
     if numpy is None:
         raise NotPlainError("it holds an array, and numpy has not been imported here")
@@ -313,6 +369,11 @@ def _numpy() -> Any:
 
 
 def _dtype_parts(kind: Any) -> Iterable[Any]:
+    """Return the parts of a dtype of numpy, as :func:`_dtype` takes them.
+
+    Raises:
+        NotPlainError: When it is a type of objects, or defined by another package.
+    """
     if kind.subdtype is not None:
         return kind.subdtype  # type: ignore[no-any-return]
     if kind.names is None:
@@ -324,7 +385,12 @@ def _dtype_parts(kind: Any) -> Iterable[Any]:
 
 
 def _dtype(first: Any, *more: Any) -> Any:
-    """Make a dtype of numpy: of its string; of another dtype and a shape; or of names, fields and a size."""
+    """Make a dtype of numpy: of its string; of another dtype and a shape; or of names, fields and a size.
+
+    Raises:
+        NotPlainError: When the string is of a type of objects, or numpy has not been imported here.
+        Exception: When the parts do not match.
+    """
     numpy = _numpy()
     if not more:
         if not _DTYPE.fullmatch(first):
@@ -342,17 +408,24 @@ def _dtype(first: Any, *more: Any) -> Any:
 
 
 def _is_dtype(value: Any) -> Any:
+    """Return the value; raise TypeError unless it is a dtype of numpy."""
     if not isinstance(value, _numpy().dtype):
         raise TypeError
     return value
 
 
 def _scalar_parts(value: Any) -> Iterable[Any]:
+    """Return the dtype and the bytes of a scalar of numpy."""
     array = _numpy().asarray(value)
     return array.dtype, array.tobytes()
 
 
 def _scalar(kind: Any, data: Any) -> Any:
+    """Make a scalar of numpy of its dtype and its bytes.
+
+    Raises:
+        TypeError, ValueError: When the parts do not match.
+    """
     return _array(kind, [], "C", _is(data, bytes))[()]
 
 
@@ -360,6 +433,7 @@ def _array(kind: Any, shape: Any, order: Any, data: memoryview | bytes) -> Any:
     """Make an array on the memory of the data, without a copy.
 
     Raises:
+        TypeError: When the shape is no list, or ``kind`` no dtype.
         ValueError: When the shape does not match the length of the data.
     """
     array = _numpy().ndarray(_is(shape, list), _is_dtype(kind), data, order=order)

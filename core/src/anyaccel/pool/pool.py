@@ -87,13 +87,14 @@ class Submitter(Executor):
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> CallFuture[T]: ...
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> CallFuture[Any]:
-        """Run a function in a worker as soon as there are a worker and devices.
+        """Run a function in a worker as soon as there are a worker and devices; returns at once.
 
         Returns:
-            The future of its result. It can be cancelled also while the function runs.
+            The future of its result. It can be cancelled also while the function runs. An exception of pickling is its
+            outcome.
 
         Raises:
-            RuntimeError: When the pool was shut down.
+            RuntimeError: When the pool was shut down, or belongs to the parent of this process.
             BrokenPoolError: When its workers cannot be set up.
         """
         return self._core.submit(self._options, fn, args, kwargs)
@@ -208,6 +209,8 @@ class Submitter(Executor):
             chunksize: Number of calls that travel in one message; None as for :meth:`map`.
 
         Raises:
+            ValueError: When ``chunksize`` is no whole number of 1 or more.
+            RuntimeError: When the pool was shut down.
             Exception: The exception of the first call that failed; the others are cancelled.
         """
         check_batch(chunksize=chunksize)
@@ -223,6 +226,20 @@ class Submitter(Executor):
         *,
         in_order: bool,
     ) -> Results[Any]:
+        """Submit a function over tuples of arguments in batches; return the results.
+
+        Args:
+            fn: The function.
+            arguments: Arguments of the calls; all are taken at once.
+            timeout: Seconds until all results must be there, or None.
+            batch: Calls of a batch. None chooses by their durations, or 1 if an option or a log is for each call, or
+                the engine has no prefetch limit.
+            progress: As for :meth:`map`.
+            in_order: Whether results come in the order of the calls, or as soon as they are there.
+
+        Raises:
+            RuntimeError: When the pool was shut down.
+        """
         core, options = self._core, self._options
         single = options.max_calls or options.timeout or options.retries or core.settings.logs  # each is per call
         limit = core.get_prefetch_limit(options)
@@ -378,7 +395,9 @@ def make_options(
     max_concurrency: int = 1,
     ahead: int = AHEAD,
 ) -> Options:
-    """Check options, and compute dependent defaults.
+    """Check options, parse the request, and compute dependent defaults.
+
+    ``max_calls`` is by default 1 with devices and 0, for no limit, without.
 
     Raises:
         UsageError: When the value of an option is not permitted.
@@ -408,7 +427,7 @@ def check_gang(hosts: object, options: Options) -> None:
     """Check the number of hosts and the options of a gang.
 
     Raises:
-        UsageError: When one is not permitted.
+        UsageError: When ``hosts`` is no whole number of 1 or more, or the options have retries.
     """
     check_whole(1, hosts=hosts)
     if options.retries:
@@ -416,7 +435,11 @@ def check_gang(hosts: object, options: Options) -> None:
 
 
 def _read_signal(signal: str | None, timeout: float | None) -> EarlySignal | None:
-    """Parse the signal before the end of a call's time."""
+    """Parse the signal before the end of a call's time, such as ``USR1@60s``; None stays None.
+
+    Raises:
+        UsageError: When it is no such text, or the time is not shorter than ``timeout``.
+    """
     if signal is None:
         return None
     from anyaccel.launcher.time_limit import check_early
@@ -429,7 +452,7 @@ def check_seconds(**seconds: object) -> None:
     """Check durations.
 
     Raises:
-        UsageError: When one is no number of seconds of 0 or more.
+        UsageError: When one is no number of 0 or more; the message names the argument.
     """
     for name, value in seconds.items():
         if not (isinstance(value, (int, float)) and value >= 0):
@@ -588,7 +611,10 @@ class Pool(Submitter):
         return self._core.quarantined()
 
     def _workers(self) -> list[tuple[str, str, str]]:
-        """Return for each process the current call, the number of pipelined calls, and the devices."""
+        """Return the current call, the number of pipelined calls, and the devices of each process, sorted.
+
+        Workers that still wait for a process are left out. The list is empty in a forked child.
+        """
         core = self._core
         if core.foreign:
             return []
@@ -618,7 +644,11 @@ class Pool(Submitter):
         return html_table(repr(self)[1:-1], ("runs", "behind it", "devices"), self._workers())
 
     def __exit__(self, kind: type[BaseException] | None, value: object, traceback: object) -> None:
-        """Wait for all calls; after Ctrl-C, stop them, and after another Ctrl-C, kill them."""
+        """Wait for all calls and workers; after Ctrl-C, stop them, and after another Ctrl-C, kill them.
+
+        Raises:
+            KeyboardInterrupt: When Ctrl-C has come during the wait.
+        """
         try:
             if kind is not None and issubclass(kind, KeyboardInterrupt):
                 self._core.stop(self._core.settings.grace)
@@ -632,14 +662,14 @@ _cores: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 
 def _abandon(core: Engine) -> None:
-    """Shut down an engine whose pool was garbage collected."""
+    """Have the reactor shut down an engine whose pool was garbage collected, after its calls; not in a forked child."""
     if not core.foreign:
         reactor().call_soon(lambda: core.shutdown(wait=False))
 
 
 @atexit.register
 def _finish_all() -> None:
-    """Wait for the calls of all pools at exit; after Ctrl-C, stop them."""
+    """Wait for the calls of all pools at exit; after Ctrl-C, stop them, and after another Ctrl-C, kill them."""
     import sys
 
     interrupted = isinstance(getattr(sys, "last_value", None), KeyboardInterrupt)

@@ -32,7 +32,7 @@ class Progress(Value):
 
     @property
     def left_seconds(self) -> float | None:
-        """Estimated seconds until all calls are over; None before the first one is."""
+        """Estimated seconds until all calls are over, by the mean so far; None before the first one is."""
         return self.seconds / self.done * (self.total - self.done) if self.done else None
 
     def __str__(self) -> str:
@@ -61,7 +61,10 @@ class ProgressCounter:
         self._done = self._failed = 0
 
     def count(self, done: int, failed: int) -> None:
-        """Count so many calls that are over, of which ``failed`` have failed."""
+        """Count so many calls that are over, of which ``failed`` have failed, and call the function with the progress.
+
+        The function runs in this thread, and one call of it at a time.
+        """
         with self._lock:  # calls end in the reactor's thread and in threads that cancel
             self._done += done
             self._failed += failed
@@ -95,6 +98,11 @@ def find_display(total: int) -> ProgressCallback | None:
 
 
 def _tqdm(total: int) -> ProgressCallback:
+    """Open a progress bar of tqdm; return its callback, which closes the bar at the end.
+
+    Raises:
+        ImportError: When tqdm is not installed.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # tqdm warns if ipywidgets is missing
         from tqdm.auto import tqdm  # type: ignore[import-untyped, unused-ignore]
@@ -102,6 +110,7 @@ def _tqdm(total: int) -> ProgressCallback:
     bar: Any = tqdm(total=total)
 
     def tell(progress: Progress) -> None:
+        """Update the bar; close the bar after the last call."""
         if progress.failed:
             bar.set_postfix(failed=progress.failed, refresh=False)
         bar.update(progress.done - bar.n)
@@ -112,6 +121,11 @@ def _tqdm(total: int) -> ProgressCallback:
 
 
 def _rich(total: int) -> ProgressCallback:
+    """Open a progress bar of rich on standard error; return its callback, which stops the bar at the end.
+
+    Raises:
+        ImportError: When rich is not installed.
+    """
     from rich.console import Console
     from rich.progress import Progress as Bars
 
@@ -120,6 +134,7 @@ def _rich(total: int) -> ProgressCallback:
     bars.start()
 
     def tell(progress: Progress) -> None:
+        """Update the bar; stop the bar after the last call."""
         failed = f"{progress.failed} failed" if progress.failed else ""
         bars.update(task, completed=progress.done, description=failed)
         if progress.done == progress.total:
@@ -140,7 +155,7 @@ class ProgressLine:
         self._last = time.monotonic()
 
     def __call__(self, progress: Progress) -> None:
-        """Write the progress, at most every :data:`FASTEST_SECONDS`."""
+        """Overwrite the line with the progress, at most every :data:`FASTEST_SECONDS`, and end the line at the end."""
         over = progress.done == progress.total
         now = time.monotonic()
         if not over and now - self._last < FASTEST_SECONDS:
@@ -158,6 +173,7 @@ def _in_notebook() -> bool:
 
 
 def _duration(seconds: float) -> str:
+    """Format a duration, rounded to seconds or minutes, as ``1h02m``, ``2m03s`` or ``4s``."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"

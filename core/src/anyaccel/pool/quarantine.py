@@ -24,7 +24,10 @@ ORPHANED = 16
 
 
 def can_tell(inventory: Inventory, allocation: Allocation) -> bool:
-    """Return whether a vendor of some of the devices reports processes and memory in use."""
+    """Return whether a vendor of some of the devices reports processes and memory in use.
+
+    False for declared devices, a simulated machine, and a vendor's process that cannot be asked.
+    """
     vendors = {device.vendor for device in allocation.devices if not device.declared}
     if not vendors or parse_machine(inventory.machine).simulated:
         return False
@@ -48,8 +51,9 @@ def release_when_free(
         inventory: The machine.
         allocation: The devices.
         pid: Id of the dead process.
-        keep: Called with the reason after each poll that found something.
-        release: Called once the devices are clean, or the vendor cannot tell any more.
+        keep: Called with the reason, first at once in this thread, then in the other after each poll that found
+            something.
+        release: Called in that thread once the devices are clean, or the vendor cannot tell any more.
     """
     keep("its holder was killed, and its vendor has not said yet that its memory is free")
 
@@ -74,6 +78,10 @@ def find_remains(inventory: Inventory, allocation: Allocation, pid: int) -> str:
 
 
 def _find_remains(share: Share, pid: int, observed: Mapping[str, Stats]) -> str:
+    """Return what is left of a process on one device; empty if nothing is, or the vendor cannot tell.
+
+    A whole device without processes has remains if more than 1/16 of its memory is in use.
+    """
     seen = observed.get(share.device.id)
     if seen is None:
         return ""

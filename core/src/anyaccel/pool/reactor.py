@@ -67,7 +67,7 @@ class Reactor:
         return threading.get_ident() == self._thread.ident
 
     def watch(self, descriptor: int, handler: Handler) -> None:
-        """Call a handler whenever a descriptor is readable."""
+        """Call a handler whenever a descriptor, which must not be watched yet, is readable or at its end."""
         self._handlers[descriptor] = handler
         self._poll.register(descriptor, select.EPOLLIN)
 
@@ -78,14 +78,17 @@ class Reactor:
                 self._poll.unregister(descriptor)
 
     def call_soon(self, call: Handler) -> None:
-        """Call a handler in the reactor's thread. Takes no lock, so a finalizer may use it, also in a forked child."""
+        """Call a handler in the reactor's thread. Takes no lock, so a finalizer may use it, also in a forked child.
+
+        No effect in an abandoned reactor.
+        """
         if self._wake >= 0:
             self._soon.append(call)
             if self._sleeps:  # set before the reactor checks _soon for the last time, so no note is missed
                 os.eventfd_write(self._wake, 1)
 
     def call_at(self, when: float, call: Handler) -> Timer:
-        """Call a handler in the reactor's thread at a time of ``time.monotonic()``."""
+        """Call a handler in the reactor's thread at a time of ``time.monotonic()``; return its timer."""
         timer = Timer(call)
         if self.inside:
             self._set(when, timer)
@@ -94,7 +97,7 @@ class Reactor:
         return timer
 
     def call_later(self, seconds: float, call: Handler) -> Timer:
-        """Call a handler in the reactor's thread after so many seconds."""
+        """Call a handler in the reactor's thread after so many seconds; return its timer."""
         return self.call_at(time.monotonic() + seconds, call)
 
     def abandon(self) -> None:
@@ -104,6 +107,7 @@ class Reactor:
         self._wake = -1  # a finalizer may still call call_soon(), and the number may soon be that of another file
 
     def _set(self, when: float, timer: Timer) -> None:
+        """Add a timer; once there are many, remove the cancelled ones."""
         if len(self._timers) > self._crowd:
             self._timers = [entry for entry in self._timers if entry[2].call is not None]
             heapq.heapify(self._timers)
@@ -111,6 +115,7 @@ class Reactor:
         heapq.heappush(self._timers, (when, next(self._numbers), timer))
 
     def _run(self) -> None:
+        """Call the handlers of readable descriptors, notes and expired timers, for ever."""
         while True:
             timeout = self._get_timeout()
             self._sleeps = True
@@ -126,6 +131,11 @@ class Reactor:
                     self._run_timers()
 
     def _get_timeout(self) -> float | None:
+        """Drop cancelled timers at the front, and return the seconds until the first timer.
+
+        Returns:
+            At most :data:`LONGEST_SECONDS`; 0 if the timer has expired; None without timers.
+        """
         while self._timers and self._timers[0][2].call is None:
             heapq.heappop(self._timers)
         if not self._timers:
@@ -133,6 +143,7 @@ class Reactor:
         return min(max(0.0, self._timers[0][0] - time.monotonic()), LONGEST_SECONDS)
 
     def _run_timers(self) -> None:
+        """Call the handlers of all expired timers, without the cancelled ones."""
         now = time.monotonic()
         while self._timers and self._timers[0][0] <= now:
             timer = heapq.heappop(self._timers)[2]
@@ -141,6 +152,7 @@ class Reactor:
 
 
 def _run_guarded(call: Handler) -> None:
+    """Call a handler; log any exception, also SystemExit."""
     try:
         call()
     except BaseException:  # also SystemExit of a user's callback: the other handlers must run
@@ -157,7 +169,10 @@ module that is half imported, which it could never import.
 
 @contextlib.contextmanager
 def allow_forks() -> Iterator[None]:
-    """Let other threads fork while the reactor runs a callback of the user, which may wait for the fork."""
+    """Let other threads fork while the reactor runs a callback of the user, which may wait for the fork.
+
+    A context; no effect in a thread that does not keep others from forking.
+    """
     held = _handling._is_owned()  # type: ignore[attr-defined]  # noqa: SLF001 - as threading.Condition does
     if held:
         _handling.release()
@@ -183,5 +198,6 @@ def reactor() -> Reactor:
 
 @tidy_in_child
 def _abandon_reactor() -> None:
+    """Drop the parent's reactor in a forked child, and close its descriptors."""
     while _current:
         _current.pop().abandon()

@@ -46,6 +46,13 @@ class Results(Iterator[T]):
         return self
 
     def __next__(self) -> T:
+        """Wait for the next result, and return it; the first call begins to watch for the loss of the iterator.
+
+        Raises:
+            StopIteration: When all results were returned.
+            TimeoutError: When time is over.
+            BaseException: The exception of the call; the remaining calls are cancelled after any exception.
+        """
         self._watch_references()
         try:
             while (future := self._next_future()) is not None:
@@ -59,6 +66,7 @@ class Results(Iterator[T]):
         return self
 
     async def __anext__(self) -> T:
+        """Wait for the next result, as ``__next__`` does, and raise StopAsyncIteration at the end."""
         import asyncio
 
         self._watch_references()
@@ -80,7 +88,7 @@ class Results(Iterator[T]):
         self.close()
 
     def close(self) -> None:
-        """Cancel the remaining calls, also running calls."""
+        """Have the reactor cancel the remaining calls, also running calls; results not taken yet are dropped."""
         reactor().call_soon(self._make_canceller())  # not here: Ctrl-C could interrupt it halfway
         if self._abandoned is not None:
             self._abandoned.detach()
@@ -97,11 +105,15 @@ class Results(Iterator[T]):
             self._abandoned.atexit = False
 
     def _make_canceller(self) -> Callable[[], None]:
-        """Return a function that cancels the calls that are left then; it must not refer to the results."""
+        """Return a function that cancels the calls that are left then; the function must not refer to the results."""
         return partial(cancel_all, self._futures)
 
     def _next_future(self) -> AwaitableFuture[Any] | None:
-        """Return the future to wait for, or None if a value or an exception is ready, or everything was returned."""
+        """Return the future to wait for.
+
+        Returns:
+            The future; None if a value or an exception is ready, or everything was returned.
+        """
         return None if self._values or self._failure or not self._futures else self._futures[0]
 
     def _accept(self, value: Any) -> None:
@@ -121,6 +133,7 @@ class Results(Iterator[T]):
         raise self._failure or StopIteration
 
     def _seconds_left(self) -> float | None:
+        """Return the seconds until the timeout, negative after that; None without one."""
         return None if self._end is None else self._end - time.monotonic()
 
 
@@ -174,7 +187,7 @@ class Batches:
             raise
 
     def cancel(self) -> None:
-        """Submit no more calls, and cancel the remaining calls, also running calls."""
+        """Submit no more calls, count these as failed, and cancel the remaining calls, also running calls."""
         self._over = True
         lost = len(self._parts)
         self._parts.clear()
@@ -183,7 +196,13 @@ class Batches:
         cancel_all(self._calls)
 
     def _submit_next(self, size: int) -> None:
-        """Submit the next batch, in the thread of the caller or of the reactor."""
+        """Submit the next batch of at most this size, in the thread of the caller or of the reactor.
+
+        No effect without arguments left. A call that is submitted after :meth:`cancel` is cancelled.
+
+        Raises:
+            BaseException: When the batch cannot be submitted; its place raises that as well.
+        """
         # Not the future of the call: that is done before the next batch is submitted, and so would end the loop.
         slot: AwaitableFuture[CallFuture[Any]] = AwaitableFuture()
         slot.set_running_or_notify_cancel()  # cancel() has no effect on it: cancel_all() cancels the call
@@ -208,6 +227,15 @@ class Batches:
             call.cancel()
 
     def _on_done(self, count: int, slot: AwaitableFuture[CallFuture[Any]], done: Future[Any]) -> None:
+        """Count a batch that is over, submit the next one if sizes are chosen, then fill its place among the futures.
+
+        A batch that was cancelled, or a next one that cannot be submitted, cancels all.
+
+        Args:
+            count: Number of calls of the batch.
+            slot: Its place, if results come in order.
+            done: The future of the batch.
+        """
         assert isinstance(done, CallFuture)  # noqa: S101 - one of the calls
         values, seconds = 0, 0.0
         if not (done.cancelled() or done.exception() is not None):
@@ -243,9 +271,15 @@ class MapResults(Results[T]):
         self._plain = plain
 
     def _make_canceller(self) -> Callable[[], None]:
+        """Return :meth:`Batches.cancel`."""
         return self._batches.cancel
 
     def _accept(self, value: Any) -> None:
+        """Store the values of the first batch and the exception of its failed call, and remove its future.
+
+        Raises:
+            BaseException: The exception of the whole batch, such as a lost worker.
+        """
         self._futures.popleft()
         if isinstance(value, CallFuture):
             value = value.result()

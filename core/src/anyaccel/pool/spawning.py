@@ -87,7 +87,13 @@ class Process:
         return () if self.owner is None else self.owner.mark
 
     def stop(self, grace: float) -> None:
-        """Have the fork server end the process, with so many seconds between SIGTERM and SIGKILL."""
+        """Have the fork server end the process and its descendants, and return at once.
+
+        No effect if the fork server is dead.
+
+        Args:
+            grace: Seconds between SIGTERM and SIGKILL.
+        """
         self.server.stop(self.number, grace, by=signal.SIGTERM)
 
     def shut(self, directions: int) -> None:
@@ -101,13 +107,13 @@ class Process:
         self.end.close()
 
     def ended(self, gone: Gone) -> None:
-        """Report the end of the process and its descendants; close the channel."""
+        """Report the end of the process and its descendants to the owner, if any; then close the channel."""
         if self.owner is not None:
             self.owner.ended(gone)
         self.close()
 
     def on_stuck(self, reason: str) -> None:
-        """Report a stuck process, which ignores SIGKILL."""
+        """Report a stuck process, which ignores SIGKILL, to the owner, if any."""
         if self.owner is not None:
             self.owner.on_stuck(reason)
 
@@ -142,7 +148,7 @@ class WorkerServer(client.ForkServer):
         self._reactor.watch(self.fileno(), self._on_control)
 
     def start_worker(self, owner: WorkerOwner, *, grace: float, leases: Sequence[int], ahead: bool) -> Process:
-        """Fork a worker, or take the spare.
+        """Fork a worker, or take the spare; have the fork server keep the leases.
 
         Args:
             owner: The receiver of its events.
@@ -164,7 +170,10 @@ class WorkerServer(client.ForkServer):
         return process
 
     def fork_ahead(self) -> None:
-        """Fork a spare worker ahead of need, unless there is a spare: forking is most of the start-up time."""
+        """Fork a spare worker ahead of need, unless there is a spare: forking is most of the start-up time.
+
+        No effect without pools, with a dead fork server, or without descriptors left.
+        """
         self._spare = self._take_spare()
         if self._spare is None and self._pools and self.alive:
             with contextlib.suppress(OSError):
@@ -175,14 +184,21 @@ class WorkerServer(client.ForkServer):
         self._pools += 1
 
     def remove_pool(self) -> None:
-        """Count an ended pool. Without pools, the spare exits."""
+        """Uncount an ended pool. Without pools, the spare is made to exit."""
         self._pools -= 1
         spare = None if self._pools else self._take_spare()
         if spare is not None:
             spare.shut(socket.SHUT_WR)
 
     def close(self, seconds: float = CLOSE_SECONDS) -> bool:
-        """End the fork server and the workers; return False if a process is stuck in the kernel."""
+        """End the fork server and the workers, and report their end to the owners.
+
+        Args:
+            seconds: How long to wait; then the fork server is killed.
+
+        Returns:
+            Whether the fork server ended in time; it does not while a process is stuck in the kernel.
+        """
         self._reactor.unwatch(self.fileno())
         ended = super().close(seconds)
         if not ended:
@@ -192,16 +208,17 @@ class WorkerServer(client.ForkServer):
         return ended
 
     def _take_spare(self) -> Process | None:
-        """Take the spare, unless the spare has exited."""
+        """Remove and return the spare; None if there is none, or the spare has exited."""
         spare, self._spare = self._spare, None
         return spare if spare is not None and self.children.get(spare.number) is spare else None
 
     def _on_control(self) -> None:
+        """Handle a message of the fork server, or the server's death."""
         if not self.hear():
             self._on_death()
 
     def _on_death(self) -> None:
-        """End the processes of its workers in place of the dead fork server, then report their end."""
+        """End the processes of its workers in place of the dead fork server; their end is reported after that."""
         self._reactor.unwatch(self.fileno())
         children = self.take_children()
         code = self.wait()
@@ -209,11 +226,15 @@ class WorkerServer(client.ForkServer):
         self._end(children, Gone(reason=f"its fork server {describe_end(code)}"))
 
     def _end(self, children: list[Process], gone: Gone) -> None:
-        """Kill all processes that carry the marks of some workers."""
+        """Begin to kill all processes that carry the marks of these workers; :meth:`_continue` reports the end."""
         rest = Teardown(find_carriers(child.mark for child in children), grace=0)
         self._continue(rest, children, gone)
 
     def _continue(self, rest: Teardown, children: list[Process], gone: Gone) -> None:
+        """Do a step of the teardown, and schedule the next; after the last, report each worker as gone or stuck.
+
+        The teardown of stuck workers begins anew after :data:`STUCK_LOOK_SECONDS`.
+        """
         pause = rest.step()
         if pause is not None:
             self._reactor.call_later(pause, partial(self._continue, rest, children, gone))
@@ -240,12 +261,12 @@ def fork_server(preload: Sequence[str] = ()) -> WorkerServer:
 
 
 def spawn(owner: WorkerOwner, preload: Sequence[str], *, grace: float, leases: Sequence[int], ahead: bool) -> Process:
-    """Fork a worker, with a new fork server if the last one has died.
+    """Fork a worker, or take the spare, with a new fork server if the last one has died.
 
-    See :meth:`WorkerServer.start_worker` for the arguments.
+    See :meth:`WorkerServer.start_worker` for the arguments; ``preload`` names the modules of the fork server.
 
     Raises:
-        WorkerStartError: When no fork server can be started, or it cannot be reached.
+        WorkerStartError: When no fork server can be started or reached, or no descriptors are left.
     """
     for _ in range(2):
         found = fork_server(preload)

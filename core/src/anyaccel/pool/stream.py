@@ -29,7 +29,13 @@ class YieldedItems:
         self._items: Any = None  # not called here: an exception of the function is raised where the first item is taken
 
     def take(self) -> Any:
-        """Return the next item in a tuple, or an empty one at the end; a coroutine for an asynchronous iterable."""
+        """Return the next item in a tuple, or an empty one at the end; a coroutine for an asynchronous iterable.
+
+        The first call runs the function.
+
+        Raises:
+            Exception: The exception of the function or of its iterable.
+        """
         if self._items is None:
             made = self._begin()
             self._items = aiter(made) if hasattr(made, "__aiter__") else iter(made)
@@ -40,12 +46,17 @@ class YieldedItems:
         return ()
 
     async def _take(self) -> tuple[Any, ...]:
+        """Return the next item of an asynchronous iterable in a tuple, or an empty one at the end."""
         async for item in self._items:
             return (item,)
         return ()
 
     def end(self) -> Any:
-        """Close the generator, so the function cleans up; return a coroutine for an asynchronous generator."""
+        """Close the generator, so the function cleans up; no effect on an iterable that cannot be closed.
+
+        Returns:
+            A coroutine for an asynchronous generator, else None.
+        """
         if hasattr(self._items, "aclose"):
             return self._items.aclose()
         if hasattr(self._items, "close"):
@@ -76,6 +87,10 @@ class Stream(Results[T]):
         self._watch_references()
 
     def _take(self) -> None:
+        """Have the worker produce a further item.
+
+        If the pool was shut down, no item is requested; the exception is raised after the items that are there.
+        """
         try:
             self._futures.append(self._state.call("take", (), {}))
         except RuntimeError as error:  # the pool was shut down: raised after the items that are there
@@ -83,6 +98,7 @@ class Stream(Results[T]):
                 self._failure = error
 
     def _accept(self, value: tuple[T, ...]) -> None:
+        """Store the item of the first future, and have a further one produced; at the end, close the actor."""
         self._futures.popleft()
         self._values.extend(value)
         if value:
@@ -93,11 +109,21 @@ class Stream(Results[T]):
             self._state.close()
 
     def _make_canceller(self) -> Callable[[], None]:
+        """Return a function that ends the function of the stream; it does not refer to the stream."""
         return partial(_end_stream, self._state, self._futures, self._grace)
 
 
 def _end_stream(state: ActorState, takes: deque[AwaitableFuture[Any]], grace: float) -> None:
-    """End the function of a stream left before the end."""
+    """End the function of a stream left before the end.
+
+    A construction that is not over is cancelled. While an item is produced, the process is stopped; else the generator
+    is closed, and the process exits after that.
+
+    Args:
+        state: The actor of the stream.
+        takes: The futures of requested items, which are cancelled and removed.
+        grace: Seconds between SIGTERM and SIGKILL.
+    """
     cancel_all(takes)
     runs = any(not take.done() for take in takes)
     takes.clear()

@@ -27,12 +27,13 @@ class Lanes:
         self._idle = threading.Semaphore(0)
 
     def put(self, message: Message) -> None:
-        """Run a call in an idle thread, or in a new one."""
+        """Run a call in an idle thread, or in a new one; returns at once."""
         self._messages.put(message)
         if not self._idle.acquire(blocking=False):
             threading.Thread(target=self._work, name="anyaccel lane", daemon=True).start()
 
     def _work(self) -> None:
+        """Run calls, one after the other, for ever."""
         while True:
             self._run(self._messages.get())
             self._idle.release()
@@ -49,14 +50,21 @@ class Loop:
         self._begun.wait()
 
     def finish(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Run a coroutine; return the value or raise the exception."""
+        """Run a coroutine in the loop's thread, and wait; return the value or raise the exception.
+
+        Raises:
+            CancelledError: When the loop is closing; the coroutine is not run then, or was cancelled.
+        """
         if self._closing:
             coroutine.close()
             raise CancelledError
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     def ended(self, error: BaseException) -> bool:
-        """Return whether an exception of a coroutine is the consequence of :meth:`close`."""
+        """Return whether an exception of a coroutine is the consequence of :meth:`close`.
+
+        Any CancelledError or RuntimeError counts after that.
+        """
         return self._closing and isinstance(error, (CancelledError, RuntimeError))
 
     def close(self) -> None:
@@ -66,6 +74,7 @@ class Loop:
         self._thread.join()
 
     def _run(self) -> None:
+        """Run the event loop until :meth:`close`, then cancel its tasks."""
         with asyncio.Runner() as runner:
             self._loop = runner.get_loop()
             self._end = asyncio.Event()

@@ -47,6 +47,8 @@ class Terminated(SystemExit):
 def serve(descriptors: list[int], ahead: bool) -> NoReturn:
     """Answer messages until the caller closes the channel, then exit. A target of the fork server.
 
+    After SIGTERM, the process runs its exit handlers and then dies by that signal.
+
     Args:
         descriptors: Our end of the channel.
         ahead: Whether the process is forked ahead of need, so that there is time to rehearse.
@@ -62,7 +64,18 @@ def serve(descriptors: list[int], ahead: bool) -> NoReturn:
 
 
 def _work(descriptor: int, *, ahead: bool) -> int:
-    """Answer messages until the channel is closed; return the exit status, or the negative number of a signal."""
+    """Prepare the process, and answer messages until the channel is closed.
+
+    Args:
+        descriptor: Our end of the channel.
+        ahead: Whether to rehearse a call before.
+
+    Returns:
+        The exit status: 0, that of a SystemExit of user code, or 1 after another exception, shown on standard error.
+
+    Raises:
+        Terminated: When SIGTERM has come.
+    """
     try:
         _reset_signals()
         if ahead:
@@ -109,7 +122,13 @@ class MessageLoop:
         self.dumps_error: Callable[[BaseException, str], Pickled] = dumps_error
 
     def run(self) -> None:
-        """Answer one message after the other until the caller closes the channel."""
+        """Answer one message after the other until the caller closes the channel, then close the event loop.
+
+        Also ends after a failed setup or construction.
+
+        Raises:
+            SystemExit: When user code has raised it, also in a lane.
+        """
         try:
             self._run()
         finally:
@@ -119,6 +138,10 @@ class MessageLoop:
             raise self.exit
 
     def _run(self) -> None:
+        """Handle messages until the channel is closed or a handler returns False.
+
+        Skips are handled with the methods before them. The outputs are redirected for a call with a log file.
+        """
         handlers: dict[int, Callable[[Message], bool]] = {
             MessageKind.SETUP: self._set_up,
             MessageKind.CALL: self._call,
@@ -137,6 +160,14 @@ class MessageLoop:
                 return
 
     def _set_up(self, message: Message) -> bool:
+        """Set up the process as the message says, before any call.
+
+        In order: outputs, leases, environment, READY, sandbox, initializer, warm-up, PREPARED; the notices only if
+        asked for.
+
+        Returns:
+            False if that failed, which was reported with BROKEN.
+        """
         outputs, leases = message.descriptors[:2], message.descriptors[2:]
         _redirect(outputs)
         for lease in leases:  # inherited by programs that user code starts: the lease lasts as long as one of them runs
@@ -163,7 +194,11 @@ class MessageLoop:
         return True
 
     def _warm_up(self, call: bytes, where: str) -> None:
-        """Run the pickled warm-up on the devices with these names.
+        """Run the pickled warm-up.
+
+        Args:
+            call: The warm-up.
+            where: Names of the devices in the error.
 
         Raises:
             WorkerError: When it fails; the message names the devices.
@@ -174,9 +209,11 @@ class MessageLoop:
             raise WorkerError(f"the warm-up on {where} failed: {type(error).__name__}: {error}") from error
 
     def _call(self, message: Message) -> bool:
+        """Run a call and answer; return False if the loop must end."""
         return self._perform(self._call_function, message)
 
     def _call_function(self, message: Message) -> Any:
+        """Unpickle a call and run it with the shared globals; return its value."""
         (function, args, kwargs), leave = self._unpickle(message)
         try:
             return function(*args, **kwargs)
@@ -184,7 +221,10 @@ class MessageLoop:
             leave()
 
     def _construct(self, message: Message) -> bool:
+        """Construct the object of the actor and answer with the process id; return False if that failed."""
+
         def construct(message: Message) -> int:
+            """Construct the object, and make lanes if its methods may run at the same time; return the process id."""
             (kind, args, kwargs, concurrency), self.leave_construction = self._unpickle(message)
             self.actor = kind(*args, **kwargs)
             if concurrency > 1:
@@ -196,6 +236,10 @@ class MessageLoop:
         return self._perform(construct, message) and self.actor is not None
 
     def _method(self, message: Message) -> bool:
+        """Run a method and answer, or hand the message to a lane; return False if the loop must end.
+
+        A method to skip is answered with None.
+        """
         if self.lanes is not None:
             self.lanes.put(message)
             return True
@@ -204,13 +248,17 @@ class MessageLoop:
         return self._perform(self._call_method, message)
 
     def _skipped(self) -> set[int]:
-        """Receive all messages that have arrived, and return the numbers of calls to skip."""
+        """Receive all messages that have arrived, keep them for later, and return the numbers of calls to skip."""
         with contextlib.suppress(BlockingIOError):
             while (message := receive(self.channel, wait=False)) is not None:
                 self.waiting.append(message)
         return {message.number for message in self.waiting if message.kind == MessageKind.SKIP}
 
     def _call_method(self, message: Message) -> Any:
+        """Copy back the constructor's globals, unpickle a call of a method and run it; return its value.
+
+        A method that is a function gets the object as its first argument.
+        """
         with self.lock:
             self.leave_construction()
             (method, args, kwargs), _ = self._unpickle(message)
@@ -219,6 +267,7 @@ class MessageLoop:
         return getattr(self.actor, method)(*args, **kwargs)
 
     def _run_in_lane(self, message: Message) -> None:
+        """Run a method and answer. A SystemExit is kept for the main thread, and ends its loop."""
         try:
             self._perform(self._call_method, message)
         except SystemExit as error:  # the main thread exits the process, once its receive() has ended
@@ -226,7 +275,16 @@ class MessageLoop:
             self.channel.shutdown(socket.SHUT_RD)
 
     def _perform(self, call: Callable[[Message], Any], message: Message) -> bool:
-        """Run a call and answer with its value or exception; return False if the caller has closed the channel."""
+        """Run a call, finish its coroutine, flush the outputs, and answer with the value or the exception.
+
+        A generator, or a value that cannot be pickled, is answered with an exception.
+
+        Returns:
+            False if the caller has closed the channel, or the event loop was closed, which is not answered.
+
+        Raises:
+            SystemExit: When the call has raised it.
+        """
         try:
             value = call(message)
             if isinstance(value, CoroutineType):
@@ -250,10 +308,11 @@ class MessageLoop:
             return self._answer(MessageKind.ERROR, self._describe(error), message.number)
 
     def _describe(self, error: BaseException) -> Pickled:
+        """Pickle an exception for an answer, and remove its traceback."""
         return dump_call_error(error, self.dumps_error)
 
     def _finish(self, value: Any) -> Any:
-        """Run a coroutine, and return the value."""
+        """Run a coroutine in the event loop, started if needed, and return the value or raise the exception."""
         with self.lock:
             if self.loop is None:
                 from anyaccel.pool.together import Loop
@@ -262,7 +321,11 @@ class MessageLoop:
         return self.loop.finish(value)
 
     def _unpickle(self, message: Message) -> tuple[Any, Callable[[], None]]:
-        """Unpickle a call; return the call and a function to copy changed globals back."""
+        """Unpickle a call, and give it the shared globals; return the call and a function to copy changed globals back.
+
+        Raises:
+            Exception: An exception of unpickling; a ModuleNotFoundError gets a note with the ways out.
+        """
         try:
             value, spaces = self.globals.loads(message.data, message.buffers)
         except ModuleNotFoundError as error:
@@ -274,6 +337,11 @@ class MessageLoop:
         return value, self.globals.enter(spaces)
 
     def _answer(self, kind: MessageKind, body: Pickled, number: int = 0) -> bool:
+        """Send an answer; return False if the caller has closed the channel.
+
+        Raises:
+            OSError: When no memory or descriptor is left for the message.
+        """
         try:
             send(self.channel, kind, body, number=number)
         except (BrokenPipeError, ConnectionResetError):
@@ -282,7 +350,7 @@ class MessageLoop:
 
 
 def _redirect(descriptors: list[int]) -> None:
-    """Redirect standard output and error to the caller's, or to a log file."""
+    """Flush the outputs, redirect standard output and error to these two descriptors, and close them."""
     _flush()
     for target, descriptor in zip(OUTPUTS, descriptors, strict=True):
         os.dup2(descriptor, target)
@@ -290,6 +358,7 @@ def _redirect(descriptors: list[int]) -> None:
 
 
 def _flush() -> None:
+    """Flush standard output and error; exceptions of closed or replaced streams are ignored."""
     try:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -298,6 +367,10 @@ def _flush() -> None:
 
 
 def _reset_signals() -> None:
+    """Make SIGTERM raise :class:`Terminated`, read standard input from ``/dev/null``, and enable the fault handler.
+
+    If numpy was preloaded, its random generator gets a new seed.
+    """
     signal.signal(signal.SIGTERM, _terminate)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     # User code must not read the standard input that was inherited from the fork server.
@@ -327,11 +400,15 @@ def _rehearse() -> None:
 
 
 def _terminate(number: int, _: object) -> NoReturn:
+    """Raise :class:`Terminated`: the handler of SIGTERM."""
     raise Terminated(128 + number)
 
 
 def _get_status(error: SystemExit) -> int:
-    """Return the exit status of a SystemExit, as the interpreter determines it."""
+    """Return the exit status of a SystemExit as the interpreter does.
+
+    A code that is no number is written to standard error, with status 1.
+    """
     if error.code is None or isinstance(error.code, int):
         return (error.code or 0) & 0xFF
     sys.stderr.write(f"{error.code}\n")
@@ -339,7 +416,10 @@ def _get_status(error: SystemExit) -> int:
 
 
 def _exit_process(code: int) -> NoReturn:
-    """Run the exit handlers, then exit with a status, or by the signal of a negative code."""
+    """Wait for non-daemon threads, run the exit handlers, and exit with a status.
+
+    A negative code stands for a signal, by which the process dies.
+    """
     try:
         threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - as multiprocessing's children do
         atexit._run_exitfuncs()  # noqa: SLF001
