@@ -10,7 +10,6 @@ from functools import partial
 from anyaccel import configuration
 from anyaccel.errors import MachineError, UsageError
 from anyaccel.inventory.current import narrow
-from anyaccel.inventory.hangs import recall, remember
 from anyaccel.model import Device, Inventory, Problem, Request, VendorReport, VendorState, replace
 from anyaccel.probe import HOST
 from anyaccel.probe.machine import Machine, parse_machine
@@ -39,6 +38,8 @@ def find(
     elif not everybody:
         present = select_present(said, facts, {**facts.environ, **environ})
     if where.text == HOST and not everybody:
+        from anyaccel.inventory.hangs import recall  # nothing is remembered of other machines
+
         hung = recall([source for source in sources if source.vendor in present], timeout, environ)
         present = {vendor: signs for vendor, signs in present.items() if vendor not in hung}
         problems += hung.values()
@@ -102,6 +103,8 @@ def _ask(
     began = time.monotonic()
     outcomes, _ = detect(machine, vendors=present, enough=enough, more={each: {"names": True} for each in unnamed})
     if machine.text == HOST:
+        from anyaccel.inventory.hangs import remember
+
         remember(outcomes, timeout, time.monotonic() - began, environ)
     names = VendorNames(
         sources, said, {vendor: answers.product_names(outcome) for vendor, (_, outcome) in outcomes.items()}
