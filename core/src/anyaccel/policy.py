@@ -44,7 +44,7 @@ class Need(Value):
     sizes: Mapping[Hashable, int] = field(default_factory=dict)
 
     def units_on(self, device: Hashable) -> int:
-        """Return the needed units of a device."""
+        """Return the needed units of a device: from ``sizes``, else ``units``."""
         return self.sizes.get(device, self.units)
 
 
@@ -78,7 +78,7 @@ class Waiting(Value):
     inner: bool = False
 
     def competes(self, other: Waiting) -> bool:
-        """Return whether both requests want a common device."""
+        """Return whether both requests want a common device; True if the devices of a request are unknown."""
         return self.wants is None or other.wants is None or not self.wants.isdisjoint(other.wants)
 
     @property
@@ -266,7 +266,7 @@ class Policy(Value):
         )
 
     def limits_of(self, user: int | None) -> Limits:
-        """Return the limits of a user; root has none by default."""
+        """Return the limits of a user: the user's entry, else the general limits; root has none by default."""
         if user == ROOT:  # limits are for users; root may still have an entry of its own
             return self.users.get(ROOT, _NO_LIMITS)
         return self.limits if user is None else self.users.get(user, self.limits)
@@ -297,7 +297,7 @@ class Policy(Value):
         return turn
 
     def order(self, waiting: Iterable[Waiting], held: Iterable[Holding], now: float) -> list[Waiting]:
-        """Sort waiting requests in the order of service.
+        """Sort waiting requests in the order of service; see :meth:`sort_key`.
 
         Args:
             waiting: The waiting requests.
@@ -340,7 +340,8 @@ class Policy(Value):
         """Return whether two requests want a common device that both may have now.
 
         A request that may not have a device now does not keep another request from it: so a reservation cannot be
-        broken by an earlier request, and a drained device blocks no line.
+        broken by an earlier request, and a drained device blocks no line. If the devices of a request are unknown, the
+        answer is True.
         """
         if one.wants is None or other.wants is None or not self.blocks:
             return one.competes(other)
@@ -433,7 +434,10 @@ def forecast(
 
 
 def _known_ends(held: Iterable[Holding]) -> dict[Hashable, list[tuple[float, int, float]]]:
-    """Return the leases with time limits by device: end, units, and start if the request passed earlier requests."""
+    """Return the leases with time limits by device: end, units, and start if the request passed earlier requests.
+
+    Minus infinity as the start of a lease that was served in turn.
+    """
     ends: dict[Hashable, list[tuple[float, int, float]]] = {}
     for each in held:
         if each.until is not None:

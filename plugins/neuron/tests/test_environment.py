@@ -32,9 +32,9 @@ def visible(value, devices=TRN1, **others):
     return None if ids is None else [int(name.rpartition("-")[2]) for name in ids]
 
 
-def test_a_mask_is_a_range_and_the_rival_variable_is_removed():
+def test_a_mask_is_a_list_of_increasing_ids_and_the_rival_variable_is_removed():
     edits = env(TRN1[4:8])
-    assert edits.set == {"NEURON_RT_VISIBLE_CORES": "4-7"}
+    assert edits.set == {"NEURON_RT_VISIBLE_CORES": "4,5,6,7"}
     assert edits.unset == {"NEURON_RT_NUM_CORES"}
     assert edits.memory_by == edits.compute_by == ""
 
@@ -44,7 +44,7 @@ def test_one_core_gets_a_mask_too():
 
 
 def test_ids_grow_by_number_whatever_the_order_given():
-    assert env(TRN1[11:8:-1]).set == {"NEURON_RT_VISIBLE_CORES": "9-11"}
+    assert env(TRN1[11:8:-1]).set == {"NEURON_RT_VISIBLE_CORES": "9,10,11"}
 
 
 def test_no_core_is_a_core_that_is_not_there_since_no_value_means_all():
@@ -57,7 +57,7 @@ def test_no_core_is_a_core_that_is_not_there_since_no_value_means_all():
 
 def test_the_size_of_logical_cores_is_set_beside_the_mask_on_chips_that_know_it():
     edits = env(TRN2[:4], TRN2)
-    assert edits.set == {"NEURON_RT_VISIBLE_CORES": "0-3", "NEURON_LOGICAL_NC_CONFIG": "2"}
+    assert edits.set == {"NEURON_RT_VISIBLE_CORES": "0,1,2,3", "NEURON_LOGICAL_NC_CONFIG": "2"}
     assert edits.unset == {"NEURON_RT_NUM_CORES", "NEURON_RT_VIRTUAL_CORE_SIZE"}
 
 
@@ -124,7 +124,7 @@ def test_a_number_of_cores_that_cannot_be_had_is_named(value):
 
 
 def test_the_list_wins_over_the_number():
-    assert visible("4-7", NEURON_RT_NUM_CORES="2") == [4, 5, 6, 7]
+    assert visible("4,5,6,7", NEURON_RT_NUM_CORES="2") == [4, 5, 6, 7]
 
 
 machines = st.sampled_from([INF1, TRN1, TRN2, cores("Trainium2", 8, per_chip=8, lnc=1), ()])

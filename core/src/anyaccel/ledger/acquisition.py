@@ -607,7 +607,11 @@ class Acquisition:
             self._check_limits()
 
     def _check_limits(self) -> None:
-        """Raise LimitError if the request is over a limit that holds whatever the user releases."""
+        """Check the request against the limits that hold whatever leases the user releases.
+
+        Raises:
+            LimitError: When the request is over such a limit.
+        """
         if self._policy.plain:
             return
         limits = [each for each in self._policy.over_limits(self.facts, ()) if each.lasting]
@@ -636,12 +640,12 @@ class Acquisition:
         )
 
     def over_limits(self, directory: int, listing: Listing, over: Collection[str]) -> tuple[OverLimit, ...]:
-        """Return the limits of the user that stand in the way of the request.
+        """Return the limits of the user in the way of the request, given the active leases; empty if none is.
 
         Args:
             directory: Descriptor of the state directory.
             listing: The names in the directory.
-            over: Names of leases that have ended.
+            over: Names of leases that have ended, and so do not count.
         """
         if self._policy.plain or self._policy.limits_of(self.facts.user) == Limits():
             return ()

@@ -220,4 +220,5 @@ def _share() -> str:
 
 
 def _fail(message: str, fix: str) -> Finding:
+    """Make a finding that keeps leases from being taken."""
     return Finding(severity=Severity.FAIL, reason=message, remedy=fix)

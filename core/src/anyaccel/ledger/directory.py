@@ -309,7 +309,12 @@ class StateDirectory:
         return lock_owner(os.fstat(descriptor))
 
     def busy(self, pid: int | None, seconds: float = BUSY_SECONDS) -> LedgerBusyError:
-        """Make the error that names the process which has had the directory locked for too long."""
+        """Make the error that names the process which has had the directory locked for too long.
+
+        Args:
+            pid: The process; None if it cannot be seen.
+            seconds: Seconds for which the lock was waited for.
+        """
         letter = process.state(pid) if pid else ""
         condition = {"T": ", which is stopped", "t": ", which is being traced", "D": ", which is stuck"}.get(letter, "")
         who = f"process {pid}{condition}" if pid else "a process that cannot be seen from here"
@@ -319,7 +324,7 @@ class StateDirectory:
         )
 
     def fault(self, error: OSError) -> LedgerError:
-        """Make the error for a failed system call in the directory."""
+        """Make the error for a failed system call in the directory: a StateDirectoryError for want of permission."""
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             return StateDirectoryError(
                 f"the state directory {self.path} cannot be written: {error.strerror}",

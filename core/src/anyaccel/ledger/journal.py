@@ -99,7 +99,7 @@ class JournalEntry(Value):
 
     @property
     def device_seconds(self) -> float:
-        """Seconds of the lease, times the number of devices."""
+        """Seconds of the lease, times the number of devices; a share counts as a fraction of a device."""
         return self.held * sum(used.units for used in self.devices) / 10_000
 
 

@@ -138,7 +138,7 @@ class Lease:
 
     @property
     def intact(self) -> bool:
-        """Whether other processes can see the lease; False if its files were removed, as with the state directory."""
+        """Whether other processes can see the lease; False if released, or if a file was removed by another process."""
         return not self.released and all(os.fstat(file.fd).st_nlink > 0 for file in self._files.values())
 
     def inherit(self) -> tuple[int, ...]:

@@ -144,7 +144,7 @@ class Ledger:
         )
 
     def make(self) -> None:
-        """Make the state directory if it is missing; the machine's directory also takes over and replaces users' own.
+        """Make the state directory if it is missing; root also moves users' own leases to the machine's directory.
 
         Raises:
             LedgerError: When the directory cannot be made, or leases cannot be moved.
@@ -280,7 +280,13 @@ class Ledger:
             change_blocks(self._state, directory, [], without=ids)
 
     def tickets(self) -> tuple[TicketRecord, ...]:
-        """List the waiting requests in the order of service."""
+        """List the waiting requests in the order of service; none without a state directory.
+
+        A faulty configuration of the machine counts as none.
+
+        Raises:
+            LedgerError: When the ledger cannot be read.
+        """
         from anyaccel.ledger.tickets import list_tickets
 
         return self._read(partial(list_tickets, self._state))

@@ -55,7 +55,10 @@ class Listing:
 
     @cached_property
     def summary(self) -> Summary:
-        """The summary of the names of leases, computed on first use: most waiting requests do not need the summary."""
+        """The summary of the names of leases, computed on first use: most waiting requests do not need the summary.
+
+        The last summary in this process is used again for equal names.
+        """
         global _last  # noqa: PLW0603 -- see there
         known, found = _last
         if known != self._named:
@@ -140,7 +143,7 @@ def find_states(directory: int, leases: Iterable[LeaseName]) -> dict[str, LeaseS
 
 
 def fits(choice: Mapping[str, Extent], taken: Mapping[str, Extent]) -> bool:
-    """Return whether each chosen extent is free."""
+    """Return whether each chosen extent is free; a device without an entry in ``taken`` is free."""
     return all(taken.get(device, NOTHING).leaves(extent) for device, extent in choice.items())
 
 

@@ -245,7 +245,11 @@ def lease_name(  # noqa: PLR0917 -- in the order of the name
 
 @lru_cache(maxsize=2048)
 def _named(device: str) -> str:
-    """Encode a device for the name of a lease."""
+    """Encode a device for the name of a lease: id and vendor, or the path of a physical part.
+
+    Raises:
+        ValueError: When the id cannot be encoded.
+    """
     vendor, own = vendor_and_id(device)
     return f"{encode(own, _room(vendor))}.{vendor}" if vendor else encode(own)
 

@@ -98,6 +98,8 @@ def private_directories() -> Iterator[str]:
 def check(descriptor: int, found: os.stat_result, path: str) -> None:
     """Check that only root and the owner of a lease can remove the lease's file.
 
+    The directory must belong to root or to this user, and be sticky if other users may write to it.
+
     Args:
         descriptor: The directory.
         found: State of the directory.

@@ -281,7 +281,10 @@ def since_1970(boot: float) -> float:
 
 
 def _kept(carriers: tuple[int, ...]) -> str:
-    """Describe the processes that keep a lease after its holder's end, by user and program, never by arguments."""
+    """Describe the processes that keep a lease after its holder's end: the first three by user and program.
+
+    Arguments are never named, since they may hold secrets. Without processes, say that none can be seen from here.
+    """
     if not carriers:
         return "kept: whether a process of the ended lease still runs cannot be seen from here"
     shown = [f"{pid} ({who})" if (who := _who(pid)) else str(pid) for pid in carriers[:_SHOWN]]

@@ -42,7 +42,7 @@ class _Carrier(NamedTuple):
 
 
 def recover(directory: int, paths: Iterable[str], former: Iterable[tuple[str, int]]) -> None:
-    """Make the files of active leases again that are missing in the active directory.
+    """Make the files of active leases again that are missing in the active directory; nothing is removed elsewhere.
 
     Args:
         directory: Descriptor of the active directory.

@@ -151,6 +151,10 @@ class Allocator:
             on_placed: Called once, with the ticket, when it has its allocation: before this method returns, or later by
                 the thread that made room. The scheduler is not locked then. An exception is logged.
 
+        Returns:
+            The ticket, with its allocation if served at once. With ``else=cpu``, a request that can never fit
+            gets an allocation without devices.
+
         Raises:
             RequestError, UnknownNameError, UsageError: As for :meth:`allocate`.
             NeverFitsError: When the request can never be served and ``infeasible`` is ``raise``.
@@ -225,7 +229,7 @@ class Allocator:
         return await settled(ticket, self.release, timeout)
 
     def release(self, allocation: Allocation) -> None:
-        """Release an allocation, and serve waiting requests.
+        """Release an allocation, and serve waiting requests, whose callbacks run in this thread.
 
         Raises:
             ValueError: When the allocation is not held: it was released before, another scheduler made it, or it is a
@@ -245,7 +249,10 @@ class Allocator:
         notify(placed)
 
     def cancel(self, ticket: Ticket) -> bool:
-        """Cancel a waiting request; see :meth:`Ticket.cancel`."""
+        """Cancel a waiting request, and serve requests behind it; return whether the ticket waited.
+
+        See :meth:`Ticket.cancel`. Tasks that await the ticket are woken.
+        """
         with self._lock:
             waited = self._infeasible.pop(ticket.number, None) is not None  # nothing to serve: it blocked no request
             placed: list[Ticket] = []
@@ -289,7 +296,7 @@ class Allocator:
             return (*sorted(self._queue, key=lambda ticket: turn(ticket.waiting)), *self._infeasible.values())
 
     def demand(self) -> tuple[Demand, ...]:
-        """Sum the quantities of waiting requests by requested name."""
+        """Sum the quantities of waiting requests by requested name; then those of requests that can never be served."""
         from anyaccel.scheduler.demand import summarize
 
         with self._lock:
@@ -302,6 +309,12 @@ class Allocator:
         )
 
     def _occupy(self, machine: str, held: Mapping[str, Extent], holder: str, note: str) -> Allocation:
+        """Count parts of a machine's devices as held by a foreign holder; see :meth:`Scheduler.occupy`.
+
+        Raises:
+            KeyError: When no machine has this name, or no device of it one of the ids.
+            ValueError: When something is held under this identity already.
+        """
         with self._lock:
             books = self._books[machine]
             if holder in self._held or holder in books.held:
@@ -313,10 +326,22 @@ class Allocator:
     # Machines, with the lock held
 
     def _add(self, machine: str, inventory: Inventory) -> None:
+        """Open the books of a new machine; :meth:`_arrange` is called afterwards.
+
+        Raises:
+            ValueError: When two devices have one id.
+        """
         self._books[machine] = Books(inventory, self._validate, self._known, machine=machine, lock=self._lock)
 
     def _update(self, machine: str, inventory: Inventory | None) -> list[Ticket]:
-        """Adopt a new, changed or removed machine; the caller notifies the returned tickets."""
+        """Adopt a new, changed or removed machine, plan each waiting request again, and serve requests.
+
+        Returns:
+            The placed tickets, which the caller notifies after releasing the lock.
+
+        Raises:
+            ValueError: When two devices have one id; then nothing has changed.
+        """
         if machine in self._books:
             self._books[machine].update(inventory)
             self._drop(machine)
@@ -341,7 +366,11 @@ class Allocator:
         self._arrangement = Arrangement(books for books in self._books.values() if books.there)
 
     def _replan(self) -> list[Ticket]:
-        """Plan each waiting request again; return the requests that now run on the CPU."""
+        """Plan each waiting request again, and sort the tickets anew into those that can ever be served and the rest.
+
+        Returns:
+            The tickets that now run on the CPU, with their allocations.
+        """
         # By arrival: within a kind the queue relies on this order.
         tickets = sorted((*self._queue, *self._infeasible.values()), key=lambda ticket: ticket.number)
         self._queue, self._infeasible = Queue(), {}
@@ -362,7 +391,10 @@ class Allocator:
         return placed
 
     def _give_back(self, member: Allocation) -> None:
-        """Release the part of an allocation on one machine."""
+        """Release the part of an allocation on one machine, and note the release, so that requests are tried again.
+
+        A part on the CPU needs nothing. The books of a removed machine go with their last allocation.
+        """
         books = self._books.get(member.machine)
         if books is None or member.id not in books.held:  # the request runs on the CPU
             return
@@ -376,19 +408,25 @@ class Allocator:
     # Requests
 
     def _resolve(self, request: RequestLike, hosts: int) -> RequestPlan:
-        """Plan a request without the lock, while other requests are served; :meth:`_current` may repeat the plan."""
+        """Plan a request without the lock, while other requests are served; :meth:`_current` may repeat the plan.
+
+        Raises:
+            RequestError: When the request does not follow the grammar.
+            UnknownNameError: When no device has one of its names.
+            UsageError: When ``hosts`` is not a positive whole number.
+        """
         wanted = parse_request(request)
         if type(hosts) is not int or hosts < 1:
             raise UsageError(f"hosts must be a whole number, 1 or more (got {hosts!r:.60})")
         return self._arrangement.plan(wanted, hosts)
 
     def _current(self, plan: RequestPlan) -> RequestPlan:
-        """Return the plan, made again if a machine has changed."""
+        """Return the plan, made again if a machine was added, changed or removed."""
         now = self._arrangement
         return plan if plan.arrangement is now else now.plan(plan.request, plan.hosts)
 
     def _waiting(self, plan: RequestPlan, number: int, priority: int, time: float | None, user: int | None) -> Waiting:
-        """Return a request as the queue policy sees it."""
+        """Return a request that arrives now as the queue policy sees it; without a policy, time limits are left out."""
         return Waiting(
             key=number,
             number=number,
@@ -403,7 +441,10 @@ class Allocator:
         )
 
     def _try(self, waiting: Waiting, plan: RequestPlan, note: str) -> Allocation | None:
-        """Serve a new request, if none is ahead or all may be passed."""
+        """Serve a new request, if each request ahead may be passed; return None if not, or if devices are missing.
+
+        A request with ``else=cpu`` that can never fit gets an allocation without devices.
+        """
         if not plan.ever_fits:
             return self._hold(plan, {}, note) if plan.request.else_cpu else None
         held = self._counted()
@@ -414,7 +455,12 @@ class Allocator:
     def _place(
         self, waiting: Waiting, plan: RequestPlan, note: str, rivals: Sequence[Ticket], held: Sequence[Holding]
     ) -> Allocation | None:
-        """Place a request if it may pass its rivals: earlier tickets for a common device."""
+        """Place a request if it may pass its rivals: earlier tickets for a common device.
+
+        Returns:
+            The allocation, which is booked; None if a limit or a rival is in the way, or the free devices do not
+            suffice.
+        """
         if self._limited(waiting, held) or (rivals and waiting.seconds is None):
             return None
         now = self._clock()
@@ -434,7 +480,8 @@ class Allocator:
     def _rivals(self, waiting: Waiting, mask: int, held: Sequence[Holding], among: Iterable[Ticket]) -> list[Ticket]:
         """Return earlier tickets among ``among`` for a common device, in the order of service.
 
-        To place a request, the first ticket of each kind is enough: no later ticket can start before the first.
+        Tickets that a device limit of their own user stops are left out. To place a request, the first ticket of each
+        kind is enough: no later ticket can start before the first.
         """
         turn = self._policy.sort_key(held, self._clock())
         own, found = turn(waiting), []
@@ -454,7 +501,7 @@ class Allocator:
         return [] if self._plain else self._holdings()
 
     def _holdings(self) -> list[Holding]:
-        """Return the active allocations as the queue policy sees them."""
+        """Return the active allocations as the queue policy sees them; parts on removed machines are left out."""
         found = []
         for allocation in self._held.values():
             user, until, passed = self._terms.get(allocation.id, (None, None, None))
@@ -468,7 +515,11 @@ class Allocator:
         return found
 
     def _hold(self, plan: RequestPlan, found: Mapping[int, Placed], note: str) -> Allocation:
-        """Book the placed devices; none for a request that runs on the CPU."""
+        """Book the placed devices, by machine number, under new identities.
+
+        Returns:
+            The allocation; a :class:`Gang` for several machines, and one without devices for a request on the CPU.
+        """
         given = []
         for number in sorted(found):
             key = self._new_id()
@@ -498,14 +549,22 @@ class Allocator:
         return self._queue.remove(ticket)
 
     def _serve(self) -> list[Ticket]:
-        """Place the tickets whose turn has come; the caller notifies them after releasing the lock."""
+        """Place the tickets whose turn has come, and take them out of the queue.
+
+        Returns:
+            The tickets, which the caller notifies after releasing the lock.
+        """
         served: list[Ticket] = []
         while self._queue and (ticket := self._serve_next()) is not None:
             served.append(ticket)
         return served
 
     def _serve_next(self) -> Ticket | None:
-        """Place the first ticket that can be placed, in the order of service; None when there is none."""
+        """Place the first ticket that can be placed, in the order of service, and take the ticket out of the queue.
+
+        Returns:
+            The ticket, with its allocation; None when no ticket can be placed.
+        """
         held = self._counted()
         turn = self._policy.sort_key(held, self._clock())
         ahead: list[Ticket] = []
@@ -525,7 +584,7 @@ class Allocator:
         return None
 
     def _place_in_line(self, ticket: Ticket) -> int:
-        """Return the queue position of a ticket; see :attr:`Ticket.place`."""
+        """Return the queue position of a ticket, 0 if not in line; see :attr:`Ticket.place`. Takes the lock."""
         with self._lock:
             if ticket not in self._queue:
                 return 0
@@ -537,7 +596,7 @@ class Allocator:
         return {ticket.id: f"{ticket.id} ({ticket.note or ticket.request})" for ticket in ahead}
 
     def _judge(self, plan: RequestPlan, waiting: Waiting) -> Verdict:
-        """Explain whether a request would be served now or ever, and the reasons against it."""
+        """Explain whether a request would be served now or ever, and the reasons against; call with the lock held."""
         from anyaccel.model.verdict import Reason, ReasonCode, Verdict
         from anyaccel.scheduler.explain import judge
 

@@ -89,12 +89,13 @@ class Books:
             return tuple(self._holders(self.layout.positions[device_id]))
 
     def _holders(self, position: int) -> Iterator[Allocation]:
+        """Yield the allocations of the device at a position, in order of arrival."""
         for key, spots in self._spots.items():
             if any(spot.position == position for spot in spots):
                 yield self.held[key]
 
     def resolve(self, request: Request) -> Resolved:
-        """Resolve a request, independent of allocations.
+        """Resolve a request, independent of allocations; the result is remembered until the next update.
 
         Raises:
             UnknownNameError: When no device has one of its names.
@@ -102,6 +103,7 @@ class Books:
         return self._resolved(request)
 
     def _resolve(self, layout: Layout, request: Request) -> Resolved:
+        """Resolve a request against a layout, and try to place the request on the idle machine."""
         wanted = tuple(want(layout, term) for term in request.terms)
         mask = layout.with_parts(union(each.mask for each in wanted))
         ever = place(layout, Occupancy(layout), wanted, self.validate) is not None  # on the idle machine
@@ -129,7 +131,10 @@ class Books:
         self.recount()
 
     def recount(self) -> None:
-        """Count the allocations on the present machine again, in order of arrival."""
+        """Count the allocations on the present machine again, in order of arrival.
+
+        A device that shrank below its allocations is noted, so that each release counts again.
+        """
         self.occupancy, self._short = Occupancy(self.layout), False
         for key, allocation in self.held.items():
             spots = []
@@ -147,12 +152,12 @@ class Books:
         return place(self.layout, self.occupancy, wanted, self.validate)
 
     def hold(self, key: str, request: Request, wanted: Sequence[Wanted], placed: Placed, note: str) -> Allocation:
-        """Book the placed devices for a request."""
+        """Book the placed devices for a request, under the identity ``key``, and return the allocation."""
         made = grants(self.layout, wanted, placed)
         return self.enter(Allocation(id=key, request=request, grants=made, machine=self.machine), note)
 
     def occupy(self, held: Mapping[str, Extent], holder: str, note: str) -> Allocation:
-        """Count parts of devices, by id, as held by a foreign holder, as far as they are free.
+        """Count parts of devices, by id, as held by a foreign holder, as far as they are free; return the allocation.
 
         Raises:
             KeyError: When no device has one of the ids.
@@ -162,6 +167,11 @@ class Books:
         return self.enter(Allocation(id=holder, request=request, grants=made, machine=self.machine), note)
 
     def _occupied(self, device_id: str, extent: Extent) -> Grant:
+        """Return the grant for the free part of a foreign extent on a device; nothing is taken.
+
+        Raises:
+            KeyError: When no device has the id.
+        """
         position = self.layout.positions[device_id]
         device = self.layout.devices[position]
         spot = self.occupancy.spot_within(position, extent)
@@ -169,7 +179,7 @@ class Books:
         return Grant(term=Term(names=(device.type,), units=extent.units), shares=(part,))
 
     def enter(self, allocation: Allocation, note: str) -> Allocation:
-        """Enter an allocation in the books."""
+        """Enter an allocation in the books: take its parts of devices, and keep its note. Returns the allocation."""
         spots = tuple(self.occupancy.spot_of(each) for each in allocation.shares)
         self.occupancy.take(spots)
         self._spots[allocation.id] = spots
@@ -179,7 +189,11 @@ class Books:
         return allocation
 
     def release(self, key: str) -> None:
-        """Release an allocation."""
+        """Remove an allocation from the books, and free its parts of devices.
+
+        Raises:
+            KeyError: When nothing is held under this identity.
+        """
         del self.held[key]
         self._notes.pop(key, None)
         self.occupancy.give(self._spots.pop(key))

@@ -61,7 +61,7 @@ class Choice:
         return needs(self._wanted, lambda position: self._layout.devices[position].id)
 
     def choose(self, taken: Mapping[str, Extent]) -> tuple[Grant, ...] | None:
-        """Choose free devices.
+        """Choose free devices; nothing is taken.
 
         Args:
             taken: Taken extents by device id. Unknown devices are ignored.
@@ -95,7 +95,10 @@ def extent_of(given: Share) -> Extent:
 
 
 def extent_within(given: Share, device: Device) -> Extent:
-    """Return the extent of a share on its present device, whose slots may have changed."""
+    """Return the extent of a share on its present device, whose slots may have changed.
+
+    The present slots that overlap with the share's former slots count, also where they overlap in part.
+    """
     was, now = given.device.slots, device.slots
     if now == 1 or not given.slots:  # without slots, the share may be anywhere on the device
         return Extent(given.units, ANY_SLOTS)
@@ -104,7 +107,7 @@ def extent_within(given: Share, device: Device) -> Extent:
 
 
 def share(device: Device, units: int, slots: tuple[int, ...] = ()) -> Share:
-    """Return a share of a device, with its part of the memory."""
+    """Return a share of a device, with its part of the memory, rounded down; a whole device has no ``slots``."""
     if units == UNITS_PER_DEVICE:
         return Share(device=device, units=units, memory_bytes=device.memory_bytes)
     memory = None if device.memory_bytes is None else device.memory_bytes * units // UNITS_PER_DEVICE

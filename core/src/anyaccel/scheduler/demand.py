@@ -43,7 +43,13 @@ class Demand(Value):
 
 
 def summarize(layouts: Sequence[Layout], plans: Iterable[RequestPlan], *, infeasible: bool) -> tuple[Demand, ...]:
-    """Sum requests by requested name, in order of the first occurrence."""
+    """Sum the quantities of requests by requested name, in order of the first occurrence.
+
+    Args:
+        layouts: The machines.
+        plans: The requests.
+        infeasible: Whether these requests can never be served; only copied to the result.
+    """
     asking: dict[str, list[tuple[int, int, Term]]] = {}
     for number, plan in enumerate(plans):
         for term in plan.request.terms:
@@ -64,7 +70,10 @@ def summarize(layouts: Sequence[Layout], plans: Iterable[RequestPlan], *, infeas
 
 
 def _units(layouts: Sequence[Layout], term: Term) -> int:
-    """Return the quantity of a term in units; of a share by memory the most that a device would need for it."""
+    """Return the quantity of a term in units; of a share by memory the most that a device would need for it.
+
+    A whole device if no device could serve the share.
+    """
     if not term.memory_bytes:
         return term.units
     devices = (layout.devices[at] for layout in layouts for at in bits(layout.serving(term)))

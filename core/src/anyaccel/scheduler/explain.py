@@ -21,12 +21,14 @@ _TOLD = 4
 
 
 def judge(plan: RequestPlan, machines: Sequence[Books], ahead: Mapping[str, str]) -> Verdict:
-    """Explain why a request is not served now, or never; of several machines, the first ones are listed.
+    """Explain why a request is not served now, or never; of several machines, the first four are listed.
+
+    The nearest requests that would fit are given for requests on one machine only.
 
     Args:
         plan: The request, which could not be placed.
         machines: The machines, by number.
-        ahead: Earlier tickets for the same devices, with a description.
+        ahead: Earlier tickets for the same devices, by id, with a description.
     """
     able = [machines[number] for number in bits(plan.machines)]
     refusing = able if ahead else [machines[number] for number in bits(plan.machines & ~plan.open)]
@@ -91,7 +93,7 @@ def _judge(books: Books, request: Request) -> Verdict:
 
 
 def _remedies(layout: Layout, reasons: Iterable[Reason]) -> tuple[str, ...]:
-    """Return a remedy for each kind of unhealthy device in the way."""
+    """Return the ways out: a remedy for each kind of unhealthy device, and separate commands for rival vendors."""
     broken: dict[str, list[str]] = {}
     for reason in reasons:
         for name in reason.devices if reason.code is ReasonCode.UNHEALTHY else ():
@@ -106,7 +108,7 @@ def _remedies(layout: Layout, reasons: Iterable[Reason]) -> tuple[str, ...]:
 
 
 def _rivals(books: Books, request: Request) -> Iterator[Reason]:
-    """Yield vendors that cannot serve one worker together, if nothing else is in the way."""
+    """Yield pairs of vendors that cannot serve one worker together; none if another reason is in the way, too."""
     layout = books.layout
     if not layout.rivals:
         return
@@ -158,7 +160,7 @@ def _shortage(books: Books, term: Term) -> Iterator[Reason]:
 
 
 def _with_rule(books: Books, term: Term, device: Device) -> str:
-    """Return the vendor's rule for a device in parentheses; empty if it has none."""
+    """Return the refusal of a single device by the vendor's rule, in parentheses; empty if the rule accepts it."""
     said = vetoed(books.layout, term, [books.layout.positions[device.id]], books.validate)
     return f" ({said})" if said else ""
 
@@ -184,6 +186,7 @@ def _form(books: Books, wanted: Wanted, whole: int) -> Iterator[Reason]:
 
 
 def _vetoes(books: Books, term: Term, groups: Iterable[int]) -> Iterator[Reason]:
+    """Yield each different refusal by a vendor's rule of the best-connected set in a group."""
     quoted = set()
     for group in groups:
         chosen = tuple(bits(books.layout.topology.best_set(group, term.count, linked=term.linked)))
@@ -195,7 +198,10 @@ def _vetoes(books: Books, term: Term, groups: Iterable[int]) -> Iterator[Reason]
 
 
 def _failed_vendors(layout: Layout, term: Term) -> Iterator[Reason]:
-    """Yield failed vendors whose devices may have been meant: failed is not absent."""
+    """Yield failed vendors whose devices may have been meant: failed is not absent.
+
+    If the term names no vendor and no resource of a vendor, every failed vendor may have been meant.
+    """
     names = {name.lower() for name in term.names}
     reports = layout.inventory.vendors
     meant = [report for report in reports if names & {report.vendor.lower(), report.resource.lower()}]
@@ -249,7 +255,7 @@ def _taken(books: Books, wanted: Sequence[Wanted]) -> Reason:
 
 
 def _most_free(layout: Layout, free: Occupancy, mask: int, term: Term) -> str:
-    """Return the largest free part of a device in the unit of a term's quantity."""
+    """Return the largest free part of a device: of a share by memory in GiB, else in devices."""
     if not term.memory_bytes:
         return format_units(max((free.units[at] for at in bits(mask)), default=0))
     sizes = (free.units[at] * (layout.devices[at].memory_bytes or 0) // UNITS_PER_DEVICE for at in bits(mask))
@@ -257,14 +263,17 @@ def _most_free(layout: Layout, free: Occupancy, mask: int, term: Term) -> str:
 
 
 def _devices(wanted: Iterable[Wanted]) -> int:
+    """Return the devices of several terms, as a bit mask."""
     return union(each.mask for each in wanted)
 
 
 def _ids(layout: Layout, mask: int) -> tuple[str, ...]:
+    """Return the ids of the devices in a bit mask."""
     return tuple(layout.devices[position].id for position in bits(mask))
 
 
 def _label(layout: Layout, term: Term) -> str:
+    """Return the names of a term in their original spelling, joined by ``|``."""
     return "|".join(layout.names.spelled(name) for name in term.names)
 
 
@@ -278,4 +287,5 @@ def _inventory(layout: Layout, mask: int, label: str = "") -> str:
 
 
 def _instead(layout: Layout) -> str:
+    """Return a clause with the devices that the machine has instead of the requested ones."""
     return f" (it has {_inventory(layout, layout.mask(lambda _: True))})" if layout.devices else " and no other device"

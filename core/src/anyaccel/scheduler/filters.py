@@ -139,7 +139,7 @@ class _Memory(Filter[int]):
         return f"the largest memory is {format_memory(largest)}{part}, less than mem={format_memory(asked.wanted)}"
 
     def find_near(self, asked: AskedFilter[int], devices: Sequence[Device]) -> Iterator[Term]:
-        """Yield the smallest shares with enough memory, then less memory."""
+        """Yield terms with the smallest shares that have enough memory, then with less memory."""
         term = asked.term
         sizes = sorted({device.memory_bytes or 0 for device in devices} - {0}, reverse=True)
         for most in sizes:
@@ -214,7 +214,7 @@ class _Driver(Filter[_Versions]):
         return report.driver_version if report is not None and _version(report.driver_version) else ""
 
     def find_near(self, asked: AskedFilter[_Versions], devices: Sequence[Device]) -> Iterator[Term]:
-        """Yield the installed driver versions, newest first."""
+        """Yield terms with the installed driver versions as the least, newest first."""
         texts = {self.fact(device, asked.inventory) for device in devices} - {""}
         versions = {_version(text) for text in texts}
         for version in sorted(versions, reverse=True):
@@ -246,7 +246,7 @@ class _NumaNode(Filter[int]):
         return "" if device.numa_node is None else str(device.numa_node)
 
     def find_near(self, asked: AskedFilter[int], devices: Sequence[Device]) -> Iterator[Term]:
-        """Yield other nodes with devices, nearest number first."""
+        """Yield terms with other nodes that have devices, nearest number first."""
         nodes = {device.numa_node for device in devices if device.numa_node is not None}
         for node in sorted(nodes, key=lambda node: (abs(node - asked.wanted), node)):
             yield with_filter(asked.term, self.name, str(node))
@@ -312,7 +312,7 @@ class _Labels(Filter[tuple[_Wanted, ...]]):
         return "+".join(write_labels(device.labels))
 
     def find_near(self, asked: AskedFilter[tuple[_Wanted, ...]], devices: Sequence[Device]) -> Iterator[Term]:
-        """Yield subsets of the labels that some device has, largest first, then no labels."""
+        """Yield terms with subsets of the labels that a device has together, largest first, then without labels."""
         passed = {tuple(each for each in asked.wanted if each.passes(device.labels)) for device in devices}
         for some in sorted(passed, key=lambda some: (-len(some), tuple(map(asked.wanted.index, some)))):
             if some:
@@ -340,7 +340,7 @@ class _Id(Filter[str]):
 
     @staticmethod
     def _meant(asked: AskedFilter[str]) -> list[str]:
-        """Return the ids that may be meant."""
+        """Return the ids of devices with the term's names that begin with the value; an equal id stands alone."""
         ids = [device.id for device in asked.inventory.devices if goes_by(device, asked.term.names)]
         begun = [each for each in ids if each.startswith(asked.wanted)]  # an exact id may be a prefix of others
         return [asked.wanted] if asked.wanted in begun else begun
@@ -404,7 +404,7 @@ class _Index(Filter[tuple[int, int]]):
         return f"there is no {self._named(name, missing)}, there is {self._named(name, rows_of(there))}"
 
     def find_near(self, asked: AskedFilter[tuple[int, int]], devices: Sequence[Device]) -> Iterator[Term]:
-        """Yield existing parts of the range, then other single devices."""
+        """Yield terms with existing parts of the range, then with other single devices; quantities shrink to fit."""
         first, last = asked.wanted
         term, there = asked.term, {device.index for device in devices}
         inside = rows_of(each for each in there if first <= each <= last)
@@ -414,6 +414,7 @@ class _Index(Filter[tuple[int, int]]):
             yield replace(with_filter(term, self.name, self.write(row)), units=units)
 
     def _named(self, name: str, rows: Sequence[tuple[int, int]]) -> str:
+        """Return ranges of devices with a name in front, as a list in words."""
         return listed([f"{name}/{self.write(row)}" for row in rows])
 
 
@@ -439,6 +440,11 @@ def asked(term: Term, inventory: Inventory = _NOWHERE) -> tuple[AskedFilter[Any]
 
 
 def _asked(name: str, value: str, term: Term, inventory: Inventory) -> AskedFilter[Any]:
+    """Parse one filter of a term.
+
+    Raises:
+        ValueError: When the filter is unknown, or the value invalid.
+    """
     entry = FILTERS.get(name)
     if entry is None:
         raise ValueError(f"a filter must be one of {', '.join(FILTERS)} (got {shown(name)})")
@@ -446,23 +452,33 @@ def _asked(name: str, value: str, term: Term, inventory: Inventory) -> AskedFilt
 
 
 def asked_memory(term: Term) -> int:
-    """Return the memory in bytes that a term asks for; 0 without such a filter."""
+    """Return the memory in bytes that the filter of a term asks for; 0 without such a filter.
+
+    Raises:
+        ValueError: When a filter of the term is unknown, or its value invalid.
+    """
     return next((each.wanted for each in asked(term) if isinstance(each.filter, _Memory)), 0)
 
 
 def counted(term: Term) -> int | None:
-    """Return the number of devices that a term names; None if it names none."""
+    """Return the number of devices that a filter of the term names; None without such a filter.
+
+    Raises:
+        ValueError: When a filter of the term is unknown, or its value invalid.
+    """
     counts = (each.filter.count(each.wanted) for each in asked(term))
     return next((count for count in counts if count is not None), None)
 
 
 def with_filter(term: Term, name: str, value: str) -> Term:
-    """Return a term with another value of a filter."""
+    """Return a term with another value of a filter; a term without the filter stays as it is."""
     return replace(term, filters=tuple((each, value if each == name else had) for each, had in term.filters))
 
 
 def facts(device: Device, inventory: Inventory, *, typed: bool = True) -> Mapping[str, str]:
     """Return the facts about a device, by name of the portable filters, for programs that choose devices instead of us.
+
+    Unknown facts are left out.
 
     Args:
         device: The device.
@@ -478,6 +494,6 @@ def facts(device: Device, inventory: Inventory, *, typed: bool = True) -> Mappin
 
 
 def shared_facts(devices: Sequence[Device], inventory: Inventory) -> Mapping[str, str]:
-    """Return the common facts of devices; see :func:`facts`."""
+    """Return the facts that the devices have in common; see :func:`facts`. There must be at least one device."""
     first, *others = (facts(device, inventory).items() for device in devices)
     return dict(set(first).intersection(*others))

@@ -64,6 +64,8 @@ class Fleet(Allocator):
     def on(self, machine: str) -> Books:
         """Return the books of a machine, for reading: ``inventory``, ``free`` units and ``holders`` of a device.
 
+        The books of a removed machine stay as long as something is held there.
+
         Raises:
             KeyError: When no machine has this name.
         """

@@ -67,6 +67,11 @@ def parse_request(request: str | Sequence[str] | Request) -> Request:
 
 @lru_cache(maxsize=256)
 def _parse_text(text: str) -> Request:
+    """Parse the text of a whole request.
+
+    Raises:
+        RequestError: When the text does not follow the grammar.
+    """
     if len(text) > MAX_CHARACTERS:
         raise RequestError(f"a request must have at most {MAX_CHARACTERS} characters (got {len(text)})")
     parts = text.split()
@@ -79,7 +84,13 @@ def _parse_text(text: str) -> Request:
 
 
 def _parse_term(text: str) -> tuple[Term, bool]:
-    """Parse one term; the second value tells whether it has ``else=cpu``, which applies to the whole request."""
+    """Parse one term; the second value tells whether it has ``else=cpu``, which applies to the whole request.
+
+    Without a quantity, the term is for each device that a filter names, or for one.
+
+    Raises:
+        RequestError: When the text does not follow the grammar.
+    """
     head, *options = text.split(",")
     names, colon, quantity = head.partition(":")
     named, given = _parse_signs(names)
@@ -100,7 +111,7 @@ def _parse_term(text: str) -> tuple[Term, bool]:
 
 
 def _parse_signs(names: str) -> tuple[str, dict[str, str]]:
-    """Split names from the filters whose names are signs."""
+    """Split names from the filters whose names are signs; return the names, and the values by filter, not checked."""
     given: dict[str, str] = {}
     for sign in FILTERS:
         if not sign.isalpha():
@@ -110,7 +121,11 @@ def _parse_signs(names: str) -> tuple[str, dict[str, str]]:
 
 
 def _check_filters(text: str, term: Term) -> int | None:
-    """Refuse invalid filters; return the number of named devices, or None."""
+    """Check the filters of a term; return the number of devices that a filter names, or None.
+
+    Raises:
+        RequestError: When a filter is unknown, invalid, or given twice, or names devices beside several names.
+    """
     try:
         count = counted(term)
     except ValueError as error:
@@ -130,6 +145,11 @@ def _written(term: Term) -> Term:
 
 
 def _parse_names(text: str, names: str) -> tuple[str, ...]:
+    """Parse names between ``|``; of names that differ in case only, the first is kept.
+
+    Raises:
+        RequestError: When a name does not follow the grammar.
+    """
     found = names.split("|")
     for name in found:
         if not NAME.fullmatch(name):
@@ -140,7 +160,11 @@ def _parse_names(text: str, names: str) -> tuple[str, ...]:
 
 
 def _with_memory(text: str, term: Term, quantity: str) -> Term:
-    """Return the term with a share by memory as its quantity."""
+    """Return the term with a share by memory as its quantity.
+
+    Raises:
+        RequestError: When the quantity is no amount of memory, or the term cannot have one.
+    """
     try:
         found = replace(term, units=0, memory_bytes=size(quantity))
     except ValueError as error:
@@ -160,6 +184,11 @@ def _memory_fault(term: Term) -> str:
 
 
 def _parse_quantity(text: str, names: str, quantity: str) -> int:
+    """Parse a decimal quantity of devices; return units.
+
+    Raises:
+        RequestError: When the quantity is not from 0.0001 to 1, or a whole number up to :data:`MAX_DEVICES`.
+    """
     match = _DECIMAL.fullmatch(quantity)
     if match is None:
         _refuse(text, f"a quantity must be a plain decimal more than 0, such as 2 or 0.5 (got {shown(quantity)})")
@@ -192,6 +221,11 @@ def _units_fault(names: str, units: int) -> str:
 
 
 def _parse_options(text: str, options: Sequence[str]) -> dict[str, str]:
+    """Parse the options of a term: the values by lower-case name, empty for a flag. Values of filters are not checked.
+
+    Raises:
+        RequestError: When an option is unknown, given twice, or has a wrong value.
+    """
     given: dict[str, str] = {}
     for option in options:
         key, equals, value = option.partition("=")
@@ -214,7 +248,11 @@ def forms() -> list[str]:
 
 
 def _checked(request: Request) -> Request:
-    """Refuse a hand-made request that the grammar could not have made."""
+    """Return a hand-made request unchanged, if the grammar could have made it.
+
+    Raises:
+        RequestError: When the grammar could not have made the request.
+    """
     if not 0 < len(request.terms) <= MAX_TERMS:
         raise RequestError(f"a request must have 1 to {MAX_TERMS} terms (got {len(request.terms)})")
     for term in request.terms:
@@ -230,4 +268,9 @@ def _checked(request: Request) -> Request:
 
 
 def _refuse(text: str, fault: str) -> NoReturn:
+    """Raise the error for a faulty request.
+
+    Raises:
+        RequestError: Always.
+    """
     raise RequestError(f"request {shown(text)}: {fault}")

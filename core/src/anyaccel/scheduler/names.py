@@ -9,7 +9,7 @@ from anyaccel.model import Device, Inventory
 
 
 def goes_by(device: Device, names: Iterable[str]) -> bool:
-    """Return whether a device has one of the names."""
+    """Return whether a device has one of the names, compared without case."""
     own = {name.lower() for name in device.names}
     return any(name.lower() in own for name in names)
 
@@ -50,6 +50,8 @@ class DeviceNames:
     def devices(self, name: str) -> int:
         """Return the positions of the devices with a name, as a bit mask; 0 for none.
 
+        A name that is not on the machine has the further known names computed, once.
+
         Raises:
             UnknownNameError: When no device and no installed plug-in has the name.
         """
@@ -66,20 +68,24 @@ class DeviceNames:
         return iter(self._spelled.values())
 
     def learn(self, names: Iterable[str]) -> None:
-        """Add names of devices on other machines."""
+        """Add names without devices here, such as names on other machines; empty names are left out."""
         for name in filter(None, names):
             self._spelled.setdefault(name.lower(), name)
 
     def keep(self, other: DeviceNames) -> None:
-        """Add the names of an earlier state of the machine: a name stays known when its last device is lost."""
+        """Add the names of an earlier state of the machine: a name stays known when its last device is lost.
+
+        The further known names of the earlier state, if not computed yet, replace this object's own.
+        """
         self.learn(other)
         self._known = other._known
 
     def spelled(self, name: str) -> str:
-        """Return the name in its original spelling."""
+        """Return a known name in its original spelling, and an unknown name as it is."""
         return self._spelled.get(name.lower(), name)
 
     def _unknown(self, name: str) -> str:
+        """Make the message for an unknown name, with similar names or else the names on this machine."""
         from difflib import get_close_matches
 
         close = [self._spelled[key] for key in get_close_matches(name.lower(), sorted(self._spelled))]

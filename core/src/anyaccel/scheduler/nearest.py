@@ -75,7 +75,10 @@ def _near(layout: Layout, free: Occupancy, term: Term) -> Iterator[Term]:
 
 
 def _less_memory(layout: Layout, free: Occupancy, term: Term) -> Iterator[Term]:
-    """Yield the term with the most memory that is free on one device, in whole GiB where there is as much."""
+    """Yield the term with the most memory that is free on one device, in whole GiB where there is as much.
+
+    Nothing if no memory is free, or as much as the term asks for.
+    """
     able = bits(layout.serving(replace(term, memory_bytes=1)))
     most = max((free.units[at] * (layout.devices[at].memory_bytes or 0) // UNITS_PER_DEVICE for at in able), default=0)
     unit = next((unit for unit in (1 << 30, 1 << 20) if most >= unit), 1)
@@ -84,7 +87,7 @@ def _less_memory(layout: Layout, free: Occupancy, term: Term) -> Iterator[Term]:
 
 
 def _room(layout: Layout, free: Occupancy, term: Term) -> int:
-    """Return the largest number of devices for a term, without regard to the vendor's rule."""
+    """Return the largest number of devices for a term, without regard to the vendor's rule; an estimate if linked."""
     mask = want(layout, replace(term, units=UNITS_PER_DEVICE)).mask & free.whole
     if term.linked:
         return max(((layout.topology.linked[position] & mask).bit_count() + 1 for position in bits(mask)), default=0)

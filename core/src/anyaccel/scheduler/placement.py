@@ -107,7 +107,7 @@ class Layout:
         return twin
 
     def compatible(self, mask: int) -> tuple[int, ...]:
-        """Split devices into sets without conflicts of variables between vendors."""
+        """Split devices into sets without conflicts of variables between vendors; the sets may overlap."""
         for vendor, rivals in self.rivals.items():
             own = self.vendors[vendor]
             if mask & own and mask & rivals:
@@ -121,18 +121,30 @@ class Layout:
         return union(self.rivals.get(self.devices[spot.position].vendor, 0) for spot in spots)
 
     def apart(self, mask: int) -> tuple[int, ...]:
-        """Split devices into sets without a whole beside its parts: the parts, and the wholes."""
+        """Split devices into sets without a whole beside its parts: without these parts, and without these wholes.
+
+        Without such a whole, the mask itself is the only set. The sets overlap in unrelated devices.
+        """
         wholes = slot_mask(whole for whole, parts in self.parts.items() if mask >> whole & 1 and mask & parts)
         if not wholes:
             return (mask,)
         return mask & ~union(self.parts[whole] for whole in bits(wholes)), mask & ~wholes
 
     def named(self, term: Term) -> int:
-        """Return the devices with a term's names, in any state."""
+        """Return the devices with a term's names, in any state.
+
+        Raises:
+            UnknownNameError: When no device and no installed plug-in has one of the names.
+        """
         return union(self.names.devices(name) for name in term.names)
 
     def serving(self, term: Term) -> int:
-        """Return the devices that serve a term if nothing is held."""
+        """Return the devices that serve a term if nothing is held.
+
+        Raises:
+            UnknownNameError: When no device and no installed plug-in has one of the names.
+            ValueError: When a filter is unknown, or its value invalid.
+        """
         asked = tuple(rules(term, self.inventory))
         named = ((position, self.devices[position]) for position in bits(self.named(term)))
         return slot_mask(position for position, device in named if all(rule.passes(device) for rule in asked))
@@ -180,7 +192,7 @@ class Occupancy:
         return twin
 
     def spot(self, position: int, units: int) -> Spot:
-        """Return the place of a share on a device with enough room."""
+        """Return the place of a share on a device with enough room, rounded to whole slots; nothing is taken."""
         free = self.slots.get(position)
         if free is None:
             return Spot(position, units)
@@ -189,13 +201,20 @@ class Occupancy:
         return Spot(position, units, choose_slots(free, units * device.slots // UNITS_PER_DEVICE, device.slots))
 
     def spot_of(self, share: Share) -> Spot:
-        """Return the place of an existing share."""
+        """Return the place of an existing share.
+
+        Raises:
+            KeyError: When the device is not on the machine.
+        """
         position = self._layout.positions[share.device.id]
         slots = self._layout.slots.get(position, 0) if share.whole else slot_mask(share.slots)
         return Spot(position, share.units, slots)
 
     def spot_within(self, position: int, extent: Extent) -> Spot:
-        """Return the free part of a foreign extent on a device."""
+        """Return the free part of a foreign extent on a device; nothing is taken.
+
+        Only free slots of the extent count. On a device without slots, an extent with slots means the whole device.
+        """
         free = self.slots.get(position)
         if free is None:  # the extent may name slots that this device lacks: its holder sees another partitioning
             units = extent.units if extent.slots < 0 else UNITS_PER_DEVICE
@@ -205,16 +224,22 @@ class Occupancy:
         return Spot(position, slots.bit_count() * UNITS_PER_DEVICE // device.slots, slots)
 
     def take(self, spots: Iterable[Spot]) -> None:
-        """Take parts of devices."""
+        """Take parts of devices, which the caller found to be free; related wholes and parts get no free units."""
         for spot in spots:
             self._change(spot, -1)
 
     def give(self, spots: Iterable[Spot]) -> None:
-        """Free parts of devices."""
+        """Free parts of devices that were taken; related wholes and parts regain their units once none is held."""
         for spot in spots:
             self._change(spot, 1)
 
     def _change(self, spot: Spot, sign: int) -> None:
+        """Take a part of a device, or free the part again, and update the related wholes and parts.
+
+        Args:
+            spot: The part.
+            sign: -1 to take, 1 to free.
+        """
         position = spot.position
         if spot.slots:
             self.slots[position] ^= spot.slots
@@ -229,6 +254,7 @@ class Occupancy:
             self._set(each, 0 if self._barred[each] else self._own[each])
 
     def _set(self, position: int, units: int) -> None:
+        """Set the free units of a device, and whether it is whole."""
         self.units[position] = units
         bit = 1 << position
         self.whole = self.whole | bit if units == UNITS_PER_DEVICE else self.whole & ~bit
@@ -261,6 +287,7 @@ def choose_slots(free: int, count: int, total: int) -> int:
 
 
 def _is_free(free: int, start: int, size: int) -> bool:
+    """Return whether a block of slots is wholly free."""
     block = (1 << size) - 1
     return free >> start & block == block
 
@@ -333,7 +360,8 @@ def place(
         validate: The vendors' rules.
 
     Returns:
-        Parts of devices, term by term, each in the order of the grant; None if the free devices do not suffice.
+        Parts of devices, term by term, each in the order of the grant; None if the free devices do not suffice, or the
+        search for several terms has taken :data:`PLACEMENTS` steps.
     """
     if len(wanted) == 1:  # the common case needs no search
         return next(((spots,) for spots in _candidates(layout, free, wanted[0], validate)), None)
@@ -365,7 +393,7 @@ def place(
 
 
 def vetoed(layout: Layout, term: Term, positions: Sequence[int], validate: Validate | None) -> str:
-    """Ask the vendors of a set of devices; return the first refusal, or empty."""
+    """Ask the vendors of a set of devices; return the first refusal, or empty. A rule that raises also refuses."""
     if validate is None:
         return ""
     by_vendor: dict[str, list[Device]] = {}
@@ -383,7 +411,10 @@ def vetoed(layout: Layout, term: Term, positions: Sequence[int], validate: Valid
 
 
 def with_units(term: Term, device: Device) -> Term:
-    """Return a term that asks a device for the same in units: vendors and clusters know no shares by memory."""
+    """Return a term that asks a device for the same in units: vendors and clusters know no shares by memory.
+
+    The memory becomes a filter; a term without a share by memory is returned as it is.
+    """
     if not term.memory_bytes:
         return term
     filters = (*term.filters, ("mem", term.quantity))
@@ -391,7 +422,7 @@ def with_units(term: Term, device: Device) -> Term:
 
 
 def _groups(layout: Layout, term: Term, mask: int) -> tuple[int, ...]:
-    """Split devices by vendor and type if a term needs several devices that are alike."""
+    """Split devices by vendor and type if a term needs several devices that are alike; leave out too small groups."""
     if term.count == 1:
         return (mask,) if mask else ()
     groups: dict[tuple[str, str], int] = {}
@@ -432,6 +463,10 @@ def _candidates(
 
 
 def _sets(layout: Layout, free: Occupancy, wanted: Wanted, groups: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Yield sets of free devices for a term as positions, best first, without asking the vendors.
+
+    A share tries devices in use first, the fullest of them foremost.
+    """
     term, topology = wanted.term, layout.topology
     if term.count > 1:
         masks = [mask for group in groups for mask in layout.apart(group & free.whole)]
@@ -448,5 +483,6 @@ def _sets(layout: Layout, free: Occupancy, wanted: Wanted, groups: Sequence[int]
 
 
 def _best_value(topology: Topology, term: Term, mask: int) -> tuple[int, int]:
+    """Return the sort key of a group by its best set for a term; lowest without a set."""
     best = topology.best_set(mask, term.count, linked=term.linked)
     return topology.value(best, mask) if best else (-1, 0)

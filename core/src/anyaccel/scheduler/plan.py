@@ -53,7 +53,7 @@ class Arrangement:
         self._count = 0
 
     def plan(self, request: Request, hosts: int) -> RequestPlan:
-        """Resolve a request against every machine. Needs no lock, since allocations do not matter.
+        """Resolve a request against every machine, or return the former plan. Needs no lock: allocations do not matter.
 
         Raises:
             UnknownNameError: When no device has one of its names.
@@ -64,13 +64,13 @@ class Arrangement:
         return RequestPlan(request, hosts, self)
 
     def note(self, machine: int) -> None:
-        """Count a release on a machine."""
+        """Count a release on a machine, so that each plan asks the machine again."""
         self._count += 1
         self._given_back[machine] = self._count
         self._given_back.move_to_end(machine)  # latest last, so that since() can stop early
 
     def since(self, count: int) -> tuple[int, Iterable[int]]:
-        """Return the present count, and the machines with a release after the given count."""
+        """Return the present count, and the machines with a release after the given count, latest first."""
         new = takewhile(lambda each: each[1] > count, reversed(self._given_back.items()))
         return self._count, (machine for machine, _ in new)
 
@@ -118,9 +118,9 @@ class RequestPlan:
         return frozenset(bits(self.mask))
 
     def find(self) -> dict[int, Placed] | None:
-        """Find free devices for the request, by machine number, without taking them.
+        """Find free devices for the request, by machine number, without taking them; None if too few machines fit.
 
-        A machine that refused is asked again only after a release there.
+        A machine that refused is noted, and asked again only after a release there.
         """
         self._seen, changed = self.arrangement.since(self._seen)
         for number in changed:

@@ -24,7 +24,7 @@ class Queue:
         self._kinds.setdefault(_kind(ticket), OrderedDict())[ticket.number] = ticket
 
     def remove(self, ticket: Ticket) -> bool:
-        """Remove a ticket; return False if it is not there."""
+        """Remove a ticket; return False if the queue does not have the ticket."""
         tickets = self._kinds.get(kind := _kind(ticket), OrderedDict())
         found = tickets.pop(ticket.number, None) is not None
         if found and not tickets:
@@ -46,5 +46,6 @@ class Queue:
 
 
 def _kind(ticket: Ticket) -> Hashable:
+    """Return the kind of a ticket: plan, user, priority and time limit."""
     waiting = ticket.waiting
     return ticket.plan, waiting.user, waiting.priority, waiting.seconds

@@ -42,7 +42,11 @@ def serves(device: Device, term: Term, inventory: Inventory) -> bool:
 
 
 def rules(term: Term, inventory: Inventory) -> Iterator[DeviceRule]:
-    """Yield the conditions of a term on each device beside the name, filters first."""
+    """Yield the conditions of a term on each device beside the name, filters first.
+
+    Raises:
+        ValueError: When a filter is unknown, or its value invalid.
+    """
     for each in asked(term, inventory):
         yield _of_filter(each)
     # Filters first: their reasons name what the user wrote.
@@ -54,6 +58,7 @@ def rules(term: Term, inventory: Inventory) -> Iterator[DeviceRule]:
 
 
 def _of_filter(asked: AskedFilter[Any]) -> DeviceRule:
+    """Return a filter of a term as a rule."""
     entry = asked.filter
     return DeviceRule(
         code=ReasonCode.FILTER,
@@ -65,7 +70,7 @@ def _of_filter(asked: AskedFilter[Any]) -> DeviceRule:
 
 
 def _large_enough(term: Term) -> DeviceRule:
-    """Return the condition of a share by memory."""
+    """Return the condition of a share by memory: the device has that much memory."""
 
     def explain(devices: Sequence[Device]) -> str:
         largest = max(device.memory_bytes or 0 for device in devices)
@@ -77,10 +82,12 @@ def _large_enough(term: Term) -> DeviceRule:
 
 
 def _ids(devices: Sequence[Device]) -> str:
+    """Return the ids of devices as a list in words."""
     return listed([device.id for device in devices])
 
 
 def _broken(devices: Sequence[Device]) -> str:
+    """Return the ids of unhealthy devices, with the reasons, as a list in words."""
     reasons = (f" ({device.health_reason})" if device.health_reason else "" for device in devices)
     return listed([device.id + reason for device, reason in zip(devices, reasons, strict=True)])
 

@@ -71,7 +71,7 @@ class Ticket:
         return self.plan.request
 
     def cancel(self) -> bool:
-        """Stop waiting.
+        """Stop waiting; requests behind the ticket are served, and tasks that await the ticket are woken.
 
         Returns:
             True if the ticket waited; False if it has its allocation, which then is to be released, or was cancelled
@@ -88,6 +88,9 @@ class Ticket:
         Args:
             release: Called with an allocation that comes when the loop of this wait is closed, so that the waiting task
                 will never receive it; None if the allocation belongs to another caller.
+
+        Raises:
+            asyncio.CancelledError: When the ticket was cancelled. Instead, :attr:`error` is raised if there is one.
         """
         import asyncio
 
@@ -106,10 +109,11 @@ class Ticket:
         return self.allocation
 
     def _settled(self) -> bool:
+        """Return whether the wait is over: placed, cancelled or failed."""
         return self.allocation is not None or self.cancelled or self.error is not None
 
     def wake(self) -> None:
-        """Wake tasks that await the ticket. Thread-safe."""
+        """Wake tasks that await the ticket, and release the allocation for a wait whose loop is closed. Thread-safe."""
         for future in tuple(self._awaiting):
             try:
                 future.get_loop().call_soon_threadsafe(_finish, future)
@@ -124,7 +128,7 @@ class Ticket:
         return self._place(self)
 
     def why(self) -> Verdict:
-        """Explain the reasons for the wait."""
+        """Explain the reasons for the wait; a placed ticket gets a verdict that the request fits now."""
         return self._why(self)
 
     def __repr__(self) -> str:
@@ -141,7 +145,10 @@ class Ticket:
 
 
 def notify(tickets: Iterable[Ticket]) -> None:
-    """Run the callbacks of placed and failed tickets. Call without a lock, since callbacks may do anything."""
+    """Wake the tasks that await settled tickets, and call ``on_placed`` of placed ones; call without a lock.
+
+    An exception of a callback is logged. For a failed ticket with a callback, the error is logged instead.
+    """
     for ticket in tickets:
         ticket.wake()
         on_placed = ticket.on_placed
@@ -164,8 +171,12 @@ async def settled(ticket: Ticket, release: Callable[[Allocation], None], seconds
         release: Called with an allocation that the task can no longer receive.
         seconds: Time limit; None for no limit.
 
+    Returns:
+        The allocation, also if it comes at the last moment.
+
     Raises:
         NotFreeError: When the time is over; carries the verdict.
+        asyncio.CancelledError: When the ticket was cancelled.
     """
     import asyncio
 
@@ -190,6 +201,7 @@ async def settled(ticket: Ticket, release: Callable[[Allocation], None], seconds
 
 
 def _finish(future: asyncio.Future[None]) -> None:
+    """Wake the wait for a future, unless the future is done."""
     if not future.done():
         future.set_result(None)
 

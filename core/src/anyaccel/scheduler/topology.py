@@ -27,7 +27,7 @@ _PCI_GAP = 16  # bus numbers between devices behind different switches, at least
 
 
 def first(mask: int, count: int) -> int:
-    """Return the lowest ``count`` positions of a mask, as a mask."""
+    """Return the lowest ``count`` positions of a mask, as a mask; every position if there are fewer."""
     return slot_mask(islice(bits(mask), count))
 
 
@@ -67,7 +67,10 @@ class Topology:
         self._cell_of = [cells[signature] for signature in signatures]
 
     def affinity(self, position: int, mask: int) -> int:
-        """Return the strength of a device's connections to a mask, for comparisons only."""
+        """Return the strength of a device's connections to the devices of a mask, for comparisons only.
+
+        Connections that every pair of devices has do not count.
+        """
         total = 0
         for weight, near in self._layers:
             total += weight * (near[position] & mask).bit_count()
@@ -83,9 +86,14 @@ class Topology:
         return all((self.linked[position] | 1 << position) & chosen == chosen for position in bits(chosen))
 
     def best_set(self, free: int, count: int, *, linked: bool = False) -> int:
-        """The best-connected ``count`` devices of ``free``, as a mask.
+        """Return the best-connected ``count`` devices of ``free``, as a mask; the search is greedy among many devices.
 
         Equally good sets are told apart by how well connected they leave the rest, then by position.
+
+        Args:
+            free: The devices to choose from.
+            count: Number of devices.
+            linked: Whether every two devices of the set must be linked directly.
 
         Returns:
             The set, or 0 when there is none, or with ``linked`` none was found in ``SEARCH_STEPS``.
@@ -102,7 +110,10 @@ class Topology:
         return self._greedy(free, count, linked=linked) or (self._exact(free, count, linked=True) if linked else 0)
 
     def sets(self, free: int, count: int, *, linked: bool = False) -> Iterator[int]:
-        """Yield sets of ``count`` devices, best first: the best, neighbors in order, then others, up to ``SETS``."""
+        """Yield sets of ``count`` devices, best first: the best, neighbors in order, then others, up to ``SETS``.
+
+        None if there is no best set. With ``linked``, every two devices of a set are linked directly.
+        """
         best = self.best_set(free, count, linked=linked)
         if not best:
             return
@@ -131,7 +142,10 @@ class Topology:
         return 1 << min(self._lows(free), key=lambda low: (self.affinity(low, free), low))
 
     def _exact(self, free: int, count: int, *, linked: bool) -> int:
-        """Branch and bound over sets, where devices of one cell are interchangeable."""
+        """Return the best set by branch and bound over sets, where devices of one cell are interchangeable.
+
+        After ``SEARCH_STEPS``, the best set so far; 0 if no set was found.
+        """
         loss = {position: self.affinity(position, free) for position in bits(free)}
         scale = sum(loss.values()) + 1  # a set's own connections weigh more than all that it can break
         lightest = min(loss.values())
@@ -159,7 +173,7 @@ class Topology:
         return best
 
     def _greedy(self, free: int, count: int, *, linked: bool) -> int:
-        """Grow sets from a few promising devices, cell by cell, and keep the best."""
+        """Grow sets from a few promising devices, cell by cell, and return the best; 0 if none grows to ``count``."""
         seeds = sorted(self._lows(free), key=lambda low: self._room(low, free, count))[:_SEEDS]
         grown = {self._grow(seed, free, count, linked=linked) for seed in seeds} - {0}
         return max(sorted(grown), key=lambda chosen: self.value(chosen, free), default=0)
@@ -199,7 +213,7 @@ class Topology:
             )
 
     def _nearest(self, chosen: int, allowed: int) -> int:
-        """Return the subset of devices with the best kind of connection to the chosen ones."""
+        """Return the subset of ``allowed`` with the best kind of connection to ``chosen``; without any, all of it."""
         for _, near in self._layers:
             around = 0
             for position in bits(chosen):

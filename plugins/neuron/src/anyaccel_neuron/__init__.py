@@ -26,17 +26,16 @@ class CoreList(Mask):
     """
 
     def write(self, devices: Sequence[Device]) -> str:
-        """Return a range such as ``0-3``, or a single id.
+        """Write increasing ids with commas between them, the form that the runtime, Ray and vLLM read.
 
-        No form suits every reader: the runtime reads ids and ranges, optimum-neuron 0.4.5 takes ``0,1,2,3`` for one
-        core and ``0-3`` for four, Ray and vLLM split at commas only.
+        No form suits every reader: optimum-neuron 0.4.5 takes ``0,1,2,3`` for one core and ``0-3`` for four, while Ray
+        and vLLM take ``0-3`` for one. Doctor names the range.
         """
         in_order = sorted(devices, key=lambda device: device.index)
         reason = _gap([device.index for device in in_order])
         if reason:
             raise FaultError(reason, "take cores that follow each other")
-        names = super().write(in_order).split(",")
-        return f"{names[0]}-{names[-1]}" if len(names) > 1 else names[0]
+        return super().write(in_order)
 
     def read(self, environ: Mapping[str, str], devices: Sequence[Device]) -> list[Device] | None:
         """Return the visible cores; the list wins over the number.
@@ -187,7 +186,7 @@ class Neuron(Vendor):
             value = ctx.environ[VISIBLE_CORES]
             reason = f"{VISIBLE_CORES}={value} is one core for optimum-neuron, which reads ranges only"
             first, last = (re.split(r"[,-]", value)[end].strip() for end in (0, -1))
-            yield warn(reason, f"write {VISIBLE_CORES}={first}-{last}")
+            yield warn(reason, f"for optimum-neuron, write {VISIBLE_CORES}={first}-{last}")
         sizes = sorted({str(device.attributes["lnc"]) for device in detected.devices if "lnc" in device.attributes})
         for name in (LNC_CONFIG, LNC_CONFIG_OLD):
             value = ctx.environ.get(name, "").strip()
