@@ -128,8 +128,7 @@ class Launch(Value):
 
     @property
     def _inside(self) -> ProcessSetup:
-        """Steps with the processors of the plan; mark, cgroup, variables and cap are left out, and come with the start.
-        """
+        """Steps with the plan's processors; mark, cgroup, variables and cap are left out, and come with the start."""
         return self.inside._replace(processors=self.environment.allocation.processors, cap=False)
 
 
