@@ -331,6 +331,17 @@ def test_a_function_that_yields_is_for_a_stream(pool, results, function, batch):
         list(pool(results=results).map(function, [2, 4], batch=batch))
 
 
+def negated_later_if_odd(number):
+    async def negate():
+        return -number
+
+    return negate() if number % 2 else number
+
+
+def test_calls_of_a_batch_may_return_values_or_coroutines(pool):
+    assert list(pool().map(negated_later_if_odd, [0, 1, 2, 3], batch=4)) == [0, -1, 2, -3]
+
+
 def test_a_map_that_is_not_wanted_any_more_is_cancelled(pool):
     one = pool("A1:1", machine="sim:A1:1", grace=0.1)
     results = one.map(time.sleep, [0, 1000, 1000])

@@ -8,10 +8,11 @@ from anyaccel.pool.engine import PoolSettings
 
 
 def open_engine(settings: PoolSettings) -> LocalEngine:
-    """Make the local engine of a pool.
+    """Make the local engine of a pool; the machine is detected when it is needed first.
 
     Raises:
         UsageError: When the settings have the address of a cluster.
+        EnforcementError: When workers must be confined or held to memory, and the kernel cannot.
     """
     if settings.address is not None:
         raise UsageError(

@@ -123,7 +123,10 @@ class Callee:
         raise NotImplementedError
 
     def _make_gone_error(self, death: WorkerError) -> BrokenWorkerError:
-        """Make the error of one call: a new one, because an exception keeps the traceback of each raise."""
+        """Make the error of a single call: a new one, because an exception keeps the traceback of each raise.
+
+        It has the exit status and the cause of the death.
+        """
         error = BrokenWorkerError(
             f"the actor {self.name} has gone: {death}", exit_status=getattr(death, "exit_status", None)
         )

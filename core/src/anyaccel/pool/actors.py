@@ -83,7 +83,7 @@ class ActorGroup(Callee):
                 state.close()
 
     def stop(self, grace: float) -> None:
-        """End all actors at once, without replacements and without waiting for that; any thread may.
+        """End the actors at once, without replacements; returns before the end. Any thread may call it.
 
         No effect in a forked child.
 
@@ -97,7 +97,7 @@ class ActorGroup(Callee):
                 state.stop(grace)
 
     def on_actor_gone(self, state: _GroupedActor, death: WorkerError) -> None:
-        """Remove a dead actor, and replace it if calls wait and it had been constructed.
+        """Remove a dead actor; construct a replacement if calls wait and the construction had succeeded.
 
         If no actor is left and none may be made, the group is dead and its queued calls fail. No effect the second
         time.

@@ -244,7 +244,7 @@ class CallFuture(AwaitableFuture[T]):
         return worker is not None and worker.begun and not self.done()
 
     def why(self) -> Verdict | None:
-        """Explain why the call waits for devices; None if the call does not wait for devices."""
+        """Explain why the call waits for devices; None if it needs none, was sent to a worker, or is over."""
         call = self._call
         return None if call is None or call.sent or call.waits is None else call.waits()
 
@@ -324,7 +324,7 @@ class Call:
         return self.tries < self.options.retries and self.is_pending()
 
     def retry(self) -> None:
-        """Count a lost run, and reset the call for the next one."""
+        """Count a lost run, and :meth:`reset` the call for the next run; the caller queues the call."""
         self.tries += 1
         self.reset()
 
@@ -403,7 +403,7 @@ def set_outcome(call: Call, message: Message, *, plain: bool) -> None:
 
 
 def _get_reader(*, plain: bool) -> Callable[..., Any]:
-    """Return the function that reads values of answers: that for plain data, or for pickles."""
+    """Return the function that reads values of answers: as plain data, or as pickles."""
     if plain:
         from anyaccel.pool.plain import loads as read
 

@@ -175,5 +175,6 @@ def _hung_up(channel: socket.socket) -> bool:
 
 
 def _close(descriptors: Sequence[int]) -> None:
+    """Close all of these descriptors."""
     for descriptor in descriptors:
         os.close(descriptor)

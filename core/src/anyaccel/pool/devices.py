@@ -167,7 +167,9 @@ _private: dict[str, int] = {}
 
 
 def make_private_directory() -> str:
-    """Make a state directory for this process alone; remove the directories of killed processes.
+    """Make and lock a state directory for this process alone; remove the directories of killed processes.
+
+    It is in ``/dev/shm`` if that is writable, else in the directory for temporary files.
 
     Raises:
         StateDirectoryError: When the directory cannot be made.
@@ -209,7 +211,7 @@ def _lock_directory(path: str, *, wait: bool) -> int:
 
 
 def _remove(path: str, descriptor: int) -> None:
-    """Remove a directory with its content as far as possible, and close its descriptor, which unlocks it."""
+    """Remove a directory and its content, ignoring errors; close the descriptor, which unlocks the directory."""
     import shutil
 
     shutil.rmtree(path, ignore_errors=True)

@@ -154,7 +154,7 @@ class CallQueue:
             reactor().unwatch(self.watched.pop())
 
     def leave_machine_queue(self) -> None:
-        """Cancel the timer and the watches, and undo the acquisition, if any, also one that has its lease by now."""
+        """Cancel the timer and the watches, and undo the acquisition, also after a grant."""
         self.stop_watching()
         if self.acquisition is not None:
             self.acquisition.undo()
@@ -209,7 +209,7 @@ class Broker:
     # Queues
 
     def add_call(self, engine: LocalEngine, call: Call) -> None:
-        """Send a call to an idle worker of its kind if no other call waits for that; else queue the call.
+        """Send a call to an idle worker of the same kind, unless a queue exists for the kind; else queue the call.
 
         The queues are served if the call is the first in its queue.
 
@@ -268,7 +268,7 @@ class Broker:
             self._serving = False
 
     def _serve_one(self) -> bool:
-        """Do one step for the queue with the oldest call that permits a step.
+        """Do a single step for the oldest queue that permits a step.
 
         The step is to send a call to an idle worker, to launch a worker, to request devices, or to evict an idle worker
         from a full pool. Devices are not requested for a queue that has asked since the last release, or that competes
@@ -505,6 +505,7 @@ class Broker:
         queue.timer = loop.call_later(acquisition.pause(), partial(self._request_devices, queue, resolved))
 
         def on_change(descriptor: int) -> None:
+            """Read the event of a descriptor, and attempt again if that is worthwhile."""
             if acquisition.read_event(descriptor):
                 self._request_devices(queue, resolved)
 
@@ -652,7 +653,7 @@ class Broker:
 
 
 def _queue_key(engine: LocalEngine, call: Call) -> tuple[int, int, bool]:
-    """Return the key of the queue for a call: its pool, its kind, and whether it constructs an actor."""
+    """Return the key of the queue for a call: the pool, the kind, and whether the call constructs an actor."""
     return id(engine), call.options.alike, call.actor is not None
 
 
@@ -785,8 +786,8 @@ class WorkerProcess:
     def launch(self, call: Call, *, ahead: bool = True) -> None:
         """Fork the process, or take the spare; send the setup and the first call.
 
-        An exception fails the call and ends the worker; nothing is raised. For workers that are used once, the fork
-        server forks a spare for the next call.
+        An exception fails the call and ends the worker; nothing is raised. The pool is counted as a user of its fork
+        server. For workers that are used once, the fork server forks a spare for the next call.
 
         Args:
             call: The call.
@@ -842,7 +843,7 @@ class WorkerProcess:
         A call that is not pending any more is not sent; the worker gets its next call instead, unless ``fresh``. After
         the last of ``max_calls``, the channel is shut down, so that the worker exits after its answer. If no memory or
         descriptor is left, the call fails and the worker is stopped. If the process has exited, the call stays unsent
-        in ``running``.
+        in ``running``. The call's future gets the allocation.
 
         Args:
             call: The call. Its arguments are dropped if it cannot be retried.
@@ -872,7 +873,10 @@ class WorkerProcess:
             self.stop(0)
 
     def _mark_started(self, call: Call, *, fresh: bool = False) -> None:
-        """Record that the worker runs a call; start the time limit unless ``fresh``."""
+        """Record that the worker runs a call; start the time limit unless ``fresh``.
+
+        If no other call is outstanding, ``answered_at`` becomes the present time.
+        """
         call.worker = self
         if len(self.running) == 1:
             self.answered_at = time.monotonic()
@@ -907,9 +911,10 @@ class WorkerProcess:
     def collect_unstarted(self, gone: Gone) -> list[Call]:
         """Return the pending calls never started by this process, which has exited; reset them, also cancelled ones.
 
-        The arguments of unread messages are restored to their calls. A message that is still in the channel was never
-        read. That proves it only for a process that has answered before, or that was forked ahead and has not even read
-        its setup. Any other process may have died of its setup, and so would the next one.
+        If the worker was not stopped, unread messages are received, and their arguments restored to their calls. A
+        message that is still in the channel was never read. That proves it only for a process that has answered before,
+        or that was forked ahead and has not even read its setup. Any other process may have died of its setup, and so
+        would the next one.
         """
         self.ending = True
         message = self._receive_unread() if gone.forked and not self.stopped else None
@@ -940,7 +945,7 @@ class WorkerProcess:
         return message
 
     def _start_timer(self, call: Call) -> None:
-        """Start the time limit of a call, if it has one.
+        """Start the time limit of a call; no effect on a call without a limit.
 
         The early signal comes first, unless the limit is not longer than its lead.
         """
@@ -963,7 +968,7 @@ class WorkerProcess:
     def stop(self, grace: float, *, answer: bool = True) -> None:
         """Have the process and its descendants ended, and return at once; any thread may.
 
-        Without a process yet, :meth:`launch` stops it once there is one.
+        The worker gets no more calls. Without a process yet, :meth:`launch` stops it once there is one.
 
         Args:
             grace: Seconds between SIGTERM and SIGKILL.
@@ -976,7 +981,10 @@ class WorkerProcess:
             self._shut(socket.SHUT_RD)
 
     def shut_down(self) -> None:
-        """Ask the process to exit by closing our sending side, and schedule :meth:`stop` after the grace period."""
+        """Give the worker no more calls, ask the process to exit, and schedule :meth:`stop`.
+
+        The process exits when our sending side is closed; it is stopped after the grace period.
+        """
         self.ending = True
         self._shut(socket.SHUT_WR)
         self.schedule_stop()
@@ -992,7 +1000,10 @@ class WorkerProcess:
         self.timer = reactor().call_later(max(grace, 1.0), partial(self.stop, grace))
 
     def distrust(self, fault: str) -> None:
-        """Ignore further messages of the process because of a fault, and kill the process; the first fault counts."""
+        """Ignore further messages of the process because of a fault, give no more calls, and kill the process.
+
+        The first fault counts.
+        """
         self.fault, self.ending = self.fault or fault, True
         if self._process is not None:
             self._process.stop(0)
@@ -1051,8 +1062,9 @@ class WorkerProcess:
     def take_answered(self, message: Message) -> Call | None:
         """Remove and return the call of an answer; None if the number is of no call here.
 
-        Such a number makes the process distrusted, except for a second answer to the last call. The start of the
-        following pipelined call is recorded. A failed construction makes the worker end.
+        Such a number makes the process distrusted, except for a second answer to the last call. Any number makes the
+        process proven, and its time is recorded. The arguments of the call are dropped. The start of the following
+        pipelined call is recorded. A failed construction makes the worker end.
         """
         call = self.running.pop(message.number, None)
         self.answered_at = time.monotonic()
@@ -1291,7 +1303,7 @@ class LocalEngine(Engine):
         self.finish_shutdown()
 
     def add_worker(self, call: Call, lease: WorkerLease | None) -> WorkerProcess:
-        """Make the worker process whose first call is this, and record it; :meth:`WorkerProcess.launch` starts it.
+        """Make and record the worker process for a first call; :meth:`WorkerProcess.launch` starts the process.
 
         A worker for a construction becomes the actor's member.
         """
@@ -1430,9 +1442,9 @@ class LocalEngine(Engine):
         self.broker.serve()
 
     def on_timeout(self, worker: WorkerProcess, call: Call) -> None:
-        """Fail a call whose time is over, mark its lease as timed out, and stop its worker.
+        """Fail a call at the end of the time limit, mark the lease as timed out, and stop the worker.
 
-        No effect if the call was answered.
+        Answers that arrive meanwhile are ignored. No effect if the call was answered.
         """
         if call.number not in worker.running:
             return
@@ -1443,7 +1455,7 @@ class LocalEngine(Engine):
         worker.stop(self.settings.grace, answer=False)
 
     def on_cancel(self, call: Call) -> None:
-        """Drop the arguments of a cancelled call, and take the call from its worker or its queue.
+        """Drop the arguments of a cancelled call, and take the call from the worker or the queue.
 
         A worker is stopped, except that of a method, which only skips the call unless it has started. Without a worker,
         the queue is dropped if it is empty, and the queues are served.
@@ -1481,6 +1493,7 @@ class LocalEngine(Engine):
         inventory = self.inventory
 
         def release() -> None:
+            """Remove the record of the quarantine, if any, and release the lease."""
             self._quarantined.pop(id(lease), None)
             lease.release(carried=gone.carried)
 

@@ -111,9 +111,9 @@ class Engine(Protocol):
         """
 
     def get_prefetch_limit(self, options: Options) -> int:  # noqa: ARG002
-        """Return how many batches a ``map`` submits before it knows their durations; 0 for all, of one call each.
+        """Return the number of batches that a ``map`` submits before the durations are known.
 
-        0 unless an engine says otherwise.
+        The default, 0, stands for all batches, of one call each.
         """
         return 0
 
@@ -142,18 +142,19 @@ class Engine(Protocol):
     def submit(
         self, options: Options, function: Callable[..., Any], args: Any, kwargs: Any, *, late: bool = False
     ) -> CallFuture[Any]:
-        """Run a function as soon as there are a worker and the needed devices; return the future of its result.
+        """Run a function as soon as there are a worker and the needed devices; return the future of the result.
 
         Args:
             options: Options of the call.
             function: The function.
             args: Its arguments.
             kwargs: Its keyword arguments.
-            late: Whether the call belongs to a ``map`` that was taken before the pool was closed.
+            late: Whether the call belongs to a ``map`` that was taken before the pool was closed. The local engine
+                takes such a call also after that.
 
         Raises:
-            RuntimeError: When the pool was shut down, unless ``late``, or belongs to the parent of this process.
-            BrokenPoolError: When the pool is broken, unless ``late``.
+            RuntimeError: When the pool was shut down, or belongs to the parent of this process.
+            BrokenPoolError: When the pool is broken.
         """
         call = Call(get_call_name(function, args), options, self.on_cancel)
         self.enter(call, (function, args, kwargs), late=late)

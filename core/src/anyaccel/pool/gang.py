@@ -72,7 +72,7 @@ class GangFuture(AwaitableFuture[list[T]]):
         return first
 
     def _end_others(self) -> None:
-        """Cancel all calls; no effect on those that are over."""
+        """Cancel every call; no effect on finished calls."""
         for member in self.members:
             member.cancel()
 

@@ -43,7 +43,7 @@ class Preparation(Value):
 
     @property
     def staged(self) -> bool:
-        """Whether a worker reports the end of its preparation, because user code or a sandbox may make it fail."""
+        """Whether a worker reports the end of its preparation, because enforcement, a sandbox or user code may fail."""
         return bool(self.start.get("enforce") or self.sandbox or self.initializer or self.warmup)
 
     def make_setup(

@@ -13,7 +13,7 @@ import time
 import types
 import weakref
 from collections import ChainMap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from typing import Any, ClassVar, NamedTuple
 
@@ -104,6 +104,7 @@ def dumps(value: Any) -> Pickled:
     buffers: list[memoryview] = []
 
     def keep_inside(buffer: pickle.PickleBuffer) -> bool:
+        """Keep a small buffer inside of the pickle; record a large one, and return False."""
         view = buffer.raw()
         if view.nbytes < LARGE:
             return True
@@ -205,6 +206,7 @@ def _pickler_by_value() -> Any:
     known: Any = cloudpickle.Pickler.dispatch_table
 
     def reduce_code(code: types.CodeType) -> tuple[Any, ...]:
+        """Reduce a code object as cloudpickle does, but with its file name."""
         make, arguments = known[types.CodeType](code)
         return make, tuple(code.co_filename if each == _NO_FILE else each for each in arguments)
 
@@ -430,16 +432,17 @@ def call_each(function: Callable[..., Any], batch: list[tuple[Any, ...]]) -> Any
     A result that is a generator counts as a failure. SystemExit and other exceptions that are no Exception are raised.
 
     Returns:
-        A :class:`Batch`; for an ``async`` function, a coroutine that returns one.
+        A :class:`Batch`; a coroutine that returns one if a call returns a coroutine.
     """
     results: list[Any] = []
     began = time.monotonic()
     failure = None
     try:
-        for arguments in batch:
+        left = iter(batch)
+        for arguments in left:
             value = function(*arguments)
             if type(value) is types.CoroutineType:
-                return _await_each(function, value, batch[1:])
+                return _await_each(function, results, value, left)
             refuse_generator(value)
             results.append(value)
     except Exception as error:  # noqa: BLE001 - it belongs to one call, and the results before it count
@@ -448,7 +451,7 @@ def call_each(function: Callable[..., Any], batch: list[tuple[Any, ...]]) -> Any
 
 
 def refuse_generator(value: Any) -> None:
-    """Check that the result of a call is no generator; a generator is closed, unless it is an asynchronous one.
+    """Raise an error if the result of a call is a generator; a generator is closed before, unless asynchronous.
 
     Raises:
         TypeError: When the function is a generator, which is for :meth:`anyaccel.Pool.stream`.
@@ -460,16 +463,26 @@ def refuse_generator(value: Any) -> None:
 
 
 async def _await_each(
-    function: Callable[..., Any], first: types.CoroutineType[Any, Any, Any], batch: list[tuple[Any, ...]]
+    function: Callable[..., Any],
+    results: list[Any],
+    first: types.CoroutineType[Any, Any, Any],
+    left: Iterator[tuple[Any, ...]],
 ) -> Batch:
-    """Continue :func:`call_each` for an ``async`` function; ``first`` is what its first call returned."""
-    results = []
+    """Continue :func:`call_each` from the first call that returned a coroutine.
+
+    Args:
+        function: The function. Later calls may return a value instead of a coroutine.
+        results: The results of the calls before.
+        first: The coroutine.
+        left: Arguments of the calls after.
+    """
     began = time.monotonic()
     failure = None
     try:
         results.append(await first)
-        for arguments in batch:
-            results.append(await function(*arguments))  # noqa: PERF401 - the results before a failure count
+        for arguments in left:
+            value = function(*arguments)
+            results.append(await value if type(value) is types.CoroutineType else value)
     except Exception as error:  # noqa: BLE001 - as in call_each()
         failure = error
     return Batch(results, failure, time.monotonic() - began)

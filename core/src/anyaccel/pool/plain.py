@@ -80,7 +80,7 @@ def dumps(value: Any) -> Pickled:
 
 
 def dumps_error(error: BaseException, text: str) -> Pickled:
-    """Write the exception, its summary and its traceback, to be read by :func:`anyaccel.pool.call.read_exception`.
+    """Write exception, summary and traceback, for :func:`anyaccel.pool.call.read_exception`.
 
     The exception itself is left out if it is not plain.
     """
@@ -275,9 +275,10 @@ def _check(parts: Sequence[Any], types: Collection[type]) -> None:
 
 
 def _imported(module: str, name: str) -> Callable[..., Any]:
-    """Return a constructor that imports its module on the first call."""
+    """Return a constructor that imports the module on the first call."""
 
     def make(*parts: Any) -> Any:
+        """Import the module, and call the constructor with the parts."""
         return getattr(import_module(module), name)(*parts)
 
     return make
@@ -289,17 +290,17 @@ def _folded(kind: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _fields(*names: str) -> Callable[[Any], list[Any]]:
-    """Return a function that lists these attributes of a value."""
+    """Return a function that lists the named attributes of a value."""
     return lambda value: [getattr(value, name) for name in names]
 
 
 def _text(value: Any) -> list[str]:
-    """Return the value's string as its only part."""
+    """Return a list with the value's string."""
     return [str(value)]
 
 
 def _hashable(keys: Sequence[Any]) -> Sequence[Any]:
-    """Return the keys, unless they were chosen to have the same hash: comparing them takes quadratic time.
+    """Return the keys, unless many keys have the same hash: comparing such keys takes quadratic time.
 
     Raises:
         ValueError: When more than :data:`_MOST_ALIKE` keys have a hash in common, or large numbers are among such keys.
@@ -332,10 +333,12 @@ def _exception(kind: type[Exception]) -> PlainType:
     """Return the plain type of a class of exceptions; its parts are arguments, and a dict of notes and attributes."""
 
     def parts(error: Exception) -> Iterable[Any]:
+        """Return the arguments of an exception as a tuple, and its notes and attributes as a dict."""
         made: Any = error.__reduce__()
         return made[1], *(made[2:] or ({},))
 
     def make(arguments: tuple[Any, ...], state: dict[str, Any]) -> Exception:
+        """Make an exception of its arguments, and restore notes and permitted attributes."""
         error = kind(*arguments)
         restore(error, state)
         return error
@@ -344,7 +347,7 @@ def _exception(kind: type[Exception]) -> PlainType:
 
 
 def restore(error: Exception, state: dict[str, Any]) -> None:
-    """Add notes to an exception, and set its attributes, except private ones and those that the class defines.
+    """Add notes to an exception, and set attributes, except private attributes and attributes of the class.
 
     Of our own errors, ``hint`` and ``exit_status`` are set in any case.
     """
@@ -421,7 +424,7 @@ def _scalar_parts(value: Any) -> Iterable[Any]:
 
 
 def _scalar(kind: Any, data: Any) -> Any:
-    """Make a scalar of numpy of its dtype and its bytes.
+    """Make a scalar of numpy from dtype and bytes.
 
     Raises:
         TypeError, ValueError: When the parts do not match.

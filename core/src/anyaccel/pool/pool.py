@@ -52,6 +52,8 @@ class Submitter(Executor):
     def options(self, **options: Unpack[CallOptions]) -> Submitter:
         """Return the same pool with other options for calls.
 
+        The options that are not given stay as they are, except that ``needs`` resets ``max_calls`` to the default.
+
         Args:
             needs: The devices that a call holds while it runs; None for the CPU alone.
             timeout: Seconds that a call may run; None for no limit.
@@ -144,15 +146,17 @@ class Submitter(Executor):
             fn: The function.
             iterables: Its arguments, one from each.
             timeout: Seconds until all results must be there.
-            chunksize: The name of ``batch`` in ``concurrent.futures``.
+            chunksize: The name of ``batch`` in ``concurrent.futures``; the larger one counts.
             batch: Number of calls that travel in one message. None chooses it by the duration of the calls if processes
                 are used for any number of calls and there are no ``timeout``, ``retries`` and ``logs``; else it is 1.
             progress: True to show the progress on a terminal or in a notebook, with tqdm or rich if one is installed;
                 or a function that is called with the :class:`Progress`.
 
         Raises:
-            TimeoutError: When a result is not there in time.
-            Exception: The exception of a call that failed, in its place.
+            ValueError: When ``batch`` or ``chunksize`` is no whole number of 1 or more.
+            RuntimeError: When the pool was shut down.
+            TimeoutError: When a result is not there in time; raised by the iteration.
+            Exception: The exception of a call that failed, in its place in the iteration.
         """
         check_batch(batch=batch, chunksize=chunksize)
         size = max(filter(None, (batch, chunksize)), default=None)
@@ -194,7 +198,7 @@ class Submitter(Executor):
         batch: int | None = None,
         progress: bool | ProgressCallback = False,
     ) -> Results[Any]:
-        """Run a function over arguments, as :meth:`map` does; each result comes as soon as it is there."""
+        """Run a function over arguments, as :meth:`map` does, but return the results in the order of completion."""
         check_batch(batch=batch)
         return self._run_all(fn, zip(*iterables, strict=False), timeout, batch, progress, in_order=False)
 
@@ -259,7 +263,7 @@ class Submitter(Executor):
         """Run a function that yields, and return an iterator of its items, each as soon as it is there.
 
         The function has a process of its own, and holds its devices until it ends. The worker prefetches as many items
-        as :meth:`options` says, and then waits. A ``timeout`` is for each item.
+        as :meth:`options` says, and then waits. A ``timeout`` is for each item. ``retries`` have no effect.
 
         Args:
             fn: The function, also an ``async`` one. It returns an iterable.
@@ -311,6 +315,8 @@ class Submitter(Executor):
     def actor(self, cls: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Actor[T]:
         """Make an actor: an object in a separate process, on separate devices.
 
+        Its calls are not run again after the death of the process, whatever ``retries`` says.
+
         Args:
             cls: Its class, or a function that makes it.
             args: Arguments of the class.
@@ -352,7 +358,7 @@ class Submitter(Executor):
         return actors
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take no more calls, run the queued calls, and end every worker.
+        """Take no more calls, run the queued calls, and end every worker. No effect in a forked child.
 
         Args:
             wait: Whether to return only after that. No effect in a done-callback, which would wait for itself.
@@ -644,7 +650,7 @@ class Pool(Submitter):
         return html_table(repr(self)[1:-1], ("runs", "behind it", "devices"), self._workers())
 
     def __exit__(self, kind: type[BaseException] | None, value: object, traceback: object) -> None:
-        """Wait for all calls and workers; after Ctrl-C, stop them, and after another Ctrl-C, kill them.
+        """Wait for all calls and workers; Ctrl-C stops the workers, and a second Ctrl-C kills the workers.
 
         Raises:
             KeyboardInterrupt: When Ctrl-C has come during the wait.
@@ -669,7 +675,7 @@ def _abandon(core: Engine) -> None:
 
 @atexit.register
 def _finish_all() -> None:
-    """Wait for the calls of all pools at exit; after Ctrl-C, stop them, and after another Ctrl-C, kill them."""
+    """Wait for the calls of all pools at exit; Ctrl-C stops the workers, and a second Ctrl-C kills the workers."""
     import sys
 
     interrupted = isinstance(getattr(sys, "last_value", None), KeyboardInterrupt)

@@ -79,7 +79,7 @@ class ProgressCounter:
 
 
 def find_display(total: int) -> ProgressCallback | None:
-    """Return a display of progress on standard error: of tqdm or rich, whichever is installed, else a line.
+    """Open a display of progress on standard error: of tqdm or rich, whichever is installed, else a line.
 
     Args:
         total: Number of all calls.

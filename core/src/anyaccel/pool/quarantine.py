@@ -58,6 +58,7 @@ def release_when_free(
     keep("its holder was killed, and its vendor has not said yet that its memory is free")
 
     def watch() -> None:
+        """Poll the vendor at growing intervals until nothing is found, then release."""
         pause = FIRST_LOOK_SECONDS
         while reason := find_remains(inventory, allocation, pid):
             keep(reason)

@@ -37,7 +37,7 @@ class Timer:
         self.call: Handler | None = call
 
     def cancel(self) -> None:
-        """Drop the handler."""
+        """Drop the handler, which is not called then; no effect after the call."""
         self.call = None
 
 

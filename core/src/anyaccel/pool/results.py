@@ -46,13 +46,6 @@ class Results(Iterator[T]):
         return self
 
     def __next__(self) -> T:
-        """Wait for the next result, and return it; the first call begins to watch for the loss of the iterator.
-
-        Raises:
-            StopIteration: When all results were returned.
-            TimeoutError: When time is over.
-            BaseException: The exception of the call; the remaining calls are cancelled after any exception.
-        """
         self._watch_references()
         try:
             while (future := self._next_future()) is not None:
@@ -66,7 +59,6 @@ class Results(Iterator[T]):
         return self
 
     async def __anext__(self) -> T:
-        """Wait for the next result, as ``__next__`` does, and raise StopAsyncIteration at the end."""
         import asyncio
 
         self._watch_references()
@@ -88,7 +80,7 @@ class Results(Iterator[T]):
         self.close()
 
     def close(self) -> None:
-        """Have the reactor cancel the remaining calls, also running calls; results not taken yet are dropped."""
+        """Have the reactor cancel the remaining calls, also running calls; drop the results that were not taken."""
         reactor().call_soon(self._make_canceller())  # not here: Ctrl-C could interrupt it halfway
         if self._abandoned is not None:
             self._abandoned.detach()
@@ -117,7 +109,7 @@ class Results(Iterator[T]):
         return None if self._values or self._failure or not self._futures else self._futures[0]
 
     def _accept(self, value: Any) -> None:
-        """Store the value of the first future, and remove that."""
+        """Store the value of the first future, and remove the future."""
         self._futures.popleft()
         self._values.append(value)
 
@@ -133,7 +125,7 @@ class Results(Iterator[T]):
         raise self._failure or StopIteration
 
     def _seconds_left(self) -> float | None:
-        """Return the seconds until the timeout, negative after that; None without one."""
+        """Return the seconds until the timeout, negative after the timeout; None without a timeout."""
         return None if self._end is None else self._end - time.monotonic()
 
 
@@ -187,7 +179,7 @@ class Batches:
             raise
 
     def cancel(self) -> None:
-        """Submit no more calls, count these as failed, and cancel the remaining calls, also running calls."""
+        """Submit no more calls, count the rest as failed, and cancel the remaining calls, also running calls."""
         self._over = True
         lost = len(self._parts)
         self._parts.clear()
@@ -227,7 +219,7 @@ class Batches:
             call.cancel()
 
     def _on_done(self, count: int, slot: AwaitableFuture[CallFuture[Any]], done: Future[Any]) -> None:
-        """Count a batch that is over, submit the next one if sizes are chosen, then fill its place among the futures.
+        """Count a finished batch, submit the next if sizes are chosen, then fill the batch's place in ``futures``.
 
         A batch that was cancelled, or a next one that cannot be submitted, cancels all.
 

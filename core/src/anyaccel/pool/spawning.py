@@ -226,7 +226,7 @@ class WorkerServer(client.ForkServer):
         self._end(children, Gone(reason=f"its fork server {describe_end(code)}"))
 
     def _end(self, children: list[Process], gone: Gone) -> None:
-        """Begin to kill all processes that carry the marks of these workers; :meth:`_continue` reports the end."""
+        """Begin to kill the processes with the marks of some workers; :meth:`_continue` reports the end."""
         rest = Teardown(find_carriers(child.mark for child in children), grace=0)
         self._continue(rest, children, gone)
 
@@ -251,7 +251,7 @@ class WorkerServer(client.ForkServer):
 
 
 def fork_server(preload: Sequence[str] = ()) -> WorkerServer:
-    """Return the fork server that has preloaded exactly these modules; start it if there is none.
+    """Return the living fork server that has preloaded exactly these modules, or start a new server.
 
     Raises:
         WorkerStartError: When it cannot be started.

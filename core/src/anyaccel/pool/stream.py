@@ -109,7 +109,7 @@ class Stream(Results[T]):
             self._state.close()
 
     def _make_canceller(self) -> Callable[[], None]:
-        """Return a function that ends the function of the stream; it does not refer to the stream."""
+        """Return a function that ends the stream's function, without a reference to the stream."""
         return partial(_end_stream, self._state, self._futures, self._grace)
 
 

@@ -33,7 +33,7 @@ class Lanes:
             threading.Thread(target=self._work, name="anyaccel lane", daemon=True).start()
 
     def _work(self) -> None:
-        """Run calls, one after the other, for ever."""
+        """Run calls sequentially, for ever."""
         while True:
             self._run(self._messages.get())
             self._idle.release()
@@ -68,7 +68,7 @@ class Loop:
         return self._closing and isinstance(error, (CancelledError, RuntimeError))
 
     def close(self) -> None:
-        """Cancel all tasks, and return when their clean-up is over."""
+        """Cancel all tasks, stop the loop, and return when the tasks' clean-up is over."""
         self._closing = True
         self._loop.call_soon_threadsafe(self._end.set)
         self._thread.join()

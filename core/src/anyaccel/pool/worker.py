@@ -213,7 +213,7 @@ class MessageLoop:
         return self._perform(self._call_function, message)
 
     def _call_function(self, message: Message) -> Any:
-        """Unpickle a call and run it with the shared globals; return its value."""
+        """Unpickle a call, run the function with the shared globals, and return the value."""
         (function, args, kwargs), leave = self._unpickle(message)
         try:
             return function(*args, **kwargs)
@@ -248,14 +248,14 @@ class MessageLoop:
         return self._perform(self._call_method, message)
 
     def _skipped(self) -> set[int]:
-        """Receive all messages that have arrived, keep them for later, and return the numbers of calls to skip."""
+        """Receive the arrived messages into ``waiting``, and return the numbers of calls to skip."""
         with contextlib.suppress(BlockingIOError):
             while (message := receive(self.channel, wait=False)) is not None:
                 self.waiting.append(message)
         return {message.number for message in self.waiting if message.kind == MessageKind.SKIP}
 
     def _call_method(self, message: Message) -> Any:
-        """Copy back the constructor's globals, unpickle a call of a method and run it; return its value.
+        """Copy back the constructor's globals, unpickle a method call, run the method, and return the value.
 
         A method that is a function gets the object as its first argument.
         """
@@ -350,7 +350,7 @@ class MessageLoop:
 
 
 def _redirect(descriptors: list[int]) -> None:
-    """Flush the outputs, redirect standard output and error to these two descriptors, and close them."""
+    """Flush the outputs, redirect standard output and error to two descriptors, and close the descriptors."""
     _flush()
     for target, descriptor in zip(OUTPUTS, descriptors, strict=True):
         os.dup2(descriptor, target)

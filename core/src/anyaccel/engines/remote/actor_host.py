@@ -46,13 +46,26 @@ class ActorHost:
             self._gone.set()
 
     def started(self) -> Started | Answer:
-        """Return the node and devices of the actor, or the reason why it failed to start."""
+        """Return the node and the expected devices of the actor, or the failure of the host's construction.
+
+        After the end of the actor, the reason for that is returned as a failure.
+        """
         if self._gone.is_set():
             return make_failure(self._death)
         return Started(self._host.node.name, self._host.node.expected(self._options))
 
     def call(self, method: str, log: str | None, data: bytes, *buffers: bytes) -> Answer:
-        """Call a method of the object, or construct the object if the method's name is empty."""
+        """Call a method of the object, or construct the object if the method's name is empty; wait for the answer.
+
+        Returns:
+            The worker's answer, unread; a failure if the call could not be run to its end, such as for a closed actor.
+
+        Args:
+            method: Name of the method, for messages.
+            log: File for the call's output, or None.
+            data: The pickled call.
+            buffers: Memory that the pickle refers to.
+        """
         if not method:
             self._state = _HostedActor(self._host.core, self._order.name, self._options)
             self._state.on_end = self._set_death
@@ -72,12 +85,16 @@ class ActorHost:
         return hosted.wait_for_answer()._replace(started=self._host.make_notice(call))
 
     def close(self) -> None:
-        """Let the object's process exit."""
+        """Let the object's process exit after the queued calls; returns at once. No effect before the construction."""
         if self._state is not None:
             self._state.close()
 
     def stop(self, grace: float) -> None:
-        """End the object's process, with so many seconds between SIGTERM and SIGKILL."""
+        """End the object's process, and return at once; without a process, the actor is over at once.
+
+        Args:
+            grace: Seconds between SIGTERM and SIGKILL.
+        """
         state = self._state
         member = None if state is None else state.member
         if member is not None:
@@ -88,7 +105,7 @@ class ActorHost:
             self._gone.set()
 
     def ended(self, unwanted: Callable[[], bool] = lambda: False) -> Answer:
-        """Wait until the object's process and its descendants have exited; return the reason.
+        """Wait until the object's process and its descendants have exited; return the reason as a failure.
 
         Args:
             unwanted: Polled meanwhile; once it returns True, the process is killed.
@@ -102,11 +119,13 @@ class ActorHost:
         return make_failure(self._death)
 
     def _has_process(self) -> bool:
+        """Return whether the local engine still has the actor's worker: until its devices are to be released."""
         member = None if self._state is None else self._state.member
         living: set[object] = set(self._host.core.members)
         return member is not None and member in living
 
     def _set_death(self, death: BaseException) -> None:
+        """Record why the actor is over, and let :meth:`ended` return."""
         self._death = death
         self._gone.set()
 
@@ -117,6 +136,6 @@ class _HostedActor(ActorState):
     on_end: Any = None
 
     def on_gone(self, death: WorkerError) -> None:
-        """Fail the calls that wait, and report the end."""
+        """Fail the construction and the queued calls, and report the death to the host."""
         super().on_gone(death)
         self.on_end(self.death)

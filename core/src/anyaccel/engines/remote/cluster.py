@@ -71,6 +71,8 @@ class Cluster(Protocol[P]):
     def plan(self, request: Request) -> P:
         """Return the plan of a request: the same object until the nodes change.
 
+        The list of nodes is fetched again if it is older than :data:`FRESH_SECONDS`.
+
         Raises:
             AnyaccelError: When no node can ever serve the request.
         """
@@ -84,7 +86,7 @@ class Cluster(Protocol[P]):
             return plan
 
     def refresh(self) -> None:
-        """Drop plans that may be stale; the caller holds the lock."""
+        """Drop all plans, as they may be stale; the caller holds the lock."""
         self._plans.clear()
 
     def find_plan(self, request: Request) -> P:
@@ -158,12 +160,15 @@ def without_durations(inventory: Inventory) -> Inventory:
 
 
 def last_line(error: BaseException) -> str:
-    """Return the last line of an error's text, which follows the traceback in errors of clusters."""
+    """Return the last line of an error's text, which follows the traceback in errors of clusters.
+
+    For an error without a text, return the name of its class.
+    """
     return (str(error).strip() or type(error).__name__).splitlines()[-1]
 
 
 def get_outcome(done: Future[Any]) -> tuple[Any, BaseException | None]:
-    """Return the value and the error of a finished future; either is None."""
+    """Return the value and the error of a future, which is waited for; either is None."""
     try:
         return done.result(), None
     except BaseException as error:  # noqa: BLE001 - clusters raise many kinds, also CancelledError

@@ -62,17 +62,38 @@ class Driver(Engine):
         cluster.open(self, dumps_whole(spec))
 
     def check(self, request: Request) -> None:
-        """Raise the error of a request that no node can ever serve."""
+        """Raise the error of a request that no node can ever serve.
+
+        Raises:
+            UnknownNameError: When no node knows one of its names.
+            NeverFitsError: When no node has the devices.
+        """
         self.cluster.plan(request)
 
     def gang(self, options: Options, hosts: int, name: str, work: bytes) -> GangFuture[Any]:
-        """Run a pickled call on each of several nodes at the same time."""
+        """Run a pickled call on each of several nodes at the same time.
+
+        Raises:
+            UsageError: When the pool has ``max_workers``, or the cluster cannot reserve several nodes at once.
+        """
         if self.settings.max_workers is not None:
             raise UsageError("a gang starts all its workers at once; max_workers must be None for it")
         return self.cluster.gang(self, options, hosts, name, work)
 
     def enter(self, call: Call, work: Pickled | tuple[Any, ...], *, late: bool = False) -> None:  # noqa: ARG002
-        """Queue a call, and submit it to the cluster if ``max_workers`` permits."""
+        """Queue a call, submit calls to the cluster as far as ``max_workers`` permits, and copy the call's buffers.
+
+        An exception of pickling fails the call.
+
+        Args:
+            call: The call.
+            work: Function, arguments and keyword arguments, pickled or not.
+            late: Without effect here.
+
+        Raises:
+            RuntimeError: When the pool was shut down, or belongs to the parent of this process.
+            BrokenPoolError: When the pool is broken.
+        """
         if self.foreign:  # first: a thread of the parent process may have held the lock during the fork
             self.check_open()
         try:
@@ -89,7 +110,10 @@ class Driver(Engine):
         self.copy_arguments(call)
 
     def submit_waiting(self) -> None:
-        """Submit queued calls to the cluster until ``max_workers`` is reached."""
+        """Submit queued calls to the cluster until ``max_workers`` is reached; drop cancelled calls at the front.
+
+        The caller does not hold the lock. An exception of a submission fails the call.
+        """
         limit = self.settings.max_workers
         while True:
             with self.lock:
@@ -102,14 +126,16 @@ class Driver(Engine):
             member.launch(call)  # without the lock: it may wait for the cluster
 
     def _drop_cancelled(self) -> None:
+        """Drop the finished and cancelled calls at the front of the queue; the caller holds the lock."""
         while self._waiting and self._waiting[0].future.done():
             self._waiting.popleft()
 
     def add(self, members: Sequence[RemoteCall]) -> None:
-        """Add the calls of a gang, submitted by the gang.
+        """Add the calls of a gang to the members; the gang submits them.
 
         Raises:
-            RuntimeError: When the pool was shut down.
+            RuntimeError: When the pool was shut down, or belongs to the parent of this process.
+            BrokenPoolError: When the pool is broken.
         """
         with self.lock:
             self.check_open()
@@ -134,9 +160,10 @@ class Driver(Engine):
         return found[0]
 
     def follow(self, ref: Any, handler: Callable[[Any, BaseException | None], None]) -> None:
-        """Call a handler with the value of a ref, or the error in its place, in the thread of the reactor."""
+        """Call a handler, in the reactor's thread, with the value of a ref and None, or None and the error."""
 
         def hand_over(done: Future[Any]) -> None:
+            """Leave a note for the reactor to call the handler."""
             reactor().call_soon(partial(handler, *get_outcome(done)))
 
         self.cluster.future(ref).add_done_callback(hand_over)
@@ -146,14 +173,21 @@ class Driver(Engine):
         return f"{self.name}/{next(self._numbers)}"
 
     def on_started(self, key: str, started: Started) -> None:
-        """Record where the call of a key runs."""
+        """Record where the call of a key runs; no effect if the call is over."""
         with self.lock:
             member = next((member for member in self.members if member.key == key), None)
         if member is not None:
             member.on_started(started)
 
     def shutdown(self, *, wait: bool, cancel_futures: bool = False) -> None:
-        """Take no more calls; finish when all calls have run, or when this process has lost the cluster."""
+        """Take no more calls; close the cluster's side when all calls have run. No effect in a forked child.
+
+        If this process has lost the cluster, all submitted calls fail.
+
+        Args:
+            wait: Whether to return only after that; ignored in the reactor's thread.
+            cancel_futures: Whether to cancel the queued calls, and the submitted calls that no node runs.
+        """
         if self.foreign:
             return
         with self.lock:
@@ -174,7 +208,10 @@ class Driver(Engine):
             self.cluster.close()
 
     def finish_shutdown(self) -> None:
-        """Close the actors of a closed pool, and the cluster's side once no work is left."""
+        """Close the actors of a closed pool, and the cluster's side once no work is left.
+
+        Then ``drained`` is set; the cluster is closed in a thread. No effect in an open pool.
+        """
         if not self.closed:
             return
         with self.lock:
@@ -191,30 +228,33 @@ class Driver(Engine):
             threading.Thread(target=self.cluster.close, name="anyaccel close", daemon=True).start()
 
     def unfinished(self) -> list[Call]:
-        """Return the unfinished calls."""
+        """Return the queued calls and the submitted calls without an answer."""
         with self.lock:
             return [*self._waiting, *(call for member in self.members for call in member.outstanding)]
 
     def on_broken(self, answer: Answer, call: Call) -> None:
-        """Break the pool, because the worker of a call could not be set up."""
+        """Break the pool and fail its calls, also this one, because the worker of a call could not be set up."""
         # Not as plain data: the answer is of the host, which has read the worker's.
         self.mark_broken(read_exception(answer.message(), plain=False), call)
 
     def remove(self, member: RemoteWork) -> None:
-        """Remove a call or an actor that is over."""
+        """Remove a finished call or actor, submit queued calls instead, and finish the shutdown of a closed pool."""
         with self.lock:
             self.members.discard(member)
         self.submit_waiting()
         self.finish_shutdown()
 
     def retry(self, call: Call) -> None:
-        """Queue a call again at the front, because the worker or node has died."""
+        """Count a lost run, and queue the call again at the front; :meth:`submit_waiting` submits the call."""
         with self.lock:
             call.retry()
             self._waiting.appendleft(call)
 
     def on_cancel(self, call: Call) -> None:
-        """Stop the worker of a cancelled call, if the call was submitted."""
+        """Drop the arguments of a cancelled call, and stop the worker if the call was submitted and is no method.
+
+        Then submit queued calls, and finish the shutdown of a closed pool.
+        """
         with self.lock:
             member = next((member for member in self.members if call.number in member.running), None)
             call.body = None
@@ -284,14 +324,14 @@ class RemoteWork:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Take notice that the pool takes no more calls."""
+        """Handle that the pool takes no more calls."""
 
     def on_lost(self, error: BaseException) -> None:
-        """Take notice that the cluster has no answer and never will."""
+        """Handle that the cluster has no answer and never will."""
         raise NotImplementedError
 
     def on_started(self, started: Started) -> None:
-        """Record the node and the devices."""
+        """Record the node and the devices, here and for each outstanding call, which does not wait any more."""
         self.started = started
         for call in self.outstanding:
             call.waits = None
@@ -299,11 +339,16 @@ class RemoteWork:
             call.future.allocation = started.allocation
 
     def take(self, call: Call) -> bool:
-        """Remove an answered call; return False if removed before."""
+        """Remove an answered call from ``running``; return False if the call was removed before."""
         return self.running.pop(call.number, None) is not None
 
     def make_death_error(self, error: BaseException) -> WorkerError:
-        """Make the error of a call whose answer the cluster has lost."""
+        """Make the error of a call whose answer the cluster has lost.
+
+        Returns:
+            A WorkerStartError if the cluster's own code failed, else a BrokenWorkerError that names the node if it is
+            known.
+        """
         outstanding, title = self.outstanding, self.driver.cluster.title
         name = outstanding[0].name if outstanding else "it"
         if own := self.driver.cluster.explain_loss(error):
@@ -315,7 +360,11 @@ class RemoteWork:
         )
 
     def _make_log(self, call: Call) -> str | None:
-        """Make the file for the output of a call, if the pool has logs; return its path."""
+        """Make the file for the output of a call, if the pool has logs; set and return ``call.future.log``, or None.
+
+        Raises:
+            OSError: When the file cannot be made.
+        """
         if self.driver.settings.logs is not None:
             call.future.log = self.driver.settings.logs.path_for(call.name)
         return call.future.log
@@ -335,7 +384,10 @@ class RemoteCall(RemoteWork):
         return self.driver.place(call)
 
     def launch(self, call: Call) -> None:
-        """Submit the call to the cluster."""
+        """Submit the call to the cluster; an exception fails the call.
+
+        The arguments are dropped if the call cannot be retried.
+        """
         try:
             place, order = self.place(call)
             body = call.body or Pickled(b"", [])
@@ -353,18 +405,29 @@ class RemoteCall(RemoteWork):
             self.stop(0)
 
     def stop(self, grace: float) -> None:  # noqa: ARG002
-        """Have the cluster tell the host, which stops the worker with the pool's time of grace."""
+        """Have the cluster cancel the call; the host stops the worker with the pool's time of grace, not ``grace``.
+
+        Before the submission, :meth:`launch` does this.
+        """
         self.stopped = True
         if (ref := self._ref) is not None:
             self.driver.cluster.cancel(self.key, ref)
 
     def cancel_unstarted(self) -> None:
-        """Cancel the call unless running on a node, as the host decides."""
+        """Have the cluster cancel the call unless a node runs it, as the host decides.
+
+        No effect before the submission, or if a node is known to run the call.
+        """
         if (ref := self._ref) is not None and not self.begun:
             self._recalled = True
             self.driver.cluster.cancel_unstarted(self.key, ref)
 
     def _on_answer(self, value: bytes, error: BaseException | None) -> None:
+        """Set the outcome of the call from the host's answer, and remove the call from the pool.
+
+        A broken worker breaks the pool; a lost worker may have the call retried; an error of the cluster counts as a
+        lost answer.
+        """
         if error is not None:
             self.on_lost(error)
             return
@@ -383,7 +446,10 @@ class RemoteCall(RemoteWork):
         self.end(left=False)
 
     def on_lost(self, error: BaseException) -> None:
-        """Cancel or fail the call, because the cluster has no answer."""
+        """Cancel, retry or fail the call, because the cluster has no answer; remove the call from the pool.
+
+        No effect on an answered call.
+        """
         death = self.make_death_error(error)
         if not self.take(self.call):
             return
@@ -394,11 +460,12 @@ class RemoteCall(RemoteWork):
         self.end(left=self.started is not None)
 
     def end(self, *, left: bool) -> None:
-        """Remove the call from the pool; ``left`` if the host could not clean up."""
+        """Remove the call from the cluster's records and the pool; ``left`` if the host could not clean up."""
         self.driver.cluster.remove_call(self.key, left=left)
         self.driver.remove(self)
 
     def _fail(self, error: BaseException) -> None:
+        """Queue the call again if its worker has died and a retry is left; else fail the call."""
         if isinstance(error, BrokenWorkerError) and not self.stopped and self.call.may_be_retried:
             self.driver.retry(self.call)
         else:
@@ -423,7 +490,7 @@ class RemoteActor(RemoteWork):
         self._timer: Timer | None = None
 
     def launch(self, call: Call) -> None:
-        """Submit the host to the cluster."""
+        """Submit the host to the cluster; an exception fails the construction and ends the actor."""
         try:
             place, order = self.driver.place(call)
             self._host = self.driver.cluster.host(place, order, self.key)
@@ -443,19 +510,22 @@ class RemoteActor(RemoteWork):
         return not (constructs or self.ending) and len(self.running) < self._state.options.concurrency
 
     def accepts(self, call: Call) -> bool:
-        """Reserve a place for a call, which follows in :meth:`run`; return False if there is none."""
+        """Reserve a place for a call, which follows in :meth:`run`; return False if the actor is not free."""
         if self.free:
             self.running[call.number] = call
             return True
         return False
 
     def pull(self) -> None:
-        """Run queued calls up to the limit of concurrency."""
+        """Take and send queued calls up to the limit of concurrency."""
         while (call := self._state.next_for(self)) is not None:
             self.run(call)
 
     def run(self, call: Call) -> None:
-        """Send a call to the host."""
+        """Send a call to the host; a call without a body was cancelled, and is only removed.
+
+        The arguments are dropped if the call cannot be retried.
+        """
         body = call.body
         if call.tries >= call.options.retries:
             call.body = None
@@ -470,7 +540,13 @@ class RemoteActor(RemoteWork):
         self.driver.follow(ref, partial(self._on_answer, call))
 
     def stop(self, grace: float) -> None:
-        """End its process; end the host where there is no process yet."""
+        """Have the process ended, or the host where there is no process yet; return at once.
+
+        Before the submission, :meth:`launch` does this.
+
+        Args:
+            grace: Seconds between SIGTERM and SIGKILL of the process.
+        """
         self.ending = self.stopped = True
         if self._host is not None and self.started is not None:
             self._host.stop(grace)
@@ -478,16 +554,16 @@ class RemoteActor(RemoteWork):
             self._host.kill()
 
     def cancel_unstarted(self) -> None:
-        """Cancel the construction unless a node has been found for it."""
+        """Cancel the construction unless a node has started the host."""
         if self.started is None:
             self._state.construction.future.cancel()
 
     def close(self) -> None:
-        """Close the actor, because the pool takes no more calls."""
+        """Close the actor after the queued calls, because the pool takes no more calls."""
         self._state.close()
 
     def shut_down(self) -> None:
-        """Ask the process to exit, and stop the process after the grace period."""
+        """Ask the process to exit, and stop the process after the grace period, of at least a second."""
         self.ending = True
         if self._gone or self._host is None:
             return
@@ -496,6 +572,7 @@ class RemoteActor(RemoteWork):
         self._timer = reactor().call_later(max(grace, 1.0), partial(self.stop, grace))
 
     def _on_placed(self, value: Started | Answer, error: BaseException | None) -> None:
+        """Record the node, follow the end of the process, and have the object constructed; or end the actor."""
         if error is not None:
             self.on_lost(error)
         elif isinstance(value, Answer):
@@ -510,6 +587,7 @@ class RemoteActor(RemoteWork):
                 self.run(self._state.construction)
 
     def _on_ended(self, answer: Answer, error: BaseException | None) -> None:
+        """End the actor with the reported reason, or once the construction is answered, whose error says more."""
         if error is not None:
             self.on_lost(error)
             return
@@ -520,6 +598,10 @@ class RemoteActor(RemoteWork):
             self._end(death)
 
     def _on_answer(self, call: Call, answer: Answer, error: BaseException | None) -> None:
+        """Set the outcome of a call from the host's answer; a lost worker or host ends the actor.
+
+        A broken worker breaks the pool.
+        """
         if error is not None:
             self.on_lost(error)
             return
@@ -537,7 +619,10 @@ class RemoteActor(RemoteWork):
             self._end(self._death)
 
     def _on_result(self, call: Call, answer: Answer) -> None:
-        """Run the next call, then set the outcome of the answered call."""
+        """Send queued calls, then set the outcome of the answered call; close an actor that is closing.
+
+        After a failed construction, no calls are sent.
+        """
         if answer.started is not None:
             call.future.allocation = load_notice(answer.started).allocation
         lives = call.kind != MessageKind.CONSTRUCT or answer.kind == MessageKind.RESULT
@@ -549,12 +634,15 @@ class RemoteActor(RemoteWork):
             self._state.close()
 
     def on_lost(self, error: BaseException) -> None:
-        """End the actor, because the cluster has lost its host."""
+        """End the actor and fail or retry its calls, because the cluster has lost its host."""
         early = self.stopped and self.started is None
         self._end(BrokenWorkerError("it was killed before it had been made") if early else self.make_death_error(error))
 
     def _end(self, death: WorkerError) -> None:
-        """Fail or retry the calls, and remove the actor from the pool."""
+        """Fail or retry the outstanding calls, fail the queued calls, kill the host, and remove the actor.
+
+        Retried calls fail as well, unless other actors of a group may run them. No effect the second time.
+        """
         if self._gone:
             return
         self._gone = True
@@ -578,7 +666,7 @@ class RemoteActor(RemoteWork):
 
 
 def _verdict_unplaced(request: Request, title: str) -> Verdict:
-    """Make the verdict on a call that the cluster has and has not placed."""
+    """Make the verdict on a call that the cluster has not placed yet: it does not fit now, but may later."""
     reason = Reason(code=ReasonCode.TAKEN, message=f"{title} has not placed it yet")
     return Verdict(request=request, fits_now=False, ever_fits=True, reasons=(reason,))
 

@@ -49,13 +49,15 @@ class Fitting(NamedTuple, Generic[T]):
 def find_fitting(
     request: Request, kinds: Sequence[tuple[str, Inventory]], ask: Callable[[int], tuple[T | None, str]]
 ) -> Fitting[T]:
-    """Find the kinds of nodes that can serve a request.
+    """Ask the scheduler for each kind of nodes whether it can serve a request, and sort the kinds.
+
+    A kind that does not know a name counts as unable; nothing is raised.
 
     Args:
         request: The request.
         kinds: For each kind of nodes, a name for messages and the inventory of each node.
-        ask: Returns what the cluster is asked for on the kind of a number; or None and a clause that says why it
-            cannot be asked.
+        ask: Returns what the cluster is asked for on the kind of a number; or None and a clause that says why it cannot
+            be asked.
     """
     served, verdicts, reasons = {}, [], []
     unknown = None

@@ -74,12 +74,15 @@ class Host:
         self._notice: tuple[Allocation | None, bytes] = (None, b"")
 
     def started(self, call: Call) -> Started | None:
-        """Return where a call runs or ran; None if it does not run yet."""
+        """Return the node and the devices of a call, expected or held; None if they are not known yet."""
         allocation = call.future.allocation or self.node.expected(call.options)
         return None if allocation is None else Started(self.node.name, allocation)
 
     def make_notice(self, call: Call) -> bytes | None:
-        """Pickle :meth:`started`, once for the calls of a process."""
+        """Return the pickled result of :meth:`started`, made once for consecutive calls with the same allocation.
+
+        None if the devices are not known yet.
+        """
         allocation, notice = self._notice
         if allocation is None or call.future.allocation is not allocation:
             started = self.started(call)
@@ -98,13 +101,17 @@ class HostedCall:
         call.relay = self._relay
 
     def wait(self, seconds: float) -> bool:
-        """Wait for the end of the call, at most so many seconds; return whether it is over."""
+        """Wait at most so many seconds for the end of the call; return whether the call is over."""
         with contextlib.suppress(TimeoutError, CancelledError):
             self.call.future.exception(seconds)
         return self.call.future.done()
 
     def wait_for_answer(self) -> Answer:
-        """Wait for the end of the call, and return its answer."""
+        """Wait for the end of the call, and return the worker's answer, unread.
+
+        A call without such an answer gets one here: a cancelled or failed call a failure, and a call of a broken pool
+        the exception of the worker's setup, of the kind BROKEN.
+        """
         while not self.wait(POLL_SECONDS):
             pass
         if self.call.future.cancelled():
@@ -120,6 +127,7 @@ class HostedCall:
         return answer
 
     def _relay(self, message: Message) -> None:
+        """Set a copy of the worker's message, unread, as the result of the call."""
         self.call.succeed(Answer(message.kind, bytes(message.data), tuple(map(bytearray, message.buffers))))
 
 
@@ -130,7 +138,11 @@ _lock = threading.Lock()
 
 
 def find_host(spec: bytes, make_node: Callable[[PoolSpec], NodeAdapter]) -> Host:
-    """Return the host of a pool in this process; make a host if there is none. Idle hosts are closed."""
+    """Return the host of a pool in this process; make a host if there is none, or the present one is broken.
+
+    A new host is closed once it has been idle. The host counts as used until :func:`run_call` ends, and the node's
+    environment is refreshed.
+    """
     known: PoolSpec = load_cached(spec)
     with _lock:
         host = _hosts.get(known.pool)
@@ -143,7 +155,7 @@ def find_host(spec: bytes, make_node: Callable[[PoolSpec], NodeAdapter]) -> Host
 
 
 def close_host(pool: str) -> None:
-    """Shut down the host of a pool; return when its workers have exited."""
+    """Shut down the host of a pool, and return when its workers have exited; no effect without a host."""
     with _lock:
         host = _hosts.pop(pool, None)
     if host is not None:
@@ -151,7 +163,10 @@ def close_host(pool: str) -> None:
 
 
 def _close_if_idle(pool: str, host: Host) -> None:
-    """Shut down a host without recent calls: its pool may have died without a word."""
+    """Shut down a host without recent calls: its pool may have died without a word.
+
+    Else look again when the host may be idle long enough.
+    """
     with _lock:
         left = host.used + host.idle - time.monotonic()
         if left <= 0 and _hosts.get(pool) is host:
@@ -172,7 +187,7 @@ def run_call(
     ended: Callable[[], bool],
     begun: Callable[[Started], None],
 ) -> Answer:
-    """Run a call, and return the answer.
+    """Run a call, wait for its end, and return the worker's answer, unread; exceptions become failures.
 
     Args:
         spec: A pickled :class:`PoolSpec`.
@@ -202,7 +217,11 @@ def run_call(
 
 
 def enter_call(host: Host, call: Call, body: Pickled, log: str | None) -> None:
-    """Queue a call in the host's local engine, with a file for its output or None."""
+    """Queue a call in the host's local engine, with a file for the output or None; an exception fails the call.
+
+    Raises:
+        OSError: When the directory of the file cannot be made.
+    """
     set_log(call, log)
     try:
         host.core.enter(call, body)
@@ -211,7 +230,13 @@ def enter_call(host: Host, call: Call, body: Pickled, log: str | None) -> None:
 
 
 def set_log(call: Call, log: str | None) -> None:
-    """Set the file for the output of a call; make its directory, which may exist only where the pool is."""
+    """Set the file for the output of a call; make its directory, which may exist only where the pool is.
+
+    No effect if ``log`` is None.
+
+    Raises:
+        OSError: When the directory cannot be made.
+    """
     if log is not None:
         os.makedirs(os.path.dirname(log), exist_ok=True)
         call.log = log

@@ -82,12 +82,15 @@ class Answer(NamedTuple):
     started: bytes | None = None
 
     def message(self, number: int = 0) -> Message:
-        """Return the worker's message, with the number that the call has here."""
+        """Return the worker's message, with the number of the call in this process."""
         return Message(self.kind, self.data, [memoryview(each) for each in self.buffers], [], number)
 
 
 def make_failure(error: BaseException) -> Answer:
-    """Make the answer of a call after a failure of the host."""
+    """Make the answer of a call after a failure of the host: of the kind :data:`FAILED`, with the pickled error.
+
+    An error that cannot be pickled or unpickled becomes a :class:`RemoteError` with its text.
+    """
     try:
         data = dumps_whole(error)
         loads(data)
