@@ -62,7 +62,7 @@ class AdoptedProcess:
             raise UsageError(f"processes run on this host, not on {inventory.machine}", hint="leave --machine out")
         try:
             opened = open_devices(self.pid)
-        except OSError as error:  # the kernel also refuses after prctl(PR_SET_DUMPABLE), which ssh-agent calls
+        except OSError as error:  # the kernel also refuses if the process is not dumpable, as ssh-agent
             raise UsageError(
                 f"process {self.pid} ({self.name}) does not show its open files: {error.strerror}",
                 hint="it has exited, or hides them from its own user; start such a program by 'anyaccel run'",
