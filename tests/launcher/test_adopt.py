@@ -7,7 +7,9 @@ import subprocess
 
 import anyaccel as aa
 import pytest
+from anyaccel.launcher.adopt import AdoptedProcess
 from anyaccel.ledger import Ledger
+from anyaccel.model import Inventory
 
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make device nodes and become another user")
 PLUGIN = """
@@ -134,3 +136,13 @@ def test_what_is_no_process_is_refused(anyaccel):
     assert done.returncode == 2
     assert f"no process has the id {ended.pid}" in done.stderr
     assert anyaccel("adopt", "0").returncode == 2
+
+
+def test_a_process_that_exits_meanwhile_is_refused():
+    process = subprocess.Popen(["sleep", "1000"])
+    adopted = AdoptedProcess(process.pid)
+    process.kill()
+    process.wait()
+    with pytest.raises(aa.UsageError, match=rf"process {process.pid} \(.*\) does not show its open files"):
+        adopted.find_devices(Inventory(machine="host", devices=()))
+    os.close(adopted.pidfd)

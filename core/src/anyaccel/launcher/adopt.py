@@ -55,12 +55,18 @@ class AdoptedProcess:
             inventory: The inventory of this host.
 
         Raises:
-            UsageError: If the process has no device open, or the inventory is not of this host.
-            OSError: If the process has exited.
+            UsageError: If the process has no device open, has exited, or hides its open files; or if the inventory is
+                not of this host.
         """
         if inventory.machine != HOST:
             raise UsageError(f"processes run on this host, not on {inventory.machine}", hint="leave --machine out")
-        opened = open_devices(self.pid)
+        try:
+            opened = open_devices(self.pid)
+        except OSError as error:  # the kernel also refuses if the process is not dumpable, as ssh-agent
+            raise UsageError(
+                f"process {self.pid} ({self.name}) does not show its open files: {error.strerror}",
+                hint="it has exited, or hides them from its own user; start such a program by 'anyaccel run'",
+            ) from error
         numbers = {device.id: _stat_nodes(device) for device in inventory.devices}
         uses = Counter(number for each in numbers.values() for number in each)
         found = []

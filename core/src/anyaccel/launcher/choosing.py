@@ -51,8 +51,17 @@ def count_capacity(inventory: Inventory, request: Request, most: int = MAX_CAPAC
 def validate(term: Term, devices: Sequence[Device]) -> str | None:
     """Ask the vendor's plug-in whether the hardware can serve a term with exactly the given devices.
 
+    Answers are kept until the next detection. Declared devices, which no plug-in knows, can serve every term.
+
+    Args:
+        term: The term.
+        devices: The devices, at least one, all of one vendor.
+
     Returns:
         The reason why not; None if it can.
+
+    Raises:
+        PluginError: If the plug-in does not answer.
     """
     if devices[0].declared:  # by the user: no plug-in knows them
         return None
@@ -73,13 +82,13 @@ def make_choice(inventory: Inventory, request: Request) -> Choice:
 def cached(inventory: Inventory, key: object, make: Callable[[], T]) -> T:
     """Return an object made from an inventory alone, and cache the object for the next call.
 
-    A program that acquires devices in a loop uses one inventory. Measured with 8 devices: acquire and release take
-    0.95 ms, without the cache 1.32 ms. Only the inventory of the last call is remembered.
+    A program that acquires devices in a loop uses one inventory. Measured with 8 devices: acquire and release take 0.95
+    ms, without the cache 1.32 ms. Only the inventory of the last call is remembered, with up to 64 objects.
 
     Args:
         inventory: The machine.
         key: Identity of the object.
-        make: Makes the object.
+        make: Makes the object; None is not cached.
     """
     global _cache  # noqa: PLW0603 - without a lock: an entry that another thread drops is made again
     if _cache[0] is not inventory:

@@ -80,7 +80,7 @@ class WorkerEnvironment(Value):
     unlimited: str = ""
 
     def with_variables(self, variables: Mapping[str, str]) -> WorkerEnvironment:
-        """Return this environment with more variables, or other values of variables."""
+        """Return this environment with more variables, or with other values; none of these is unset any more."""
         return replace(
             self,
             set={**self.set, **variables},
@@ -161,7 +161,7 @@ _warned: set[str] = set()
 
 
 def warn_once(gaps: Iterable[str]) -> None:
-    """Print warnings about open devices on standard error, each once in this process."""
+    """Print warnings about open devices on standard error, each text once in this process; errors are ignored."""
     for gap in gaps:
         if gap not in _warned:
             _warned.add(gap)
@@ -169,7 +169,7 @@ def warn_once(gaps: Iterable[str]) -> None:
 
 
 def print_error(text: str) -> None:
-    """Print a line on standard error; does nothing if standard error is closed."""
+    """Print a line on standard error, after ``anyaccel:``; does nothing if standard error is closed."""
     with contextlib.suppress(OSError, ValueError, AttributeError):  # no reader, closed, or None
         sys.stderr.write(f"anyaccel: {text}\n")
         sys.stderr.flush()

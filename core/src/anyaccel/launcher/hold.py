@@ -114,7 +114,7 @@ class DeviceLease(OpenLease):
         self.release()
 
     def _repr_html_(self) -> str:
-        """Show the devices in a notebook."""
+        """Return the devices and the state of the lease as HTML, for a notebook."""
         state = "released" if self._released else f"held as {self.id or 'nothing'}"
         return share_table(f"{self.allocation.request} {state}", () if self._released else self.allocation.shares)
 

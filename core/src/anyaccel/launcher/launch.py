@@ -128,7 +128,7 @@ class Launch(Value):
 
     @property
     def _inside(self) -> ProcessSetup:
-        """Steps of a process beside mark, cgroup and environment, which come with the start."""
+        """Steps with the plan's processors; mark, cgroup, variables and cap are left out, and come with the start."""
         return self.inside._replace(processors=self.environment.allocation.processors, cap=False)
 
 

@@ -59,7 +59,10 @@ def find_nodes(directory: str, nodes: Collection[Node]) -> Iterator[str]:
 
 
 def find_unsearched() -> tuple[str, ...]:
-    """Return the mount points below ``/dev`` with possible device nodes and without a search."""
+    """Return the mount points below ``/dev`` that :func:`find_nodes` leaves out although device nodes may work there.
+
+    A mount of a disk on a single file is no such point.
+    """
     return tuple(
         mount.point
         for mount in _mounts_relative(DEVICES)
@@ -72,7 +75,7 @@ def find_unsearched() -> tuple[str, ...]:
 
 
 def _mounts_relative(directory: str) -> list[MountPoint]:
-    """Return the mounts below a directory; at each mount point, only the last mount.
+    """Return the mounts below a directory, its own left out; at each mount point, only the last mount.
 
     ``devices`` is True if any mount of the same file system permits device nodes.
     """
@@ -128,7 +131,7 @@ def _unescape(text: str) -> str:
 
 
 def _find_aliases(path: str, mounts: list[MountPoint]) -> Iterator[str]:
-    """Return the names of a file through other mounts of its file system."""
+    """Yield the names of a file through each mount of its file system, its own name included."""
     holding = [mount for mount in mounts if _relative(path, mount.point) is not None]
     if not holding:  # in a chroot, the root directory need not be a mount
         return
@@ -141,7 +144,7 @@ def _find_aliases(path: str, mounts: list[MountPoint]) -> Iterator[str]:
 
 
 def _find_twins(path: str, mounts: list[MountPoint]) -> Iterator[str]:
-    """Return other names of the mount points above a file."""
+    """Yield the other names of the mount points above a file, through mounts outside of each mount point."""
     for point in {mount.point for mount in mounts if _relative(path, mount.point)}:
         under = [mount for mount in mounts if _relative(mount.point, point) is None]
         yield from (twin for twin in _find_aliases(point, under) if twin != point)

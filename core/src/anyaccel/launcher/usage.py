@@ -192,7 +192,9 @@ class OpenLease:
             writer.finish(status, timed_out=timed_out or self.timed_out)
 
     def end_lease(self, mark: marks.Mark | None = None) -> None:
-        """Write the journal entry and release the devices; does nothing the second time.
+        """Write the journal entry, and release the devices or leave them to a mark; a second call has no effect.
+
+        The devices are released even if the entry fails.
 
         Args:
             mark: The mark of the processes that keep the devices until they exit; None to release them at once.

@@ -55,8 +55,12 @@ def find_place(controllers: Collection[str], through: Mapping[str, str] | None) 
         controllers: Names of the controllers.
         through: The environment for ``systemd-run``, which may move the worker; None to do without.
 
+    Returns:
+        The directory of the group, and the words of ``systemd-run`` to put before a command; no words if not needed.
+
     Raises:
         UnavailableError: When there is no such group.
+        OSError: When the kernel's files cannot be read.
     """
     own, home = _own(), _home()
     names = " and ".join(sorted(controllers))
@@ -98,15 +102,20 @@ def enter(path: str) -> None:
 
 
 def make(lines: Mapping[str, str], through: Mapping[str, str] | None) -> Place:
-    """Make a group with limits, and read the limits back.
+    """Make an empty group with limits, and read the limits back; also remove empty groups of ended launchers.
+
+    The group above may give the needed controllers to its groups for the first time.
 
     Args:
         lines: The limits by the names of their files.
         through: See :func:`find_place`.
 
+    Returns:
+        The directory of the group, and the command to put before a command that enters; see :func:`find_place`.
+
     Raises:
         UnavailableError: When there is no place for the group.
-        OSError: When the kernel refuses a limit.
+        OSError: When the kernel refuses a limit; then no group is left.
     """
     controllers = {name.partition(".")[0] for name in lines}
     directory, before = find_place(controllers, through)
@@ -126,10 +135,10 @@ def make(lines: Mapping[str, str], through: Mapping[str, str] | None) -> Place:
 
 
 def remove(path: str) -> int | None:
-    """Remove an empty group; a group in use is removed by the next :func:`make` beside it.
+    """Remove an empty group; a group in use is removed by a later :func:`make` beside it. Errors are ignored.
 
     Returns:
-        The limit in bytes if the kernel killed a process of the group for it; else None.
+        The limit in bytes if the kernel killed a process of the group for exceeding the limit; else None.
     """
     most = None
     with contextlib.suppress(OSError, ValueError):
@@ -142,7 +151,7 @@ def remove(path: str) -> int | None:
 
 
 def device_regions() -> set[str]:
-    """Return the names of the regions of device memory that the controller ``dmem`` counts."""
+    """Return the names of the regions of device memory that the controller ``dmem`` counts; none without it."""
     try:
         return {line.rpartition(" ")[0] for line in _read(f"{ROOT}/dmem.capacity").splitlines()}
     except OSError:
@@ -150,7 +159,7 @@ def device_regions() -> set[str]:
 
 
 def controls_above_home() -> list[str]:
-    """Return the files by which root gives controllers to the user's systemd, outermost first."""
+    """Return the files by which root gives controllers to the user's systemd, outermost first; none without systemd."""
     home = _home()
     if not os.path.isdir(_path(home)):
         return []
@@ -158,7 +167,11 @@ def controls_above_home() -> list[str]:
 
 
 def _limit(path: str, text: str) -> None:
-    """Write limits into a file of a group, and read them back."""
+    """Write limits into a file of a group, and read them back; a kernel without swap needs no limit of swap.
+
+    Raises:
+        OSError: When the kernel refuses a limit, or does not keep it.
+    """
     try:
         _write(path, text)
     except OSError:
@@ -172,7 +185,7 @@ def _limit(path: str, text: str) -> None:
 
 
 def _values(text: str) -> dict[str, int]:
-    """Parse the limits in a file, by the text before each; a limit of ``max`` is left out."""
+    """Parse the numbers in a file, by the text before each; other lines, such as a limit of ``max``, are left out."""
     parts = (line.rpartition(" ") for line in text.splitlines())
     return {name.strip(): int(value) for name, _, value in parts if value.isdecimal()}
 
@@ -224,7 +237,7 @@ def _home() -> str:
 
 
 def _usable(group: str, controllers: Collection[str]) -> bool:
-    """Return whether this user may make groups with the given controllers below a group.
+    """Return whether this user may make groups with the given controllers below a group; False for a missing group.
 
     A group with processes of its own can give no further controllers to groups below. The root group, which has no
     ``cgroup.type``, can.
@@ -243,7 +256,7 @@ def _usable(group: str, controllers: Collection[str]) -> bool:
 
 
 def _limits_of(groups: Collection[str]) -> Iterator[str]:
-    """Yield the limit files of groups."""
+    """Yield the files that set a limit on a group; an unreadable file is passed over."""
     for group in groups:
         for name in _BINDING:
             path = f"{_path(group)}/{name}"
@@ -253,7 +266,11 @@ def _limits_of(groups: Collection[str]) -> Iterator[str]:
 
 
 def _systemd_run(environ: Mapping[str, str]) -> str | None:
-    """Return the path of ``systemd-run``; None where the user's systemd cannot be reached in an environment."""
+    """Return the path of ``systemd-run``; None if missing, or if the user's systemd cannot be reached.
+
+    Args:
+        environ: The environment, whose ``XDG_RUNTIME_DIR`` leads to the user's systemd.
+    """
     runtime = environ.get("XDG_RUNTIME_DIR", "")
     if not runtime or not any(os.path.exists(f"{runtime}/{socket}") for socket in ("bus", "systemd/private")):
         return None

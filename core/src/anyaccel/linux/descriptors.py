@@ -15,7 +15,10 @@ _MEMORY = ("/dev/shm/", "/dev/zero")  # noqa: S108 - nothing is written there
 
 
 def list_descriptors(pid: int | str = "self") -> list[int]:
-    """Return the descriptors of a process; one of this process, opened for the listing, is closed by now.
+    """Return the descriptors of a process, in no order; one of this process, opened for the listing, is closed by now.
+
+    Args:
+        pid: The process; ``"self"`` for this process.
 
     Raises:
         OSError: When the process has ended, or belongs to another user.
@@ -26,9 +29,14 @@ def list_descriptors(pid: int | str = "self") -> list[int]:
 def open_files(files: set[tuple[int, int]], pid: int | None = None) -> Iterator[tuple[int, int]]:
     """Yield process id and descriptor of each open descriptor of the given files.
 
+    Processes that have ended, or that this process may not inspect, are passed over.
+
     Args:
         files: The files, by device number and inode.
         pid: The process to look at; None for all processes that this process may inspect.
+
+    Raises:
+        OSError: When this process has no descriptor left to look.
     """
     pids = filter(str.isdigit, os.listdir("/proc")) if pid is None else (str(pid),)
     for each in pids if files else ():
@@ -46,7 +54,7 @@ def open_files(files: set[tuple[int, int]], pid: int | None = None) -> Iterator[
 
 
 def has_lock(pid: int | str, descriptor: int | str, *, shared: bool = False) -> bool:
-    """Return whether a descriptor of a process holds a lock, by ``/proc/PID/fdinfo``.
+    """Return whether a descriptor of a process holds a lock, by ``/proc/PID/fdinfo``; False if it cannot be inspected.
 
     A process that only inspects a lock file holds no lock, or a shared lock for a moment.
 
@@ -102,16 +110,21 @@ def open_devices(pid: int | str = "self") -> dict[int, str]:
 
 
 def list_hardware(devices: Mapping[int, str]) -> list[str]:
-    """Return the paths of devices that are hardware, which leaves out memory, consoles and terminals."""
+    """Return the paths of devices that are hardware, sorted, which leaves out memory, consoles and terminals.
+
+    Args:
+        devices: A path of each device, by device number.
+    """
     return sorted(path for number, path in devices.items() if os.major(number) not in _HARMLESS_MAJORS)
 
 
 def touched_devices() -> list[str]:
-    """Return the paths of hardware that this process has open or mapped, which a fork would share with the child."""
+    """Return the sorted paths of hardware that this process has open or mapped, and would share with a fork."""
     mapped = {path for path in _mapped() if path.startswith("/dev/") and not path.startswith(_MEMORY)}
     return sorted({*list_hardware(open_devices()), *mapped})
 
 
 def _mapped() -> set[str]:
+    """Return the paths of the files that are mapped into this process."""
     with open("/proc/self/maps") as file:
         return {line[line.index("/") :].strip() for line in file if "/" in line}

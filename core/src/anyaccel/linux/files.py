@@ -9,13 +9,15 @@ import os
 def write_whole(path: str, text: str, mode: int = 0o644) -> None:
     """Replace a file atomically and durably: readers see the old content or the new content.
 
+    A leftover of an interrupted call, ``PATH.new``, is removed first. A link is replaced, not followed.
+
     Args:
         path: The file.
         text: The new content.
-        mode: Permission bits.
+        mode: Permission bits, whatever the umask is.
 
     Raises:
-        OSError: When the file cannot be written.
+        OSError: When the file cannot be written; the old file stays.
     """
     new = f"{path}.new"
     with contextlib.suppress(FileNotFoundError):  # of a process that was killed in between

@@ -37,7 +37,8 @@ def renew_in_child(lock: Lock) -> Lock:
 def hold_while_forking(lock: RLock) -> RLock:
     """Register a lock that every fork acquires first: no child inherits a half-done change.
 
-    The holder of the lock may take locks for which a fork waits as well, such as the lock of :mod:`logging`.
+    A fork waits ``FORK_SECONDS`` at most, and then goes on without the lock. The holder of the lock may take locks for
+    which a fork waits as well, such as the lock of :mod:`logging`.
 
     Args:
         lock: A lock that lives as long as the process.
@@ -70,6 +71,7 @@ def tidy_in_child(tidy: Tidy) -> Tidy:
 
 
 def _tidy_up() -> None:
+    """Free the registered locks of a forked child, then call the registered functions, and print their exceptions."""
     for lock in _locks:
         lock._at_fork_reinit()  # noqa: SLF001 - as the standard library does with its own locks
     for tidy in _tidies:

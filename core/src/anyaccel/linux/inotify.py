@@ -65,13 +65,14 @@ class FileEvents:
         self.path = path
 
     def fileno(self) -> int:
-        """Return the descriptor to wait for."""
+        """Return the descriptor to wait for; -1 once closed."""
         return self._fd
 
     def events(self) -> Iterator[tuple[str, bool]]:
         """Yield the pending events: the file's name, empty for the target itself, and whether the file was removed.
 
-        Events of a former target are left out.
+        Events of a former target are left out. Lost events count as one of the target. A removed target is watched no
+        more.
         """
         while True:
             try:
@@ -90,7 +91,10 @@ class FileEvents:
                     yield os.fsdecode(name), bool(mask & (_DELETE | _DELETE_SELF))
 
     def close(self) -> None:
-        """Stop watching."""
+        """Stop watching, and keep the descriptor for reuse, or close it; a second call has no effect.
+
+        In a forked child, the watch of the parent goes on.
+        """
         fd, self._fd = self._fd, -1
         if fd < 0:
             return
@@ -102,6 +106,11 @@ class FileEvents:
                 os.close(fd)
 
     def _stop(self, fd: int | None = None) -> None:
+        """Remove the watch, if any; an error is ignored.
+
+        Args:
+            fd: The descriptor; None for the object's own.
+        """
         if self._watch >= 0:
             watch, self._watch, self.path = self._watch, -1, ""
             with contextlib.suppress(OSError):  # the kernel has removed it already

@@ -73,7 +73,11 @@ def unavailable() -> str:
 
 
 def gap() -> str:
-    """Return the accesses that only a later version of Landlock refuses, in a sentence; empty for none."""
+    """Return the accesses that only a later version of Landlock refuses, in a sentence; empty for none.
+
+    Raises:
+        OSError: As for :func:`version`.
+    """
     if version() >= IOCTL:
         return ""
     return (
@@ -83,13 +87,13 @@ def gap() -> str:
 
 
 def restrict(paths: Iterable[str], closed: Collection[Node]) -> None:
-    """Confine the calling thread and its descendants to files at or below the given paths.
+    """Confine the calling thread and its later descendants to files at or below the given paths, for good.
 
     Open descriptors stay usable. The thread can make no device nodes either, and set-user-id bits have no effect.
 
     Args:
-        paths: The granted paths. A path that is gone is passed over.
-        closed: Devices that stay closed even below a granted path.
+        paths: The granted paths; a path that is gone, or is a link, is passed over. A directory grants all files below.
+        closed: Devices whose nodes are not granted, even if named in ``paths``.
 
     Raises:
         OSError: When the kernel refuses.
@@ -109,6 +113,17 @@ def restrict(paths: Iterable[str], closed: Collection[Node]) -> None:
 
 
 def _grant(ruleset: int, path: str, on_files: Right, closed: Collection[Node]) -> None:
+    """Grant the access to a path and all files below; does nothing for a link, a closed device, or a path that is gone.
+
+    Args:
+        ruleset: Descriptor of the rules.
+        path: The path.
+        on_files: The rights on files.
+        closed: Devices that are not granted.
+
+    Raises:
+        OSError: When the kernel refuses the rule.
+    """
     try:
         target = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)  # O_PATH: the device itself is not opened
     except OSError:  # a path that cannot be looked up here cannot be opened by the worker either

@@ -56,7 +56,7 @@ def own() -> Mark | None:
 
 @cache
 def _supported() -> bool:
-    """Return whether the kernel keeps the limit; some kernels refuse to set the limit to the present value."""
+    """Return whether the kernel lets this process set the limit to the present value; some kernels refuse."""
     try:
         resource.prlimit(0, _LOCKS, resource.prlimit(0, _LOCKS))
     except (OSError, ValueError):
@@ -118,6 +118,12 @@ def draw_often(used: Collection[Mark] = ()) -> Mark:
     """Draw a mark like :func:`draw`, with scans at most once a minute: for a pool, which starts many processes.
 
     The marks of the last scan are kept, with the marks that were drawn since.
+
+    Args:
+        used: Marks of other leases, which are not drawn either.
+
+    Returns:
+        The mark; empty if this process can carry none.
     """
     global _seen, _drawn
     outer = own()
@@ -135,6 +141,7 @@ def draw_often(used: Collection[Mark] = ()) -> Mark:
 
 
 def _draw(outer: Mark, *used: Collection[Mark]) -> Mark:
+    """Draw a random mark inside an outer mark, outside of several collections of marks."""
     while True:
         mark = (*outer, 1 + int.from_bytes(os.urandom(4)) % (_ONES - 1))  # neither 0 nor all ones
         if not any(mark in each for each in used):
@@ -154,7 +161,14 @@ def _living() -> frozenset[Mark]:
 
 
 def draw_for_process(used: Collection[Mark] = ()) -> Mark:
-    """Return the mark of the leases that this process takes for itself; drawn once, set by :func:`put`."""
+    """Return the mark of the leases that this process takes for itself; drawn once, set by :func:`put`.
+
+    Args:
+        used: Marks of other leases; they count at the first call only.
+
+    Returns:
+        The mark; empty if this process can carry none.
+    """
     global _of_process  # noqa: PLW0603 -- a process cannot change its mark
     if _of_process[0] != os.getpid():  # a fork has its parent's
         drawn = draw(used)
@@ -165,13 +179,17 @@ def draw_for_process(used: Collection[Mark] = ()) -> Mark:
 
 
 def put(mark: Mark) -> None:
-    """Set a mark on this process and its future descendants, for good; an empty mark changes nothing."""
+    """Set a mark on this process and its future descendants, for good; does nothing if empty, or carried already.
+
+    Raises:
+        OSError, ValueError: When the kernel refuses.
+    """
     if mark and not carried(mark):  # an inner mark stands for the outer one as well
         resource.prlimit(0, _LOCKS, (limit(mark), limit(mark)))
 
 
 def carried(mark: Mark) -> bool:
-    """Return whether this process carries a mark."""
+    """Return whether this process carries a mark, or a mark inside it; False for an empty mark."""
     return _says(hard_limit(os.getpid()), mark)
 
 
@@ -181,7 +199,7 @@ def hidden() -> bool:
 
 
 def carriers(marks: Iterable[Mark]) -> Mapping[Mark, tuple[int, ...]] | None:
-    """Find the living carriers of the given marks, by a single scan of all processes.
+    """Find the living carriers of the given marks, or of marks inside them, by a single scan of all processes.
 
     Returns:
         Process ids by mark; a mark that no process carries has no entry. None when processes start faster than the scan
@@ -248,7 +266,7 @@ class _Moment:
         self._time = time.monotonic()
 
     def precedes_in_order(self, later: _Moment) -> bool:
-        """Return whether process ids rose from this moment to a later one without a wrap."""
+        """Return whether process ids surely rose from this moment to a later one without a wrap."""
         if later._pid < self._pid:
             return False
         seconds = later._time - self._time  # long where this process was stopped: all may have been given out once
@@ -256,7 +274,7 @@ class _Moment:
 
 
 def carries(pid: int, mark: Mark) -> bool:
-    """Return whether a process is alive and carries a mark; False for a process that cannot be inspected."""
+    """Return whether a process is alive and carries a mark, or a mark inside; False for a process that is hidden."""
     return _says(hard_limit(pid), mark) and not process.gone(pid, 0)
 
 
@@ -275,7 +293,10 @@ def _range(mark: Mark) -> tuple[int, int]:
 
 
 def hard_limit(pid: int) -> int | None:
-    """Return the hard limit of a process, -1 for "unlimited"; None for a process that is gone or hidden."""
+    """Return the hard limit of a process; None for a process that is gone or hidden.
+
+    "Unlimited" is -1, and so is a limit of another user's process that is no number.
+    """
     try:
         return resource.prlimit(pid, _LOCKS)[1]
     except ProcessLookupError:
@@ -288,7 +309,7 @@ def hard_limit(pid: int) -> int | None:
 
 
 def _read(pid: int) -> bytes:
-    """Return the hard limit as ``/proc`` writes it; empty when the file cannot be read."""
+    """Return the hard limit of a process as ``/proc`` writes it; empty when the process is gone or hidden."""
     try:
         fd = os.open(f"/proc/{pid}/limits", os.O_RDONLY | os.O_CLOEXEC)
     except process.UNSEEN:
@@ -305,7 +326,11 @@ def _read(pid: int) -> bytes:
 
 
 def _number(path: str) -> int:
-    """Return the last number in a file of the kernel; 0 without the file."""
+    """Return the last number in a file of the kernel; 0 without the file.
+
+    Raises:
+        ValueError: When the last word is no number.
+    """
     try:
         with open(path, "rb") as file:
             return int(file.read().split()[-1])

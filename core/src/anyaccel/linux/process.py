@@ -35,7 +35,10 @@ SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 def exists(pid: int) -> bool:
-    """Return whether a process with this id exists. Cheapest of all checks; the id may have been reused."""
+    """Return whether a process with this id exists, of any user, zombies included; False for 0 and below.
+
+    Cheapest of all checks; the id may have been reused. A number too large for an id counts as existing.
+    """
     if pid <= 0:
         return False
     try:
@@ -48,7 +51,7 @@ def exists(pid: int) -> bool:
 
 
 def me() -> tuple[int, int]:
-    """Return process id and start time of this process."""
+    """Return process id and start time of this process, kept from the first call; the time is 0 if unknown."""
     global _ME  # noqa: PLW0603 -- asked for by every lease, and reading /proc is dear
     pid = os.getpid()
     if _ME is None or _ME[0] != pid or not _ME[1]:
@@ -136,8 +139,15 @@ def ended(pidfd: int) -> bool:
 def wait_for_end(pids: Iterable[int], seconds: float) -> bool:
     """Wait until any of several processes ends, or the time is up.
 
+    Args:
+        pids: The processes; a process that is gone has ended.
+        seconds: The time.
+
     Returns:
         Whether a process has ended.
+
+    Raises:
+        OSError: When a process cannot be watched, such as without a free descriptor.
     """
     poll, descriptors = select.poll(), []
     until = time.monotonic() + seconds
@@ -182,7 +192,7 @@ def send(pid: int, number: int, still: Callable[[], bool]) -> bool:
         still: Returns whether the id still means the intended process; called once the id cannot be reused.
 
     Returns:
-        Whether the signal was sent.
+        Whether the signal was sent; False after any error of the kernel, such as a missing permission.
     """
     try:
         descriptor = os.pidfd_open(pid)
@@ -200,7 +210,14 @@ def send(pid: int, number: int, still: Callable[[], bool]) -> bool:
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent ends; exit now if the parent has ended already."""
+    """Have the kernel kill this process with the thread that forked it; exit now if the parent has ended already.
+
+    Args:
+        parent: Process id of the parent.
+
+    Raises:
+        OSError: When the kernel refuses.
+    """
     system.prctl(system.SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
@@ -212,18 +229,26 @@ def live_on() -> None:
 
 
 def adopt_orphans(*, adopt: bool = True) -> None:
-    """Become the parent of orphaned descendants, so that none escapes; or stop doing so."""
+    """Become the parent of orphaned descendants, so that none escapes; or stop doing so.
+
+    Raises:
+        OSError: When the kernel refuses.
+    """
     system.prctl(system.SET_CHILD_SUBREAPER, int(adopt))
 
 
 def reap(child: int) -> int:
-    """Wait for a child; return its exit status as a shell does: 128 plus the signal number after a signal."""
+    """Wait for a child; return the exit status as a shell does: 128 plus the signal number after a signal.
+
+    Raises:
+        ChildProcessError: When this process has no such child.
+    """
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     return status if status >= 0 else 128 - status
 
 
 def reap_children(spared: Container[int] = ()) -> None:
-    """Reap the children of this process that have ended, such as adopted orphans.
+    """Reap the children of this process that have ended, such as adopted orphans; does not wait.
 
     Args:
         spared: Children that are reaped elsewhere.
@@ -235,7 +260,7 @@ def reap_children(spared: Container[int] = ()) -> None:
 
 
 def set_name(name: str) -> None:
-    """Set the name of this process in process lists, at most 15 characters."""
+    """Set the name of this process in process lists, at most 15 characters; errors are ignored."""
     with contextlib.suppress(OSError), open("/proc/self/comm", "w", encoding="ascii") as file:
         file.write(name)
 
@@ -250,7 +275,7 @@ def user(pid: int) -> int | None:
 
 
 def catches(pid: int, number: int) -> bool:
-    """Return whether a process handles a signal; False for a process that is gone or hidden."""
+    """Return whether a process has a handler for a signal; False for a process that is gone or hidden."""
     try:
         with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
             caught = next((line.split()[1] for line in file if line.startswith("SigCgt:")), "0")
@@ -274,7 +299,7 @@ def group_of(pid: int) -> int:
 
 
 def is_ancestor(pid: int, start: int) -> bool:
-    """Return whether this process descends from a given process."""
+    """Return whether this process descends from the process with an id and a start time."""
     return pid in _ancestors(os.getpid()) and start_time(pid) == start
 
 
@@ -284,6 +309,7 @@ def descends(pid: int) -> bool:
 
 
 def _ancestors(pid: int) -> Iterator[int]:
+    """Yield the ancestors of a process, the parent first; ends at process 1, or where the kernel hides a parent."""
     parent: int | None = pid
     while parent and parent > 1:
         parent = parent_of(parent)
@@ -309,7 +335,11 @@ def _lists_children() -> bool:
 
 
 def threads() -> list[str]:
-    """Return the names of the threads of this process, the main thread first."""
+    """Return the names of the threads of this process, sorted by thread id.
+
+    Raises:
+        OSError: When a thread ends meanwhile.
+    """
     found = []
     for thread in sorted(map(int, os.listdir("/proc/self/task"))):
         with open(f"/proc/self/task/{thread}/comm") as file:
@@ -366,7 +396,11 @@ def stat_fields(pid: int) -> list[str]:
 
 
 def call_in_thread(function: Callable[[], T]) -> T:
-    """Call a function in a thread of its own, so that permanent changes to the thread end with the call."""
+    """Call a function in a new thread, and wait: permanent changes to the thread end with the call.
+
+    Returns:
+        The result of the function, whose exceptions are raised here.
+    """
     import threading
 
     results: list[T] = []

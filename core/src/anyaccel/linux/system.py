@@ -19,7 +19,7 @@ SET_NO_NEW_PRIVS = 38
 
 
 def call(name: str, *arguments: bytes | int | None, subject: str | None = None) -> int:
-    """Call a function of the C library.
+    """Call a function of the C library, and return the result.
 
     Args:
         name: Name of the function.
@@ -27,7 +27,7 @@ def call(name: str, *arguments: bytes | int | None, subject: str | None = None) 
         subject: A file or option for the error message.
 
     Raises:
-        OSError: When the function returns a negative number.
+        OSError: When the function returns a negative number, with the error of ``errno``.
     """
     import ctypes
 
@@ -40,7 +40,7 @@ def call(name: str, *arguments: bytes | int | None, subject: str | None = None) 
 
 
 def syscall(number: int, *arguments: bytes | int | None) -> int:
-    """Call the kernel by the number of a system call.
+    """Call the kernel by the number of a system call, and return the result.
 
     Raises:
         OSError: When the kernel refuses.

@@ -44,7 +44,7 @@ Find = Callable[[Visit], bool]
 
 
 def find_carriers(wanted: Iterable[Mark]) -> Find:
-    """Return a finder of the carriers of the given marks; no process carries an empty mark."""
+    """Return a finder of the carriers of the given marks, this process left out; empty marks are ignored."""
     wanted = {mark for mark in wanted if mark}
 
     def find(visit: Visit) -> bool:
@@ -87,14 +87,14 @@ def find_tree(roots: Mapping[int, int]) -> Find:
 
 
 def _children_of(parent: int, wanted: Callable[[int], bool] = lambda _: True) -> Iterator[tuple[int, int]]:
-    """Yield the children of a process with their start times."""
+    """Yield the children of a process that pass ``wanted``, with their start times."""
     for pid in filter(wanted, process.children(parent)):
         if process.parent_of(pid) == parent and (start := process.start_time(pid)) is not None:
             yield pid, start
 
 
 def combine_finds(*finds: Find) -> Find:
-    """Return a finder of the processes of several finders."""
+    """Return a finder that runs several finders in turn; complete if each was complete."""
 
     def find(visit: Visit) -> bool:
         complete = True
@@ -156,7 +156,7 @@ class Teardown:
         self._until: float | None = None
 
     def kill(self) -> None:
-        """Kill the remaining processes from the next step on, without waiting for the grace."""
+        """Kill the remaining processes from the next step on, without waiting for the grace; start the patience."""
         if not self.killing:
             self.killing = True
             self._pause = _SHORTEST_PAUSE
@@ -174,7 +174,7 @@ class Teardown:
             time.sleep(pause)
 
     def step(self) -> float | None:
-        """Scan once, and ask or kill the processes that are found.
+        """Scan once, and ask or kill the found processes. The first step begins the grace.
 
         Returns:
             Seconds to pause until the next step; None when no counted process remains, or the time is up.
@@ -203,7 +203,11 @@ class Teardown:
         return max(_SHORTEST_PAUSE, min(pause, self._until - now))
 
     def _meet(self, pid: int, confirm: Confirm) -> bool:
-        """Classify a process, and ask or kill it if it counts; return True for the first signal of a kind."""
+        """Enter a process into ``own`` or ``others``; ask or kill a process that counts.
+
+        Returns:
+            True for the first signal of a kind to the process; else False, also for a process that has ended.
+        """
         start, user = process.start_time(pid), process.user(pid)
         if start is None or user is None or self.own.get(pid) == start:
             return False
@@ -214,12 +218,20 @@ class Teardown:
         return self._signal(pid, start, confirm)
 
     def _counts(self, pid: int, start: int, user: int) -> bool:
+        """Return whether a process is to end: of the user, or a descendant, and this process may signal it.
+
+        With ``inside``, a descendant with another user id still counts once its ancestors have ended.
+        """
         if self._inside and user != self._user and process.descends(pid):
             self._below.add((pid, start))  # the process still counts once its ancestors have ended
         return (user == self._user or (pid, start) in self._below) and process.may_signal(pid)
 
     def _signal(self, pid: int, start: int, confirm: Confirm) -> bool:
-        """Ask a process to end, or kill it; return True for the first signal of a kind."""
+        """Ask a process to end, once, or kill it; no signal is sent unless the process is still meant and still counts.
+
+        Returns:
+            True for the first signal of a kind, whether or not the kernel has sent it.
+        """
 
         def still() -> bool:
             user = process.user(pid)
@@ -238,7 +250,7 @@ class Teardown:
 
 
 def describe_left(rest: Teardown, of: str) -> list[str]:
-    """Return a sentence for each kind of process that a teardown has left.
+    """Return a sentence for each kind of process that a teardown has left; none if none is left.
 
     Args:
         rest: The teardown, after its last step.
@@ -258,5 +270,6 @@ def _listed(pids: Iterable[int]) -> str:
 
 
 def _named(pid: int) -> str:
+    """Return a process id, with the name of the user in brackets, if known."""
     user = process.user(pid)
     return str(pid) if user is None else f"{pid} ({user_name(user)})"

@@ -23,7 +23,7 @@ def outside(uid: int) -> int:
     """Return the number of a user outside of our user namespace, which is the same for processes inside and outside.
 
     Args:
-        uid: The number inside; a number without a mapping is returned unchanged.
+        uid: The number inside; without a mapping, the number stays the same.
     """
     for inside, start, count in _map():
         if inside <= uid < inside + count:
@@ -53,7 +53,7 @@ def _map() -> tuple[tuple[int, int, int], ...]:
 
 @cache
 def _overflow() -> int:
-    """Return the number that the kernel shows for users without a mapping."""
+    """Return the number that the kernel shows for users without a mapping; 65534 if unknown."""
     try:
         with open("/proc/sys/kernel/overflowuid", encoding="ascii") as file:
             return int(file.read())
