@@ -74,6 +74,8 @@ def test_a_reservation_is_listed_kept_and_removed(acme):
     ("arguments", "words", "code"),
     [
         (("drain", "acme/7"), "no device of this machine is 'acme/7'", 2),
+        (("drain", "APU:2"), "must say which devices, not how many (got 'APU:2')", 2),
+        (("drain", "APU/0 APU/1"), "must say which devices, not how many", 2),
         (("reserve", "APU"), "must have --from and --to and --for", 2),
         (("reserve", "APU", "--from", "noon", "--to", "4h", "--for", "root"), "must be a time such as 14:30", 2),
         (("reserve", "APU:0.5", "--from", "now", "--to", "4h", "--for", "root"), "must be of whole devices", 2),

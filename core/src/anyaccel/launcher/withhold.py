@@ -19,19 +19,23 @@ from anyaccel.scheduler import Verdict, asked, goes_by, parse_request
 def find_devices(inventory: Inventory, name: str) -> tuple[Device, ...]:
     """Return the devices with a name, in any state: an id, or one term of a request such as ``GPU`` or ``GPU/0-3``.
 
-    The count of the term and all further terms are ignored.
-
     Args:
         inventory: The machine.
         name: The name.
 
     Raises:
         RequestError: When the name is neither an id nor a term.
+        UsageError: When the name has a quantity or several terms, which do not say which devices are meant.
         UnknownNameError: When no device has the name.
     """
     found = [device for device in inventory.devices if name in (device.id, device.name)]
     if not found:
         terms = parse_request(name).terms
+        if len(terms) > 1 or ":" in name.partition(",")[0]:
+            raise UsageError(
+                f"a name must say which devices, not how many (got {name!r})",
+                hint="name each device, such as GPU/0 or GPU/0-3; GPU alone stands for all",
+            )
         filters = [(each, each.filter.predicate(each)) for each in asked(terms[0], inventory)]
         found = [
             device
