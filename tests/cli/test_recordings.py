@@ -37,6 +37,10 @@ ARGUMENTS = {
     "export": ("env",),
     "ray": ("start", "--dry-run"),
     "record": ("{directory}/new",),
+    "adopt": (str(os.getpid()),),
+    "drain": ("acme/0",),
+    "undrain": ("acme/0",),
+    "reserve": ("APU", "--from", "now", "--to", "4h", "--for", "root"),
 }
 ELSEWHERE = APART | {"check", "top"}
 """Commands that look at no machine; ``check`` has recordings of its own, and ``top`` asks for a terminal first."""

@@ -99,7 +99,7 @@ def test_a_command_that_is_not_installed_names_the_extra_that_brings_it(bare, bi
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr.splitlines()[-1] == f"anyaccel: pip install 'anyaccel[{extra}]'"
     shown = bare("anyaccel", "--help")
-    assert "'new' (anyaccel[testing])" in " ".join(shown.split())
+    assert "new (anyaccel[testing])" in " ".join(shown.split())
     assert "\n  new " not in shown
 
 

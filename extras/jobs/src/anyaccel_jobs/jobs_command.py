@@ -91,7 +91,7 @@ def main(args: argparse.Namespace) -> int:
         content = {"jobs": [describe(job) for job in found]}
         output.print_json("jobs/1", content | ({"runs": [_describe_run(run) for run in runs]} if args.runs else {}))
     elif found or runs:
-        rows = [(job.started or job.created, _row(job)) for job in found]
+        rows = [(job.created, _row(job)) for job in found]  # as numbered: two jobs may start in another order
         rows += [(run.began, _run_row(run, named=args.user not in (None, _own_name()))) for run in runs]
         print_table(_COLUMNS, [row for _, row in sorted(rows, key=lambda row: row[0])])
     else:
