@@ -30,17 +30,17 @@ def find_devices(inventory: Inventory, name: str) -> tuple[Device, ...]:
     """
     found = [device for device in inventory.devices if name in (device.id, device.name)]
     if not found:
-        terms = parse_request(name).terms
-        if len(terms) > 1 or ":" in name.partition(",")[0]:
+        term, *more = parse_request(name).terms
+        if more or ":" in name.partition(",")[0]:
             raise UsageError(
                 f"a name must say which devices, not how many (got {name!r})",
                 hint="name each device, such as GPU/0 or GPU/0-3; GPU alone stands for all",
             )
-        filters = [(each, each.filter.predicate(each)) for each in asked(terms[0], inventory)]
+        filters = [(each, each.filter.predicate(each)) for each in asked(term, inventory)]
         found = [
             device
             for device in inventory.devices
-            if goes_by(device, terms[0].names) and all(passes(device) for _, passes in filters)
+            if goes_by(device, term.names) and all(passes(device) for _, passes in filters)
         ]
     if not found:
         raise UnknownNameError(
