@@ -149,6 +149,11 @@ def _complete(
 ) -> Completed:
     """Run a command like :func:`subprocess.run`, by the plan and the time limit of a lease.
 
+    ``input`` replaces ``stdin``, and ``capture_output`` replaces ``stdout`` and ``stderr``, without an error.
+
+    Returns:
+        The outcome; ``timed_out`` tells whether ``ending`` ended the command at the time limit of the lease.
+
     Raises:
         OSError: If the command cannot be started.
         EnforcementError: If the command cannot be confined.

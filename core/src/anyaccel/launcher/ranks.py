@@ -175,7 +175,7 @@ class _RankGroup:
             self._end.run()
 
     def _reap(self) -> None:
-        """Record exited ranks, print the first failure, and reap orphans of the ranks."""
+        """Forget exited ranks, keep and print the first failure, and reap orphans of the ranks; never waits."""
         for pid in tuple(self._running):
             # Without reaping it: until the table is updated, no other process may get its id.
             end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)

@@ -194,8 +194,8 @@ def make_sampler(
 
 
 def _decoded(data: bytes) -> dict[str, Stats] | None:
-    """Parse an answer; None if invalid."""
+    """Parse an answer, a JSON object; None if it is anything else, or has invalid values."""
     try:
         return {name: decode(Stats, words) for name, words in json.loads(data).items()}
-    except ValueError:
+    except (ValueError, AttributeError, TypeError):  # no JSON; no object; no values
         return None

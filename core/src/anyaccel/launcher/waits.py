@@ -74,9 +74,9 @@ def _find_calling_line() -> str:
 
 
 def describe_holder(record: LeaseRecord) -> str:
-    """Describe the holder of a device: user, process, since when, for what, and the line of a lease of this process.
+    """Describe the holder of a device: user, process, for how long, for what, and the line of a lease of this process.
 
-    The text for a drain or reservation is its reason.
+    The text for a drain or reservation is its reason; for a kept lease, its user and reason.
     """
     words = record.note or record.request or record.command
     if record.state in BLOCKED:
