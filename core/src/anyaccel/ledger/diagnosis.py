@@ -196,7 +196,7 @@ def _dead(directory: int, listing: Listing) -> Iterator[str]:
 
 
 def _summary(state: StateDirectory, directory: int | None, environ: Mapping[str, str]) -> Finding:
-    """Make the finding about the state directory: path, file system, whether all users share it; always OK, with advice.
+    """Make the finding about the state directory: path, file system, whether all users share it; always OK.
 
     Args:
         state: The state directory.

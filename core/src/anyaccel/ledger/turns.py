@@ -55,7 +55,7 @@ def current_policy(state: StateDirectory | None = None) -> Policy:
 
 
 def with_blocks(policy: Policy, state: StateDirectory | None) -> Policy:
-    """Return a policy with the drains and reservations of a state directory in place of its own; without any if None."""
+    """Return a policy with the drains and reservations of a state directory in place of its own; none if None."""
     blocks = () if state is None else read_blocks(state)
     if not blocks and not policy.blocks:
         return policy
