@@ -251,7 +251,7 @@ class Policy(Value):
         """
         if not configuration.found:
             return PLAIN
-        numbers = {_user(name): name for name in configuration.names("users")}
+        numbers = {find_user(name): name for name in configuration.names("users")}
         users = {each: _limits(configuration, f"users.{name}") for each, name in numbers.items() if each is not None}
         limits = _limits(configuration, "limits")
         fair = configuration.get("queue.fair_shares")
@@ -523,7 +523,7 @@ def _limits(configuration: Configuration, table: str) -> Limits:
     return Limits(devices=value("devices"), seconds=value("time"), priority=value("priority"), weight=weight)
 
 
-def _user(name: str) -> int | None:
+def find_user(name: str) -> int | None:
     """Return the number of a user, by name or number; None for an unknown name. A number need not be in use."""
     import pwd
 
@@ -535,4 +535,4 @@ def _user(name: str) -> int | None:
 
 def unknown_users(configuration: Configuration) -> tuple[str, ...]:
     """Return the names in a machine's configuration that belong to no user: their entries have no effect."""
-    return tuple(name for name in configuration.names("users") if _user(name) is None)
+    return tuple(name for name in configuration.names("users") if find_user(name) is None)

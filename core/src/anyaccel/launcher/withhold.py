@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pwd
 import time
 from collections.abc import Mapping, Sequence
 
@@ -13,6 +12,7 @@ from anyaccel.launcher.scope import Scope
 from anyaccel.ledger import Ledger
 from anyaccel.ledger.blocks import DeviceBlock
 from anyaccel.model import Device, Extent, Inventory, Request
+from anyaccel.policy import find_user
 from anyaccel.scheduler import Verdict, asked, goes_by, parse_request
 
 
@@ -47,18 +47,6 @@ def find_devices(inventory: Inventory, name: str) -> tuple[Device, ...]:
             f"no device of this machine is {name!r}", hint="'anyaccel --columns device,id' lists names and ids"
         )
     return tuple(found)
-
-
-def find_user(name: str) -> int:
-    """Return the number of a user, by name or number.
-
-    Raises:
-        UsageError: When there is no such user.
-    """
-    try:
-        return int(name) if name.isdecimal() else pwd.getpwnam(name).pw_uid
-    except (KeyError, ValueError):
-        raise UsageError(f"there is no user {name!r}", hint="'getent passwd' lists the users") from None
 
 
 def drain(
@@ -164,9 +152,10 @@ def reserve(  # noqa: PLR0917 -- in the order of the command's arguments
         grants = choice.choose(scope.to_devices(taken))
         return None if grants is None else scope.keys(share.device.id for grant in grants for share in grant.shares)
 
-    block = Ledger.open(environ).reserve(
-        choose, begin=begin, end=end, user=find_user(user), note=note, request=str(request)
-    )
+    number = find_user(user)
+    if number is None:
+        raise UsageError(f"there is no user {user!r}", hint="'getent passwd' lists the users")
+    block = Ledger.open(environ).reserve(choose, begin=begin, end=end, user=number, note=note, request=str(request))
     if block is None:
         verdict = Verdict(request=request, fits_now=False, ever_fits=True)
         raise NotFreeError(
