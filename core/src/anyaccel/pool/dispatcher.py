@@ -804,7 +804,7 @@ class WorkerProcess:
             self._open = True
             reactor().watch(self._process.channel.fileno(), self.read)
             server = self._process.server
-            self.mark = (() if lease is None else lease.mark) or marks.draw_often()
+            self.mark = (() if lease is None else lease.mark) or marks.draw()
             timed = call.options.timeout is not None
             made, setup = settings.preparation.make_setup(
                 self.allocation,
