@@ -76,7 +76,7 @@ class LocalRequest:
         self.ids = scope.with_parts(wanted)
         want = scope.make_want(choice, inventory)
         locks = {} if private else want.device_locks
-        self.want: Want = replace(want, device_locks=locks, confined=confined, mark=marks.draw_often)
+        self.want: Want = replace(want, device_locks=locks, confined=confined, mark=marks.draw)
 
     def choose(self, taken: Mapping[str, Extent]) -> dict[str, Extent] | None:
         """Choose devices, and keep the grants as ``chosen``.

@@ -699,7 +699,7 @@ class WorkerProcess:
                 self, settings.preload, grace=settings.grace, leases=descriptors, ahead=ahead
             )
             server = self._process.server
-            self.mark = (() if lease is None else lease.mark) or marks.draw_often()
+            self.mark = (() if lease is None else lease.mark) or marks.draw()
             timed = call.options.timeout is not None
             made, setup = settings.preparation.make_setup(
                 self.allocation,
