@@ -29,6 +29,9 @@ from anyaccel.policy import Waiting
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from anyaccel.ledger.handovers import HandoverFile
     from anyaccel.policy import OverLimit
 
 _Found = TypeVar("_Found")
@@ -351,6 +354,16 @@ class Ledger:
 
         found = self._read(inspect)
         return found or policy.over_limits(newcomer.facts, ())  # without a state directory nothing is held
+
+    def lock_handovers(self, devices: Iterable[str]) -> AbstractContextManager[Mapping[str, HandoverFile]]:
+        """Context with the locked files of handovers of devices; see :func:`~anyaccel.ledger.handovers.lock_handovers`.
+
+        Args:
+            devices: Names of the devices in the ledger.
+        """
+        from anyaccel.ledger.handovers import lock_handovers
+
+        return lock_handovers(self._state, devices)
 
     def find_wanted(self, devices: frozenset[str]) -> frozenset[str]:
         """Return the subset of ``devices`` that requests of other processes wait for; none without a directory."""

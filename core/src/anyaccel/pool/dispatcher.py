@@ -35,6 +35,7 @@ from anyaccel.errors import (
 from anyaccel.forkserver.client import Gone
 from anyaccel.inventory.current import LEASE_VARIABLE
 from anyaccel.inventory.detect import detect
+from anyaccel.launcher.handover import plan_handover
 from anyaccel.launcher.launch import check_start
 from anyaccel.launcher.scope import Scope
 from anyaccel.launcher.usage import UsageMeter
@@ -445,7 +446,11 @@ class Broker:
             lease.release()
         else:
             call = self._pop(queue)
-            queue.engine.add_worker(call, lease).launch(call)
+            worker = queue.engine.add_worker(call, lease)
+            if lease.handover is None:
+                worker.launch(call)
+            else:  # a vendor may take long
+                threading.Thread(target=_hand_over, args=(worker, call), name="anyaccel handover", daemon=True).start()
         self.serve()
 
     def _try_lease(self, queue: CallQueue, resolved: LocalRequest, call: Call) -> WorkerLease | None:
@@ -480,7 +485,9 @@ class Broker:
         if not self.private:
             waited = time.monotonic() - queue.asked_at
             usage = UsageMeter(allocation, note, waited=waited, added_up=True)
-        return WorkerLease(allocation, lease, self._on_release, private=self.private, usage=usage)
+        opened = WorkerLease(allocation, lease, self._on_release, private=self.private, usage=usage)
+        opened.handover = plan_handover(lease, allocation, self.inventory, self._environ, self.ledger)
+        return opened
 
     def _choose(
         self, queue: CallQueue, resolved: LocalRequest, taken: Mapping[str, Extent]
@@ -783,7 +790,7 @@ class WorkerProcess:
         """Have the engine send queued calls: as many as an actor accepts, or one to another worker that is free."""
         self.engine.feed(self)
 
-    def launch(self, call: Call, *, ahead: bool = True) -> None:
+    def launch(self, call: Call, *, ahead: bool = True, refused: Exception | None = None) -> None:
         """Fork the process, or take the spare; send the setup and the first call.
 
         An exception fails the call and ends the worker; nothing is raised. The pool is counted as a user of its fork
@@ -792,11 +799,14 @@ class WorkerProcess:
         Args:
             call: The call.
             ahead: Whether a process that was forked ahead may be taken.
+            refused: Why no process must be started; None if one may be.
         """
         engine, settings, lease = self.engine, self.engine.settings, self.lease
         self._ahead = ahead
         call.future.allocation = self.allocation
         try:
+            if refused is not None:
+                raise refused  # noqa: TRY301
             descriptors = () if lease is None else lease.descriptors
             self._process = spawning.spawn(
                 self, settings.preload, grace=settings.grace, leases=descriptors, ahead=ahead
@@ -1127,6 +1137,17 @@ class WorkerProcess:
             self._open = False
             reactor().unwatch(self._process.channel.fileno())
         return message
+
+
+def _hand_over(worker: WorkerProcess, call: Call) -> None:
+    """Hand over the devices of a worker, then have the dispatcher launch the worker, or fail the call."""
+    refused = None
+    try:
+        if worker.lease is not None:
+            worker.lease.hand_over()
+    except Exception as error:  # noqa: BLE001 - the call reports it
+        refused = error
+    reactor().call_soon(partial(worker.launch, call, refused=refused))
 
 
 def _refuse_descriptors(descriptors: list[int]) -> NoReturn:
