@@ -153,8 +153,8 @@ def anyaccel_handover(devices: Sequence[Device], ctx: ProbeContext, given: bool)
     false, to put the devices into their idle state, then with ``given`` true, before the holder starts; and with
     ``given`` false after the last holder of a share has ended. The state before a call is unknown: a holder may have
     been killed, and a call may have been interrupted and is repeated. So each call must set the whole state, and must
-    not rely on an earlier call. Start a daemon through the machine's service manager: child processes end with the
-    call. Optional.
+    not rely on an earlier call. Act through ``ctx.run`` and ``ctx.write``. Start a daemon through the machine's service
+    manager: child processes end with the call. Optional.
     Default: nothing is changed.
     On error: before the start, the launch is refused and the change is undone. After the end, a warning is logged, and
     ``anyaccel doctor`` names the device until the next holder's first call succeeds.
