@@ -263,7 +263,7 @@ class LeaseRequest:
 
     Args:
         request: The request.
-        mark: Makes the mark of the lease.
+        mark: Makes the mark of the lease; None for a lease that no process carries.
         options: Options of :func:`acquire`.
         tell: As for :func:`take`.
         grouped: As for :func:`take`.
@@ -290,7 +290,7 @@ class LeaseRequest:
     def __init__(
         self,
         request: str | Sequence[str] | Request,
-        mark: MarkMaker,
+        mark: MarkMaker | None,
         options: AcquireOptions,
         *,
         tell: Callable[[str], object] | None = None,

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from anyaccel.errors import LedgerError
 from anyaccel.ledger.blocks import read_blocks
+from anyaccel.ledger.bodies import clean
 from anyaccel.ledger.directory import NoStateDirectoryError, StateDirectory, find
 from anyaccel.ledger.handovers import list_changed
 from anyaccel.ledger.listing import Listing, find_debris, find_states, owner_of, read
@@ -21,7 +22,8 @@ from anyaccel.ledger.places import (
     private_directories,
     private_places,
 )
-from anyaccel.ledger.record import clean, owner
+from anyaccel.ledger.record import owner
+from anyaccel.ledger.tenure import RENEWED, read_tenure
 from anyaccel.linux import mark as marks
 from anyaccel.linux.users import outside, user_name
 from anyaccel.model import Finding, Severity
@@ -59,6 +61,7 @@ def diagnose(environ: Mapping[str, str]) -> tuple[Finding, ...]:
             *_leftover_files(state, directory),
             *_blocked_devices(state),
             *_unfinished_handovers(directory),
+            *_unrenewed_leases(directory),
             _summary(state, directory, environ),
         )
     except OSError as error:
@@ -200,6 +203,22 @@ def _blocked_devices(state: StateDirectory) -> Iterator[Finding]:
     for block in read_blocks(state):
         for record in block.records():
             yield Finding(severity=Severity.OK, reason=str(record), remedy=record.hint)
+
+
+def _unrenewed_leases(directory: int) -> Iterator[Finding]:
+    """Find leases on behalf of others that are not renewed any more: their program has stopped."""
+    leases = read(directory).leases
+    for name, found in find_states(directory, leases).items():
+        if found.life is Life.ON_BEHALF and not found.reason.startswith(RENEWED):
+            lease = next(lease for lease in leases if lease.name == name)
+            tenure = read_tenure(directory, lease)
+            yield Finding(
+                severity=Severity.WARN,
+                reason=f"{without_scope(lease.device)} is held on behalf of {tenure.key if tenure else 'others'}:"
+                f" {found.reason}",
+                remedy="start the program again that took the lease, such as the Kubernetes agent; or 'anyaccel release"
+                f" --forget {lease.id}' once nothing uses the device",
+            )
 
 
 def _dead(directory: int, listing: Listing) -> Iterator[str]:
