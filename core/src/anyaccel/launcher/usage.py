@@ -20,6 +20,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Protocol, Self
 
+    from anyaccel.launcher.handover import Handover
     from anyaccel.ledger import Lease
 
     class EntryWriter(Protocol):
@@ -126,6 +127,7 @@ class OpenLease:
         note: The note of the request.
         waited: Seconds for which the request waited.
         timed_out: Whether a time limit ended the work on the devices.
+        handover: What the vendors have to do for the holder, and to undo at the end; None for nothing.
     """
 
     def __init__(self, lease: Lease | None, allocation: Allocation, *, note: str = "", waited: float = 0.0) -> None:
@@ -134,6 +136,7 @@ class OpenLease:
         self.note = note
         self.waited = waited
         self.timed_out = False
+        self.handover: Handover | None = None
         self._carried = False
         self._writer: EntryWriter | None = None
 
@@ -202,10 +205,49 @@ class OpenLease:
         try:
             self.finish_entry()  # before the release: the entry says until when the devices were held
         finally:
-            if self.lease is not None and mark is not None:
-                self.lease.leave_to(mark)
-            elif self.lease is not None:
-                self.lease.release()
+            try:
+                if self.lease is not None and mark is not None:
+                    self.lease.leave_to(mark)
+                elif self.lease is not None:
+                    self.lease.release()
+            finally:
+                self.take_back()
+
+    def hand_over(self) -> None:
+        """Have the vendors change the devices for the holder, which must not have started; see :class:`Handover`.
+
+        Raises:
+            PluginError, LedgerError: When this fails. The end of the lease undoes it.
+        """
+        if self.handover is not None:
+            self.handover.give()
+
+    async def hand_over_async(self) -> None:
+        """Like :meth:`hand_over`, in a thread: a vendor may take long. After an error, the lease is ended."""
+        if self.handover is None:
+            return
+        import asyncio
+
+        try:
+            await asyncio.to_thread(self.handover.give)
+        except BaseException:  # also a cancelled task, whose thread goes on: take_back() waits for that
+            await self.end_async()
+            raise
+
+    async def end_async(self) -> None:
+        """Like :meth:`end_lease`, in a thread if vendors have a change to undo; cancellation does not stop it."""
+        if self.handover is None:
+            self.end_lease()
+            return
+        import asyncio
+
+        await asyncio.shield(asyncio.to_thread(self.end_lease))
+
+    def take_back(self) -> None:
+        """Have the vendors undo the handover of the devices, unless a holder is left; see :class:`Handover`."""
+        handover, self.handover = self.handover, None
+        if handover is not None:
+            handover.take_back()
 
 
 _open_writers: set[EntryWriter] = set()

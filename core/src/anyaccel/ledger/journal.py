@@ -15,7 +15,7 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping
 
 from anyaccel.configuration import user_directory
-from anyaccel.ledger.record import clean, read_number, read_object
+from anyaccel.ledger.bodies import clean, read_number, read_object
 from anyaccel.linux.users import outside, user_name
 from anyaccel.model import Value, replace
 

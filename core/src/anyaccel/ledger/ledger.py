@@ -13,12 +13,13 @@ from typing import TypeVar
 from anyaccel.errors import LeaseNotFoundError, StateDirectoryError
 from anyaccel.ledger.acquisition import Acquisition, Choose, OnWait
 from anyaccel.ledger.blocks import DeviceBlock, change_blocks, check_permission, locked, new_block_id, read_blocks
+from anyaccel.ledger.bodies import clean
 from anyaccel.ledger.directory import NoStateDirectoryError, StateDirectory, find
 from anyaccel.ledger.lease import Lease, Place, Want
 from anyaccel.ledger.listing import Listing, find_states, read
 from anyaccel.ledger.lockfile import Life
 from anyaccel.ledger.names import MAX_PRIORITY, LeaseName
-from anyaccel.ledger.record import LeaseRecord, TicketRecord, clean, list_leases
+from anyaccel.ledger.record import LeaseRecord, TicketRecord, list_leases
 from anyaccel.ledger.turns import current_policy, find_ended, own_user, policy_for_display
 from anyaccel.linux import mark as marks
 from anyaccel.linux import process
@@ -29,6 +30,10 @@ from anyaccel.policy import Waiting
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from anyaccel.ledger.handovers import HandoverFile
+    from anyaccel.ledger.tenure import Tenure
     from anyaccel.policy import OverLimit
 
 _Found = TypeVar("_Found")
@@ -352,6 +357,16 @@ class Ledger:
         found = self._read(inspect)
         return found or policy.over_limits(newcomer.facts, ())  # without a state directory nothing is held
 
+    def lock_handovers(self, devices: Iterable[str]) -> AbstractContextManager[Mapping[str, HandoverFile]]:
+        """Context with the locked files of handovers of devices; see :func:`~anyaccel.ledger.handovers.lock_handovers`.
+
+        Args:
+            devices: Names of the devices in the ledger.
+        """
+        from anyaccel.ledger.handovers import lock_handovers
+
+        return lock_handovers(self._state, devices)
+
     def find_wanted(self, devices: frozenset[str]) -> frozenset[str]:
         """Return the subset of ``devices`` that requests of other processes wait for; none without a directory."""
         from anyaccel.ledger.tickets import find_wanted_by_others
@@ -413,6 +428,26 @@ class Ledger:
             return end_lease(self._state, lease_id, grace=grace, force=force)
         except NoStateDirectoryError as error:
             raise LeaseNotFoundError(f"no lease {lease_id!r} is active: {error}") from error
+
+    def renew(self, lease_id: str, tenure: Tenure) -> None:
+        """Replace the tenure of an own lease on behalf of other processes.
+
+        Args:
+            lease_id: Identity of the lease.
+            tenure: The new tenure.
+
+        Raises:
+            LeaseNotFoundError: When the lease has ended, or may have been taken for ended during the call, which then
+                removes its files.
+            LeasePermissionError: When the lease belongs to another user.
+            LedgerError: When the directory stays locked, or a file cannot be written.
+        """
+        from anyaccel.ledger.renewal import renew
+
+        try:
+            renew(self._state, lease_id, tenure)
+        except NoStateDirectoryError as error:
+            raise LeaseNotFoundError(f"lease {lease_id} has ended: {error}", hint="acquire the devices anew") from error
 
     def cancel(self, ticket_id: str, *, seconds: float = 30.0) -> int:
         """Remove an own waiting request from the line, or any request as root; wait until the request has left.

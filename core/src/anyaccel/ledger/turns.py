@@ -15,12 +15,12 @@ from anyaccel import configuration
 from anyaccel.configuration import Configuration
 from anyaccel.errors import ConfigurationError
 from anyaccel.ledger.blocks import read_blocks
+from anyaccel.ledger.bodies import read_number, read_object
 from anyaccel.ledger.directory import StateDirectory
 from anyaccel.ledger.lease import Want
 from anyaccel.ledger.listing import Listing, find_states, owner_of
 from anyaccel.ledger.lockfile import Life, read_body
 from anyaccel.ledger.names import TicketName, hash_device, hashes, is_inner, parse_ticket
-from anyaccel.ledger.record import read_number, read_object
 from anyaccel.linux import process
 from anyaccel.linux.users import outside
 from anyaccel.model import replace
