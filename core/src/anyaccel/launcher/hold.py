@@ -11,6 +11,7 @@ from typing import TypeVar
 from anyaccel.errors import DeadlockError, DevicesBusyError, LimitError, NeverFitsError, NotFreeError, UsageError
 from anyaccel.inventory.detect import survey
 from anyaccel.launcher.choosing import local_scheduler, make_choice
+from anyaccel.launcher.handover import plan_handover
 from anyaccel.launcher.launch import Launch, check_start, plan_launch
 from anyaccel.launcher.options import AcquireOptions, check_options, read_seconds
 from anyaccel.launcher.scope import Scope
@@ -344,7 +345,9 @@ class LeaseRequest:
         try:
             # Only a wait without limit can be a deadlock: another one ends by itself.
             self._blocks = not self.on_cpu and self._terms["wait"] is None
-            return finish(self._make_lease(None if self.on_cpu else self._begin().get()))
+            made = self._make_lease(None if self.on_cpu else self._begin().get())
+            made.hand_over()
+            return finish(made)
         except (DevicesBusyError, LimitError) as error:
             raise self._explain(error) from error
         except BaseException:
@@ -354,7 +357,9 @@ class LeaseRequest:
     async def get_async(self, finish: Callable[[DeviceLease], T]) -> T:
         """Wait like :meth:`get` on the running event loop; no deadlock is reported, since other tasks may release."""
         try:
-            return finish(self._make_lease(None if self.on_cpu else await self._begin().get_async()))
+            made = self._make_lease(None if self.on_cpu else await self._begin().get_async())
+            await made.hand_over_async()
+            return finish(made)
         except (DevicesBusyError, LimitError) as error:
             raise self._explain(error) from error
         except BaseException:
@@ -470,6 +475,7 @@ class LeaseRequest:
         launch = plan_launch(allocation, self.inventory, self._options, **terms)
         waited = monotonic() - self._began if lease else 0.0
         self._made = DeviceLease(launch, lease, note=self._note if lease else "", waited=waited)
+        self._made.handover = plan_handover(lease, allocation, self.inventory, self.environ)
         return self._made
 
     def _explain(self, error: DevicesBusyError | LimitError) -> NotFreeError | NeverFitsError:
