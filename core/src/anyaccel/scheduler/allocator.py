@@ -16,8 +16,7 @@ from anyaccel.scheduler.grammar import parse_request
 from anyaccel.scheduler.names import LazyNames
 from anyaccel.scheduler.placement import Validate
 from anyaccel.scheduler.plan import Arrangement, RequestPlan
-from anyaccel.scheduler.queue import Queue
-from anyaccel.scheduler.ticket import Ticket, notify, settled
+from anyaccel.scheduler.ticket import Queue, Ticket, notify, settled
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
