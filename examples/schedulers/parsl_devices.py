@@ -5,7 +5,12 @@ from parsl.config import Config
 from parsl.executors import HighThroughputExecutor
 from parsl.providers import LocalProvider
 
-WORKERS = ["H100:1", "H100:1", "TPU-V4:1", "TPU-V4:1"]  # a request for each worker, where Parsl expects a number of a GPU
+WORKERS = [
+    "H100:1",
+    "H100:1",
+    "TPU-V4:1",
+    "TPU-V4:1",
+]  # a request for each worker, where Parsl expects a number of a GPU
 
 
 @parsl.python_app
