@@ -1,4 +1,7 @@
-"""Four Parsl workers on a mixed machine; each prints the masks that it sees. docs/how-to/under-your-scheduler.md says how to run it."""
+"""Four Parsl workers on a mixed machine; each prints the masks that it sees.
+
+docs/how-to/under-your-scheduler.md says how to run it.
+"""
 
 import parsl
 from parsl.config import Config
