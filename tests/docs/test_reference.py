@@ -116,7 +116,7 @@ def test_every_key_is_described_under_its_schema(arguments, tmp_path, monkeypatc
 
 
 def close(schema):
-    """Return the schema without room for keys that it does not name; a later version may add keys to the published one."""
+    """Return the schema without room for other keys; the published one leaves a later version room for more."""
     if isinstance(schema, list):
         return [close(item) for item in schema]
     if not isinstance(schema, dict):
