@@ -10,7 +10,7 @@ COMMANDS = {
     "export": "export", "check": "testing", "new": "testing", "testbed": "testing", "ray": "ray",
 }  # fmt: skip
 """Extras by command."""
-OPTIONS = dict.fromkeys(("--detach", "--after", "--after-ok", "--begin", "--notify"), "jobs")
+OPTIONS = dict.fromkeys(("--ranks", "--port", "--detach", "--after", "--after-ok", "--begin", "--notify"), "jobs")
 """Extras by the option that they add to a command."""
 ENGINES = {"dask": "dask", "ray": "ray"}
 """Extras by engine."""

@@ -10,9 +10,10 @@ import json
 from typing import Any
 
 from anyaccel.errors import AnyaccelError, EnvConflictError
+from anyaccel.launcher import merge_edits
 from anyaccel.model import ContainerEdits, Device, replace
 
-from anyaccel_export.source import Export, ExportSource, merged, own_nodes
+from anyaccel_export.source import Export, ExportSource, own_nodes
 from anyaccel_export.text import slug, unique_names
 
 KIND = "anyaccel/device"
@@ -45,7 +46,7 @@ def export(source: ExportSource) -> Export:
     for vendor, edits in source.together.items():
         _add_group(entries, slug(vendor, _NAME), edits, notes)
     try:
-        _add_group(entries, "all", merged(source.together), notes)
+        _add_group(entries, "all", merge_edits(source.together), notes)
     except EnvConflictError as error:
         notes.append(f"There is no {KIND}=all: {error}.")
     entries = {name: edits for name, edits in entries.items() if edits}  # edits that change nothing are not valid
