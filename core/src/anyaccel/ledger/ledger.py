@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import TypeVar
 
-from anyaccel.errors import LeaseNotFoundError, StateDirectoryError
+from anyaccel.errors import LeaseNotFoundError, StateDirectoryError, UsageError
 from anyaccel.ledger.acquisition import Acquisition, Choose, OnWait
 from anyaccel.ledger.blocks import DeviceBlock, change_blocks, check_permission, locked, new_block_id, read_blocks
 from anyaccel.ledger.bodies import clean
@@ -136,14 +136,14 @@ class Ledger:
         With the ``place`` of an abandoned request, the new request keeps the old queue position.
 
         Raises:
-            ValueError: When ``wait`` or ``priority`` is out of range.
+            UsageError: When ``wait`` or ``priority`` is out of range.
             LimitError: When the request is over a limit of this user, whatever leases the user releases.
             ConfigurationError: When the machine's configuration cannot be trusted or understood.
         """
         if wait is not None and not 0 <= wait <= math.inf:
-            raise ValueError(f"wait must be seconds, 0 or more, or None (got {wait!r})")
+            raise UsageError(f"wait must be seconds, 0 or more, or None (got {wait!r})")
         if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
-            raise ValueError(f"priority must be from {-MAX_PRIORITY} to {MAX_PRIORITY} (got {priority!r})")
+            raise UsageError(f"priority must be from {-MAX_PRIORITY} to {MAX_PRIORITY} (got {priority!r})")
         return Acquisition(
             self._state, want, choose, wait=wait, priority=priority, note=note, on_wait=on_wait, kept=place
         )
