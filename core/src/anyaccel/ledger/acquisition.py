@@ -45,7 +45,7 @@ from anyaccel.ledger.names import (
 from anyaccel.ledger.record import LeaseRecord
 from anyaccel.ledger.tenure import ENTRY
 from anyaccel.ledger.tickets import TicketFile
-from anyaccel.ledger.turns import current_policy, hashed, list_holdings, own_user, read_ticket, with_facts
+from anyaccel.ledger.turns import current_policy, hashed, list_holdings, own_user, read_ticket, with_blocks, with_past
 from anyaccel.linux import mark as marks
 from anyaccel.linux import process
 from anyaccel.linux.inotify import FileEvents
@@ -531,7 +531,7 @@ class Acquisition:
         tickets are swept.
         """
         # Again, with the directory locked, so that no drain or reservation comes in between.
-        self._policy = with_facts(self._policy, self._state)
+        self._policy = with_blocks(self._policy, self._state)
         if self._state.replaced(directory) or not self._in_front(directory, listing):
             return False
         if self.over_limits(directory, listing, self._over):
@@ -699,7 +699,7 @@ class Acquisition:
         """
         if not listing.tickets:
             return []
-        policy = self._policy
+        policy = with_past(self._policy)  # only here, since few requests meet others that wait
         held = () if policy.plain else list_holdings(directory, listing)
         own = self._own
         now = process.boot_seconds()
