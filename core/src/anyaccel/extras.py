@@ -11,7 +11,7 @@ COMMANDS = {
     "kubernetes": "kubernetes",
 }  # fmt: skip
 """Extras by command."""
-OPTIONS = dict.fromkeys(("--detach", "--after", "--after-ok", "--begin", "--notify"), "jobs")
+OPTIONS = dict.fromkeys(("--ranks", "--port", "--detach", "--after", "--after-ok", "--begin", "--notify"), "jobs")
 """Extras by the option that they add to a command."""
 ENGINES = {"dask": "dask", "ray": "ray"}
 """Extras by engine."""

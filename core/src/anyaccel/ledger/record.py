@@ -114,6 +114,7 @@ class TicketRecord(Value):
         starts: Start if every lease lasts until its time limit, in seconds since 1970; None when unknown.
         behind: Number of earlier requests that want one of the same devices.
         limits: The limits of the user that are in the way, from the machine's configuration, a clause each.
+        used: Device-seconds that fair shares count for the user; None if the machine counts no use over time.
         request: Text of the request, like the two below without proof.
         note: Purpose of the lease.
         command: Name of the program.
@@ -133,6 +134,7 @@ class TicketRecord(Value):
     starts: float | None = None
     behind: int = 0
     limits: tuple[str, ...] = ()
+    used: float | None = None
 
 
 def write_body(request: str, note: str, *, confined: bool = False, **more: Any) -> bytes:
