@@ -451,12 +451,13 @@ class Ledger:
         except NoStateDirectoryError as error:
             raise LeaseNotFoundError(f"no lease {lease_id!r} is active: {error}") from error
 
-    def renew(self, lease_id: str, tenure: Tenure) -> None:
+    def renew(self, lease_id: str, tenure: Tenure, *, note: str | None = None) -> None:
         """Replace the tenure of an own lease on behalf of other processes.
 
         Args:
             lease_id: Identity of the lease.
             tenure: The new tenure.
+            note: The new purpose of the lease, for display; None leaves it as it is.
 
         Raises:
             LeaseNotFoundError: When the lease has ended, or may have been taken for ended during the call, which then
@@ -467,7 +468,7 @@ class Ledger:
         from anyaccel.ledger.renewal import renew
 
         try:
-            renew(self._state, lease_id, tenure)
+            renew(self._state, lease_id, tenure, note)
         except NoStateDirectoryError as error:
             raise LeaseNotFoundError(f"lease {lease_id} has ended: {error}", hint="acquire the devices anew") from error
 
