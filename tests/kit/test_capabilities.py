@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from anyaccel.kit import Card, Catalog, Ids, Mask, Sets, Tool, Vendor, number
-from anyaccel.plugin import EnvContext, Health, Term
+from anyaccel.plugin import EnvContext, Health, Term, replace
 
 PRODUCTS = """
 pci_names = '''
@@ -76,8 +76,7 @@ def test_a_revision_is_read_only_where_a_product_asks_for_it(base, machine):
 
 def test_a_mask_may_name_sets_of_devices(base, machine):
     class Quads(base):
-        mask = Mask("ACME_VISIBLE", Sets(lambda device: str(device.attributes["pair"]), pattern=r"pair\d"))
-        set_attribute = "pair"
+        mask = Mask("ACME_VISIBLE", Sets("pair"))
 
         def read_card(self, card: Card) -> None:
             card.attributes["pair"] = card.read("pair")
@@ -96,6 +95,14 @@ def test_a_mask_may_name_sets_of_devices(base, machine):
     assert plugin.anyaccel_visible({"ACME_VISIBLE": "pair2,pair9"}, devices) == [devices[4].id]
     assert plugin.anyaccel_validate(APU, pair) is None
     assert plugin.anyaccel_validate(APU, devices[4:]) is None
+    # A list of sets says nothing about the order within a set, so the devices come in the order of their indexes.
+    assert plugin.anyaccel_visible({"ACME_VISIBLE": "pair1,pair0"}, devices) == [device.id for device in devices[:4]]
+    # Simulated devices have no set: each is a set of its own.
+    simulated = [replace(device, attributes={}) for device in devices]
+    edits = plugin.anyaccel_env(simulated[1:3], EnvContext(devices=simulated))
+    assert edits.set == {"ACME_VISIBLE": "1,2"}
+    assert plugin.anyaccel_visible(edits.set, simulated) == [device.id for device in simulated[1:3]]
+    assert plugin.anyaccel_validate(APU, simulated[1:3]) is None
     reason = plugin.anyaccel_validate(APU, devices[:2])
     assert reason.endswith("is one of 2 devices that the mask names as pair0; ask for all 2 of them")
 

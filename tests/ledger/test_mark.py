@@ -64,24 +64,40 @@ def few_marks(monkeypatch):
     monkeypatch.setattr(mark.os, "urandom", lambda count: bytes([*bytes(count - 1), random(1)[0] % 4]))
 
 
-@pytest.mark.parametrize("draw", [mark.draw, mark.draw_often], ids=["draw", "draw often"])
-def test_no_mark_is_drawn_that_a_living_process_carries(claim, few_marks, monkeypatch, draw):
+@pytest.fixture
+def no_scan_yet(monkeypatch):
+    """Let this process scan for living marks at its next draw."""
+    monkeypatch.setattr(mark, "_scan", (float("-inf"), frozenset()))
+    monkeypatch.setattr(mark, "_drawn", set())
+
+
+def test_no_mark_is_drawn_that_a_living_process_carries(claim, few_marks, monkeypatch):
     """As of a process that has given its devices back: no lease names its mark any more."""
-    monkeypatch.setattr(mark, "_SEEN_SECONDS", -1.0)
+    monkeypatch.setattr(mark, "_SCAN_SECONDS", -1.0)
     stale = claim()
     outer = mark.own()
     carried = [(*outer, number) for number in (1, 2)]
     stale.do(f"from anyaccel.linux import mark; mark.put({(*carried[0], 7)!r})")
     other = claim()
     other.do(f"from anyaccel.linux import mark; mark.put({carried[1]!r})")
-    assert {draw() for _ in range(40)} <= {(*outer, 3), (*outer, 4)}
+    assert {mark.draw() for _ in range(40)} <= {(*outer, 3), (*outer, 4)}
 
 
-def test_a_pool_remembers_the_marks_that_it_has_drawn(few_marks, monkeypatch):
-    """Nothing carries them by then: its workers have not been told."""
-    monkeypatch.setattr(mark, "_seen", (float("-inf"), frozenset()))
-    monkeypatch.setattr(mark, "_drawn", set())
-    assert len({mark.draw_often() for _ in range(4)}) == 4
+def test_no_mark_is_drawn_twice(few_marks, no_scan_yet):
+    """No process carries the first one by then: what it is for has not been started."""
+    assert len({mark.draw() for _ in range(4)}) == 4
+
+
+def test_draws_within_a_minute_share_a_scan_with_a_forked_child(no_scan_yet, monkeypatch):
+    real, scans = mark.hard_limit, []
+    monkeypatch.setattr(mark, "hard_limit", lambda pid: (pid == os.getpid() and scans.append(pid), real(pid))[1])
+    parent = {mark.draw() for _ in range(4)}
+    child = os.fork()
+    if child == 0:
+        drawn = {mark.draw() for _ in range(4)}
+        os._exit(len(scans) == 1 and len(drawn) == 4 and not drawn & parent)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert scans == [os.getpid()]
 
 
 def test_a_lease_gets_no_mark_that_a_living_process_carries(claim):
@@ -92,6 +108,7 @@ def test_a_lease_gets_no_mark_that_a_living_process_carries(claim):
     few = "lambda count: bytes([*bytes(3), real(1)[0] % 2]) if count == 4 else real(count)"
     for _ in range(8):  # each of two at random
         holder.do(f"real = os.urandom; os.urandom = {few}")
+        holder.do(IMPORT + "mark._scan, mark._drawn = (float('-inf'), frozenset()), set()")
         holder.do(IMPORT + TAKE + "os.urandom = real; lease.release()")
         assert tuple(holder.do("lease.mark")) == (*outer, 2)
 

@@ -50,6 +50,7 @@ def project(tmp_path, monkeypatch):
     def project(file, old, new_text):
         # The function of the command, not a process: a project is written in a millisecond.
         arguments = {"vendor": "acme", "resource": None, "kind": "npu", "brand": None, "variant": "sysfs", "json": True}
+        arguments |= {"driver": None, "pci": "ace0", "mask": None}
         new(type("Arguments", (), {**arguments, "directory": str(tmp_path / "project")}))
         path = tmp_path / "project" / "src" / "anyaccel_acme" / file
         text = path.read_text()

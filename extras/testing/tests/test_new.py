@@ -28,11 +28,12 @@ FILES = [
     "src/anyaccel_{}/presence.json",
     "src/anyaccel_{}/products.toml",
     "src/anyaccel_{}/py.typed",
+    "tests/test_mask.py",
     "tests/test_plugin.py",
 ]
 
 # One of each template and the example of the documentation, installed together.
-PROJECTS = ("anyaccel-my-npu", "anyaccel-other", "anyaccel-lumen")
+PROJECTS = ("anyaccel-my-npu", "anyaccel-other", "anyaccel-lumen", "anyaccel-open")
 
 
 def new(anyaccel, *arguments, **options):
@@ -53,6 +54,10 @@ def test_a_new_project_and_the_example_work_in_a_clean_environment(anyaccel, tmp
     assert (status, out) == (0, "anyaccel-my-npu\n"), err
     status, out, err = new(anyaccel, "other", "--from", "tool", cwd=tmp_path)
     assert (status, out) == (0, "anyaccel-other\n"), err
+    # Facts that an author knows from the start reach the recordings, too; no variable hides these devices.
+    facts = ("--brand", "Open", "--driver", "opendrv", "--pci", "0afe", "--mask", "none")
+    status, out, err = new(anyaccel, "open", *facts, cwd=tmp_path)
+    assert (status, out) == (0, "anyaccel-open\n"), err
     copy_project(EXAMPLE, tmp_path / "anyaccel-lumen")
     python = str(tmp_path / "venv" / "bin" / "python") if clean else sys.executable
     # pytest of the inner run must not inherit options or plug-ins of this one.
@@ -75,8 +80,8 @@ def test_a_new_project_and_the_example_work_in_a_clean_environment(anyaccel, tmp
     else:
         site = tmp_path / "site"
         run(*pip, "--no-deps", "--no-build-isolation", "--target", site, *(f"./{name}" for name in PROJECTS))
-        environ |= {"PYTHONPATH": str(site), "ANYACCEL_PLUGINS": "my_npu,other,lumen"}
-    for project, rival in zip(PROJECTS, ("other", "my_npu", ""), strict=True):
+        environ |= {"PYTHONPATH": str(site), "ANYACCEL_PLUGINS": "my_npu,other,lumen,open"}
+    for project, rival in zip(PROJECTS, ("other", "my_npu", "", ""), strict=True):
         # Both new projects have the made-up PCI id of the template: beside each other they would claim the same cards.
         alone = environ | {"ANYACCEL_DISABLE": rival}
         tests = run(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", cwd=tmp_path / project, env=alone)
@@ -88,6 +93,7 @@ def test_a_new_project_and_the_example_work_in_a_clean_environment(anyaccel, tmp
     assert [(plugin["vendor"], plugin["state"], plugin["resource"]) for plugin in listed] == [
         ("lumen", "ok", "LUX"),
         ("my_npu", "ok", "NPU"),
+        ("open", "ok", "OPEN"),
         ("other", "ok", "OTHER"),
     ]
     shown = run(*cli, "--machine", "sim:MyNpu-One:4", "run", "NPU:2", "--", "printenv", "MY_NPU_VISIBLE_DEVICES")
@@ -112,6 +118,22 @@ def test_no_word_of_the_template_is_left(anyaccel, tmp_path):
     assert 'Mask("ZETA9_VISIBLE_DEVICES"' in text
 
 
+def test_a_project_without_a_mask_has_the_driver_and_the_ids_everywhere(anyaccel, tmp_path):
+    facts = ("--driver", "zdrv", "--pci", "0afe", "--mask", "none")
+    status, _, err = new(anyaccel, "zeta9", *facts, "--directory", str(tmp_path / "p"), cwd=tmp_path)
+    assert status == 0, err
+    files = {str(path.relative_to(tmp_path / "p")): path.read_text() for path in (tmp_path / "p").rglob("*.*")}
+    assert "tests/test_mask.py" not in files
+    text = "".join(files.values())
+    assert re.findall(r"(?i)ace0|/sys/module/zeta9|/drivers/zeta9|visible_devices", text) == []
+    assert "Mask" not in text
+    assert 'driver = "zdrv"' in text
+    assert "pci_vendors, pci_known = (0x0AFE,), True" in text
+    assert "    mask = None\n" in text
+    driver_only = files["recordings/driver-without-device/machine.json"]
+    assert "/sys/module/zdrv" in driver_only
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -120,6 +142,9 @@ def test_no_word_of_the_template_is_left(anyaccel, tmp_path):
         (("acme", "--resource", "a b"), "a resource must match"),
         (("acme", "--kind", "GPU"), "a kind must match"),
         (("acme", "--brand", 'A"'), "a brand must match"),
+        (("acme", "--driver", "a/b"), "a driver must match"),
+        (("acme", "--pci", "0x1022"), "a PCI vendor id must match [0-9a-f]{4} (got '0x1022')"),
+        (("acme", "--mask", "a-b"), "a mask must match"),
         (("acme", "--directory", "/proc/x"), "cannot be written: No such file or directory; choose another"),
         (("acme", "--directory", "full"), "full exists and is not empty; choose another one with --directory"),
         ((), "the following arguments are required: VENDOR"),

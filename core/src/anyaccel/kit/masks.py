@@ -135,29 +135,28 @@ class Ids:
 
 
 class Sets:
-    """Entries that name a set of devices by an id, such as a board: ``quad0``. A mask takes whole sets."""
+    """Entries that name a set of devices by an id, such as a board: ``quad0``. A mask takes whole sets.
 
-    def __init__(self, id: Callable[[Device], str], *, pattern: str = ".+") -> None:  # noqa: A002 - what it gives
-        """Describe the ids of sets.
+    Attributes:
+        attribute: Attribute of a device with the id of its set.
+    """
 
-        Args:
-            id: Returns the id of the set of a device.
-            pattern: Regular expression that a whole entry must match.
-        """
-        self._id = id
-        self._pattern = pattern
+    def __init__(self, attribute: str) -> None:
+        """Name the attribute of a device in which detection stores the id of its set."""
+        self.attribute = attribute
 
     def name(self, device: Device) -> str:
-        """Return the id of a device's set."""
-        return self._id(device)
+        """Return the id of a device's set; a device without the attribute is a set of its own, named by its index."""
+        # All simulated devices of a product have the same attributes, so those are in no set.
+        return str(device.attributes.get(self.attribute, device.index))
 
     def fits(self, entry: str) -> bool:
-        """Return True if an entry looks like the id of a set."""
-        return re.fullmatch(self._pattern, entry, re.ASCII) is not None
+        """Return True if an entry is not empty: ids of sets have no known form."""
+        return bool(entry)
 
     def find(self, entry: str, devices: Sequence[Device]) -> Sequence[Device]:
         """Return the devices of a set."""
-        return [device for device in devices if self._id(device) == entry]
+        return [device for device in devices if self.name(device) == entry]
 
 
 class Mask:
@@ -203,7 +202,8 @@ class Mask:
             remedy: Remedy for a value that is refused; ``unset VARIABLE`` if empty.
             blanks: Whether blanks around an entry are ignored.
             ordered: Whether the process sees the devices in the order of the list. If the runtime keeps its own order,
-                the list is written and read in the order of the devices' indexes.
+                the list is written and read in the order of the devices' indexes. So is a list of ``Sets``, which
+                says nothing about the order within a set.
         """
         self.variable = variable
         self.nothing = nothing
@@ -218,7 +218,12 @@ class Mask:
         self._entries = entries
         self._remedy = remedy or f"unset {variable}"
         self._blanks = blanks
-        self._ordered = ordered and not strict
+        self._ordered = ordered and not strict and not self.set_attribute
+
+    @property
+    def set_attribute(self) -> str:
+        """Attribute of a device with the id of its set, if the mask is written as :class:`Sets`; otherwise empty."""
+        return self._forms[0].attribute if isinstance(self._forms[0], Sets) else ""
 
     def write(self, devices: Sequence[Device]) -> str:
         """Return the value for exactly these devices.
@@ -227,7 +232,7 @@ class Mask:
             FaultError: A device is listed twice.
         """
         names = [self._forms[0].name(device) for device in self._in_order(devices)]
-        if isinstance(self._forms[0], Sets):
+        if self.set_attribute:
             # Each device of a set has the id of the set; Vendor.validate() sees to whole sets.
             return ",".join(dict.fromkeys(names)) or self.nothing
         if len(set(names)) < len(names):

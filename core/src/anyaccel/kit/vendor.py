@@ -86,8 +86,6 @@ class Vendor:
         numbers_restart: Whether the numbers restart in each parent, such as a partition. Then they are unique per
             parent, and the mask must name both; the index is the position, the number is the attribute ``number``.
         number_remedy: Remedy if that number is unknown.
-        set_attribute: Attribute of a device with the id of its set, if the mask names sets of devices
-            (:class:`Sets`). A job gets whole sets; detection adds the attribute ``set_size``.
         nameless: Attribute that marks a device without a name in the mask; such a card must also be blamed.
         state_file: File of a card in which the driver reports the card's state; empty if there is no such file. The
             catalog's table ``[states]`` lists every state of the driver.
@@ -131,7 +129,6 @@ class Vendor:
     number_name: str = ""
     numbers_restart: bool = False
     number_remedy: str = ""
-    set_attribute: str = ""
     nameless: str = "nameless"
     state_file: str = ""
     unreadable: str = ""
@@ -144,12 +141,18 @@ class Vendor:
     tool: Tool | None = None
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Remove the hook ``anyaccel_validate`` unless the class overrides :meth:`validate` or :meth:`maskable`."""
+        """Remove the hooks ``anyaccel_validate`` and ``anyaccel_handover`` unless the class overrides their methods."""
         super().__init_subclass__(**options)
-        own = (cls.validate is not Vendor.validate, cls.maskable is not Vendor.maskable, bool(cls.set_attribute))
+        own = (
+            cls.validate is not Vendor.validate,
+            cls.maskable is not Vendor.maskable,
+            bool(cls.mask and cls.mask.set_attribute),
+        )
         # The core checks counts and exclusive devices itself. A hook that is not there saves a call into the vendor's
         # process.
         cls.anyaccel_validate = Vendor.anyaccel_validate if any(own) else None  # type: ignore[method-assign,assignment]
+        handed = cls.hand_over is not Vendor.hand_over  # else each lease would cost a process
+        cls.anyaccel_handover = Vendor.anyaccel_handover if handed else None  # type: ignore[method-assign,assignment]
 
     # Who the vendor is.
 
@@ -238,10 +241,10 @@ class Vendor:
         for card in cards:
             self.identify(card)
         self.arrange(cards)
-        if self.set_attribute:
-            sizes = Counter(card.attributes.get(self.set_attribute) for card in cards)
+        if self.mask and (key := self.mask.set_attribute):
+            sizes = Counter(card.attributes.get(key) for card in cards)
             for card in cards:
-                card.attributes["set_size"] = sizes[card.attributes.get(self.set_attribute)]
+                card.attributes["set_size"] = sizes[card.attributes.get(key)]
         self.connect(ctx, cards)
         return inventory(cards, self.driver_version(ctx), notes)
 
@@ -442,9 +445,10 @@ class Vendor:
 
     def _split_set(self, devices: Sequence[Device]) -> str | None:
         """Return the reason why devices are not whole sets of the mask, or None."""
-        counts = Counter(device.attributes.get(self.set_attribute) for device in devices if self.set_attribute)
-        for device in devices if counts else ():
-            name, size = (device.attributes.get(each) for each in (self.set_attribute, "set_size"))
+        key = self.mask.set_attribute if self.mask else ""
+        counts = Counter(device.attributes.get(key) for device in devices)
+        for device in devices if key else ():
+            name, size = (device.attributes.get(each) for each in (key, "set_size"))
             if isinstance(size, int) and counts[name] != size:
                 return f"{device.id} is one of {size} devices that the mask names as {name}; ask for all {size} of them"
         return None
@@ -676,6 +680,14 @@ class Vendor:
         """Return further findings: conflicting variables, settings of the machine, errors in the kernel log."""
         return ()
 
+    # What happens when devices are given and given back.
+
+    def hand_over(self, devices: Sequence[Device], ctx: ProbeContext, *, given: bool) -> None:
+        """Change devices for their holder (``given``), or put them into their idle state; raise on failure.
+
+        A vendor without this method changes nothing. See ``anyaccel_handover`` for what each call must allow for.
+        """
+
     # The hooks: each calls the method of its name.
 
     @hookimpl
@@ -724,6 +736,11 @@ class Vendor:
     def anyaccel_container(self, devices: Sequence[Device]) -> ContainerEdits:
         """See :meth:`container`."""
         return self.container(devices)
+
+    @hookimpl
+    def anyaccel_handover(self, devices: Sequence[Device], ctx: ProbeContext, given: bool) -> None:
+        """See :meth:`hand_over`."""
+        self.hand_over(devices, ctx, given=given)
 
     @hookimpl
     def anyaccel_diagnose(self, ctx: ProbeContext) -> Sequence[Finding]:

@@ -25,6 +25,7 @@ from anyaccel.errors import DevicesBusyError, LeaseCancelledError, LimitError
 from anyaccel.ledger import listing as listings
 from anyaccel.ledger import record, tickets
 from anyaccel.ledger.blocks import read_blocks
+from anyaccel.ledger.bodies import with_entry
 from anyaccel.ledger.device_locks import DeviceLocks, describe
 from anyaccel.ledger.directory import BUSY_SECONDS, StateDirectory
 from anyaccel.ledger.lease import Lease, Place, Want
@@ -43,8 +44,9 @@ from anyaccel.ledger.names import (
     parse_ticket,
 )
 from anyaccel.ledger.record import LeaseRecord
+from anyaccel.ledger.tenure import ENTRY
 from anyaccel.ledger.tickets import TicketFile
-from anyaccel.ledger.turns import current_policy, hashed, list_holdings, own_user, read_ticket, with_blocks
+from anyaccel.ledger.turns import current_policy, hashed, list_holdings, own_user, read_ticket, with_facts
 from anyaccel.linux import mark as marks
 from anyaccel.linux import process
 from anyaccel.linux.inotify import FileEvents
@@ -407,6 +409,8 @@ class Acquisition:
                 self._over.add(name)
             elif state.life is Life.LEAVING:
                 self._follow(asked[name], asked[name].pid)
+            elif state.life is Life.ON_BEHALF:
+                self._look_soon = True  # no event tells the end of a tenure
             elif state.carriers:
                 self._carriers[name] = state.carriers[0]
                 self._follow(asked[name], state.carriers[0])
@@ -475,7 +479,7 @@ class Acquisition:
             if want.device_locks:
                 self._device_locks.open(choice, want.device_locks)
                 locks = tuple(each.path for device in choice for each in want.device_locks.get(device, ()))
-            body = record.lease_body(want.request, self._note, confined=want.confined, locks=locks)
+            body = self._write_body(locks)
             mark = want.mark(marked) if want.mark else ()  # before the lock, since drawing a mark may scan processes
             for device in choice:
                 file = self._files[device] = LockedFile(self._state.path)
@@ -505,6 +509,12 @@ class Acquisition:
         self._lease = Lease(self._state, nonce, choice, self._files, self._device_locks, mark=mark, period=period)
         return self._lease
 
+    def _write_body(self, locks: tuple[str, ...]) -> bytes:
+        """Return the body of the lease's files, with a tenure that begins now if the request has one."""
+        want = self._want
+        body = record.lease_body(want.request, self._note, confined=want.confined, locks=locks)
+        return body if want.tenure is None else with_entry(body, ENTRY, want.tenure().encode())
+
     def _withdraw(self) -> None:
         """Remove the files of an unpublished lease; unlock its devices."""
         self._device_locks.unlock()  # explicitly: a child that was forked meanwhile has copies of the descriptors
@@ -521,7 +531,7 @@ class Acquisition:
         tickets are swept.
         """
         # Again, with the directory locked, so that no drain or reservation comes in between.
-        self._policy = with_blocks(self._policy, self._state)
+        self._policy = with_facts(self._policy, self._state)
         if self._state.replaced(directory) or not self._in_front(directory, listing):
             return False
         if self.over_limits(directory, listing, self._over):

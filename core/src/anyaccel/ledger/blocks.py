@@ -15,10 +15,11 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 
 from anyaccel.errors import LeasePermissionError, LedgerError
+from anyaccel.ledger.bodies import clean, read_number, read_object
 from anyaccel.ledger.directory import BUSY_SECONDS, StateDirectory
 from anyaccel.ledger.names import hash_device
 from anyaccel.ledger.places import MACHINE_WIDE
-from anyaccel.ledger.record import LeaseRecord, clean, read_number, read_object
+from anyaccel.ledger.record import LeaseRecord
 from anyaccel.linux import process
 from anyaccel.linux.files import write_whole
 from anyaccel.linux.users import user_name

@@ -34,13 +34,14 @@ _ROUNDS = 100
 """Listings of one scan until it gives up, because processes fork faster than it can follow."""
 _FASTEST_FORK = 2e-6
 """Least seconds of a fork, over all processors: bounds how soon the process ids can wrap."""
-_SEEN_SECONDS = 60.0
-"""How long a pool relies on its last scan. A scan takes a system call for each process."""
+_SCAN_SECONDS = 60.0
+"""How long this process relies on its last scan for living marks."""
 
 _lock = renew_in_child(allocate_lock())
 _of_process: tuple[int, Mark] = (0, ())
-_seen: tuple[float, frozenset[Mark]] = (float("-inf"), frozenset())
+_scan: tuple[float, frozenset[Mark]] = (float("-inf"), frozenset())
 _drawn: set[Mark] = set()
+"""Marks drawn since the last scan, which a process may carry soon."""
 
 
 def own() -> Mark | None:
@@ -98,7 +99,10 @@ def limit(mark: Mark) -> int:
 
 
 def draw(used: Collection[Mark] = (), *, inside: Mark | None = None) -> Mark:
-    """Draw a random mark without a living carrier, by a single scan of all processes.
+    """Draw a random mark without a living carrier.
+
+    A scan of all processes takes a system call for each, so a scan serves all draws of a minute, and forked children.
+    A carrier that is younger than the scan is missed; the ledger passes the marks of living leases in ``used``.
 
     Args:
         used: Marks of other leases, which are not drawn either.
@@ -108,44 +112,21 @@ def draw(used: Collection[Mark] = (), *, inside: Mark | None = None) -> Mark:
         The mark. Empty where this process can carry none: three fields are the most, and the limit of an administrator
         stays unchanged.
     """
+    global _scan, _drawn
     outer = own() if inside is None else inside
     if outer is None or len(outer) == _LEVELS:
         return ()
-    return _draw(outer, used, _living())
-
-
-def draw_often(used: Collection[Mark] = ()) -> Mark:
-    """Draw a mark like :func:`draw`, with scans at most once a minute: for a pool, which starts many processes.
-
-    The marks of the last scan are kept, with the marks that were drawn since.
-
-    Args:
-        used: Marks of other leases, which are not drawn either.
-
-    Returns:
-        The mark; empty if this process can carry none.
-    """
-    global _seen, _drawn
-    outer = own()
-    if outer is None or len(outer) == _LEVELS:
-        return ()
     now = time.monotonic()
-    if now - _seen[0] > _SEEN_SECONDS:
+    if now - _scan[0] > _SCAN_SECONDS:
         living = _living()  # without the lock: a fork must not find it taken for so long
         with _lock:
-            _seen, _drawn = (now, living | _drawn), set()
+            _scan, _drawn = (now, living | _drawn), set()
     with _lock:
-        mark = _draw(outer, used, _seen[1], _drawn)
-        _drawn.add(mark)
-    return mark
-
-
-def _draw(outer: Mark, *used: Collection[Mark]) -> Mark:
-    """Draw a random mark inside an outer mark, outside of several collections of marks."""
-    while True:
-        mark = (*outer, 1 + int.from_bytes(os.urandom(4)) % (_ONES - 1))  # neither 0 nor all ones
-        if not any(mark in each for each in used):
-            return mark
+        while True:
+            mark = (*outer, 1 + int.from_bytes(os.urandom(4)) % (_ONES - 1))  # neither 0 nor all ones
+            if not any(mark in known for known in (used, _scan[1], _drawn)):
+                _drawn.add(mark)
+                return mark
 
 
 def _living() -> frozenset[Mark]:
