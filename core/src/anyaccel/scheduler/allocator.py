@@ -168,9 +168,8 @@ class Allocator:
             never = not (plan.ever_fits or plan.request.else_cpu)
             verdict = None
             if never and infeasible == "raise":
-                verdict = self._judge(
-                    plan, self._waiting(plan, _LAST, priority, seconds, user)
-                )  # raised without the lock
+                # Raised without the lock, since the caller's handling of the error may use this scheduler.
+                verdict = self._judge(plan, self._waiting(plan, _LAST, priority, seconds, user))
             else:
                 number = next(self._numbers)
                 waiting = self._waiting(plan, number, priority, seconds, user)
