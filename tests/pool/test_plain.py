@@ -362,7 +362,7 @@ def test_any_plain_value_comes_as_it_was(value):
 
 
 @given(FORMS)
-@settings(deadline=None, max_examples=length(166, 500))
+@settings(deadline=None, max_examples=length(50, 500))
 def test_whatever_a_type_is_said_to_be_made_of_is_refused_or_plain(form):
     assert_refused_or_plain(msgpack.packb(form))
 
