@@ -45,6 +45,7 @@ def is_free(inventory, request):
 @pytest.fixture
 def agents(node):
     """Start a driver, which is killed at a step of the next claim if one is given; the function returns its id."""
+    node.machine = "sim:H100:4"
     script = str(Path(__file__).parent / "nest.py")
     with (node.root / "nest.log").open("w") as log:
         nest = subprocess.Popen(
@@ -83,7 +84,6 @@ def ask(node, method, name, uid):
 
 @pytest.mark.timeout(1800)
 def test_no_device_is_held_twice_and_none_is_lost(node, agents):
-    node.machine = "sim:H100:4"
     seed = int(os.environ.get("ANYACCEL_TEST_SEED", "7"))
     chance = random.Random(seed)
     inventory = anyaccel.detect(node.machine)
@@ -96,6 +96,7 @@ def test_no_device_is_held_twice_and_none_is_lost(node, agents):
     node.wait_for(lambda: ask(node, "prepare", "c0", "u-0"))
     person = Person(inventory, inventory.devices[0])
     person.start()
+    answered = 0
     prepared = dict.fromkeys(range(1, 4), False)  # None: not known, since the driver was killed meanwhile
     for _ in range(KILLS):
         number = chance.randint(1, 3)
@@ -111,6 +112,7 @@ def test_no_device_is_held_twice_and_none_is_lost(node, agents):
         threading.Event().wait(chance.random() * 0.5)  # the moment of the kill
         end(agent)
         caller.join()
+        answered += answers[0]
         if answers[0]:
             prepared[number] = method == "prepare"
         elif before is (method == "prepare"):
@@ -121,6 +123,7 @@ def test_no_device_is_held_twice_and_none_is_lost(node, agents):
         agent = agents()
     person.ended.set()
     person.join()
+    assert answered, "no claim was ever prepared"
     assert person.got == 0, f"{person.got} of {person.tries}"
     for number in range(4):
         node.wait_for(lambda n=number: ask(node, "unprepare", f"c{n}", f"u-{n}"))
