@@ -107,8 +107,8 @@ class ApiServer:
         """Yield the events of a collection until the server ends the watch.
 
         Raises:
-            ApiError: If the server refuses the watch, or the connection breaks; ``status`` is 410 if the events since the
-                version are gone.
+            ApiError: If the server refuses the watch, or the connection breaks; ``status`` is 410 if events since
+                the version are gone.
         """
         text = urllib.parse.urlencode({"watch": "1", "timeoutSeconds": str(WATCH_SECONDS), **query})
         with self._ask("GET", f"{path}?{text}", None, WATCH_SECONDS + TIMEOUT_SECONDS) as answer:
