@@ -135,6 +135,7 @@ LINES = {
     "testbed": [("{text}", "--", "true"), ("{text}",)],
     "new": [("acme", "--directory", "{directory}/{text}/new"), ("{text}",)],
     "record": [("{directory}/{text}/recorded",), ("--verify", "{text}")],
+    "kubernetes": [("status",), ("{text}",)],
     "export": [(target, *NODE) for target in targets()] + [("docker", "--out", "{directory}/no/{text}"), ("{text}",)],
     "report": [(), ("--csv",), ("--plot", "{directory}/no/{text}")],
     "metrics": [(), ("--serve", "{text}")],
