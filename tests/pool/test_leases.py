@@ -12,7 +12,6 @@ from pathlib import Path
 import anyaccel as aa
 import pytest
 from anyaccel.ledger import Ledger
-from anyaccel.pool import dispatcher
 from anyaccel.pool.dispatcher import broker_of
 from waiting import until
 
@@ -353,35 +352,23 @@ def test_a_private_directory_that_another_process_takes_for_a_leftover_is_made_a
     assert len(made) == 2
 
 
-@pytest.fixture
-def asked(monkeypatch):
-    """Requests that the ledger is asked for; what this process holds itself is waited for without end."""
-    found = []
-    begin = Ledger.begin
-
-    def noting(self, want, choose, **options):
-        found.append(want.request)
-        return begin(self, want, choose, **options)
-
-    monkeypatch.setattr(Ledger, "begin", noting)
-    monkeypatch.setattr(dispatcher, "OWN_SECONDS", 1000)
-    return found
+def test_an_idle_process_ends_for_a_request_though_a_running_one_will_end_too(pool, shared, tmp_path):
+    """A worker of one call is not about to give its device back while the call runs."""
+    fresh = pool("A1:1", shared=shared, idle=1000)
+    kept = fresh.options(max_calls=0)
+    running = fresh.submit(wait_for, tmp_path / "end")
+    until(running.running, "the call")
+    idle = kept.submit(os.getpid).result()
+    assert fresh.submit(os.getpid).result() != idle
+    assert not running.done()
+    (tmp_path / "end").touch()
 
 
-def test_the_ledger_is_not_asked_for_what_a_kept_worker_of_ours_holds(pool, asked, tmp_path):
-    one = pool("A1:1", machine="sim:A1:1", max_calls=0)
-    first = one.submit(wait_for, tmp_path / "go on")
-    until(first.running, "the first call")
-    second = one.submit(os.getpid)
-    until(lambda: second.why() is not None, "the second to wait")
-    assert asked == ["A1:1"]
-    (tmp_path / "go on").touch()
-    assert second.result() == first.result()
-    assert asked == ["A1:1"]
-
-
-def test_what_a_worker_of_ours_gives_back_is_asked_for_at_once(pool, asked):
-    fresh = pool("A1:1", machine="sim:A1:1")
-    futures = [fresh.submit(os.getpid) for _ in range(5)]
-    assert len({future.result() for future in futures}) == 5
-    assert len(asked) >= 5
+def test_an_idle_process_makes_room_in_a_full_pool_though_a_running_one_will_end_too(pool, tmp_path):
+    full = pool("A1:1", max_workers=2, idle=1000)
+    running = full.submit(wait_for, tmp_path / "end")
+    until(running.running, "the call")
+    idle = full.options(needs=None).submit(os.getpid).result()
+    assert full.submit(os.getpid).result() != idle
+    assert not running.done()
+    (tmp_path / "end").touch()

@@ -9,6 +9,7 @@ from anyaccel._version import __version__
 
 _HOMES = {
     "anyaccel.cli._notebook": ("load_ipython_extension",),
+    "anyaccel.durations": ("Duration",),
     "anyaccel.errors": (
         "AlreadyLoadedError",
         "AnyaccelError",
@@ -49,13 +50,16 @@ _HOMES = {
     "anyaccel.inventory.labels": ("label",),
     "anyaccel.inventory.observe": ("stats",),
     "anyaccel.inventory.watch": ("Change", "watch"),
+    "anyaccel.launcher.behalf": ("LeaseOnBehalf", "acquire_on_behalf", "find_on_behalf"),
     "anyaccel.launcher.command": ("run",),
+    "anyaccel.launcher.edits": ("container",),
     "anyaccel.launcher.environment": ("WorkerEnvironment", "worker_environment"),
     "anyaccel.launcher.hold": ("DeviceLease", "acquire", "acquire_async"),
     "anyaccel.launcher.launch": ("Launch", "prepare"),
     "anyaccel.launcher.schedulers": ("open_scheduler",),
     "anyaccel.launcher.use": ("ProcessLease", "use"),
     "anyaccel.launcher.verdicts": ("leases", "why"),
+    "anyaccel.launcher.watching": ("LeaseWatch", "watch_leases"),
     "anyaccel.model": (
         "Allocation",
         "Device",
@@ -74,6 +78,7 @@ _HOMES = {
     ),
     "anyaccel.model.document": ("from_json", "to_json"),
     "anyaccel.scheduler": ("Demand", "Fleet", "Reason", "Scheduler", "Ticket", "Verdict", "parse_request"),
+    "anyaccel.scheduler.given": ("choose_devices", "request_devices"),
     "anyaccel.pool.actor": ("Actor",),
     "anyaccel.pool.actors": ("Actors",),
     "anyaccel.pool.call": ("BrokenPoolError", "CallFuture"),

@@ -1,5 +1,6 @@
 from anyaccel._version import __version__ as __version__
 from anyaccel.cli._notebook import load_ipython_extension as load_ipython_extension
+from anyaccel.durations import Duration as Duration
 from anyaccel.errors import AlreadyLoadedError as AlreadyLoadedError
 from anyaccel.errors import AnyaccelError as AnyaccelError
 from anyaccel.errors import BrokenWorkerError as BrokenWorkerError
@@ -39,7 +40,11 @@ from anyaccel.inventory.labels import label as label
 from anyaccel.inventory.observe import stats as stats
 from anyaccel.inventory.watch import Change as Change
 from anyaccel.inventory.watch import watch as watch
+from anyaccel.launcher.behalf import LeaseOnBehalf as LeaseOnBehalf
+from anyaccel.launcher.behalf import acquire_on_behalf as acquire_on_behalf
+from anyaccel.launcher.behalf import find_on_behalf as find_on_behalf
 from anyaccel.launcher.command import run as run
+from anyaccel.launcher.edits import container as container
 from anyaccel.launcher.environment import WorkerEnvironment as WorkerEnvironment
 from anyaccel.launcher.environment import worker_environment as worker_environment
 from anyaccel.launcher.hold import DeviceLease as DeviceLease
@@ -52,6 +57,8 @@ from anyaccel.launcher.use import ProcessLease as ProcessLease
 from anyaccel.launcher.use import use as use
 from anyaccel.launcher.verdicts import leases as leases
 from anyaccel.launcher.verdicts import why as why
+from anyaccel.launcher.watching import LeaseWatch as LeaseWatch
+from anyaccel.launcher.watching import watch_leases as watch_leases
 from anyaccel.model import Allocation as Allocation
 from anyaccel.model import Device as Device
 from anyaccel.model import Fractional as Fractional
@@ -83,3 +90,5 @@ from anyaccel.scheduler import Scheduler as Scheduler
 from anyaccel.scheduler import Ticket as Ticket
 from anyaccel.scheduler import Verdict as Verdict
 from anyaccel.scheduler import parse_request as parse_request
+from anyaccel.scheduler.given import choose_devices as choose_devices
+from anyaccel.scheduler.given import request_devices as request_devices

@@ -5,19 +5,22 @@ from anyaccel._faces import face
 __all__, __getattr__, __dir__ = face(
     __name__,
     {
+        "anyaccel.launcher.behalf": ("LeaseOnBehalf", "acquire_on_behalf", "find_on_behalf"),
         "anyaccel.launcher.command": ("run",),
+        "anyaccel.launcher.edits": ("container", "merge_edits"),
         "anyaccel.launcher.detached": ("JOB_NAME", "fork_child", "start_detached"),
         "anyaccel.launcher.environment": ("DEVICES_VARIABLE", "WorkerEnvironment", "worker_environment"),
         "anyaccel.launcher.hold": ("DeviceLease", "acquire", "acquire_async", "take_async"),
         "anyaccel.launcher.launch": ("Launch", "prepare"),
         "anyaccel.launcher.monitor": ("end_in_time",),
         "anyaccel.launcher.options": ("AcquireOptions", "StartOptions"),
-        "anyaccel.launcher.rendezvous": ("Rendezvous",),
+        "anyaccel.launcher.rendezvous": ("Rendezvous", "make_rank_variables"),
         "anyaccel.launcher.choosing": ("KnownNames", "count_capacity", "validate"),
         "anyaccel.launcher.schedulers": ("open_scheduler",),
         "anyaccel.launcher.start": ("become", "check_program", "make_start_error"),
         "anyaccel.launcher.use": ("ProcessLease", "refuse_if_loaded"),
         "anyaccel.launcher.verdicts": ("leases", "why"),
+        "anyaccel.launcher.watching": ("LeaseWatch", "watch_leases"),
     },
 )
 __all__ += ["time_limit"]

@@ -1,4 +1,7 @@
 from anyaccel.launcher import time_limit as time_limit
+from anyaccel.launcher.behalf import LeaseOnBehalf as LeaseOnBehalf
+from anyaccel.launcher.behalf import acquire_on_behalf as acquire_on_behalf
+from anyaccel.launcher.behalf import find_on_behalf as find_on_behalf
 from anyaccel.launcher.choosing import KnownNames as KnownNames
 from anyaccel.launcher.choosing import count_capacity as count_capacity
 from anyaccel.launcher.choosing import validate as validate
@@ -6,6 +9,8 @@ from anyaccel.launcher.command import run as run
 from anyaccel.launcher.detached import JOB_NAME as JOB_NAME
 from anyaccel.launcher.detached import fork_child as fork_child
 from anyaccel.launcher.detached import start_detached as start_detached
+from anyaccel.launcher.edits import container as container
+from anyaccel.launcher.edits import merge_edits as merge_edits
 from anyaccel.launcher.environment import DEVICES_VARIABLE as DEVICES_VARIABLE
 from anyaccel.launcher.environment import WorkerEnvironment as WorkerEnvironment
 from anyaccel.launcher.environment import worker_environment as worker_environment
@@ -19,6 +24,7 @@ from anyaccel.launcher.monitor import end_in_time as end_in_time
 from anyaccel.launcher.options import AcquireOptions as AcquireOptions
 from anyaccel.launcher.options import StartOptions as StartOptions
 from anyaccel.launcher.rendezvous import Rendezvous as Rendezvous
+from anyaccel.launcher.rendezvous import make_rank_variables as make_rank_variables
 from anyaccel.launcher.schedulers import open_scheduler as open_scheduler
 from anyaccel.launcher.start import become as become
 from anyaccel.launcher.start import check_program as check_program
@@ -27,3 +33,5 @@ from anyaccel.launcher.use import ProcessLease as ProcessLease
 from anyaccel.launcher.use import refuse_if_loaded as refuse_if_loaded
 from anyaccel.launcher.verdicts import leases as leases
 from anyaccel.launcher.verdicts import why as why
+from anyaccel.launcher.watching import LeaseWatch as LeaseWatch
+from anyaccel.launcher.watching import watch_leases as watch_leases

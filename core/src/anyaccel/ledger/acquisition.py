@@ -24,7 +24,8 @@ from itertools import filterfalse
 from anyaccel.errors import DevicesBusyError, LeaseCancelledError, LimitError
 from anyaccel.ledger import listing as listings
 from anyaccel.ledger import record, tickets
-from anyaccel.ledger.blocks import read_blocks
+from anyaccel.ledger.blocks import find_barred, read_blocks
+from anyaccel.ledger.bodies import with_entry
 from anyaccel.ledger.device_locks import DeviceLocks, describe
 from anyaccel.ledger.directory import BUSY_SECONDS, StateDirectory
 from anyaccel.ledger.lease import Lease, Place, Want
@@ -34,7 +35,6 @@ from anyaccel.ledger.names import (
     ENDLESS,
     LeaseName,
     Period,
-    hash_device,
     hashes,
     is_inner,
     lease_name,
@@ -43,8 +43,9 @@ from anyaccel.ledger.names import (
     parse_ticket,
 )
 from anyaccel.ledger.record import LeaseRecord
+from anyaccel.ledger.tenure import ENTRY
 from anyaccel.ledger.tickets import TicketFile
-from anyaccel.ledger.turns import current_policy, hashed, list_holdings, own_user, read_ticket, with_blocks
+from anyaccel.ledger.turns import current_policy, hashed, list_holdings, own_user, read_ticket, with_blocks, with_past
 from anyaccel.linux import mark as marks
 from anyaccel.linux import process
 from anyaccel.linux.inotify import FileEvents
@@ -390,8 +391,9 @@ class Acquisition:
         """Return the devices of the request that are drained, or reserved for another user."""
         if not self._policy.blocks:
             return []
-        barred = self._policy.barred(self.facts, process.boot_seconds())
-        return [device for device in self._want.concerned if hash_device(device) in barred]
+        # By name, not by the policy's hashes: another device may share the hash of a drained one.
+        barred = find_barred(self._state, self.facts)
+        return [device for device in self._want.concerned if device in barred]
 
     def _count_out(self, directory: int, leases: Iterable[LeaseName]) -> None:
         """Add ended leases to ``_over``; for the rest, watch visible processes whose end frees a suitable device."""
@@ -407,6 +409,8 @@ class Acquisition:
                 self._over.add(name)
             elif state.life is Life.LEAVING:
                 self._follow(asked[name], asked[name].pid)
+            elif state.life is Life.ON_BEHALF:
+                self._look_soon = True  # no event tells the end of a tenure
             elif state.carriers:
                 self._carriers[name] = state.carriers[0]
                 self._follow(asked[name], state.carriers[0])
@@ -475,7 +479,7 @@ class Acquisition:
             if want.device_locks:
                 self._device_locks.open(choice, want.device_locks)
                 locks = tuple(each.path for device in choice for each in want.device_locks.get(device, ()))
-            body = record.lease_body(want.request, self._note, confined=want.confined, locks=locks)
+            body = self._write_body(locks)
             mark = want.mark(marked) if want.mark else ()  # before the lock, since drawing a mark may scan processes
             for device in choice:
                 file = self._files[device] = LockedFile(self._state.path)
@@ -504,6 +508,12 @@ class Acquisition:
                 self._withdraw()
         self._lease = Lease(self._state, nonce, choice, self._files, self._device_locks, mark=mark, period=period)
         return self._lease
+
+    def _write_body(self, locks: tuple[str, ...]) -> bytes:
+        """Return the body of the lease's files, with a tenure that begins now if the request has one."""
+        want = self._want
+        body = record.lease_body(want.request, self._note, confined=want.confined, locks=locks)
+        return body if want.tenure is None else with_entry(body, ENTRY, want.tenure().encode())
 
     def _withdraw(self) -> None:
         """Remove the files of an unpublished lease; unlock its devices."""
@@ -689,7 +699,7 @@ class Acquisition:
         """
         if not listing.tickets:
             return []
-        policy = self._policy
+        policy = with_past(self._policy)  # only here, since few requests meet others that wait
         held = () if policy.plain else list_holdings(directory, listing)
         own = self._own
         now = process.boot_seconds()

@@ -8,7 +8,9 @@ from collections.abc import Iterator, Mapping
 
 from anyaccel.errors import LedgerError
 from anyaccel.ledger.blocks import read_blocks
+from anyaccel.ledger.bodies import clean
 from anyaccel.ledger.directory import NoStateDirectoryError, StateDirectory, find
+from anyaccel.ledger.handovers import list_changed
 from anyaccel.ledger.listing import Listing, find_debris, find_states, owner_of, read
 from anyaccel.ledger.lockfile import Life, find_obstacle, probe_lock
 from anyaccel.ledger.names import without_scope
@@ -20,7 +22,8 @@ from anyaccel.ledger.places import (
     private_directories,
     private_places,
 )
-from anyaccel.ledger.record import clean, owner
+from anyaccel.ledger.record import owner
+from anyaccel.ledger.tenure import RENEWED, read_tenure
 from anyaccel.linux import mark as marks
 from anyaccel.linux.users import outside, user_name
 from anyaccel.model import Finding, Severity
@@ -57,6 +60,8 @@ def diagnose(environ: Mapping[str, str]) -> tuple[Finding, ...]:
             *_unreadable_leases(state, directory),
             *_leftover_files(state, directory),
             *_blocked_devices(state),
+            *_unfinished_handovers(directory),
+            *_unrenewed_leases(directory),
             _summary(state, directory, environ),
         )
     except OSError as error:
@@ -181,11 +186,39 @@ def _leftover_files(state: StateDirectory, directory: int) -> Iterator[Finding]:
         yield Finding(severity=severity, reason=message, remedy=fix)
 
 
+def _unfinished_handovers(directory: int) -> Iterator[Finding]:
+    """Find devices that a vendor has changed for a holder that ended without undoing the change."""
+    changed = list_changed(directory)
+    leases = read(directory).leases if changed else ()
+    states = find_states(directory, leases)
+    held = {lease.device for lease in leases if states[lease.name].life is not Life.OVER}
+    for device in sorted(changed.keys() - held):
+        message = f"{without_scope(device)} was not put back into its idle state after lease {changed[device]}"
+        fix = f"nothing: the next lease of it does that; to do it now: anyaccel run {without_scope(device)} -- true"
+        yield Finding(severity=Severity.WARN, reason=message, remedy=fix)
+
+
 def _blocked_devices(state: StateDirectory) -> Iterator[Finding]:
     """Name the devices with a drain or a reservation that has not ended: a forgotten drain costs a device."""
     for block in read_blocks(state):
         for record in block.records():
             yield Finding(severity=Severity.OK, reason=str(record), remedy=record.hint)
+
+
+def _unrenewed_leases(directory: int) -> Iterator[Finding]:
+    """Find leases on behalf of others that are not renewed any more: their program has stopped."""
+    leases = read(directory).leases
+    for name, found in find_states(directory, leases).items():
+        if found.life is Life.ON_BEHALF and not found.reason.startswith(RENEWED):
+            lease = next(lease for lease in leases if lease.name == name)
+            tenure = read_tenure(directory, lease)
+            yield Finding(
+                severity=Severity.WARN,
+                reason=f"{without_scope(lease.device)} is held on behalf of {tenure.key if tenure else 'others'}:"
+                f" {found.reason}",
+                remedy="start the program again that took the lease, such as the Kubernetes agent; or 'anyaccel release"
+                f" --forget {lease.id}' once nothing uses the device",
+            )
 
 
 def _dead(directory: int, listing: Listing) -> Iterator[str]:

@@ -19,6 +19,7 @@ from anyaccel.ledger.listing import LeaseState, find_states, read, sweep
 from anyaccel.ledger.lockfile import Life, read_body
 from anyaccel.ledger.names import LeaseName
 from anyaccel.ledger.record import read_locks
+from anyaccel.ledger.tenure import Tenure, read_tenure
 from anyaccel.linux import process, system
 from anyaccel.linux.descriptors import has_lock, open_files
 from anyaccel.linux.teardown import KILL_SECONDS, Teardown, Visit, find_carriers
@@ -39,17 +40,22 @@ def end_lease(state: StateDirectory, lease_id: str, *, grace: float, force: bool
                 raise LedgerError(
                     f"lease {lease_id} is held by this very process", hint="call release() on the lease itself"
                 )
+        if key := next((tenure.key for lease in files if (tenure := _ownerless(directory, lease))), ""):
+            raise LedgerError(
+                f"lease {lease_id} is on behalf of {key}, whose processes were not started with the lease",
+                hint=f"end those; 'anyaccel release --forget {lease_id}' releases the device even if they still run",
+            )
         rest = Teardown(partial(_find_holders, directory, files), grace=grace, user=owner, inside=False, force=force)
-        while left := _select_active(directory, files):
+        while _select_active(directory, files):
             pause = rest.step()
-            # With no process of the owner left, the lease is about to end, unless a foreign process keeps it.
-            if rest.expired or (not rest.own and (rest.others or rest.killing)):
-                break
+            # Without a process of the owner, the lease is about to end, unless a foreign process keeps it: a killed
+            # process is not found any more before it has left the kernel.
+            done = rest.expired or (not rest.own and rest.others)
+            if done and _select_active(directory, files):  # again: processes may have ended during the step
+                raise _still_held(files[0], owner, rest.own, rest.others, KILL_SECONDS if rest.killing else grace)
             process.wait_for_end(rest.own, _LOOK_AGAIN if pause is None else pause)
-        if not left:
-            sweep(directory, [lease.name for lease in files])
-            return tuple(sorted(rest.asked))
-    raise _still_held(files[0], owner, rest.own, rest.others, KILL_SECONDS if rest.killing else grace)
+        sweep(directory, [lease.name for lease in files])
+        return tuple(sorted(rest.asked))
 
 
 def drop_lease(state: StateDirectory, lease_id: str) -> tuple[int, ...]:
@@ -114,6 +120,12 @@ def _files(state: StateDirectory, directory: int, lease_id: str) -> tuple[list[L
             hint=f"ask {user_name(owner)}, or wait",
         )
     return files, owner
+
+
+def _ownerless(directory: int, lease: LeaseName) -> Tenure | None:
+    """Return the tenure of a lease that no process holds; None for another lease."""
+    state = find_states(directory, (lease,))[lease.name]
+    return read_tenure(directory, lease) if state.life is Life.ON_BEHALF else None
 
 
 def _select_active(directory: int, files: Iterable[LeaseName]) -> list[LeaseName]:

@@ -14,6 +14,7 @@ from anyaccel.ledger.device_locks import DeviceLock, DeviceLocks
 from anyaccel.ledger.directory import BUSY_SECONDS, StateDirectory
 from anyaccel.ledger.lockfile import Life, LockedFile
 from anyaccel.ledger.names import ENDLESS, Period, boot, lease_name, parse_lease
+from anyaccel.ledger.tenure import Tenure
 from anyaccel.linux.mark import Mark
 from anyaccel.model import Value, field
 from anyaccel.model.extent import Extent
@@ -40,6 +41,8 @@ class Want(Value):
             other leases. None if no process will be marked; then the lease ends with its lock and its process.
         needs: The quantities, for the order of waiting requests: each term's count and units among candidates, by name.
         seconds: Time limit of the lease; None for no limit.
+        tenure: Makes the tenure of a lease on behalf of other processes, when the lease is published; None for a lease
+            that processes hold.
     """
 
     candidates: frozenset[str]
@@ -50,6 +53,7 @@ class Want(Value):
     mark: Callable[[Collection[Mark]], Mark] | None = None
     needs: tuple[Need, ...] = ()
     seconds: float | None = None
+    tenure: Callable[[], Tenure] | None = None
 
     @property
     def concerned(self) -> frozenset[str]:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from anyaccel.ledger.lockfile import Life, is_left_behind, probe_lock
 from anyaccel.ledger.names import LeaseName, boot, parse_hidden, parse_lease
+from anyaccel.ledger.tenure import read_tenure
 from anyaccel.linux import mark as marks
 from anyaccel.model.extent import NOTHING, Extent
 
@@ -108,10 +109,12 @@ class LeaseState(NamedTuple):
     Attributes:
         life: The kind of reason.
         carriers: Visible processes that carry the mark of a lease whose holder has ended.
+        reason: Reason why a lease on behalf of others is active; empty for other leases.
     """
 
     life: Life
     carriers: tuple[int, ...] = ()
+    reason: str = ""
 
 
 def find_states(directory: int, leases: Iterable[LeaseName]) -> dict[str, LeaseState]:
@@ -131,6 +134,9 @@ def find_states(directory: int, leases: Iterable[LeaseName]) -> dict[str, LeaseS
                 marked.append(lease)
             elif life is Life.OVER and not left and owner_of(directory, lease.name) is not None:
                 life = Life.LEAVING
+            elif life is Life.OVER and (tenure := read_tenure(directory, lease)) and (reason := tenure.reason()):
+                found[lease.name] = LeaseState(Life.ON_BEHALF, reason=reason)
+                continue
         found[lease.name] = LeaseState(life)
     carried = marks.carriers({lease.mark for lease in marked}) if marked else {}
     for lease in marked:
@@ -167,7 +173,13 @@ def find_debris(directory: int, hidden: Iterable[str]) -> list[str]:
 
 def owner_of(directory: int, name: str) -> int | None:
     """Return the user id of a file's owner; None if the file is gone: its holder released the lease and lives on."""
+    found = stat_of(directory, name)
+    return None if found is None else found.st_uid
+
+
+def stat_of(directory: int, name: str) -> os.stat_result | None:
+    """Return the state of a file; None if the file is gone."""
     try:
-        return os.stat(name, dir_fd=directory, follow_symlinks=False).st_uid
+        return os.stat(name, dir_fd=directory, follow_symlinks=False)
     except FileNotFoundError:
         return None

@@ -27,6 +27,8 @@ class Life(Enum):
     """The lock is free, but the process has not left the kernel yet: its devices may still be open."""
     KEPT = "kept"
     """The lock is free and the process gone, but a process that was started with the lease lives, or may live."""
+    ON_BEHALF = "on behalf"
+    """No process holds the lock, but the tenure of the lease lasts; see :mod:`anyaccel.ledger.tenure`."""
     OVER = "over"
     """No reason is left: the file is debris."""
 

@@ -9,16 +9,17 @@ import time
 from collections.abc import Iterator
 from functools import lru_cache
 
-from anyaccel.ledger.listing import Listing, find_states
+from anyaccel.ledger.bodies import clean, read_object, with_entry
+from anyaccel.ledger.listing import LeaseState, Listing, find_states
 from anyaccel.ledger.lockfile import Life, read_body
 from anyaccel.ledger.names import LeaseName, boot, without_scope
+from anyaccel.ledger.tenure import RENEWED, read_tenure
 from anyaccel.linux import process
 from anyaccel.linux.process import pid_namespace
 from anyaccel.linux.users import unmapped, user_name
 from anyaccel.model import Value
 from anyaccel.model.device import UNITS_PER_DEVICE
 from anyaccel.model.extent import format_slots, slot_numbers
-from anyaccel.text import printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ BLOCKED = ("drained", "reserved")
 """States of records that stand for no lease, but for devices that are withheld from requests."""
 _STOPPED = ("T", "t")  # by a signal, by a debugger
 _SHOWN = 3  # processes that a reason names; the others are counted
-_TEXT_LIMIT = 250  # so that all of it stays below the limit of a body
 
 
 class LeaseRecord(Value):
@@ -40,7 +40,8 @@ class LeaseRecord(Value):
         units: Units of the device that are held, in 1/10000; 0 if a part is held that is a device of its own.
         slots: The slots that are held; empty for all, or if unknown.
         state: ``held``; ``quarantined`` if the holder keeps the device although no process uses it; ``leaving`` if
-            the holder was killed and has not left the kernel yet; ``kept`` if the holder has ended and processes
+            the holder was killed and has not left the kernel yet; ``on behalf`` if other processes use the device, and
+            no process holds the lease; ``kept`` if the holder has ended and processes
             that were started with the lease still run; ``unknown`` for a locked file that is not understood, which
             counts as the whole device; ``outside`` if the device itself is locked without a lease; ``drained`` or
             ``reserved`` for a device that is withheld from requests, without a lease.
@@ -59,6 +60,7 @@ class LeaseRecord(Value):
         confined: Whether the holder is confined to its devices.
         through: Id of the device that is really held, if that is a part of this device, or this device a part of it.
         until: End of the time limit, in seconds since 1970; None without a limit.
+        key: Identity of the use, of a lease on behalf of other processes; empty for other leases.
     """
 
     id: str
@@ -80,6 +82,7 @@ class LeaseRecord(Value):
     slots: tuple[int, ...] = ()
     through: str = ""
     until: float | None = None
+    key: str = ""
 
     def __str__(self) -> str:
         where = f", slots {format_slots(self.slots)}" if self.slots else ""
@@ -92,7 +95,8 @@ class LeaseRecord(Value):
         why = f"; {self.reason}" if self.reason else ""
         share = f" (with {self.through})" if self.through else share
         name = without_scope(self.device)
-        return f"{name}{share} is held by {self.user} (process {self.pid or 'unknown'}{words}){why}"
+        holder = self.state if self.state == Life.ON_BEHALF.value else f"process {self.pid or 'unknown'}"
+        return f"{name}{share} is held by {self.user} ({holder}{words}){why}"
 
 
 class TicketRecord(Value):
@@ -110,6 +114,7 @@ class TicketRecord(Value):
         starts: Start if every lease lasts until its time limit, in seconds since 1970; None when unknown.
         behind: Number of earlier requests that want one of the same devices.
         limits: The limits of the user that are in the way, from the machine's configuration, a clause each.
+        used: Device-seconds that fair shares count for the user; None if the machine counts no use over time.
         request: Text of the request, like the two below without proof.
         note: Purpose of the lease.
         command: Name of the program.
@@ -129,6 +134,7 @@ class TicketRecord(Value):
     starts: float | None = None
     behind: int = 0
     limits: tuple[str, ...] = ()
+    used: float | None = None
 
 
 def write_body(request: str, note: str, *, confined: bool = False, **more: Any) -> bytes:
@@ -155,21 +161,10 @@ def add_reason(body: bytes, reason: str) -> bytes:
     """Return the body of a lease with the reason why it is kept although no process uses its devices.
 
     Args:
-        body: The current content: any carrier of the lease may have written it, so anything but a JSON object is
-            dropped.
+        body: The current content; see :func:`anyaccel.ledger.bodies.with_entry`.
         reason: The reason, for display.
     """
-    words = read_object(body) | {"quarantined": clean(reason)}
-    return json.dumps(words, ensure_ascii=False).encode(errors="replace")
-
-
-def read_object(body: bytes) -> dict[str, Any]:
-    """Parse a JSON object from another process; empty for anything else."""
-    try:
-        found = json.loads(body)
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    return with_entry(body, "quarantined", clean(reason))
 
 
 def read_words(body: bytes) -> dict[str, Any]:
@@ -190,20 +185,10 @@ def read_words(body: bytes) -> dict[str, Any]:
     }
 
 
-def read_number(value: object) -> float | None:
-    """Parse a number of seconds, or the like, from another process; None for a negative, huge or other value."""
-    return float(value) if type(value) in (int, float) and 0 <= value < 1 << 40 else None  # type: ignore[operator, arg-type] # pyright: ignore[reportOperatorIssue, reportArgumentType]
-
-
 def read_locks(body: bytes) -> tuple[str, ...]:
     """Return the paths that the body of a lease names as locked beside the lease's file; nothing is verified."""
     locks = read_object(body).get("locks")
     return tuple(path for path in locks if isinstance(path, str)) if isinstance(locks, list) else ()
-
-
-def clean(value: object) -> str:
-    """Make a foreign text printable, and cut it to 250 characters; empty for anything but a text."""
-    return printable(value[:_TEXT_LIMIT]) if isinstance(value, str) else ""
 
 
 def list_leases(directory: int, listing: Listing) -> Iterator[LeaseRecord]:
@@ -213,28 +198,32 @@ def list_leases(directory: int, listing: Listing) -> Iterator[LeaseRecord]:
     for lease in leases:
         state = found[lease.name]
         if state.life is not Life.OVER:
-            yield _describe(directory, lease, state.life, state.carriers)
+            yield _describe(directory, lease, state)
 
 
-def _describe(directory: int, lease: LeaseName, state: Life, carriers: tuple[int, ...] = ()) -> LeaseRecord:
+def _describe(directory: int, lease: LeaseName, state: LeaseState) -> LeaseRecord:
     """Describe one device of an active lease by the lease's name, file and process.
 
     Args:
         directory: Descriptor of the state directory.
         lease: The parsed name.
         state: Reason why the lease is active.
-        carriers: Visible processes that keep a lease whose holder has ended.
     """
+    life, carriers = state.life, state.carriers
     try:
         found = os.stat(lease.name, dir_fd=directory, follow_symlinks=False)
     except OSError:
         found = None
-    kind, reason, hint = state.value, "", ""
-    if state is Life.KEPT:
+    kind, reason, hint, key = life.value, "", "", ""
+    if life is Life.KEPT:
         reason, hint = _kept(carriers), _way_out(lease, found)
-    elif state is Life.LEAVING and not process.ending(lease.pid):  # ledger.recovery made the file again, unlocked
+    elif life is Life.ON_BEHALF:
+        tenure = read_tenure(directory, lease)
+        key = tenure.key if tenure else ""
+        reason = "" if state.reason.startswith(RENEWED) else state.reason
+    elif life is Life.LEAVING and not process.ending(lease.pid):  # ledger.recovery made the file again, unlocked
         kind = Life.HELD.value
-    elif state is Life.LEAVING:
+    elif life is Life.LEAVING:
         where = process.waits_in(lease.pid)
         reason = f"process {lease.pid} has ended but not left the kernel" + (
             f", where it waits in {where}" * bool(where)
@@ -243,7 +232,7 @@ def _describe(directory: int, lease: LeaseName, state: Life, carriers: tuple[int
         kind, reason = "unknown", f"{lease.name!r} is locked and was not written by this version: all of it counts"
     words = read_words(read_body(directory, lease.name))
     quarantined = words.pop("quarantined")
-    if state is Life.HELD and quarantined and not reason:
+    if life is Life.HELD and quarantined and not reason:
         kind, reason = "quarantined", quarantined
     del words["arrived"]  # of tickets only
     if not reason and words["here"] and process.state(lease.pid) in _STOPPED:
@@ -261,6 +250,7 @@ def _describe(directory: int, lease: LeaseName, state: Life, carriers: tuple[int
         **owner(found),
         since=found.st_mtime if found else None,
         until=_until(lease),
+        key=key,
         **words,
     )
 

@@ -108,16 +108,18 @@ def send(
         channel.send(_HEAD.pack(kind, _INLINE, number) + data)
 
 
-def receive(channel: socket.socket, *, wait: bool = True) -> Message | None:
+def receive(channel: socket.socket, *, wait: bool = True, passes: bool = True) -> Message | None:
     """Receive one message; None when the other side has closed the channel.
 
     Args:
         channel: The channel.
         wait: Whether to wait for a message.
+        passes: Whether the other side may pass descriptors along.
 
     Raises:
         BlockingIOError: When there is none and ``wait`` is False.
-        ValueError: When the packet is empty, cut short, or not one of our messages; its descriptors are closed.
+        ValueError: When the packet is empty, cut short, not one of our messages, or passes descriptors without leave;
+            they are closed.
         OSError: When its memory cannot be mapped.
     """
     flags = _CLOSE_ON_EXEC if wait else _CLOSE_ON_EXEC | _NO_WAIT
@@ -136,7 +138,11 @@ def receive(channel: socket.socket, *, wait: bool = True) -> Message | None:
     if len(packet) < _HEAD.size or got & _CUT:
         _close(descriptors)
         raise ValueError("a message was cut short: the process may have no descriptors left (see ulimit -n)")
-    return _unpack(packet, descriptors)
+    message = _unpack(packet, descriptors)
+    if message.descriptors and not passes:
+        _close(message.descriptors)
+        raise ValueError("it passes descriptors along")
+    return message
 
 
 def _unpack(packet: bytes, descriptors: array[int]) -> Message:

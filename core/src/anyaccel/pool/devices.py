@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import fcntl
 import os
+import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ from anyaccel.launcher.usage import OpenLease, UsageMeter
 from anyaccel.ledger import Want
 from anyaccel.linux import mark as marks
 from anyaccel.linux.fork import tidy_in_child
-from anyaccel.model import ANY_SLOTS, Allocation, Extent, Grant, Inventory, Request, replace
+from anyaccel.model import Allocation, Extent, Grant, Inventory, Request, replace
 from anyaccel.scheduler import Choice
 
 if TYPE_CHECKING:
@@ -60,13 +61,15 @@ class LocalRequest:
         nothing: Whether no device can serve it, so that it falls back to the CPU.
         ids: Ids of the devices that could serve it, and of their parts. Requests with a common id compete.
         want: The request in the form of the ledger.
+        chosen: The devices that :meth:`choose` chose last.
     """
 
     def __init__(self, choice: Choice, inventory: Inventory, scope: Scope, *, private: bool, confined: bool) -> None:
         self.request = choice.request
+        self.chosen: tuple[Grant, ...] = ()
         self._choice = choice
-        self._chosen: tuple[Mapping[str, Extent], tuple[Grant, ...] | None] = ({}, choice.choose({}))
-        self.nothing = self._chosen[1] is None
+        self._scope = scope
+        self.nothing = not choice.ever_fits
         if self.nothing:
             check_request(inventory, self.request)
         candidates = () if self.nothing else choice.candidates
@@ -76,17 +79,20 @@ class LocalRequest:
         locks = {} if private else want.device_locks
         self.want: Want = replace(want, device_locks=locks, confined=confined, mark=marks.draw)
 
-    def choose(self, taken: Mapping[str, Extent]) -> tuple[Grant, ...] | None:
-        """Choose devices, given the taken extents by device; None if the devices are in use.
+    def choose(self, taken: Mapping[str, Extent]) -> dict[str, Extent] | None:
+        """Choose devices, and keep the grants as ``chosen``.
 
-        The last choice is kept, and returned for the same extents.
+        Args:
+            taken: The taken extents, by name in the ledger.
+
+        Returns:
+            The chosen extents, by name in the ledger; None if the devices are in use.
         """
-        # The dispatcher asks several times in a row with the same devices taken, and a choice is slow.
-        before, grants = self._chosen
-        if before != taken:
-            grants = self._choice.choose(taken)
-            self._chosen = dict(taken), grants
-        return grants
+        grants = self._choice.choose(self._scope.to_devices(taken))
+        if grants is None:
+            return None
+        self.chosen = grants
+        return self._scope.to_ledger(grants)
 
 
 class WorkerLease(OpenLease):
@@ -95,35 +101,33 @@ class WorkerLease(OpenLease):
     Args:
         allocation: The devices.
         lease: The lease in the ledger; None if the request fell back to the CPU.
-        on_release: Called after the release with what was held, by name in the ledger.
-        private: Whether other processes do not see the lease.
-        usage: Its line of the journal, or None.
+        on_release: Called after the release.
+        private: Whether other processes do not see the lease, which then has no line in the journal.
+        note: The note of the request.
+        waited: Seconds for which the request waited.
     """
 
     def __init__(
         self,
         allocation: Allocation,
         lease: Lease | None = None,
-        on_release: Callable[[Mapping[str, Extent]], object] = lambda _: None,
+        on_release: Callable[[], object] = lambda: None,
         *,
         private: bool = False,
-        usage: UsageMeter | None = None,
+        note: str = "",
+        waited: float = 0.0,
     ) -> None:
-        super().__init__(lease, allocation)
+        super().__init__(lease, allocation, note=note, waited=waited)
         self._on_release = on_release
         self._private = private
-        if usage is not None:
+        if lease and not private:
+            usage = UsageMeter(allocation, note, waited=waited, added_up=True)
             self.attach_writer(usage, at_exit=False)  # the pool ends its workers at exit, which writes the line
 
     @property
     def lease_id(self) -> str:
         """Id of the lease for other processes; empty if the lease is private."""
         return self.lease.id if self.lease and not self._private else ""
-
-    @property
-    def devices(self) -> Mapping[str, Extent]:
-        """The devices and how much of each is held, by name in the ledger."""
-        return self.lease.devices if self.lease else {}
 
     @property
     def mark(self) -> marks.Mark:
@@ -149,17 +153,16 @@ class WorkerLease(OpenLease):
         """
         if self.lease is not None and not self.lease.released:
             self.end_lease(self.lease.mark if carried else None)
-            self._on_release(self.lease.devices)
+            self._on_release()
 
-
-def subtract_own(extent: Extent, own: Extent) -> Extent:
-    """Subtract our own extent of a device from the whole held extent.
-
-    If only units of other holders are left and their slots are unknown, the slots are :data:`ANY_SLOTS`. The rest
-    counts as divided only if our extent is not.
-    """
-    units = max(0, extent.units - own.units)
-    return Extent(units, (extent.slots & ~own.slots) or (ANY_SLOTS if units else 0), extent.divided and not own.divided)
+    def take_back(self) -> None:
+        """Have the vendors undo the handover in a thread: a vendor may take long, and the dispatcher must not wait."""
+        if self.handover is None:
+            return
+        try:
+            threading.Thread(target=super().take_back, name="anyaccel handover").start()
+        except RuntimeError:  # the interpreter is exiting, or no thread is left
+            super().take_back()
 
 
 _private: dict[str, int] = {}

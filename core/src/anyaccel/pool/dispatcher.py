@@ -12,16 +12,15 @@ for methods of an actor, which are pipelined.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import socket
 import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
-from functools import partial, reduce
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from anyaccel.errors import (
     AnyaccelError,
@@ -35,19 +34,19 @@ from anyaccel.errors import (
 from anyaccel.forkserver.client import Gone
 from anyaccel.inventory.current import LEASE_VARIABLE
 from anyaccel.inventory.detect import detect
+from anyaccel.launcher.handover import plan_handover
 from anyaccel.launcher.launch import check_start
 from anyaccel.launcher.scope import Scope
-from anyaccel.launcher.usage import UsageMeter
 from anyaccel.launcher.use import get_process_lease
 from anyaccel.launcher.verdicts import why
 from anyaccel.ledger import Ledger
 from anyaccel.linux import mark as marks
 from anyaccel.linux.fork import renew_in_child, tidy_in_child
 from anyaccel.linux.process import describe_end
-from anyaccel.model import NOTHING, Allocation, Extent, Grant, Inventory, Request
+from anyaccel.model import Allocation, Inventory, Request
 from anyaccel.pool import spawning
 from anyaccel.pool.call import Call, Options, UnreadableError, read_exception, set_outcome
-from anyaccel.pool.channel import MOST_INLINE, Message, MessageKind, receive, send
+from anyaccel.pool.channel import MOST_INLINE, Message, MessageKind
 from anyaccel.pool.devices import (
     ChoiceFactory,
     LocalRequest,
@@ -56,7 +55,6 @@ from anyaccel.pool.devices import (
     choose_among,
     make_private_directory,
     remove_private_directory,
-    subtract_own,
 )
 from anyaccel.pool.engine import Engine, PoolSettings
 from anyaccel.pool.launching import CPU, open_outputs
@@ -75,8 +73,6 @@ if TYPE_CHECKING:
 
 LOOK_SECONDS = 0.05
 """Interval in seconds between two checks whether other processes wait for devices of our idle processes."""
-OWN_SECONDS = 0.01
-"""Seconds to wait for devices that this process itself holds, before a call joins the machine's queue for them."""
 PROCESSORS = len(os.sched_getaffinity(0))
 """Number of processors that this process may use: the limit of simultaneous calls without devices."""
 MOST_AHEAD, MOST_AHEAD_BYTES = 32, 1 << 12
@@ -90,8 +86,6 @@ MOST_DEVICES = 64
 """Assumed maximum of simultaneous workers with devices, for pools without ``max_workers``."""
 
 _ANSWERS = MessageKind.RESULT, MessageKind.ERROR
-_GONE = {errno.EPIPE, errno.ECONNRESET, errno.EBADF, errno.ENOTCONN}
-"""Errors of a send to a process that has exited. EBADF: our end was closed when that was noticed."""
 
 
 class CallQueue:
@@ -102,11 +96,8 @@ class CallQueue:
         engine: The engine of the pool.
         options: Options of the calls.
         resolved: Their request, resolved against this machine; None if they need no device.
-        constructs: Whether the calls construct actors.
         calls: The calls; some may have been cancelled.
         refused_at: Value of the broker's change counter when devices were refused last.
-        others: What other processes held at that time, by name in the ledger.
-        chosen: The devices that were chosen last.
         acquisition: The place of the first call in the machine's queue; None if it has none.
         asked_at: Time at which that place was taken.
         watched: Descriptors that report changes of the ledger.
@@ -118,11 +109,8 @@ class CallQueue:
         self.engine = engine
         self.options = call.options
         self.resolved = resolved
-        self.constructs = call.actor is not None
         self.calls: deque[Call] = deque()
         self.refused_at = -1
-        self.others: dict[str, Extent] = {}
-        self.chosen: tuple[Grant, ...] = ()
         self.acquisition: Acquisition | None = None
         self.asked_at = 0.0
         self.watched: list[int] = []
@@ -132,11 +120,6 @@ class CallQueue:
     def ids(self) -> frozenset[str]:
         """Ids of the devices for which the calls compete."""
         return frozenset() if self.resolved is None else self.resolved.ids
-
-    @property
-    def admitted(self) -> bool:
-        """Whether a place in the pool is reserved for the first call, which waits for its devices."""
-        return self.acquisition is not None or self.timer is not None
 
     def first(self) -> Call | None:
         """Return the first pending call, or None; drop the cancelled and failed calls before."""
@@ -198,11 +181,10 @@ class Broker:
         self._note = note
         self._queues: dict[object, CallQueue] = {}
         self._idle: list[WorkerProcess] = []
+        self._evicted: set[WorkerProcess] = set()
         self._resolved: dict[object, LocalRequest] = {}
-        self._own: dict[str, list[Extent]] = {}
         self._changes = 0
-        self._serving = self._again = False
-        self._checking = False
+        self._due = self._checking = False
         self._checked = float("-inf")
         self._wanted: frozenset[str] = frozenset()
 
@@ -251,73 +233,68 @@ class Broker:
         return None if queue.first() is None or self._overtakes(queue) else self._pop(queue)
 
     def serve(self) -> None:
-        """Start calls, request devices and evict idle workers until nothing can be done now.
+        """Have the reactor start calls, request devices and evict idle workers until nothing can be done now."""
+        if not self._due:
+            self._due = True
+            # By a note: a start that fails at once calls serve(), and thousands of those must not nest.
+            reactor().call_soon(self._serve_all)
 
-        A nested call returns at once; the outer one then goes on.
-        """
-        self._again = True
-        if self._serving:  # a start that fails at once calls serve(): thousands of those must not nest
-            return
-        self._serving = True
-        try:
-            while self._again:
-                self._again = False
-                while self._queues and self._serve_one():
-                    pass
-        finally:
-            self._serving = False
+    def _serve_all(self) -> None:
+        """Serve the queues step by step."""
+        self._due = False
+        while self._queues and self._serve_one():
+            pass
 
     def _serve_one(self) -> bool:
         """Do a single step for the oldest queue that permits a step.
 
         The step is to send a call to an idle worker, to launch a worker, to request devices, or to evict an idle worker
-        from a full pool. Devices are not requested for a queue that has asked since the last release, or that competes
-        with an older queue for them.
+        from a full pool. Devices are not requested for a queue that has asked since the last release.
 
         Returns:
             False if there is nothing to do.
         """
-        wanted: frozenset[str] = frozenset()
-        crowded: set[LocalEngine] = set()
         for queue in self._list_queues():
             engine, resolved = queue.engine, queue.resolved
-            idle = None if self._overtakes(queue) else self._take_idle(engine, queue.options.alike)
-            if idle is not None:
+            if self._overtakes(queue):
+                continue
+            if (idle := self._take_idle(engine, queue.options.alike)) is not None:
                 idle.send_call(self._pop(queue))
                 return True
             if not self._has_room(queue):
-                if engine not in crowded and (useless := self._find_evictable(queue)) is not None:
-                    self._evict([useless])
+                if (useless := self._find_evictable(queue)) is not None:
+                    self._evict(useless)
                     return True
-                crowded.add(engine)
-                continue
-            if engine in crowded and engine.settings.max_workers is not None:
-                continue
-            if resolved is None or resolved.nothing:
-                lease = (
-                    None if resolved is None else WorkerLease(Allocation(id="", request=resolved.request, grants=()))
-                )
-                call = self._pop(queue)
-                engine.add_worker(call, lease).launch(call)
+            elif resolved is None or resolved.nothing:
+                nothing = None if resolved is None else Allocation(id="", request=resolved.request, grants=())
+                self._launch(queue, None if nothing is None else WorkerLease(nothing))
                 return True
-            blocked = not queue.ids.isdisjoint(wanted)
-            wanted |= queue.ids
-            if not (blocked or queue.acquisition is not None or queue.refused_at == self._changes):
+            elif queue.refused_at != self._changes:
                 self._request_devices(queue, resolved)
                 return True
         return False
 
+    def _launch(self, queue: CallQueue, lease: WorkerLease | None) -> None:
+        """Launch a worker with a lease, or without devices, for the first call of a queue."""
+        call = self._pop(queue)
+        worker = queue.engine.add_worker(call, lease)
+        if lease is None or lease.handover is None:
+            worker.launch(call)
+        else:  # a vendor may take long
+            threading.Thread(target=_hand_over, args=(worker, call), name="anyaccel handover", daemon=True).start()
+
     def _has_room(self, queue: CallQueue) -> bool:
         """Return whether the pool of a queue has room for a further process.
 
-        With ``max_workers``, places reserved for other queues count as used. Without, only calls without devices are
-        limited, to :data:`PROCESSORS` processes; constructions of actors are not.
+        With ``max_workers``, places of other queues that wait for their devices count as used. Without, only calls
+        without devices are limited, to :data:`PROCESSORS` processes; constructions of actors are not.
         """
         engine = queue.engine
         if engine.settings.max_workers is not None:
             others = (other for other in self._queues.values() if other.engine is engine and other is not queue)
-            return len(engine.members) + sum(other.admitted for other in others) < engine.settings.max_workers
-        if queue.resolved is not None or queue.constructs:
+            admitted = sum(other.acquisition is not None for other in others)
+            return len(engine.members) + admitted < engine.settings.max_workers
+        if queue.resolved is not None or queue.calls[0].actor is not None:
             return True
         return sum(worker.busies_processor for worker in engine.members) < PROCESSORS
 
@@ -357,7 +334,11 @@ class Broker:
         key = _queue_key(engine, call)
         queue = self._queues.get(key)
         if queue is None:
-            resolved = self._resolve(call.options, confined=engine.confined)
+            resolved, needs, kind = None, call.options.needs, (call.options.alike, engine.confined)
+            if needs is not None and (resolved := self._resolved.get(kind)) is None:
+                resolved = self._resolved[kind] = LocalRequest(
+                    self.choice(needs), self.inventory, self.scope, private=self.private, confined=engine.confined
+                )
             queue = self._queues[key] = CallQueue(key, engine, call, resolved)
         return queue
 
@@ -383,50 +364,21 @@ class Broker:
         """Explain what a request waits for on this machine, by the leases that this broker sees; any thread may ask."""
         return why(request, inventory=self.inventory, environ=self._environ)
 
-    def _resolve(self, options: Options, *, confined: bool) -> LocalRequest | None:
-        """Return the request of calls, resolved against this machine once for each kind; None if they need no device.
-
-        Raises:
-            UnknownNameError, NeverFitsError: When the request can never be served.
-        """
-        if options.needs is None:
-            return None
-        found = self._resolved.get((options.alike, confined))
-        if found is None:
-            choice = self.choice(options.needs)
-            found = LocalRequest(choice, self.inventory, self.scope, private=self.private, confined=confined)
-            self._resolved[options.alike, confined] = found
-        return found
-
     # Devices
 
-    def _request_devices(self, queue: CallQueue, resolved: LocalRequest, *, insist: bool = False) -> None:
+    def _request_devices(self, queue: CallQueue, resolved: LocalRequest) -> None:
         """Try to get devices for the first call of a queue, and launch the call.
 
-        Otherwise idle workers are evicted, and a retry is arranged. An error fails the call. Devices that are granted
-        after a cancellation, or although an older call competes by now, are released. Afterwards the queues are served,
-        except while this process itself holds what is missing.
+        Otherwise an idle worker is evicted, and a retry is arranged. An error fails the call. Devices that are granted
+        after a cancellation, or although an older call competes by now, are released.
 
         Args:
             queue: The queue; without a pending call, only its timer and watches are cancelled.
             resolved: Its request.
-            insist: Whether to join the machine's queue although this process itself holds what is missing; else the
-                retry comes after :data:`OWN_SECONDS`.
         """
         queue.stop_watching()
         call = queue.first()
         if call is None:
-            return
-        queue.refused_at = self._changes
-        if (
-            queue.acquisition is None
-            and not insist
-            and resolved.choose(self.scope.to_devices(self._sum_held())) is None
-        ):
-            queue.timer = reactor().call_later(
-                OWN_SECONDS, partial(self._request_devices, queue, resolved, insist=True)
-            )
-            self._evict_for(queue, resolved)
             return
         try:
             lease = self._try_lease(queue, resolved, call)
@@ -435,25 +387,22 @@ class Broker:
             self._pop(queue)
             call.fail(error)
             queue.engine.remove_call(call)
-            self.serve()
-            return
-        if lease is None:
-            if queue.acquisition is not None:
-                self._watch_ledger(queue, resolved, queue.acquisition)
-            self._evict_for(queue, resolved)
-        elif queue.first() is None or self._overtakes(queue):  # cancelled meanwhile, or an older call was requeued
-            lease.release()
         else:
-            call = self._pop(queue)
-            queue.engine.add_worker(call, lease).launch(call)
+            if lease is None:
+                queue.refused_at = self._changes
+                self._evict_for(queue)
+            elif queue.first() is None or self._overtakes(queue):  # cancelled meanwhile, or an older call was requeued
+                lease.release()
+            else:
+                self._launch(queue, lease)
         self.serve()
 
     def _try_lease(self, queue: CallQueue, resolved: LocalRequest, call: Call) -> WorkerLease | None:
         """Attempt to get a lease from the ledger for the first call of a queue, starting an acquisition if needed.
 
         Returns:
-            The lease, counted as held by this process, with a usage meter unless leases are private; None if the
-            devices are in use. The acquisition keeps its place in the machine's queue then.
+            The lease, with a usage meter unless leases are private; None if the devices are in use. Then the
+            acquisition keeps its place in the machine's queue, and the ledger is watched.
 
         Raises:
             AnyaccelError: When the request cannot be granted, or the lease in which the broker was made has been
@@ -466,38 +415,19 @@ class Broker:
             )
         note = f"{call.name}{self._note}"
         if queue.acquisition is None:
-            queue.acquisition = self.ledger.begin(resolved.want, partial(self._choose, queue, resolved), note=note)
+            queue.acquisition = self.ledger.begin(resolved.want, resolved.choose, note=note)
             queue.asked_at = time.monotonic()
         lease = queue.acquisition.attempt()
         if lease is None:
+            self._watch_ledger(queue, resolved, queue.acquisition)
             return None
         queue.acquisition.leave_line()
         queue.acquisition = None
-        allocation = Allocation(id=lease.id, request=resolved.request, grants=queue.chosen)
-        for key, extent in lease.devices.items():
-            self._own.setdefault(key, []).append(extent)
-        usage = None
-        if not self.private:
-            waited = time.monotonic() - queue.asked_at
-            usage = UsageMeter(allocation, note, waited=waited, added_up=True)
-        return WorkerLease(allocation, lease, self._on_release, private=self.private, usage=usage)
-
-    def _choose(
-        self, queue: CallQueue, resolved: LocalRequest, taken: Mapping[str, Extent]
-    ) -> dict[str, Extent] | None:
-        """Choose devices for the first call of a queue, given the taken extents by name in the ledger.
-
-        Returns:
-            The chosen extents by name in the ledger, with the grants stored in ``queue.chosen``; None if the devices
-            are in use, with the extents of other processes stored in ``queue.others``.
-        """
-        grants = resolved.choose(self.scope.to_devices(taken))
-        if grants is None:
-            own = self._sum_held()
-            queue.others = {key: subtract_own(extent, own.get(key, NOTHING)) for key, extent in taken.items()}
-            return None
-        queue.chosen = grants
-        return self.scope.to_ledger(grants)
+        allocation = Allocation(id=lease.id, request=resolved.request, grants=resolved.chosen)
+        waited = time.monotonic() - queue.asked_at
+        opened = WorkerLease(allocation, lease, self._on_release, private=self.private, note=note, waited=waited)
+        opened.handover = plan_handover(lease, allocation, self.inventory, self._environ, self.ledger)
+        return opened
 
     def _watch_ledger(self, queue: CallQueue, resolved: LocalRequest, acquisition: Acquisition) -> None:
         """Repeat the attempt after a relevant change of the ledger, or after the acquisition's pause."""
@@ -513,20 +443,10 @@ class Broker:
         for descriptor in queue.watched:
             loop.watch(descriptor, partial(on_change, descriptor))
 
-    def _on_release(self, devices: Mapping[str, Extent]) -> None:
-        """Subtract released devices from the extents held by this process, count a change, and serve the queues."""
-        for key, extent in devices.items():
-            self._own[key].remove(extent)
+    def _on_release(self) -> None:
+        """Count a change, and serve the queues, because a worker has released its devices."""
         self._changes += 1
         self.serve()
-
-    def _sum_held(self, but: Collection[WorkerProcess] = ()) -> dict[str, Extent]:
-        """Return the joined extents held by this process by name in the ledger, without the given workers' leases."""
-        own = {key: list(extents) for key, extents in self._own.items()}
-        for worker in but:
-            for key, extent in ({} if worker.lease is None else worker.lease.devices).items():
-                own[key].remove(extent)
-        return {key: reduce(Extent.joined, extents) for key, extents in own.items() if extents}
 
     # Idle processes
 
@@ -534,26 +454,27 @@ class Broker:
         """Keep a worker without work for later calls, and serve the queues.
 
         It is shut down instead if another process waits for its devices. The first idle worker with devices starts
-        periodic checks. If a queue competes for the worker's devices, idle workers are evicted for the oldest such
-        queue, perhaps this one.
+        periodic checks. If queues compete for the worker's devices, an idle worker is evicted for the oldest of them.
         """
-        if self._is_wanted_elsewhere(worker):
-            worker.shut_down()
-            return
+        worker.idle_since = time.monotonic()
         self._idle.append(worker)
+        if self._is_wanted_elsewhere(worker):
+            self._evict(worker)
+            return
         if worker.lease is not None and not self._checking:
             self._checking = True
-            self._schedule_check()
+            reactor().call_later(LOOK_SECONDS, self._check_idle)
         if not self._queues:
             return
-        for queue in self._list_queues() if worker.lease is not None else ():
-            if queue.resolved is not None and self._has_room(queue) and not queue.ids.isdisjoint(worker.ids):
-                self._evict_for(queue, queue.resolved)
+        for queue in self._list_queues():
+            if self._has_room(queue) and not queue.ids.isdisjoint(worker.ids):
+                self._evict_for(queue)
                 break
         self.serve()
 
-    def remove_idle(self, worker: WorkerProcess) -> None:
-        """Remove a worker from the idle workers; no effect if the worker is not idle."""
+    def forget_worker(self, worker: WorkerProcess) -> None:
+        """Remove a worker that ends from the idle and evicted workers, if it is one."""
+        self._evicted.discard(worker)
         if worker in self._idle:
             self._idle.remove(worker)
 
@@ -572,69 +493,49 @@ class Broker:
     def _find_evictable(self, queue: CallQueue) -> WorkerProcess | None:
         """Return the least recently used idle worker whose end makes room in the pool of a queue, or None.
 
-        Also None while another worker of the pool is ending. Without ``max_workers``, only workers without devices
+        Also None while an evicted worker of the pool is ending. Without ``max_workers``, only workers without devices
         qualify.
         """
         engine = queue.engine
-        if any(worker.ending for worker in engine.members):
+        if any(worker.engine is engine for worker in self._evicted):
             return None
         for worker in self._idle:
             if worker.engine is engine and (engine.settings.max_workers is not None or worker.busies_processor):
                 return worker
         return None
 
-    def _evict_for(self, queue: CallQueue, resolved: LocalRequest) -> None:
-        """Evict the fewest idle workers whose devices let a queue go on, the least recently used first.
+    def _evict_for(self, queue: CallQueue) -> None:
+        """Evict the least recently used of the idle workers whose devices a queue competes for.
 
-        Evicts none if the workers that are ending free enough, and all idle workers with competing devices if fewer are
-        not enough.
+        None is evicted while another one ends. One at a time: its devices may suffice, and their release serves the
+        queue again.
         """
-        if not self._idle or queue.first() is None:
-            return
-        near = self.scope.excluded_by(resolved.ids)
-        idle = [worker for worker in self._idle if not worker.ids.isdisjoint(near)]
-        peers = {peer for engine in {worker.engine for worker in idle} for peer in engine.members}
-        ending = [peer for peer in peers if peer.ending and peer.lease is not None]
-        number = 0
-        while number < len(idle):
-            taken = dict(queue.others)
-            for key, extent in self._sum_held([*ending, *idle[:number]]).items():
-                taken[key] = taken.get(key, NOTHING).joined(extent)
-            if resolved.choose(self.scope.to_devices(taken)) is not None:
-                break
-            number += 1
-        self._evict(idle[:number])
+        if self._idle:
+            near = self.scope.excluded_by(queue.ids)
+            if all(worker.ids.isdisjoint(near) for worker in self._evicted):
+                self._evict(*[worker for worker in self._idle if not worker.ids.isdisjoint(near)][:1])
 
-    def _evict(self, workers: list[WorkerProcess]) -> None:
-        """Remove workers from the idle workers, and shut them down."""
+    def _evict(self, *workers: WorkerProcess) -> None:
+        """Shut down idle workers."""
         for worker in workers:
             self._idle.remove(worker)
+            self._evicted.add(worker)
             worker.shut_down()
 
     def _check_idle(self) -> None:
         """Evict workers with devices past their idle time, and one worker whose devices another process waits for.
 
-        Then schedule the next check if idle workers with devices are left.
+        The next check follows after :data:`LOOK_SECONDS` if idle workers with devices are left.
         """
         now = time.monotonic()
         holders = [worker for worker in self._idle if worker.lease is not None]
-        evicted = [worker for worker in holders if worker.answered_at + worker.engine.settings.idle <= now]
+        evicted = [worker for worker in holders if worker.idle_since + worker.engine.settings.idle <= now]
         # One at a time: how many of them the other process needs is not known.
-        wanted = next((each for each in holders if each not in evicted and self._is_wanted_elsewhere(each)), None)
-        self._evict(evicted if wanted is None else [*evicted, wanted])
+        wanted = [worker for worker in holders if worker not in evicted and self._is_wanted_elsewhere(worker)]
+        self._evict(*evicted, *wanted[:1])
         self._checking = any(worker.lease is not None for worker in self._idle)
         if self._checking:
-            self._schedule_check()
-
-    def _schedule_check(self) -> None:
-        """Schedule :meth:`_check_idle` for the end of the first idle time of a worker with devices, which must exist.
-
-        If leases are shared, the check comes after :data:`LOOK_SECONDS` at the latest.
-        """
-        when = min(
-            worker.answered_at + worker.engine.settings.idle for worker in self._idle if worker.lease is not None
-        )
-        reactor().call_at(when if self.private else min(when, time.monotonic() + LOOK_SECONDS), self._check_idle)
+            reactor().call_later(LOOK_SECONDS, self._check_idle)
 
     def _is_wanted_elsewhere(self, worker: WorkerProcess) -> bool:
         """Return whether another process waits for devices of a worker, for parts of them, or for their parents.
@@ -674,13 +575,13 @@ class WorkerProcess:
         ids: Ids of its devices.
         mark: The mark of the process and of everything that it starts; empty before it was sent.
         running: Calls that it was given and has not answered, by number, in order.
-        answered_at: Time of its last answer, or of its first call before that.
+        idle_since: Start of its idle time, if it is idle.
         calls: Number of calls that it was given.
+        last: Number of the call that it has answered last.
         ending: Whether it gets no more calls.
         stopped: Whether :meth:`stop` was called.
         proven: Whether it has answered a call.
         fault: Why its messages are not trusted any more, or an empty string.
-        last: Number of the call that it has answered last.
         notices: Kinds of messages that it must send before its first answer, in order.
     """
 
@@ -696,15 +597,13 @@ class WorkerProcess:
         self.ids = frozenset(device.id for device in self.allocation.devices)
         self.mark: marks.Mark = ()
         self.running: dict[int, Call] = {call.number: call}
-        self.answered_at = time.monotonic()
-        self.calls = 0
+        self.idle_since = 0.0
+        self.calls = self.last = 0
         self.ending = self.stopped = self.proven = False
         self.fault = self.stuck = self.killed = ""
-        self.last = 0
         self.notices: deque[MessageKind] = deque()
         self.timer: Timer | None = None
-        self._process: spawning.Process | None = None
-        self._open = False
+        self._process: spawning.Process
         self._ahead = True
         self._group: WorkerGroup | None = None
 
@@ -716,11 +615,9 @@ class WorkerProcess:
         The timer is cancelled, the control group is removed, and the engine requeues or fails the calls.
         """
         self.ending = True
-        self._shut(socket.SHUT_RDWR)  # from now on, sends fail instead of filling a channel without a reader
-        while self._open:
-            message = self._receive(last=True)
-            if message is not None:
-                self.on_message(message)
+        self._process.shut(socket.SHUT_RDWR)  # from now on, sends fail instead of filling a channel without a reader
+        while self._read_message(last=True):
+            pass
         if self.timer is not None:
             self.timer.cancel()
         if self._group is not None:
@@ -749,8 +646,10 @@ class WorkerProcess:
     @property
     def free(self) -> bool:
         """Whether the worker would run a further call at once: never while it is ending or constructs an actor."""
-        running = self.running
-        return not self.ending and (not running or (len(running) < self.options.concurrency and not self._constructs()))
+        running, actor = self.running, self.actor
+        if self.ending or (actor is not None and actor.construction.number in running):
+            return False
+        return not running or len(running) < self.options.concurrency
 
     def accepts(self, call: Call) -> bool:
         """Return whether a method call may be sent: to run at once, or pipelined behind the calls of this actor.
@@ -765,7 +664,8 @@ class WorkerProcess:
             state is not None
             and state.pipelined
             and self.options.concurrency == 1
-            and not (self.ending or self._constructs())
+            and not self.ending
+            and state.construction.number not in self.running
             and len(self.running) < MOST_AHEAD
             and body is not None
             and body.stored is None
@@ -775,15 +675,19 @@ class WorkerProcess:
             and self.engine.settings.logs is None
         )
 
-    def _constructs(self) -> bool:
-        """Return whether the construction of an actor is outstanding."""
-        return any(call.kind == MessageKind.CONSTRUCT for call in self.running.values())
+    def pull(self) -> bool:
+        """Send queued calls: as many as an actor accepts, or one to another worker; return whether there were any."""
+        given = False
+        if self.actor is not None:
+            while (call := self.actor.next_for(self)) is not None:
+                given = True
+                self.send_call(call)
+        elif self.free and (call := self.engine.broker.take_next(self)) is not None:
+            given = True
+            self.send_call(call)
+        return given
 
-    def pull(self) -> None:
-        """Have the engine send queued calls: as many as an actor accepts, or one to another worker that is free."""
-        self.engine.feed(self)
-
-    def launch(self, call: Call, *, ahead: bool = True) -> None:
+    def launch(self, call: Call, *, ahead: bool = True, refused: Exception | None = None) -> None:
         """Fork the process, or take the spare; send the setup and the first call.
 
         An exception fails the call and ends the worker; nothing is raised. The pool is counted as a user of its fork
@@ -792,17 +696,18 @@ class WorkerProcess:
         Args:
             call: The call.
             ahead: Whether a process that was forked ahead may be taken.
+            refused: Why no process must be started; None if one may be.
         """
         engine, settings, lease = self.engine, self.engine.settings, self.lease
         self._ahead = ahead
         call.future.allocation = self.allocation
         try:
+            if refused is not None:
+                raise refused  # noqa: TRY301
             descriptors = () if lease is None else lease.descriptors
             self._process = spawning.spawn(
                 self, settings.preload, grace=settings.grace, leases=descriptors, ahead=ahead
             )
-            self._open = True
-            reactor().watch(self._process.channel.fileno(), self.read)
             server = self._process.server
             self.mark = (() if lease is None else lease.mark) or marks.draw()
             timed = call.options.timeout is not None
@@ -821,10 +726,8 @@ class WorkerProcess:
             if settings.preparation.staged:
                 self.notices.append(MessageKind.PREPARED)
             with open_outputs() as pair:
-                self._send(MessageKind.SETUP, setup, (*pair, *descriptors))
+                self._process.send(MessageKind.SETUP, setup, (*pair, *descriptors))
             self.send_call(call, fresh=True)
-            if self.stopped:  # by another thread, before there was a process to stop
-                self._process.stop(settings.grace)
             if server not in engine.servers:
                 engine.servers.add(server)
                 server.add_pool()
@@ -832,10 +735,10 @@ class WorkerProcess:
                 server.fork_ahead()
         except Exception as error:  # noqa: BLE001 - the future reports it
             call.fail(error)
-            if self._process is None:
-                engine.on_gone(self, Gone(forked=False))
-            else:
+            if hasattr(self, "_process"):
                 self.stop(0)
+            else:
+                engine.on_gone(self, Gone(forked=False))
 
     def send_call(self, call: Call, *, fresh: bool = False) -> None:
         """Send a call to the process, and record its start unless the call is pipelined.
@@ -860,28 +763,19 @@ class WorkerProcess:
         self.calls += 1
         self.ending = self.ending or self.calls == self.options.max_calls
         if len(self.running) <= self.options.concurrency:
-            self._mark_started(call, fresh=fresh)
+            call.worker = self
+            if not fresh:
+                self._start_timer(call)
         if call.tries >= call.options.retries:
             call.body = None
         try:
             if not self._send_body(call, body):
                 call.sent, call.body = False, body
             elif self.ending:  # an end of file behind the last call: the worker exits after its answer
-                self._shut(socket.SHUT_WR)
+                self._process.shut(socket.SHUT_WR)
         except OSError as error:  # no memory or descriptor is left for the message
             call.fail(error)
             self.stop(0)
-
-    def _mark_started(self, call: Call, *, fresh: bool = False) -> None:
-        """Record that the worker runs a call; start the time limit unless ``fresh``.
-
-        If no other call is outstanding, ``answered_at`` becomes the present time.
-        """
-        call.worker = self
-        if len(self.running) == 1:
-            self.answered_at = time.monotonic()
-        if not fresh:
-            self._start_timer(call)
 
     def _send_body(self, call: Call, body: Pickled) -> bool:
         """Send the message of a call, with the log file if any; return False if the process has exited.
@@ -894,10 +788,10 @@ class WorkerProcess:
         logs = self.engine.settings.logs
         log = call.log if logs is None else call.log or logs.path_for(call.name)
         if log is None:
-            return self._send(call.kind, body, number=call.number)
+            return self._process.send(call.kind, body, number=call.number)
         call.future.log = log
         with open_outputs(log) as pair:
-            return self._send(call.kind, body, pair, number=call.number)
+            return self._process.send(call.kind, body, pair, number=call.number)
 
     def skip_call(self, call: Call) -> None:
         """Ask the process not to start a pipelined call.
@@ -906,7 +800,7 @@ class WorkerProcess:
         """
         if call.worker is None:
             with contextlib.suppress(OSError):
-                self._send(MessageKind.SKIP, number=call.number)
+                self._process.send(MessageKind.SKIP, number=call.number)
 
     def collect_unstarted(self, gone: Gone) -> list[Call]:
         """Return the pending calls never started by this process, which has exited; reset them, also cancelled ones.
@@ -917,32 +811,18 @@ class WorkerProcess:
         would the next one.
         """
         self.ending = True
-        message = self._receive_unread() if gone.forked and not self.stopped else None
+        message = self._process.receive_unread() if gone.forked and not self.stopped else None
         unused = self._ahead and not self.proven and message is not None and message.kind == MessageKind.SETUP
         while message is not None and (unused or self.proven):
             call = self.running.get(message.number)
             if call is not None:
                 call.body = Pickled(bytes(message.data), message.buffers)
                 call.sent = False
-            message = self._receive_unread()
+            message = self._process.receive_unread()
         unstarted = [call for call in self.outstanding if not call.sent]
         for call in unstarted:
             call.reset()
         return [call for call in unstarted if call.is_pending()]
-
-    def _receive_unread(self) -> Message | None:
-        """Receive a message at the process's own end of the channel, and close its descriptors.
-
-        Returns:
-            The message; None if none is left, or the next cannot be read.
-        """
-        try:
-            message = None if self._process is None else receive(self._process.end, wait=False)
-        except (OSError, ValueError):
-            return None
-        for descriptor in () if message is None else message.descriptors:
-            os.close(descriptor)
-        return message
 
     def _start_timer(self, call: Call) -> None:
         """Start the time limit of a call; no effect on a call without a limit.
@@ -966,19 +846,16 @@ class WorkerProcess:
     # End
 
     def stop(self, grace: float, *, answer: bool = True) -> None:
-        """Have the process and its descendants ended, and return at once; any thread may.
-
-        The worker gets no more calls. Without a process yet, :meth:`launch` stops it once there is one.
+        """Have the process and its descendants ended, and return at once. The worker gets no more calls.
 
         Args:
             grace: Seconds between SIGTERM and SIGKILL.
             answer: Whether answers that arrive meanwhile count.
         """
         self.ending = self.stopped = True
-        if self._process is not None:
-            self._process.stop(grace)
+        self._process.stop(grace)
         if not answer:
-            self._shut(socket.SHUT_RD)
+            self._process.shut(socket.SHUT_RD)
 
     def shut_down(self) -> None:
         """Give the worker no more calls, ask the process to exit, and schedule :meth:`stop`.
@@ -986,7 +863,7 @@ class WorkerProcess:
         The process exits when our sending side is closed; it is stopped after the grace period.
         """
         self.ending = True
-        self._shut(socket.SHUT_WR)
+        self._process.shut(socket.SHUT_WR)
         self.schedule_stop()
 
     def schedule_stop(self) -> None:
@@ -1005,14 +882,8 @@ class WorkerProcess:
         The first fault counts.
         """
         self.fault, self.ending = self.fault or fault, True
-        if self._process is not None:
-            self._process.stop(0)
-        self._shut(socket.SHUT_RD)
-
-    def _shut(self, directions: int) -> None:
-        """Shut down directions of the channel; no effect without a process."""
-        if self._process is not None:
-            self._process.shut(directions)
+        self._process.stop(0)
+        self._process.shut(socket.SHUT_RD)
 
     def make_death_error(self, gone: Gone, name: str) -> WorkerError:
         """Make the error of a call of this name that the process did not answer.
@@ -1035,10 +906,23 @@ class WorkerProcess:
     def read(self) -> None:
         """Handle the arrived messages, at most as many as calls are outstanding, but at least one."""
         for _ in range(max(1, len(self.running))):
-            message = self._receive()
-            if message is None:
+            if not self._read_message():
                 return
+
+    def _read_message(self, *, last: bool = False) -> bool:
+        """Handle an arrived message, and return whether there was one; distrust the process for an unreadable one.
+
+        Args:
+            last: Whether the process has exited, so that an empty channel is at its end.
+        """
+        try:
+            message = self._process.receive(last=last)
+        except (OSError, ValueError) as error:  # not one of our messages, or no descriptor or memory is left for it
+            self.distrust(f"its answer could not be read: {error}")
+            return False
+        if message is not None:
             self.on_message(message)
+        return message is not None
 
     def on_message(self, message: Message) -> None:
         """Handle an answer, a failed setup or a due notice; distrust the process for anything else.
@@ -1062,82 +946,38 @@ class WorkerProcess:
     def take_answered(self, message: Message) -> Call | None:
         """Remove and return the call of an answer; None if the number is of no call here.
 
-        Such a number makes the process distrusted, except for a second answer to the last call. Any number makes the
-        process proven, and its time is recorded. The arguments of the call are dropped. The start of the following
-        pipelined call is recorded. A failed construction makes the worker end.
+        Such a number makes the process distrusted, except for a second answer to the last call; any number makes the
+        process proven. The arguments of the call are
+        dropped. The start of the following pipelined call is recorded. A failed construction makes the worker end.
         """
         call = self.running.pop(message.number, None)
-        self.answered_at = time.monotonic()
         self.proven = True
         if call is None:
             # A second answer to the last call is ignored: to kill the worker would fail the call that it runs by now.
             if message.number != self.last:
                 self.distrust("it answered a call that it was not given")
             return None
-        call.body = None
         self.last = message.number
+        call.body = None
         if self.running and self.options.concurrency == 1:
             following = next(iter(self.running.values()))
             if following.worker is None:
-                self._mark_started(following)
+                following.worker = self
+                self._start_timer(following)
         if self.actor is not None and call is self.actor.construction and message.kind == MessageKind.ERROR:
             self.ending = True  # a worker without its object exits by itself
         return call
 
-    def _send(
-        self, kind: MessageKind, body: Pickled | bytes = b"", descriptors: Collection[int] = (), *, number: int = 0
-    ) -> bool:
-        """Send a message to the process, which was launched; return False if the process has exited.
 
-        Raises:
-            OSError: When no memory or descriptor is left for the message.
-        """
-        assert self._process is not None  # noqa: S101 - it was launched
-        try:
-            send(self._process.channel, kind, body, tuple(descriptors), number=number)
-        except OSError as error:
-            if error.errno in _GONE:
-                return False
-            raise
-        return True
-
-    def _receive(self, *, last: bool = False) -> Message | None:
-        """Receive a message without waiting, or return None.
-
-        The channel is not read any more after its end, and after an unreadable message, for which the process is
-        distrusted.
-
-        Args:
-            last: Whether the process has exited, so that an empty channel is at its end.
-        """
-        if not self._open or self._process is None:
-            return None
-        message = None
-        try:
-            message = receive(self._process.channel, wait=False)
-            if message is not None and message.descriptors:
-                _refuse_descriptors(message.descriptors)
-        except BlockingIOError:
-            if not last:
-                return None
-        except (OSError, ValueError) as error:  # not one of our messages, or no descriptor or memory is left for it
-            message = None
-            self.distrust(f"its answer could not be read: {error}")
-        if message is None:
-            self._open = False
-            reactor().unwatch(self._process.channel.fileno())
-        return message
-
-
-def _refuse_descriptors(descriptors: list[int]) -> NoReturn:
-    """Close descriptors that came with a worker's message.
-
-    Raises:
-        ValueError: Always: our own worker code never sends any.
-    """
-    for descriptor in descriptors:
-        os.close(descriptor)
-    raise ValueError("it passes descriptors along")
+def _hand_over(worker: WorkerProcess, call: Call) -> None:
+    """Hand over the devices of a worker, then have the dispatcher launch the worker, or fail the call."""
+    refused = None
+    try:
+        if worker.lease is not None:
+            worker.lease.hand_over()
+    except Exception as error:  # noqa: BLE001 - the call reports it
+        refused = error
+    reactor().call_soon(partial(worker.launch, call, refused=refused))
 
 
 class LocalEngine(Engine):
@@ -1348,26 +1188,11 @@ class LocalEngine(Engine):
         if worker.ending:
             if not worker.running:
                 worker.schedule_stop()
-        elif not self.feed(worker) and not worker.running:
+        elif not worker.pull() and not worker.running:
             if worker.actor is None:
                 self.broker.keep_idle(worker)
             elif worker.actor.closing:
                 worker.shut_down()
-
-    def feed(self, worker: WorkerProcess) -> bool:
-        """Send queued calls to a worker; return whether there were any.
-
-        An actor gets as many as it accepts, another worker at most one.
-        """
-        given = False
-        if worker.actor is not None:
-            while (call := worker.actor.next_for(worker)) is not None:
-                given = True
-                worker.send_call(call)
-        elif worker.free and (call := self.broker.take_next(worker)) is not None:
-            given = True
-            worker.send_call(call)
-        return given
 
     def on_broken(self, worker: WorkerProcess, message: Message) -> None:
         """Break the pool, or fail the calls of a worker, because the worker could not be set up.
@@ -1395,7 +1220,7 @@ class LocalEngine(Engine):
         construction is run again.
         """
         self.members.discard(worker)
-        self.broker.remove_idle(worker)
+        self.broker.forget_worker(worker)
         state = worker.actor
         name = worker.outstanding[0].name if worker.running else f"the actor {state.name}" if state else ""
         again = worker.collect_unstarted(gone)
@@ -1566,7 +1391,7 @@ class LocalEngine(Engine):
             return
         for worker in list(self.members):
             if self._broker is not None:
-                self._broker.remove_idle(worker)
+                self._broker.forget_worker(worker)
             if not (worker.running or worker.ending or worker.actor):
                 worker.shut_down()
         if not self.members:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -17,6 +18,8 @@ from anyaccel.forkserver.client import Gone
 from anyaccel.linux.mark import Mark, carries
 from anyaccel.linux.process import describe_end
 from anyaccel.linux.teardown import Teardown, describe_left, find_carriers
+from anyaccel.pool.channel import Message, MessageKind, receive, send
+from anyaccel.pool.payload import Pickled
 from anyaccel.pool.reactor import reactor
 
 TARGET = "anyaccel.pool.worker:serve"
@@ -30,6 +33,8 @@ CLOSE_SECONDS = 5.0
 """Seconds that a fork server may take to close."""
 STUCK_LOOK_SECONDS = 5.0
 """Interval in seconds between two attempts to end stuck processes of a dead fork server."""
+_GONE = {errno.EPIPE, errno.ECONNRESET, errno.EBADF, errno.ENOTCONN}
+"""Errors of a send to a process that has exited. EBADF: our end was closed when that was noticed."""
 BUFFER = 1 << 18
 """Size of a channel's buffer in bytes: all pipelined calls of an actor fit into it."""
 
@@ -48,6 +53,9 @@ class WorkerOwner(Protocol):
 
     def on_stuck(self, reason: str) -> None:
         """Handle a stuck process, which ignores SIGKILL."""
+
+    def read(self) -> None:
+        """Handle messages that have arrived, or the end of the channel."""
 
 
 class Process:
@@ -72,6 +80,7 @@ class Process:
     def __init__(self, server: WorkerServer, *, ahead: bool) -> None:
         self.server = server
         self.owner: WorkerOwner | None = None
+        self._open = True
         self.channel, self.end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.channel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
         self.number = server.draw()
@@ -85,6 +94,58 @@ class Process:
     def mark(self) -> Mark:
         """The mark of the process and its descendants; empty before the setup."""
         return () if self.owner is None else self.owner.mark
+
+    def send(
+        self, kind: MessageKind, body: Pickled | bytes = b"", descriptors: Sequence[int] = (), *, number: int = 0
+    ) -> bool:
+        """Send a message to the process; return False if the process has exited.
+
+        Raises:
+            OSError: When no memory or descriptor is left for the message.
+        """
+        try:
+            send(self.channel, kind, body, descriptors, number=number)
+        except OSError as error:
+            if error.errno in _GONE:
+                return False
+            raise
+        return True
+
+    def receive(self, *, last: bool) -> Message | None:
+        """Receive a message without waiting, or return None; at the end of the channel, stop watching it.
+
+        Args:
+            last: Whether the process has exited, so that an empty channel is at its end.
+
+        Raises:
+            ValueError, OSError: When the message cannot be read, which ends the channel as well.
+        """
+        if not self._open:
+            return None
+        self._open = False
+        try:
+            message = receive(self.channel, wait=False, passes=False)
+            self._open = message is not None
+        except BlockingIOError:
+            message, self._open = None, not last
+        finally:
+            if not self._open:
+                reactor().unwatch(self.channel.fileno())
+        return message
+
+    def receive_unread(self) -> Message | None:
+        """Receive a message that the exited process has not read, and close its descriptors.
+
+        Returns:
+            The message; None if none is left, or the next cannot be read.
+        """
+        try:
+            message = receive(self.end, wait=False)
+        except (OSError, ValueError):
+            return None
+        for descriptor in () if message is None else message.descriptors:
+            os.close(descriptor)
+        return message
 
     def stop(self, grace: float) -> None:
         """Have the fork server end the process and its descendants, and return at once.
@@ -167,6 +228,7 @@ class WorkerServer(client.ForkServer):
             process.close()
             raise
         process.owner = owner
+        self._reactor.watch(process.channel.fileno(), owner.read)
         return process
 
     def fork_ahead(self) -> None:

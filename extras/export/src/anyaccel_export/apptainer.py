@@ -8,10 +8,11 @@ from __future__ import annotations
 import re
 
 from anyaccel.errors import UsageError
+from anyaccel.launcher import merge_edits
 from anyaccel.shell import shell_join
 from anyaccel.text import shown
 
-from anyaccel_export.source import Export, ExportSource, merged, nothing_needed
+from anyaccel_export.source import Export, ExportSource, nothing_needed
 
 _EVALUATED = re.compile(r"[=\"'`$\\]")
 """Special characters in a value of ``--env``: two ``=`` begin a list, and a shell in the container evaluates others."""
@@ -24,7 +25,7 @@ def export(source: ExportSource) -> Export:
         EnvConflictError: When two vendors want one variable to differ.
         UsageError: When a path or a value cannot be written as a flag.
     """
-    edits = merged(source.together)
+    edits = merge_edits(source.together)
     flags = [f"--bind={_path(node)}" for node in edits.nodes]
     flags += [
         f"--bind={_path(mount.source)}:{_path(mount.target)}{':ro' if mount.read_only else ''}"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from anyaccel.errors import UsageError
+from anyaccel.launcher import merge_edits
 from anyaccel.model import Mount
 from anyaccel.shell import shell_join
 
-from anyaccel_export.source import Export, ExportSource, merged, nothing_needed
+from anyaccel_export.source import Export, ExportSource, nothing_needed
 
 
 def export(source: ExportSource) -> Export:
@@ -16,7 +17,7 @@ def export(source: ExportSource) -> Export:
         EnvConflictError: When two vendors want one variable to differ.
         UsageError: When a path or a variable cannot be written as a flag.
     """
-    edits = merged(source.together)
+    edits = merge_edits(source.together)
     flags = [f"--device={_path(node, ':')}" for node in edits.nodes]
     flags += [f"--group-add={group}" for group in edits.groups]
     flags += [_mount(mount) for mount in edits.mounts]

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from anyaccel.errors import EnvConflictError
+from anyaccel.launcher import container
 from anyaccel.model import ContainerEdits, Device, EnvEdits, Health, Inventory, Value, field, parts_of
-from anyaccel.vendors import vendor_process
 
 
 class ExportSource(Value):
@@ -84,17 +83,10 @@ def container_edits(devices: Sequence[Device]) -> tuple[dict[str, ContainerEdits
     Raises:
         PluginError: When a plug-in cannot answer.
     """
-    alone = {device.id: _edits((device,)) for device in devices}
+    alone = {device.id: container((device,)) for device in devices}
     vendors = dict.fromkeys(device.vendor for device in devices)
-    together = {vendor: _edits(tuple(d for d in devices if d.vendor == vendor)) for vendor in vendors}
+    together = {vendor: container(d for d in devices if d.vendor == vendor) for vendor in vendors}
     return alone, together
-
-
-def _edits(devices: Sequence[Device]) -> ContainerEdits:
-    """Return the container edits for devices of a vendor; declared devices have no plug-in and no edits."""
-    if devices[0].declared:  # from a file of the administrator
-        return ContainerEdits()
-    return vendor_process(devices[0].vendor).container(devices)
 
 
 def nothing_needed(source: ExportSource) -> Iterator[str]:
@@ -102,32 +94,6 @@ def nothing_needed(source: ExportSource) -> Iterator[str]:
     for vendor, found in source.together.items():
         if found == ContainerEdits():
             yield f"There are no flags for the devices of {vendor}, because a container needs nothing for them."
-
-
-def merged(edits: Mapping[str, ContainerEdits]) -> ContainerEdits:
-    """Merge the container edits of several vendors: each node, group and mount target once.
-
-    Raises:
-        EnvConflictError: When two vendors set one variable differently.
-    """
-    env: dict[str, str] = {}
-    owner: dict[str, str] = {}
-    for vendor, edit in edits.items():
-        for name, value in edit.env.items():
-            if env.setdefault(name, value) != value:
-                raise EnvConflictError(
-                    f"{owner[name]} and {vendor} set the variable {name} differently in a container"
-                    f" ({env[name]!r} and {value!r}), so one container cannot hold both; set ANYACCEL_PLUGINS to one"
-                )
-            owner.setdefault(name, vendor)
-    all_of_them = edits.values()
-    return ContainerEdits(
-        nodes=tuple(dict.fromkeys(node for edit in all_of_them for node in edit.nodes)),
-        # By target: two vendors may mount the same library, and a container refuses a second mount there.
-        mounts=tuple({mount.target: mount for edit in all_of_them for mount in edit.mounts}.values()),
-        env=env,
-        groups=tuple(sorted({group for edit in all_of_them for group in edit.groups})),
-    )
 
 
 def own_nodes(inventory: Inventory) -> dict[str, tuple[str, ...]]:

@@ -95,13 +95,9 @@ class ActorHost:
         Args:
             grace: Seconds between SIGTERM and SIGKILL.
         """
-        state = self._state
-        member = None if state is None else state.member
-        if member is not None:
-            member.stop(grace)
+        if self._state is not None:
+            self._state.stop(grace)
         else:
-            if state is not None:
-                state.stop(0)
             self._gone.set()
 
     def ended(self, unwanted: Callable[[], bool] = lambda: False) -> Answer:

@@ -1,0 +1,180 @@
+"""Leases on behalf of processes that another program starts, such as a container runtime."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+
+from anyaccel.errors import LeaseNotFoundError
+from anyaccel.inventory.detect import survey
+from anyaccel.launcher.hold import DeviceLease, LeaseRequest
+from anyaccel.launcher.options import AcquireOptions, check_options
+from anyaccel.launcher.verdicts import leases
+from anyaccel.ledger import LeaseRecord, Ledger
+from anyaccel.ledger.tenure import Tenure, make_tenure
+from anyaccel.linux.groups import group_inode
+from anyaccel.model import Device, Inventory, Request, Share, replace
+from anyaccel.scheduler.choice import share
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Unpack
+
+    from anyaccel.ledger import Lease
+
+
+class LeaseOnBehalf:
+    """A lease that no process holds: it outlives the program that took it.
+
+    The lease is active until the time of the last renewal is over, and beyond that while one of its control groups has
+    processes. :meth:`release` ends it at once.
+
+    Attributes:
+        id: Identity of the lease, as in ``anyaccel status``.
+        key: Identity of the use, given by the program.
+        shares: The leased shares of devices.
+    """
+
+    def __init__(self, lease_id: str, key: str, shares: Sequence[Share], environ: Mapping[str, str]) -> None:
+        self.id, self.key, self.shares = lease_id, key, tuple(shares)
+        self._environ = environ
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """The devices of the shares."""
+        return tuple(share.device for share in self.shares)
+
+    def renew(self, seconds: float, groups: Iterable[str] = (), *, note: str | None = None) -> None:
+        """Keep the lease for a time from now on.
+
+        Args:
+            seconds: Seconds until the lease ends, unless renewed or kept by a control group.
+            groups: Paths of the control groups (cgroup v2) below the root of the hierarchy, in place of the former
+                ones. Missing groups are left out.
+            note: The purpose, shown to other users; None leaves it as it is.
+
+        Raises:
+            LeaseNotFoundError: If the lease has ended.
+            LeasePermissionError: If the lease belongs to another user.
+            LedgerError: If the ledger cannot be written.
+            ValueError: If a value is out of range.
+        """
+        Ledger.open(self._environ).renew(self.id, _make_tenure(self.key, seconds, groups), note=note)
+
+    def release(self) -> None:
+        """End the lease, even if processes still use the devices; a second call has no effect.
+
+        Raises:
+            LeasePermissionError: If the lease belongs to another user.
+            LedgerError: If the ledger cannot be written.
+        """
+        try:
+            Ledger.open(self._environ).drop_lease(self.id)
+        except LeaseNotFoundError:
+            return
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id} of {self.key}: {', '.join(device.id for device in self.devices)}>"
+
+
+def acquire_on_behalf(
+    request: str | Sequence[str] | Request,
+    key: str,
+    *,
+    seconds: float,
+    groups: Iterable[str] = (),
+    **options: Unpack[AcquireOptions],
+) -> LeaseOnBehalf:
+    """Lease devices for processes that another program starts; this process may end, and the lease goes on.
+
+    A program that is killed at any moment asks again with the same key, and gets the lease that it has: no device is
+    held twice, and none is lost.
+
+    Args:
+        request: The request; :func:`anyaccel.request_devices` makes one for given devices.
+        key: Identity of the use, such as the identity of a pod: an active lease of this user with this key is returned
+            as it is.
+        seconds: Seconds until the lease ends, unless :meth:`LeaseOnBehalf.renew` postpones the end.
+        groups: Paths of control groups (cgroup v2) below the root of the hierarchy: the lease lasts while one of them
+            has processes. Missing groups are left out.
+        options: As for :func:`anyaccel.acquire`; ``wait`` is 0 by default.
+
+    Returns:
+        The lease.
+
+    Raises:
+        RequestError, UnknownNameError: If the request is invalid.
+        NeverFitsError, NotFreeError: If the devices are not available, or not in time.
+        LedgerError: If leases cannot be kept on this machine.
+        ValueError: If a value is out of range.
+
+    Examples:
+        >>> lease = anyaccel.acquire_on_behalf("GPU:1", "pod 7", seconds=600, machine="sim:H100:2")
+        >>> anyaccel.acquire_on_behalf("GPU:1", "pod 7", seconds=600, machine="sim:H100:2").id == lease.id
+        True
+        >>> lease.renew(600)
+        >>> lease.release()
+    """
+    check_options("acquire_on_behalf", options, AcquireOptions.__annotations__)
+    paths = tuple(groups)
+    _make_tenure(key, seconds, paths)  # before the request waits
+    options.setdefault("wait", 0)
+    given = options.get("environ")
+    environ = os.environ if given is None else given
+    names = "machine", "declare", "timeout"
+    where: dict[str, Any] = {name: value for name, value in options.items() if name in names}
+    inventory = survey(options.get("inventory"), environ=environ, **where)
+    for lease in find_on_behalf(inventory, environ):
+        if lease.key == key:
+            return lease
+    options["inventory"] = inventory
+    asked = LeaseRequest(request, None, options)
+    if not asked.on_cpu:
+        asked.want = replace(asked.want, tenure=lambda: _make_tenure(key, seconds, paths))
+
+    def leave(lease: DeviceLease) -> LeaseOnBehalf:
+        held: Lease | None = lease.lease
+        if held is not None:
+            held.leave_to(())
+        # Plain shares, as :func:`find_on_behalf` returns them: limits are set where the processes start.
+        shares = [share(each.device, each.units, each.slots) for each in lease.allocation.shares]
+        return LeaseOnBehalf(lease.id, key, shares, environ)
+
+    return asked.get(leave)
+
+
+def find_on_behalf(inventory: Inventory, environ: Mapping[str, str] | None = None) -> tuple[LeaseOnBehalf, ...]:
+    """Return the active leases of this user on behalf of other processes, with devices of a machine.
+
+    Args:
+        inventory: The machine.
+        environ: The environment, which may name the state directory; that of this process if None.
+
+    Raises:
+        StateDirectoryError: If the ledger cannot be read.
+    """
+    environ = os.environ if environ is None else environ
+    devices = {device.id: device for device in inventory.devices}
+    found: dict[str, list[LeaseRecord]] = {}
+    for record in leases(inventory, environ):
+        if record.key and record.uid == os.geteuid() and not record.through and record.device in devices:
+            found.setdefault(record.id, []).append(record)
+    return tuple(
+        LeaseOnBehalf(lease_id, records[0].key, [_share(devices[each.device], each) for each in records], environ)
+        for lease_id, records in found.items()
+    )
+
+
+def _share(device: Device, record: LeaseRecord) -> Share:
+    """Return the share of a device that a record of a lease stands for."""
+    return share(device, record.units, record.slots)
+
+
+def _make_tenure(key: str, seconds: float, groups: Iterable[str]) -> Tenure:
+    """Make a tenure that begins now, with the control groups that exist.
+
+    Raises:
+        ValueError: If a value is out of range.
+    """
+    found = ((path, inode) for path in groups if (inode := group_inode(path)) is not None)
+    return make_tenure(key, seconds, tuple(found))

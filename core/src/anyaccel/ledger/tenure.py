@@ -1,0 +1,105 @@
+"""Leases on behalf of other processes, which outlive the program that took them.
+
+No process holds the lock of such a lease. The body of its files has a tenure instead: the lease is active until a
+moment that its program postpones from time to time, and beyond that while a named control group has processes. Every
+process can judge a tenure, so a program that is killed, stopped or upgraded frees nothing that others still use.
+"""
+
+from __future__ import annotations
+
+import math
+
+from anyaccel.ledger.bodies import clean, read_number, read_object
+from anyaccel.ledger.lockfile import read_body
+from anyaccel.ledger.names import LeaseName, boot
+from anyaccel.linux import process
+from anyaccel.linux.groups import GroupState, group_state
+from anyaccel.model import Value
+from anyaccel.text import elapsed
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+ENTRY = "tenure"
+"""Name of the tenure in the body of a lease."""
+RENEWED = "for another"
+"""Beginning of the reason of a lease that is renewed in time."""
+_MOST_GROUPS = 16
+_LONGEST_PATHS = 2048
+"""Most characters of all paths, so that all of it stays below the limit of a body."""
+
+
+class Tenure(Value):
+    """What keeps a lease that no process holds.
+
+    Attributes:
+        key: Identity of the use, given by the program that took the lease.
+        until: The lease is active until then at least, in seconds since the boot.
+        groups: Control groups, by path below the root of the hierarchy and by inode: while one of them has processes,
+            the lease stays active.
+    """
+
+    key: str
+    until: float
+    groups: tuple[tuple[str, int], ...] = ()
+
+    def encode(self) -> dict[str, Any]:
+        """Return the tenure as JSON values."""
+        return {"key": self.key, "until": self.until, "groups": [list(group) for group in self.groups]}
+
+    def reason(self) -> str:
+        """Return the reason why the lease is active now, as a clause; empty once the tenure has ended."""
+        left = self.until - process.boot_seconds()
+        if left > 0:
+            return f"{RENEWED} {elapsed(left)} unless renewed"
+        for path, inode in self.groups:
+            state = group_state(path, inode)
+            if state is GroupState.POPULATED:
+                return f"not renewed any more, and kept while control group {clean(path)} has processes"
+            if state is GroupState.HIDDEN:
+                return f"not renewed any more, and control group {clean(path)} cannot be seen from here"
+        return ""
+
+
+def read_tenure(directory: int, lease: LeaseName) -> Tenure | None:
+    """Return the tenure of a lease; None for a lease without one, of another boot, or if the body is not valid."""
+    if not lease.understood or lease.boot != boot():
+        return None
+    found = read_object(read_body(directory, lease.name)).get(ENTRY)
+    if not isinstance(found, dict) or (until := read_number(found.get("until"))) is None:
+        return None
+    groups = found.get("groups")
+    return Tenure(
+        key=clean(found.get("key")),
+        until=until,
+        groups=tuple(
+            (each[0], each[1])
+            for each in (groups if isinstance(groups, list) else ())[:_MOST_GROUPS]
+            if isinstance(each, list) and len(each) == 2  # noqa: PLR2004 -- path and inode
+            and isinstance(each[0], str) and len(each[0]) <= _LONGEST_PATHS and type(each[1]) is int
+        ),
+    )  # fmt: skip
+
+
+def make_tenure(key: str, seconds: float, groups: tuple[tuple[str, int], ...] = ()) -> Tenure:
+    """Make a tenure that begins now.
+
+    Args:
+        key: Identity of the use.
+        seconds: Seconds until the tenure ends unless renewed.
+        groups: Control groups by path and inode.
+
+    Raises:
+        ValueError: When a value is out of range.
+    """
+    if not key or clean(key) != key:
+        raise ValueError(f"key must be 1 to 250 printable characters (got {key!r:.80})")
+    if not 0 < seconds < math.inf:
+        raise ValueError(f"seconds must be more than 0 and finite (got {seconds!r})")
+    if len(groups) > _MOST_GROUPS or sum(len(path) for path, _ in groups) > _LONGEST_PATHS:
+        raise ValueError(
+            f"a lease follows at most {_MOST_GROUPS} control groups, with {_LONGEST_PATHS} characters in all"
+            f" (got {len(groups)})"
+        )
+    return Tenure(key=key, until=process.boot_seconds() + seconds, groups=groups)
