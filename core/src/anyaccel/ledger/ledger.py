@@ -20,7 +20,7 @@ from anyaccel.ledger.listing import Listing, find_states, read
 from anyaccel.ledger.lockfile import Life
 from anyaccel.ledger.names import MAX_PRIORITY, LeaseName
 from anyaccel.ledger.record import LeaseRecord, TicketRecord, list_leases
-from anyaccel.ledger.turns import current_policy, find_ended, list_holdings, own_user, policy_for_display
+from anyaccel.ledger.turns import current_policy, find_ended, list_holdings, own_user, policy_for_display, with_past
 from anyaccel.linux import mark as marks
 from anyaccel.linux import process
 from anyaccel.linux.descriptors import open_files
@@ -341,7 +341,7 @@ class Ledger:
         Raises:
             LedgerError: When the ledger cannot be read.
         """
-        policy = policy_for_display(self._state)
+        policy = with_past(policy_for_display(self._state))
         if policy.half_life is None:
             return None
 
@@ -451,12 +451,13 @@ class Ledger:
         except NoStateDirectoryError as error:
             raise LeaseNotFoundError(f"no lease {lease_id!r} is active: {error}") from error
 
-    def renew(self, lease_id: str, tenure: Tenure) -> None:
+    def renew(self, lease_id: str, tenure: Tenure, *, note: str | None = None) -> None:
         """Replace the tenure of an own lease on behalf of other processes.
 
         Args:
             lease_id: Identity of the lease.
             tenure: The new tenure.
+            note: The new purpose of the lease, for display; None leaves it as it is.
 
         Raises:
             LeaseNotFoundError: When the lease has ended, or may have been taken for ended during the call, which then
@@ -467,7 +468,7 @@ class Ledger:
         from anyaccel.ledger.renewal import renew
 
         try:
-            renew(self._state, lease_id, tenure)
+            renew(self._state, lease_id, tenure, note)
         except NoStateDirectoryError as error:
             raise LeaseNotFoundError(f"lease {lease_id} has ended: {error}", hint="acquire the devices anew") from error
 
