@@ -18,7 +18,7 @@ from anyaccel.scheduler.choice import share
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Unpack
+    from typing import Any, Unpack
 
     from anyaccel.ledger import Lease
 
@@ -44,13 +44,14 @@ class LeaseOnBehalf:
         """The devices of the shares."""
         return tuple(share.device for share in self.shares)
 
-    def renew(self, seconds: float, groups: Iterable[str] = ()) -> None:
+    def renew(self, seconds: float, groups: Iterable[str] = (), *, note: str | None = None) -> None:
         """Keep the lease for a time from now on.
 
         Args:
             seconds: Seconds until the lease ends, unless renewed or kept by a control group.
             groups: Paths of the control groups (cgroup v2) below the root of the hierarchy, in place of the former
                 ones. Missing groups are left out.
+            note: The purpose, shown to other users; None leaves it as it is.
 
         Raises:
             LeaseNotFoundError: If the lease has ended.
@@ -58,7 +59,7 @@ class LeaseOnBehalf:
             LedgerError: If the ledger cannot be written.
             ValueError: If a value is out of range.
         """
-        Ledger.open(self._environ).renew(self.id, _make_tenure(self.key, seconds, groups))
+        Ledger.open(self._environ).renew(self.id, _make_tenure(self.key, seconds, groups), note=note)
 
     def release(self) -> None:
         """End the lease, even if processes still use the devices; a second call has no effect.
@@ -120,7 +121,8 @@ def acquire_on_behalf(
     options.setdefault("wait", 0)
     given = options.get("environ")
     environ = os.environ if given is None else given
-    where = {name: options[name] for name in ("machine", "declare", "timeout") if name in options}  # type: ignore[literal-required]
+    names = "machine", "declare", "timeout"
+    where: dict[str, Any] = {name: value for name, value in options.items() if name in names}
     inventory = survey(options.get("inventory"), environ=environ, **where)
     for lease in find_on_behalf(inventory, environ):
         if lease.key == key:

@@ -8,12 +8,13 @@ from time import monotonic
 from types import TracebackType
 from typing import TypeVar
 
-from anyaccel.errors import DeadlockError, DevicesBusyError, LimitError, NeverFitsError, NotFreeError
+from anyaccel.durations import read_seconds
+from anyaccel.errors import DeadlockError, DevicesBusyError, LimitError, NeverFitsError, NotFreeError, UsageError
 from anyaccel.inventory.detect import survey
 from anyaccel.launcher.choosing import local_scheduler, make_choice
 from anyaccel.launcher.handover import plan_handover
 from anyaccel.launcher.launch import Launch, check_start, plan_launch
-from anyaccel.launcher.options import AcquireOptions, check_options, read_seconds
+from anyaccel.launcher.options import AcquireOptions, check_options
 from anyaccel.launcher.scope import Scope
 from anyaccel.launcher.usage import OpenLease
 from anyaccel.launcher.verdicts import judge, make_limit_error
@@ -158,7 +159,7 @@ def acquire(request: str | Sequence[str] | Request, **options: Unpack[AcquireOpt
 
     Raises:
         RequestError, UnknownNameError: If the request is invalid.
-        UnknownOptionError, UsageError, ValueError: If there is no such option, or its value is invalid.
+        UnknownOptionError, UsageError: If there is no such option, or its value is invalid.
         NeverFitsError: If this machine, or the user's limits on it, can never serve the request.
         NotFreeError: If the devices were not free in time; the error names the holders.
         DeadlockError: If ``wait`` is None, and only this process could release what the request needs, but has no
@@ -284,7 +285,6 @@ class LeaseRequest:
         EnforcementError: If the kernel cannot apply ``memory`` or ``enforce``.
         StateDirectoryError: If leases cannot be kept on this machine.
         UsageError: If a duration is invalid.
-        ValueError: If ``time`` is not more than 0.
     """
 
     def __init__(
@@ -302,9 +302,9 @@ class LeaseRequest:
         environ = options.get("environ")
         self.environ = os.environ if environ is None else environ
         self._confined = check_start(options) or options.get("confined", False)
-        time, self._note = read_seconds("time", options.get("time")), options.get("note", "")
-        if time is not None and not 0 < time < float("inf"):
-            raise ValueError(f"time must be seconds, more than 0, or None (got {time!r})")
+        time, self._note = read_seconds("time", options.get("time"), positive=True), options.get("note", "")
+        if time == float("inf"):
+            raise UsageError("time must be finite (got inf)", hint="leave it out for no limit")
         names = "machine", "declare", "timeout"
         where: dict[str, Any] = {name: value for name, value in options.items() if name in names}
         self.inventory = survey(options.get("inventory"), environ=self.environ, request=self.request, **where)

@@ -25,7 +25,7 @@ from anyaccel.launcher.detached import fork_child, start_detached
 from anyaccel.launcher.hold import DeviceLease
 from anyaccel.launcher.sampling import Sampler, make_sampler
 from anyaccel.launcher.time_limit import Countdown, TimeLimit, print_line
-from anyaccel.launcher.usage import is_journal_kept
+from anyaccel.launcher.usage import is_journal_kept, is_journal_wanted
 from anyaccel.ledger import Ledger
 from anyaccel.linux import process
 from anyaccel.linux.descriptors import list_descriptors
@@ -72,9 +72,9 @@ def start_monitor(
         return
     until = lease.lease.until
     meter, own = lease.start_meter(program), process.me()
-    sampler = (
-        make_sampler(lease.launch.inventory, lease.allocation.shares, meter.add_sample) if is_journal_kept() else None
-    )
+    sampler = None
+    if is_journal_wanted():
+        sampler = make_sampler(lease.launch.inventory, lease.allocation.shares, meter.add_sample)
     grouped = lease.launch.environment.group is not None
     needless = sampler is None if stays else not is_journal_kept() and not grouped
     if until is None and needless and lease.handover is None:

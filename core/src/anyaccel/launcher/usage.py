@@ -11,7 +11,7 @@ from functools import cache
 
 from anyaccel import configuration
 from anyaccel.errors import ConfigurationError
-from anyaccel.ledger.journal import IDLE_BELOW, JournalEntry, Used, write
+from anyaccel.ledger.journal import IDLE_BELOW, JournalEntry, Used, count_half_life, write
 from anyaccel.linux import mark as marks
 from anyaccel.linux.fork import renew_in_child, tidy_in_child
 from anyaccel.model import Allocation, Stats, replace
@@ -88,7 +88,8 @@ class UsageMeter:
     def finish(self, status: int | None = None, *, timed_out: bool = False) -> None:
         """Write the entry, once; with ``added_up``, add a lease under ``SHORT_SECONDS`` to a sum that is written later.
 
-        Does nothing if the user keeps no journal. An entry that cannot be written is lost.
+        Does nothing if neither the user nor the machine keeps a journal. For the machine alone, request, note, program
+        and measurements are left out. An entry that cannot be written is lost.
 
         Args:
             status: Exit status of the command; None if it is unknown.
@@ -97,6 +98,8 @@ class UsageMeter:
         if not self._open or not is_journal_kept():  # the setting may have changed since the start
             return
         self._open = False
+        details = is_journal_wanted()
+        devices = self._devices.values()
         held = time.monotonic() - self._clock
         entry = JournalEntry(
             lease=self.lease,
@@ -105,10 +108,12 @@ class UsageMeter:
             ended=self._began + held,
             held=held,
             waited=self._waited,
-            devices=tuple(self._devices.values()),
-            request=self._request,
-            note=self._note,
-            program=os.path.basename(self._program),
+            devices=tuple(
+                devices if details else (Used(device=each.device, type=each.type, units=each.units) for each in devices)
+            ),
+            request=self._request if details else "",
+            note=self._note if details else "",
+            program=os.path.basename(self._program) if details else "",
             exit=status,
             timeouts=int(timed_out),
         )
@@ -339,6 +344,11 @@ def _sum(first: JournalEntry, more: JournalEntry) -> JournalEntry:
 
 
 def is_journal_kept() -> bool:
+    """Return whether leases are written: the user keeps a journal, or fair shares of the machine count past use."""
+    return is_journal_wanted() or count_half_life() is not None
+
+
+def is_journal_wanted() -> bool:
     """Return whether the user keeps a journal; True if the configuration cannot be read."""
     try:
         return bool(configuration.user().get("journal.keep"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Collection, Iterable
 from functools import lru_cache
 
@@ -18,7 +19,7 @@ from anyaccel.ledger.blocks import read_blocks
 from anyaccel.ledger.bodies import read_number, read_object
 from anyaccel.ledger.directory import StateDirectory
 from anyaccel.ledger.lease import Want
-from anyaccel.ledger.listing import Listing, find_states, owner_of
+from anyaccel.ledger.listing import Listing, find_states, owner_of, stat_of
 from anyaccel.ledger.lockfile import Life, read_body
 from anyaccel.ledger.names import TicketName, hash_device, hashes, is_inner, parse_ticket
 from anyaccel.linux import process
@@ -60,6 +61,22 @@ def with_blocks(policy: Policy, state: StateDirectory | None) -> Policy:
     if not blocks and not policy.blocks:
         return policy
     return replace(policy, blocks=tuple(block.policy_block for block in blocks))
+
+
+def with_past(policy: Policy) -> Policy:
+    """Return a policy with the past usage of each user, by the clock since the boot, if the policy counts it."""
+    if policy.half_life is None:
+        return policy
+    from anyaccel.ledger.journal import read_usage  # few machines count use over time
+
+    offset = _clock_offset()
+    past = {user: replace(each, at=each.at + offset) for user, each in read_usage(policy.half_life).items()}
+    return replace(policy, past=past)
+
+
+def _clock_offset() -> float:
+    """Return the difference between the clock since the boot and that since 1970."""
+    return process.boot_seconds() - time.time()
 
 
 def own_user() -> int:
@@ -197,18 +214,20 @@ def list_holdings(directory: int, listing: Listing, over: Collection[str] = ()) 
         over: Names of leases that have ended.
     """
     found = []
+    offset = _clock_offset()
     for lease in listing.leases:
         if lease.name in over:
             continue
-        owner = owner_of(directory, lease.name)
-        if owner is None:
+        file = stat_of(directory, lease.name)
+        if file is None:
             continue
         until, passed = lease.period
         found.append(
             Holding(
                 device=hash_device(lease.device),
                 units=lease.extent.units,
-                user=outside(owner),
+                user=outside(file.st_uid),
+                since=file.st_mtime + offset,
                 until=None if until is None else until / 1000,
                 passed=None if passed is None else passed / 1000,
                 inner=is_inner(lease.device),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
+from anyaccel.durations import Duration
 from anyaccel.errors import BrokenWorkerError, WorkerError
 from anyaccel.pool.actor import Actor, ActorState, Callee, Method, get_method_name
 from anyaccel.pool.call import AwaitableFuture, Call, Options
@@ -200,7 +201,7 @@ class Actors(Actor[T]):
         iterable: Iterable[A],
         /,
         *,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
         batch: int = 1,
         progress: bool | ProgressCallback = False,
     ) -> Results[R]: ...
@@ -211,7 +212,7 @@ class Actors(Actor[T]):
         method: str,
         /,
         *iterables: Iterable[Any],
-        timeout: float | None = None,
+        timeout: Duration | None = None,
         batch: int = 1,
         progress: bool | ProgressCallback = False,
     ) -> Results[Any]: ...
@@ -221,7 +222,7 @@ class Actors(Actor[T]):
         method: Method,
         /,
         *iterables: Iterable[Any],
-        timeout: float | None = None,
+        timeout: Duration | None = None,
         batch: int = 1,
         progress: bool | ProgressCallback = False,
     ) -> Results[Any]:
@@ -232,7 +233,7 @@ class Actors(Actor[T]):
         Args:
             method: The method as an attribute of its class, for type checkers, or its name; see :meth:`call`.
             iterables: Its arguments, one from each; the shortest decides.
-            timeout: Seconds until all results must be there.
+            timeout: Time until all results must be there.
             batch: Number of calls that travel in one message.
             progress: As for :meth:`anyaccel.Pool.map`.
 
@@ -249,7 +250,7 @@ class Actors(Actor[T]):
         iterable: Iterable[A],
         /,
         *,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
         batch: int = 1,
         progress: bool | ProgressCallback = False,
     ) -> Results[R]: ...
@@ -260,7 +261,7 @@ class Actors(Actor[T]):
         method: str,
         /,
         *iterables: Iterable[Any],
-        timeout: float | None = None,
+        timeout: Duration | None = None,
         batch: int = 1,
         progress: bool | ProgressCallback = False,
     ) -> Results[Any]: ...
@@ -270,7 +271,7 @@ class Actors(Actor[T]):
         method: Method,
         /,
         *iterables: Iterable[Any],
-        timeout: float | None = None,
+        timeout: Duration | None = None,
         batch: int = 1,
         progress: bool | ProgressCallback = False,
     ) -> Results[Any]:
@@ -281,7 +282,7 @@ class Actors(Actor[T]):
         self,
         method: Method,
         iterables: tuple[Iterable[Any], ...],
-        timeout: float | None,
+        timeout: Duration | None,
         batch: int,
         progress: bool | ProgressCallback,
         *,

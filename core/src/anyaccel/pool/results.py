@@ -9,8 +9,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from functools import partial
+from math import inf
 from typing import Any, Self, TypeVar
 
+from anyaccel.durations import Duration, read_seconds
 from anyaccel.pool.call import AwaitableFuture, CallFuture, is_whole, read_exception
 from anyaccel.pool.channel import Message, MessageKind
 from anyaccel.pool.progress import ProgressCallback, ProgressCounter, find_display
@@ -32,13 +34,14 @@ class Results(Iterator[T]):
 
     Args:
         futures: Futures to wait for, in order.
-        timeout: Seconds until all results must be there, or None.
+        timeout: Time until all results must be there, or None.
     """
 
-    def __init__(self, futures: Iterable[AwaitableFuture[Any]], timeout: float | None = None) -> None:
+    def __init__(self, futures: Iterable[AwaitableFuture[Any]], timeout: Duration | None = None) -> None:
         self._futures = deque(futures)
         self._values: deque[T] = deque()
-        self._end = None if timeout is None else time.monotonic() + timeout
+        seconds = read_seconds("timeout", timeout, least=-inf)
+        self._end = None if seconds is None else time.monotonic() + seconds
         self._failure: BaseException | None = None
         self._abandoned: weakref.finalize[..., Any] | None = None
 
@@ -252,11 +255,11 @@ class MapResults(Results[T]):
 
     Args:
         batches: The calls.
-        timeout: Seconds until all results must be there, or None.
+        timeout: Time until all results must be there, or None.
         plain: Whether exceptions are read as plain data.
     """
 
-    def __init__(self, batches: Batches, timeout: float | None, *, plain: bool) -> None:
+    def __init__(self, batches: Batches, timeout: Duration | None, *, plain: bool) -> None:
         super().__init__((), timeout)
         self._futures = batches.futures
         self._batches = batches
