@@ -152,7 +152,7 @@ class Vendor:
             # The core checks counts and exclusive devices itself.
             "anyaccel_validate": cls.validate is Vendor.validate
             and cls.maskable is Vendor.maskable
-            and not (cls.mask and cls.mask.set_attribute),
+            and not getattr(getattr(cls, "mask", None), "set_attribute", ""),
             "anyaccel_handover": cls.handover is Vendor.handover,
         }
         for name in HOOKS:
