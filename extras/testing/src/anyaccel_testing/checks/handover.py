@@ -12,8 +12,8 @@ from typing import Any
 
 from anyaccel.errors import PluginError
 from anyaccel.model import Device
+from anyaccel.plugin import CommandResult
 from anyaccel.probe import ProbeContext, RecordedFacts
-from anyaccel.probe.context import CommandResult
 from anyaccel.vendors import VendorPlugin
 
 from anyaccel_testing.check import CheckFailed, NotApplicable, demand
