@@ -38,7 +38,6 @@ class Callee:
     Attributes:
         name: Name of the class in messages.
         options: Options of the calls.
-        process_options: Options of the processes, which run no other calls.
         queue: Method calls that wait.
         closing: Whether no more calls are taken.
         death: Why no call can be run any more, or None.
@@ -47,7 +46,6 @@ class Callee:
     def __init__(self, core: Engine, name: str, options: Options) -> None:
         self.name = name
         self.options = options
-        self.process_options = options.for_actor_process()
         self.queue: deque[Call] = deque()
         self.closing = False
         self.death: WorkerError | None = None

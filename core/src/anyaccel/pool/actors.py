@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 from anyaccel.errors import BrokenWorkerError, WorkerError
 from anyaccel.pool.actor import Actor, ActorState, Callee, Method, get_method_name
 from anyaccel.pool.call import AwaitableFuture, Call, Options
 from anyaccel.pool.payload import Pickled, call_each_method
-from anyaccel.pool.results import Batches, MapResults, Results, check_batch
+from anyaccel.pool.results import Batches, MapResults, Results, UnorderedOptions, check_batch
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -152,7 +152,6 @@ class _GroupedActor(ActorState):
 
     def __init__(self, group: ActorGroup) -> None:
         super().__init__(group._core, group.name, group.options)  # noqa: SLF001 - its part
-        self.process_options = group.process_options
         self.queue = group.queue
         self.closing = group.closing
         self._group = group
@@ -199,10 +198,7 @@ class Actors(Actor[T]):
         method: Callable[[T, A], R],
         iterable: Iterable[A],
         /,
-        *,
-        timeout: float | None = None,
-        batch: int = 1,
-        progress: bool | ProgressCallback = False,
+        **options: Unpack[UnorderedOptions],
     ) -> Results[R]: ...
 
     @overload
@@ -211,9 +207,7 @@ class Actors(Actor[T]):
         method: str,
         /,
         *iterables: Iterable[Any],
-        timeout: float | None = None,
-        batch: int = 1,
-        progress: bool | ProgressCallback = False,
+        **options: Unpack[UnorderedOptions],
     ) -> Results[Any]: ...
 
     def map(
@@ -222,7 +216,7 @@ class Actors(Actor[T]):
         /,
         *iterables: Iterable[Any],
         timeout: float | None = None,
-        batch: int = 1,
+        batch: int | None = None,
         progress: bool | ProgressCallback = False,
     ) -> Results[Any]:
         """Call a method over arguments; the results come in their order. See :meth:`anyaccel.Pool.map`.
@@ -233,7 +227,7 @@ class Actors(Actor[T]):
             method: The method as an attribute of its class, for type checkers, or its name; see :meth:`call`.
             iterables: Its arguments, one from each; the shortest decides.
             timeout: Seconds until all results must be there.
-            batch: Number of calls that travel in one message.
+            batch: Number of calls that travel in one message; None for 1.
             progress: As for :meth:`anyaccel.Pool.map`.
 
         Raises:
@@ -248,10 +242,7 @@ class Actors(Actor[T]):
         method: Callable[[T, A], R],
         iterable: Iterable[A],
         /,
-        *,
-        timeout: float | None = None,
-        batch: int = 1,
-        progress: bool | ProgressCallback = False,
+        **options: Unpack[UnorderedOptions],
     ) -> Results[R]: ...
 
     @overload
@@ -260,9 +251,7 @@ class Actors(Actor[T]):
         method: str,
         /,
         *iterables: Iterable[Any],
-        timeout: float | None = None,
-        batch: int = 1,
-        progress: bool | ProgressCallback = False,
+        **options: Unpack[UnorderedOptions],
     ) -> Results[Any]: ...
 
     def map_unordered(
@@ -271,7 +260,7 @@ class Actors(Actor[T]):
         /,
         *iterables: Iterable[Any],
         timeout: float | None = None,
-        batch: int = 1,
+        batch: int | None = None,
         progress: bool | ProgressCallback = False,
     ) -> Results[Any]:
         """Call a method over arguments, as :meth:`map` does; each result comes as soon as it is there."""
@@ -282,7 +271,7 @@ class Actors(Actor[T]):
         method: Method,
         iterables: tuple[Iterable[Any], ...],
         timeout: float | None,
-        batch: int,
+        batch: int | None,
         progress: bool | ProgressCallback,
         *,
         in_order: bool,
@@ -297,7 +286,7 @@ class Actors(Actor[T]):
         batches = Batches(
             zip(*iterables, strict=False),
             lambda part, _: self._state.call(call_each_method, (get_method_name(method), part), {}),
-            size=batch,
+            size=batch or 1,
             prefetch_limit=0,
             in_order=in_order,
             progress=progress,

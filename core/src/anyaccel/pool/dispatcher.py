@@ -19,7 +19,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from anyaccel.errors import (
@@ -42,7 +42,7 @@ from anyaccel.ledger import Ledger
 from anyaccel.linux import mark as marks
 from anyaccel.linux.fork import renew_in_child, tidy_in_child
 from anyaccel.linux.process import describe_end
-from anyaccel.model import Allocation, Inventory, Request
+from anyaccel.model import Allocation, Inventory, Request, replace
 from anyaccel.pool import spawning
 from anyaccel.pool.call import Call, Options, UnreadableError, read_exception, set_outcome
 from anyaccel.pool.channel import MOST_INLINE, Message, MessageKind
@@ -52,13 +52,12 @@ from anyaccel.pool.devices import (
     WorkerLease,
     check_request,
     choose_among,
-    make_private_directory,
-    remove_private_directory,
+    find_private_directory,
 )
 from anyaccel.pool.engine import Engine, PoolSettings
 from anyaccel.pool.launching import CPU, open_outputs
 from anyaccel.pool.payload import Pickled, dumps
-from anyaccel.pool.quarantine import can_tell, release_when_free
+from anyaccel.pool.quarantine import Quarantine
 from anyaccel.pool.reactor import Timer, reactor
 from anyaccel.probe.machine import Machine, parse_machine
 
@@ -168,10 +167,8 @@ class Broker:
         self.private = not shared
         self._environ = dict(os.environ)
         if self.private:
-            path = make_private_directory()
             # Not the directory itself: its lock says that we live, and the ledger locks its own directory.
-            self._environ["ANYACCEL_STATE_DIR"] = os.path.join(path, "leases")
-            weakref.finalize(self, remove_private_directory, path).atexit = False
+            self._environ["ANYACCEL_STATE_DIR"] = os.path.join(find_private_directory(), "leases")
         self.ledger = Ledger.open(self._environ)
         self.scope = Scope.make(inventory, self._environ)
         used = get_process_lease()
@@ -584,7 +581,7 @@ class WorkerProcess:
     def __init__(self, engine: LocalEngine, lease: WorkerLease | None, call: Call) -> None:
         self.engine = engine
         self.actor: ActorState | None = call.actor
-        self.options: Options = call.options if call.actor is None else call.actor.process_options
+        self.options: Options = call.options if call.actor is None else replace(call.actor.options, max_calls=0)
         self.lease = lease
         self.allocation = CPU if lease is None else lease.allocation
         self.ids = frozenset(device.id for device in self.allocation.devices)
@@ -963,7 +960,7 @@ class LocalEngine(Engine):
     """The engine of one pool on this machine; see :class:`~anyaccel.pool.engine.Engine`.
 
     Args:
-        broker: Returns the broker of the machine; called once, when it is needed first.
+        broker: Returns the broker of the machine, the same one each time; called when it is needed first.
         settings: The settings of the pool. Without ``max_workers``, the devices limit the number of processes, and the
             processors do for calls without devices.
 
@@ -981,12 +978,11 @@ class LocalEngine(Engine):
         self.confined = check_start(settings.preparation.start, forked=True)
         self.members: set[WorkerProcess] = set()
         self._open_broker = broker
-        self._broker: Broker | None = None
         self.servers: set[spawning.WorkerServer] = set()
         self._calls: dict[int, Call] = {}
-        self._quarantined: dict[int, tuple[Allocation, str]] = {}
+        self._quarantine = Quarantine()
 
-    @property
+    @cached_property
     def broker(self) -> Broker:
         """The broker of the machine, opened on first use; any thread may ask.
 
@@ -994,11 +990,7 @@ class LocalEngine(Engine):
             MachineError: When the machine cannot be detected.
             StateDirectoryError: When there is no directory for leases that can be trusted.
         """
-        if self._broker is None:
-            with self.lock:
-                if self._broker is None:
-                    self._broker = self._open_broker()
-        return self._broker
+        return self._open_broker()
 
     @property
     def inventory(self) -> Inventory:
@@ -1229,7 +1221,7 @@ class LocalEngine(Engine):
         else:
             state.put_back([*retried, *again])
         if lease is not None:
-            self.release_devices(lease, gone)
+            self._quarantine.release(self.inventory, lease, gone)
         if state is not None and state.death is not None:
             state.on_gone(state.death)
         self.broker.serve()
@@ -1238,7 +1230,7 @@ class LocalEngine(Engine):
     def on_stuck(self, worker: WorkerProcess, reason: str) -> None:
         """Quarantine the devices of a stuck worker, fail its calls and its actor, and serve the queues."""
         if worker.lease is not None:
-            self.quarantine(worker.lease, reason)
+            self._quarantine.keep(worker.lease, reason)
         for call in worker.outstanding:
             call.fail(worker.make_death_error(Gone(reason=reason), call.name))
         if worker.actor is not None:
@@ -1270,47 +1262,14 @@ class LocalEngine(Engine):
             worker.skip_call(call)
         elif worker is not None:
             worker.stop(self.settings.grace, answer=False)
-        elif self._broker is not None:
-            self._broker.drop_if_empty(self, call)
-            self._broker.serve()
+        elif call.number in self._calls:
+            self.broker.drop_if_empty(self, call)
+            self.broker.serve()
         self.remove_call(call)
-
-    # Release of devices
 
     def quarantined(self) -> tuple[tuple[Allocation, str], ...]:
         """Return the devices that are kept although their holder was ended, with reasons; any thread may ask."""
-        return tuple(self._quarantined.values())
-
-    def quarantine(self, lease: WorkerLease, reason: str) -> None:
-        """Record devices as kept, with the reason; a new reason is written into the ledger."""
-        known = self._quarantined.get(id(lease))
-        self._quarantined[id(lease)] = (lease.allocation, reason)
-        if known is None or known[1] != reason:
-            lease.quarantine(reason)
-
-    def release_devices(self, lease: WorkerLease, gone: Gone) -> None:
-        """Release devices: at once after a clean exit, else when the vendor sees nothing of the process on them.
-
-        Also at once if there was no process, or no vendor can tell. Processes that carry the lease's mark keep the
-        devices.
-        """
-        inventory = self.inventory
-
-        def release() -> None:
-            """Remove the record of the quarantine, if any, and release the lease."""
-            self._quarantined.pop(id(lease), None)
-            lease.release(carried=gone.carried)
-
-        if gone.status == 0 or not gone.forked or not can_tell(inventory, lease.allocation):
-            release()
-        else:
-            release_when_free(
-                inventory,
-                lease.allocation,
-                gone.pid,
-                keep=partial(self.quarantine, lease),
-                release=lambda: reactor().call_soon(release),
-            )
+        return self._quarantine.list()
 
     # Shutdown
 
@@ -1369,8 +1328,7 @@ class LocalEngine(Engine):
         if not self.closed or any(call.is_pending() and not call.sent for call in self._calls.values()):
             return
         for worker in list(self.members):
-            if self._broker is not None:
-                self._broker.forget_worker(worker)
+            self.broker.forget_worker(worker)
             if not (worker.running or worker.ending or worker.actor):
                 worker.shut_down()
         if not self.members:

@@ -79,7 +79,7 @@ class ProgressCounter:
 
 
 def find_display(total: int) -> ProgressCallback | None:
-    """Open a display of progress on standard error: of tqdm or rich, whichever is installed, else a line.
+    """Open a display of progress on standard error: of tqdm, if that is installed, else a line.
 
     Args:
         total: Number of all calls.
@@ -89,12 +89,10 @@ def find_display(total: int) -> ProgressCallback | None:
     """
     if not (_in_notebook() or sys.stderr.isatty()):
         return None
-    for make in (_tqdm, _rich):
-        try:
-            return make(total)
-        except ImportError:
-            continue
-    return ProgressLine(sys.stderr)
+    try:
+        return _tqdm(total)
+    except ImportError:
+        return ProgressLine(sys.stderr)
 
 
 def _tqdm(total: int) -> ProgressCallback:
@@ -116,29 +114,6 @@ def _tqdm(total: int) -> ProgressCallback:
         bar.update(progress.done - bar.n)
         if progress.done == progress.total:
             bar.close()
-
-    return tell
-
-
-def _rich(total: int) -> ProgressCallback:
-    """Open a progress bar of rich on standard error; return its callback, which stops the bar at the end.
-
-    Raises:
-        ImportError: When rich is not installed.
-    """
-    from rich.console import Console
-    from rich.progress import Progress as Bars
-
-    bars = Bars(console=Console(file=sys.stderr))
-    task = bars.add_task("", total=total)
-    bars.start()
-
-    def tell(progress: Progress) -> None:
-        """Update the bar; stop the bar after the last call."""
-        failed = f"{progress.failed} failed" if progress.failed else ""
-        bars.update(task, completed=progress.done, description=failed)
-        if progress.done == progress.total:
-            bars.stop()
 
     return tell
 

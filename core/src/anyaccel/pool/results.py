@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypedDict, TypeVar
 
 from anyaccel.pool.call import AwaitableFuture, CallFuture, is_whole, read_exception
 from anyaccel.pool.channel import Message, MessageKind
@@ -21,6 +21,14 @@ Arguments = tuple[Any, ...]
 
 BATCH_SECONDS = 0.005
 """Duration in seconds that ``map`` aims at for a batch: then the cost of a batch is small beside its calls."""
+
+
+class UnorderedOptions(TypedDict, total=False):
+    """The options of :meth:`anyaccel.Pool.map_unordered`, and of :meth:`anyaccel.Actors.map`."""
+
+    timeout: float | None
+    batch: int | None
+    progress: bool | ProgressCallback
 
 
 class Results(Iterator[T]):
