@@ -35,6 +35,9 @@ class ActorGroup(Callee):
         options: Options of the calls.
         work: The pickled construction of one actor.
         size: Number of actors.
+
+    Attributes:
+        ready: Future of the process ids of the first actors, without later replacements.
     """
 
     def __init__(self, core: Engine, name: str, options: Options, work: Pickled, size: int) -> None:
@@ -42,13 +45,11 @@ class ActorGroup(Callee):
         self._work = work
         self._size = size
         self._states: list[_GroupedActor] = []
-        self._ready: AwaitableFuture[list[int]] = AwaitableFuture()
-        self._ready.set_running_or_notify_cancel()
-        first = [_GroupedActor(self) for _ in range(size)]
-        self._states += first
-        self._first = tuple(first)
-        self._unmade = size
-        for state in first:
+        self.ready = AwaitableFuture()
+        self.ready.set_running_or_notify_cancel()
+        self._first = tuple(_GroupedActor(self) for _ in range(size))
+        self._states += self._first
+        for state in self._first:
             state.ready.add_done_callback(self._on_made)
 
     def begin(self) -> None:
@@ -61,40 +62,24 @@ class ActorGroup(Callee):
         for state in self._first:
             self._core.enter(state.construction, self._work)
 
-    @property
-    def ready(self) -> AwaitableFuture[list[int]]:
-        """Future of the process ids of the first actors, without later replacements."""
-        return self._ready
-
     def _enter(self, call: Call) -> None:
         """Queue a call and have a free actor take calls; replace dead actors. A dead group fails the call."""
         super()._enter(call)
         if len(self._states) < self._size:
             self._replace()
 
-    def close(self) -> None:
-        """Take no more calls, and have each actor exit after the queued calls. Returns at once; any thread may call it.
+    def _close(self) -> None:
+        """Take no more calls, and have each actor exit after the queued calls."""
+        self.closing = True
+        for state in tuple(self._states):
+            state._close()  # noqa: SLF001 - its part
 
-        No effect in a forked child.
-        """
-        if not self._core.foreign:
-            self.closing = True
-            for state in tuple(self._states):
-                state.close()
-
-    def stop(self, grace: float) -> None:
-        """End the actors at once, without replacements; returns before the end. Any thread may call it.
-
-        No effect in a forked child.
-
-        Args:
-            grace: Seconds between SIGTERM and SIGKILL.
-        """
-        if not self._core.foreign:
-            self.closing = True
-            self._size = 0
-            for state in tuple(self._states):
-                state.stop(grace)
+    def _stop(self, grace: float) -> None:
+        """End the actors at once, without replacements."""
+        self.closing = True
+        self._size = 0
+        for state in tuple(self._states):
+            state._stop(grace)  # noqa: SLF001 - its part
 
     def on_actor_gone(self, state: _GroupedActor, death: WorkerError) -> None:
         """Remove a dead actor; construct a replacement if calls wait and the construction had succeeded.
@@ -105,7 +90,7 @@ class ActorGroup(Callee):
         if state not in self._states:
             return
         self._states.remove(state)
-        if not state.made:
+        if not state.ready.done() or state.get_failure() is not None:
             self._size -= 1
         if self._size <= 0 and not self._states:
             self.death = self.death or death
@@ -131,18 +116,17 @@ class ActorGroup(Callee):
                 state.on_gone(BrokenWorkerError(f"it cannot be made again: {error}"))
 
     def _on_made(self, _: Future[Any]) -> None:
-        """Count a first actor whose construction is over; after the last, set the outcome of :attr:`ready`.
+        """Set the outcome of :attr:`ready` after the last construction of a first actor.
 
         The outcome is the first actor's exception by position, if any, else the process ids.
         """
-        self._unmade -= 1
-        if self._unmade:
+        if not all(state.ready.done() for state in self._first):
             return
-        failed = [error for state in self._first if (error := state.get_failure()) is not None]
-        if failed:
-            self._ready.set_exception(failed[0])
-        else:
-            self._ready.set_result([state.ready.result() for state in self._first])
+        for state in self._first:
+            if (failure := state.get_failure()) is not None:
+                self.ready.set_exception(failure)
+                return
+        self.ready.set_result([state.ready.result() for state in self._first])
 
 
 class _GroupedActor(ActorState):
@@ -155,11 +139,6 @@ class _GroupedActor(ActorState):
         self.queue = group.queue
         self.closing = group.closing
         self._group = group
-
-    @property
-    def made(self) -> bool:
-        """Whether the construction has succeeded."""
-        return self.ready.done() and self.get_failure() is None
 
     def get_failure(self) -> BaseException | None:
         """Return why the construction failed or was cancelled; None if it succeeded, or is not over."""

@@ -27,7 +27,6 @@ from anyaccel.errors import (
     BrokenWorkerError,
     LedgerError,
     TaskTimeoutError,
-    UsageError,
     WorkerError,
     WorkerStartError,
 )
@@ -934,8 +933,8 @@ class WorkerProcess:
         """Remove and return the call of an answer; None if the number is of no call here.
 
         Such a number makes the process distrusted, except for a second answer to the last call; any number makes the
-        process proven. The arguments of the call are
-        dropped. The start of the following pipelined call is recorded. A failed construction makes the worker end.
+        process proven. The arguments of the call are dropped. The start of the following pipelined call is recorded. A
+        failed construction makes the worker end.
         """
         call = self.running.pop(message.number, None)
         self.proven = True
@@ -1014,31 +1013,16 @@ class LocalEngine(Engine):
         return 4 * (self.settings.max_workers or (PROCESSORS if options.needs is None else MOST_DEVICES))
 
     def gang(self, options: Options, hosts: int, name: str, work: bytes) -> GangFuture[Any]:
-        """Run a pickled call as a gang of one, on this machine; its meeting address is freed after the call.
+        """Run a pickled call as a gang of one, on this machine.
 
         Raises:
             UsageError: When ``hosts`` is more than 1.
             RuntimeError: When the pool was shut down, or belongs to the parent of this process.
             BrokenPoolError: When the pool is broken.
         """
-        from anyaccel.launcher.rendezvous import Rendezvous
-        from anyaccel.pool.gang import GangFuture, make_ranked_call
+        from anyaccel.pool.gang import run_alone
 
-        if hosts > 1:
-            raise UsageError(
-                f"hosts must be 1 with engine='local', which has this machine alone (got {hosts}); engine='ray' has"
-                " those of a cluster"
-            )
-        rendezvous = Rendezvous()
-        call = Call(name, options, self.on_cancel)
-        future = GangFuture([call.future])
-        future.add_done_callback(lambda _: rendezvous.close())
-        try:
-            self.enter(call, make_ranked_call(0, 1, rendezvous.variables, work))
-        except BaseException:
-            rendezvous.close()
-            raise
-        return future
+        return run_alone(Call(name, options, self.on_cancel), hosts, work, self.enter)
 
     def enter(self, call: Call, work: Pickled | tuple[Any, ...], *, late: bool = False) -> None:
         """Pickle a call, copy its buffers, and queue it by a note to the reactor; any thread may.

@@ -39,12 +39,11 @@ class Results(Iterator[T]):
     are left are cancelled, also those that run.
 
     Args:
-        futures: Futures to wait for, in order.
         timeout: Seconds until all results must be there, or None.
     """
 
-    def __init__(self, futures: Iterable[AwaitableFuture[Any]], timeout: float | None = None) -> None:
-        self._futures = deque(futures)
+    def __init__(self, timeout: float | None = None) -> None:
+        self._futures: deque[AwaitableFuture[Any]] = deque()
         self._values: deque[T] = deque()
         self._end = None if timeout is None else time.monotonic() + timeout
         self._failure: BaseException | None = None
@@ -106,7 +105,7 @@ class Results(Iterator[T]):
 
     def _make_canceller(self) -> Callable[[], None]:
         """Return a function that cancels the calls that are left then; the function must not refer to the results."""
-        return partial(cancel_all, self._futures)
+        raise NotImplementedError
 
     def _next_future(self) -> AwaitableFuture[Any] | None:
         """Return the future to wait for.
@@ -117,9 +116,8 @@ class Results(Iterator[T]):
         return None if self._values or self._failure or not self._futures else self._futures[0]
 
     def _accept(self, value: Any) -> None:
-        """Store the value of the first future, and remove the future."""
-        self._futures.popleft()
-        self._values.append(value)
+        """Store the results in the value of the first future, and remove the future."""
+        raise NotImplementedError
 
     def _next(self) -> T:
         """Return the next stored value.
@@ -265,7 +263,7 @@ class MapResults(Results[T]):
     """
 
     def __init__(self, batches: Batches, timeout: float | None, *, plain: bool) -> None:
-        super().__init__((), timeout)
+        super().__init__(timeout)
         self._futures = batches.futures
         self._batches = batches
         self._plain = plain

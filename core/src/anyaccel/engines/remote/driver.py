@@ -526,7 +526,7 @@ class RemoteActor(RemoteWork):
         if call.tries >= call.options.retries:
             call.body = None
         if body is None or self._host is None:  # cancelled just now
-            del self.running[call.number]
+            self.running.pop(call.number, None)
             return
         call.future.allocation = self.allocation
         call.worker = self
