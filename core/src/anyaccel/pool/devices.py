@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from anyaccel.errors import NeverFitsError, StateDirectoryError
-from anyaccel.launcher.choosing import KnownNames, local_scheduler, validate
+from anyaccel.launcher.choosing import local_scheduler
 from anyaccel.launcher.scope import Scope
 from anyaccel.launcher.usage import OpenLease, UsageMeter
 from anyaccel.ledger import Want
@@ -26,11 +26,6 @@ PRIVATE = "anyaccel-private-"
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - what is made there has mode 0700
 
 ChoiceFactory = Callable[[Request], Choice]
-
-
-def choose_among(inventory: Inventory) -> ChoiceFactory:
-    """Return a factory of choices for requests, among all devices of a machine."""
-    return lambda request: Choice(inventory, request, validate, KnownNames())
 
 
 def check_request(inventory: Inventory, request: Request) -> None:

@@ -33,6 +33,7 @@ from anyaccel.errors import (
 from anyaccel.forkserver.client import Gone
 from anyaccel.inventory.current import LEASE_VARIABLE
 from anyaccel.inventory.detect import detect
+from anyaccel.launcher.choosing import make_choice
 from anyaccel.launcher.launch import check_start
 from anyaccel.launcher.scope import Scope
 from anyaccel.launcher.use import get_process_lease
@@ -50,7 +51,6 @@ from anyaccel.pool.devices import (
     LocalRequest,
     WorkerLease,
     check_request,
-    choose_among,
     find_private_directory,
 )
 from anyaccel.pool.engine import Engine, PoolSettings
@@ -172,7 +172,7 @@ class Broker:
         self.scope = Scope.make(inventory, self._environ)
         used = get_process_lease()
         self._used = None if used is None else used.lease
-        self.choice: Callable[[Request], Choice] = choice or choose_among(inventory)
+        self.choice: Callable[[Request], Choice] = choice or partial(make_choice, inventory)
         self._note = note
         self._queues: dict[object, CallQueue] = {}
         self._idle: list[WorkerProcess] = []

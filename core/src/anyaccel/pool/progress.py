@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, TextIO
 
 from anyaccel.model import Value
+from anyaccel.text import elapsed
 
 FASTEST_SECONDS = 0.1
 """Minimum interval in seconds between two updates of the line on a terminal."""
@@ -37,8 +38,8 @@ class Progress(Value):
 
     def __str__(self) -> str:
         failed = f", {self.failed} failed" if self.failed else ""
-        left = "" if self.left_seconds is None else f", {_duration(self.left_seconds)} left"
-        over = f"in {_duration(self.seconds)}"
+        left = "" if self.left_seconds is None else f", {elapsed(self.left_seconds)} left"
+        over = f"in {elapsed(self.seconds)}"
         return f"{self.done} of {self.total} done{failed}{left if self.done < self.total else f' {over}'}"
 
 
@@ -145,10 +146,3 @@ def _in_notebook() -> bool:
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     return hasattr(shell, "kernel")
-
-
-def _duration(seconds: float) -> str:
-    """Format a duration, rounded to seconds or minutes, as ``1h02m``, ``2m03s`` or ``4s``."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"

@@ -48,7 +48,7 @@ class Driver(Engine):
     def __init__(self, cluster: Cluster[Any], settings: PoolSettings) -> None:
         super().__init__(settings)
         self.cluster = cluster
-        self.members: set[RemoteWork] = set()
+        self.members: set[RemoteCall | RemoteActor] = set()
         self.name = secrets.token_hex(8)
         self._numbers = count()
         self._waiting: deque[Call] = deque()
@@ -237,7 +237,7 @@ class Driver(Engine):
         # Not as plain data: the answer is of the host, which has read the worker's.
         self.mark_broken(read_exception(answer.message(), plain=False), call)
 
-    def remove(self, member: RemoteWork) -> None:
+    def remove(self, member: RemoteCall | RemoteActor) -> None:
         """Remove a finished call or actor, submit queued calls instead, and finish the shutdown of a closed pool."""
         with self.lock:
             self.members.discard(member)
@@ -311,24 +311,8 @@ class RemoteWork:
         """Sent calls without an answer, in order; any thread may ask."""
         return list(self.running.values())
 
-    def launch(self, call: Call) -> None:
-        """Submit the work to the cluster, for the first call."""
-        raise NotImplementedError
-
-    def stop(self, grace: float) -> None:
-        """End the work, with so many seconds between SIGTERM and SIGKILL of the process."""
-        raise NotImplementedError
-
-    def cancel_unstarted(self) -> None:
-        """Cancel the work unless running on a node."""
-        raise NotImplementedError
-
     def close(self) -> None:
         """Handle that the pool takes no more calls."""
-
-    def on_lost(self, error: BaseException) -> None:
-        """Handle that the cluster has no answer and never will."""
-        raise NotImplementedError
 
     def on_started(self, started: Started) -> None:
         """Record the node and the devices, here and for each outstanding call, which does not wait any more."""
