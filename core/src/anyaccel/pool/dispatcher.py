@@ -39,6 +39,7 @@ from anyaccel.launcher.scope import Scope
 from anyaccel.launcher.use import get_process_lease
 from anyaccel.launcher.verdicts import why
 from anyaccel.ledger import Ledger
+from anyaccel.ledger.acquisition import IMPATIENT_SECONDS
 from anyaccel.linux import mark as marks
 from anyaccel.linux.fork import renew_in_child, tidy_in_child
 from anyaccel.linux.process import describe_end
@@ -421,14 +422,17 @@ class Broker:
     def _watch_ledger(self, queue: CallQueue, resolved: LocalRequest, acquisition: Acquisition) -> None:
         """Repeat the attempt after a relevant change of the ledger, or after the acquisition's pause."""
         loop = reactor()
-        queue.timer = loop.call_later(acquisition.pause(), partial(self._request_devices, queue, resolved))
+        queue.watched = acquisition.descriptors()
+        # Without a ticket, the acquisition would look again within a millisecond. Releases of this process serve the
+        # queue anyway, and calls of a few milliseconds would pay for the looks with half of their processor time.
+        pause = acquisition.pause() if queue.watched else IMPATIENT_SECONDS
+        queue.timer = loop.call_later(pause, partial(self._request_devices, queue, resolved))
 
         def on_change(descriptor: int) -> None:
             """Read the event of a descriptor, and attempt again if that is worthwhile."""
             if acquisition.read_event(descriptor):
                 self._request_devices(queue, resolved)
 
-        queue.watched = acquisition.descriptors()
         for descriptor in queue.watched:
             loop.watch(descriptor, partial(on_change, descriptor))
 
