@@ -83,5 +83,7 @@ def test_the_simulation_of_the_queue_runs_on_made_up_requests_and_on_a_log():
             "backfill",
             "backfill, bound 10 min",
             "fair shares",
+            "fair shares, half-life 7 d",
             "fair shares, backfill, 10 min",
+            "half-life 7 d, backfill, 10 min",
         ]

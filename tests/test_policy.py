@@ -1,12 +1,14 @@
 """The order of waiting requests: none starves, none is delayed past the bound, all processes compute the same."""
 
 import os
+import pwd
 import random
 
 import pytest
 from anyaccel import policy
 from anyaccel.configuration import Configuration
-from anyaccel.policy import Block, Holding, Limits, Need, Policy, Waiting
+from anyaccel.model import replace
+from anyaccel.policy import Block, Holding, Limits, Need, Policy, Usage, Waiting
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lengths import length
@@ -48,7 +50,12 @@ def simulate(jobs, rules, *, on_look=None, until=100_000):
         moments += [edge for edge in edges if now < edge < until] if waiting else []
         now = max(now, min(moments)) if moments else now
         assert now < until, "a request starves"
-        running = [(job, held) for job, held in running if job.started + job.lasts > now]
+        ended = [(job, held) for job, held in running if job.started + job.lasts <= now]
+        running = [each for each in running if each not in ended]
+        for job, held in ended if rules.half_life else ():
+            user, end = job.waiting.user, job.started + job.lasts
+            usage = rules.past.get(user, Usage()).with_lease(len(held), job.lasts, end, rules.half_life)
+            rules = replace(rules, past={**rules.past, user: usage})
         while coming and coming[0].waiting.since <= now:
             waiting.append(coming.pop(0))
         progress = True
@@ -59,7 +66,7 @@ def simulate(jobs, rules, *, on_look=None, until=100_000):
             order = rules.order([job.waiting for job in waiting], held, now)
             order = [each for each in order if not rules.limited(each, held)]
             if on_look:
-                on_look(order, running, now)
+                on_look(order, running, now, rules)
             for position, each in enumerate(order):
                 ahead = [other for other in order[:position] if rules.competes(other, each, now)]
                 passes = bool(ahead)
@@ -73,7 +80,7 @@ def simulate(jobs, rules, *, on_look=None, until=100_000):
                 job.started, job.devices = now, frozenset(free[: job.count])
                 until_ = None if each.seconds is None else now + each.seconds
                 own = [
-                    Holding(device=device, user=each.user, until=until_, passed=now if passes else None)
+                    Holding(device=device, user=each.user, since=now, until=until_, passed=now if passes else None)
                     for device in free[: job.count]
                 ]
                 running.append((job, own))
@@ -129,7 +136,7 @@ def test_no_head_is_delayed_past_the_bound(jobs, bound):
     """Who is first in line starts when what ran as it became first has made room, or so much later."""
     promised = {}
 
-    def on_look(order, running, now):
+    def on_look(order, running, now, _):
         if order and order[0].key not in promised:
             ends = sorted(job.started + job.lasts for job, held in running for _ in held)
             missing = order[0].needs[0].count - (len(DEVICES) - len(ends))
@@ -185,16 +192,32 @@ def blocks():
     return st.builds(lambda some, more: some + more, st.lists(reservations, max_size=3), st.lists(drains, max_size=1))
 
 
-@CASES
-@given(days(), blocks(), st.booleans(), st.sampled_from([0.0, 5.0]), st.integers(0, 1000))
-def test_no_reservation_and_no_drain_is_broken_and_no_request_starves(jobs, withheld, fair, bound, seed):
-    """With fair shares, priorities, time limits and backfill together; each waiter computes the same."""
-    rules = Policy(backfill=bound, fair_shares=fair, patience=30.0, blocks=tuple(withheld))
-    again = random.Random(seed).sample(withheld, len(withheld))
-    shuffled = Policy(backfill=bound, fair_shares=fair, patience=30.0, blocks=tuple(again))
+def fairness():
+    """Rules for shares: none, by what users hold, and by what they used, also as members of two groups."""
+    groups = {"lab": Limits(weight=2), "course": Limits()}
+    over_time = {"fair_shares": True, "half_life": 25.0, "past": {1: Usage(seconds=70.0, at=0.0)}}
+    return st.sampled_from(
+        [
+            {},
+            {"fair_shares": True},
+            over_time,
+            {**over_time, "groups": groups, "members": {1: "lab", 2: "course", 3: "lab"}},
+            {**over_time, "groups": groups, "members": {3: "course"}, "users": {2: Limits(weight=3, devices=4)}},
+        ]
+    )
 
-    def on_look(order, running, now):
+
+@CASES
+@given(days(), blocks(), fairness(), st.sampled_from([0.0, 5.0]), st.integers(0, 1000))
+def test_no_reservation_and_no_drain_is_broken_and_no_request_starves(jobs, withheld, shares, bound, seed):
+    """With fair shares, groups, priorities, time limits and backfill together; each waiter computes the same."""
+    rules = Policy(backfill=bound, patience=30.0, blocks=tuple(withheld), **shares)
+    again = random.Random(seed).sample(withheld, len(withheld))
+
+    def on_look(order, running, now, rules):
         held = [each for _, own in running for each in own]
+        past = dict(reversed(rules.past.items()))
+        shuffled = replace(rules, blocks=tuple(again), past=past)
         assert shuffled.order(reversed(order), list(reversed(held)), now) == rules.order(order, held, now)
         assert shuffled.earliest_starts(order, held, now) == rules.earliest_starts(order, list(reversed(held)), now)
 
@@ -286,6 +309,39 @@ def test_fair_shares_put_those_first_who_hold_less():
     assert [each.user for each in rules.order([one, two, three], held, 0.0)] == [6, 7, 5]
 
 
+def test_with_a_half_life_the_user_comes_first_who_used_less_lately():
+    half_life = 100.0
+    lately = Usage().with_lease(1, 50, 1000.0, half_life)
+    long_ago = Usage().with_lease(4, 50, 0.0, half_life)
+    rules = Policy(fair_shares=True, half_life=half_life, past={5: lately, 6: long_ago})
+    running = [Holding(device="a", user=7, since=900.0), Holding(device="b", user=7)]
+    waits = [waiting(number, user=user) for number, user in enumerate([7, 5, 6, 8])]
+    assert [each.user for each in rules.order(waits, running, 1000.0)] == [8, 6, 5, 7]
+    # The same device-seconds, whether the lease has ended, still runs, or was two leases one after the other.
+    ended = Usage().with_lease(1, 60, 960.0, half_life).with_lease(1, 40, 1000.0, half_life)
+    assert ended.decayed(1300.0, half_life) == pytest.approx(rules.usage(running, 1000.0)[7] / 8)
+    assert rules.usage([], 1000.0)[6] == pytest.approx(long_ago.seconds / 1024)
+
+
+def test_the_order_of_ends_and_a_clock_that_was_set_back_do_not_matter():
+    early, late = (2, 30, 100.0, 50.0), (1, 10, 160.0, 50.0)
+    one, other = (Usage().with_lease(*first).with_lease(*second) for first, second in ((early, late), (late, early)))
+    assert one.decayed(500.0, 50.0) == pytest.approx(other.decayed(500.0, 50.0))
+    assert one.decayed(0.0, 50.0) == one.seconds
+
+
+def test_the_members_of_a_group_share_its_weight():
+    past = {user: Usage(seconds=seconds, at=0.0) for user, seconds in {1: 60.0, 2: 10.0, 3: 50.0, 4: 45.0}.items()}
+    groups = {"lab": Limits(devices=2, weight=2), "course": Limits(devices=1)}
+    members = {1: "lab", 2: "lab", 3: "course"}
+    rules = Policy(fair_shares=True, half_life=10.0, past=past, groups=groups, members=members)
+    waits = [waiting(number, user=user) for number, user in enumerate([1, 2, 3, 4])]
+    # lab: 70 of weight 2; course: 50; user 4 alone: 45.
+    assert [each.user for each in rules.order(waits, [], 0.0)] == [2, 1, 4, 3]
+    assert [rules.limits_of(user).devices for user in (1, 3, 4, None)] == [2, 1, None, None]
+    assert not Policy(groups=groups).plain
+
+
 def test_a_priority_counts_up_to_the_users_highest():
     rules = Policy(limits=Limits(priority=0), users={7: Limits(priority=10)})
     liar, honest, allowed = waiting(2, priority=99, user=5), waiting(1, user=6), waiting(3, priority=5, user=7)
@@ -316,10 +372,35 @@ def test_the_configuration_becomes_the_rules():
         users={os.geteuid(): own},
     )
     assert not rules.plain
+    groups = {"groups.0.devices": 3, "groups.0.weight": 2, "groups.no-group-of-this-name.time": 5.0}
+    over_time = {"queue.half_life": 60.0, f"users.{os.geteuid()}.priority": 1, "users.4294967290.weight": 3}
+    rules = Policy.from_configuration(Configuration(path="x", found=True, values=values | groups | over_time))
+    assert rules.half_life == 60.0
+    assert rules.groups == {"0": Limits(devices=3, seconds=3600.0, weight=2)}
+    assert rules.limits_of(4294967290) == Limits(devices=2, seconds=3600.0, weight=3)
     assert Policy.from_configuration(Configuration(path="x")).plain
     assert Policy.from_configuration(Configuration(path="x", found=True, values={"queue.backfill": 60.0})) == Policy(
         backfill=60.0
     )
+
+
+def test_the_first_group_in_the_file_counts_and_a_users_own_entry_comes_before():
+    """By the database of groups, where root is in its primary group alone."""
+    own, other = str(pwd.getpwuid(1).pw_gid), "4294967291"
+    tables = {
+        "groups.0.devices": 1,
+        f"groups.{other}.devices": 2,
+        f"groups.{own}.devices": 3,
+        f"groups.{own}.time": 9.0,
+    }
+
+    def read(**values):
+        return Policy.from_configuration(Configuration(path="x", found=True, values={**tables, **values}))
+
+    assert (read().limits_of(1).devices, read().members.get(1)) == (3, own)
+    assert read().limits_of(4294967290) == Limits()
+    assert read(**{"users.1.devices": 7}).limits_of(1) == Limits(devices=7, seconds=9.0)
+    assert read(**{"users.1.devices": 7}).limits_of(1) == read(**{"users.1.devices": 7}).users[1]
 
 
 @pytest.mark.parametrize("policy", [Policy(), Policy(limits=Limits(devices=9))])

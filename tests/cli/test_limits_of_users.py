@@ -192,3 +192,54 @@ def test_a_limit_counts_what_a_user_holds_once_and_not_for_other_users():
     assert done["queue"][1].splitlines()[1].partition("  bob is at the limit of 1 device  ")[1]
     assert done["why"] == (0, "declared:1 fits now.\n")
     assert done["run"] == done["root"] == (0, "served\n")
+
+
+OPENED = """
+import sys
+sys.addaudithook(lambda event, values: event == "open" and print("opens", values[0]))
+from anyaccel.cli import main
+main(["status", *sys.argv[1:]])
+"""
+
+
+@pytest.mark.timeout(300)
+def test_fair_shares_with_a_half_life_serve_the_user_first_who_used_less():
+    """By leases that have ended, also of a user who keeps no journal; groups have limits."""
+    waiting = in_background(f"anyaccel run declared:4 {MACHINE} --note $USER -- true")
+    rules = "[queue]\nfair_shares = true\nhalf_life = '7d'\n[groups.alice]\nweight = 2\n[groups.bob]\ndevices = 4"
+    no_journal = "mkdir -p .config/anyaccel && printf '[journal]\\nkeep = false\\n' >.config/anyaccel/config.toml"
+    typed = {
+        "configured": configure(rules),
+        "warned": ("root", "anyaccel config"),
+        "journal": ("root", "mkdir -p -m 755 /var/lib/anyaccel && mkdir -m 1777 /var/lib/anyaccel/journal"),
+        "not warned": ("root", "anyaccel config"),
+        "used": ("bob", f"umask 077; {no_journal}; anyaccel run declared:4 {MACHINE} --note secret -- true"),
+        "line": (
+            "alice",
+            "cd /var/lib/anyaccel/journal; until grep -sq . *.jsonl; do sleep 0.05; done; cat *.jsonl; cd",
+        ),
+        "held": ("root", f"anyaccel hold declared:1 {MACHINE} >lease"),
+        "over": ("bob", "anyaccel run declared:5 --declare GPU=5 --no-wait -- true"),
+        "bob waits": ("bob", waiting),
+        "alice waits": ("alice", waiting),
+        "queue": ("alice", "anyaccel queue --json"),
+        "status": ("alice", f"python -c '{OPENED}' --no-stats {MACHINE}"),
+        "why": ("bob", f"anyaccel why declared:3 {MACHINE}"),
+    }
+    done = dict(zip(typed, of_users(typed.values(), users=("alice", "bob")), strict=True))
+    missing = "queue.half_life counts no ended lease: root has not made the directory /var/lib/anyaccel/journal"
+    assert missing in " ".join(done["warned"][1].split())
+    assert "counts no ended lease" not in done["not warned"][1]
+    assert done["used"] == (0, "")
+    (line,) = map(json.loads, done["line"][1].splitlines())
+    assert (line["request"], line["note"], line["program"], line["held"] > 0) == ("", "", "", True)
+    assert "5 devices are over your limit of 4" in done["over"][1]
+    assert "place 1 in line" in done["alice waits"][1]
+    tickets = json.loads(done["queue"][1])["tickets"]
+    assert [(ticket["user"], ticket["behind"]) for ticket in tickets] == [("alice", 0), ("bob", 1)]
+    assert tickets[0]["used_device_seconds"] == 0 < tickets[1]["used_device_seconds"]
+    assert "2 waiting" in done["status"][1]
+    assert "opens t1." in done["status"][1]
+    assert "/var/lib" not in done["status"][1]
+    words = "2 earlier requests wait for the same devices, and fair shares count .* device-hours of yours"
+    assert re.search(words, " ".join(done["why"][1].split()))

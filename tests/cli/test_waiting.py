@@ -93,7 +93,7 @@ def test_run_without_a_command_starts_the_shell_of_a_person(on_terminal, monkeyp
     assert Ledger.open().leases() == ()
 
 
-@pytest.mark.parametrize("arguments", [["A1:1"], ["A1:1", "--ranks"], ["A1:1", "--"]])
+@pytest.mark.parametrize("arguments", [["A1:1"], ["A1:1", "--"]])
 def test_a_script_is_given_no_shell(arguments, anyaccel):
     done = anyaccel("run", *arguments, stdin=subprocess.DEVNULL)
     assert done.returncode == 2

@@ -31,11 +31,12 @@ PAGES = sorted([*ROOT.glob("*.md"), ROOT / "core" / "README.md", *ROOT.glob("doc
 NEEDS = re.compile(r"^<!-- needs: (\w+) -->$", re.MULTILINE)
 INSIDE = "RUN_BY_A_PAGE"
 LONG = {
-    *("ci.md", "conformance.md", "dask.md", "frameworks.md", "masks.md", "recordings.md", "scheduler.md"),
-    *("shared-machine.md", "tutorial-plugin.md"),
+    *("accelerators.md", "ci.md", "commands.md", "configure.md", "conformance.md", "dask.md", "export.md"),
+    *("frameworks.md", "jobs.md", "maintenance.md", "masks.md", "pool.md", "recordings.md", "report.md"),
+    *("scheduler.md", "shared-machine.md", "tutorial-plugin.md", "warm-models.md"),
 }
-"""Pages that take three seconds and more. What they show, tests/cli, examples, engines, integrations, launcher, ledger,
-scaffold and the tests of the conformance suite do as well."""
+"""Pages that take a second of processor time and more, but for the README and the tutorial. What they show, tests/cli,
+examples, engines, integrations, launcher, ledger, pool, the extras and the conformance suite show as well."""
 OF_SEVERAL_USERS = {"docs/how-to/lab.md"}
 MACHINE_IN_A_FILE = "defaults]\\nmachine = "
 """Written by a page that names its machine in the configuration: the variable would win."""

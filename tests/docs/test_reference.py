@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 
+import jsonschema
 import pytest
 from anyaccel import hookspecs, plugin
 from anyaccel.model.verdict import ReasonCode
@@ -109,3 +110,45 @@ def test_every_key_is_described_under_its_schema(arguments, tmp_path, monkeypatc
     section = section.partition("\n## ")[0]
     assert section, document["schema"]
     assert {key for key in keys(document) - {"schema", "time"} if f"`{key}`" not in section} == set()
+    name = document["schema"].removeprefix("anyaccel.").partition("/")[0]
+    if name in COMMAND_SCHEMA["$defs"]:
+        validate(document, name)
+
+
+def close(schema):
+    """Return the schema without room for other keys; the published one leaves a later version room for more."""
+    if isinstance(schema, list):
+        return [close(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {key: close(item) for key, item in schema.items()}
+    return {"additionalProperties": False, **closed} if "properties" in closed else closed
+
+
+COMMAND_SCHEMA = close(json.loads((ROOT / "docs" / "reference" / "commands.schema.json").read_text(encoding="utf-8")))
+
+
+def validate(document, name):
+    schema = {"$ref": f"#/$defs/{name}", "$defs": COMMAND_SCHEMA["$defs"]}
+    jsonschema.Draft202012Validator(schema).validate(document)
+
+
+def test_documents_about_a_held_device_have_their_published_schema(tmp_path, monkeypatch, anyaccel):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ANYACCEL_MACHINE", "sim:H100:1")
+    held = json.loads(anyaccel("--json", "hold", "GPU:0.5", "--note", "schema").stdout)
+    validate(held, "hold")
+    try:
+        for name, *arguments in (["status"], ["why", "GPU:1"], ["queue"], ["doctor"]):
+            document = json.loads(anyaccel("--json", name, *arguments).stdout)
+            validate(document, name)
+            assert name != "status" or document["devices"][0]["holders"][0]["note"] == "schema"
+    finally:
+        validate(json.loads(anyaccel("--json", "release", held["lease"]).stdout), "release")
+
+
+def test_errors_have_their_published_schema(anyaccel):
+    validate(json.loads(anyaccel("--json", "why", "GPX").stdout), "error")
+    refused = json.loads(anyaccel("--json", "run", "GPU:2", "--declare", "GPU=1", "--", "true").stdout)
+    validate(refused, "error")
+    assert refused["error"]["nearest"] == "GPU:1"

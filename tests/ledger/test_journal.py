@@ -1,6 +1,12 @@
 """The journal: what is written is read; what others put there is not believed."""
 
+import contextlib
+import json
 import os
+import resource
+import tempfile
+import time
+from pathlib import Path
 
 import pytest
 from anyaccel.ledger import journal
@@ -121,3 +127,125 @@ def test_in_the_machines_directory_the_owner_of_a_file_is_the_user(tmp_path, env
     assert sorted(entry.user for entry in journal.read(environ)) == sorted(["61002", user_name(os.geteuid())])
     machine.chmod(0o777)  # not sticky: any user could replace files, so it is not the machine's
     assert list(journal.read(environ)) == []
+
+
+def test_a_line_that_was_cut_off_spoils_no_other(environ, file):
+    """As on a full disk: here by a limit on the size of files, which the kernel enforces."""
+    assert journal.write(ENTRY, environ)
+    size = file.stat().st_size
+    if (child := os.fork()) == 0:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, size + 20))
+        os._exit(int(journal.write(ENTRY, environ)))
+    assert os.waitpid(child, 0)[1] == 0
+    assert file.stat().st_size == size + 20
+    assert journal.write(replace(ENTRY, exit=7), environ)
+    assert [entry.exit for entry in journal.read(environ)] == [3, 7]
+
+
+HALF_LIFE = 3600.0
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """The machine's directory, where other users get to, and a configuration that counts use over time."""
+    with tempfile.TemporaryDirectory() as parent:
+        os.chmod(parent, 0o755)
+        machine = Path(parent) / "machine"
+        machine.mkdir()
+        machine.chmod(0o1777)
+        monkeypatch.setattr(journal, "MACHINE_DIRECTORY", str(machine))
+        monkeypatch.setattr(journal, "count_half_life", lambda: HALF_LIFE)
+        monkeypatch.setattr(journal, "_LOCK_TRIES", 1_000_000)  # the lock is waited for, however slow the machine is
+        yield machine
+
+
+def used(devices, held, ended):
+    """A lease that ended at a time."""
+    units = Used(device="nvidia/0", units=round(devices * 10_000))
+    return replace(ENTRY, began=ended - held, ended=ended, held=held, devices=(units,))
+
+
+def start_as(uid, *entries):
+    """Start a process of a user that writes entries, and fails if one cannot be written."""
+    if (child := os.fork()) == 0:
+        with contextlib.suppress(BaseException):
+            os.setresuid(uid, uid, uid)
+            os.umask(0o077)
+            os._exit(not all(journal.write(entry, {}) for entry in entries))
+        os._exit(2)
+    return child
+
+
+def write_as(uid, *entries):
+    assert os.waitpid(start_as(uid, *entries), 0)[1] == 0
+
+
+def seconds(uid, at, half_life=HALF_LIFE):
+    usage = journal.read_usage(half_life).get(uid)
+    return usage.decayed(at, half_life) if usage else 0.0
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to write as other users")
+
+
+@needs_root
+def test_the_last_line_of_each_user_has_the_usage(machine, monkeypatch):
+    now = time.time()
+    old, new = used(2, 100.0, now - HALF_LIFE), used(0.5, 100.0, now)
+    write_as(61_001, old, new)
+    write_as(61_002, old)
+    expected = {uid: seconds(uid, now) for uid in (61_001, 61_002, 61_003)}
+    assert expected == pytest.approx({61_001: 150.0, 61_002: 100.0, 61_003: 0.0}, rel=0.02)
+    file = machine / "61001.jsonl"
+    first, _, rest = file.read_text().partition("\n")
+    file.write_text("x" * len(first) + "\n" + rest)
+    assert seconds(61_001, now) == expected[61_001]
+    # A full file is put aside, and the usage goes on in the new one.
+    monkeypatch.setattr(journal, "MOST_BYTES", 10)
+    write_as(61_001, used(1, 100.0, now))
+    assert len(file.read_text().splitlines()) == 1
+    assert seconds(61_001, now) == pytest.approx(250.0, rel=0.02)
+    file.unlink()  # as between the two steps
+    assert seconds(61_001, now) == expected[61_001]
+
+
+@needs_root
+def test_another_half_life_counts_the_leases_again(machine, monkeypatch):
+    now = time.time()
+    write_as(61_001, used(1, 10.0, now - 60.0), used(1, 10.0, now))
+    assert seconds(61_001, now, 60.0) == pytest.approx(15.0, rel=0.1)
+    monkeypatch.setattr(journal, "count_half_life", lambda: 60.0)
+    write_as(61_001, used(1, 10.0, now))
+    assert json.loads((machine / "61001.jsonl").read_text().splitlines()[-1])["used"][0] == 60.0
+    assert seconds(61_001, now, 60.0) == pytest.approx(25.0, rel=0.1)
+
+
+@needs_root
+def test_processes_of_one_user_that_end_at_once_all_count(machine):
+    now = time.time()
+    children = [start_as(61_001, *[used(1, 1.0, now)] * 5) for _ in range(6)]
+    assert [os.waitpid(child, 0)[1] for child in children] == [0] * 6
+    assert seconds(61_001, now) == pytest.approx(30.0, rel=0.01)
+
+
+@needs_root
+def test_only_a_users_own_file_that_all_can_read_says_what_the_user_used(machine):
+    """A squatter neither adds to another user's usage nor takes it away; nonsense counts as nothing."""
+    now = time.time()
+    write_as(61_001, used(1, 100.0, now))
+    stolen = machine / "61002.jsonl"
+    stolen.write_bytes((machine / "61001.jsonl").read_bytes())
+    os.chown(stolen, 61_001, 61_001)
+    os.mkfifo(machine / "61003.jsonl")
+    (machine / "61004.jsonl").symlink_to(machine / "61001.jsonl")
+    assert set(journal.read_usage(HALF_LIFE)) == {61_001}
+    write_as(61_002, used(1, 50.0, now))
+    assert seconds(61_002, now) == pytest.approx(50.0, rel=0.02)
+    (machine / "61001.jsonl").chmod(0o600)
+    assert set(journal.read_usage(HALF_LIFE)) == {61_002}
+    own = machine / "61002-1.jsonl"
+    for false in ("[3600.0, -1, 1]", "[3600.0, NaN, 1]", "[3600.0, 5]", '"x"', "[3600.0, 1e99, 1]", "[3600.0, {}, []]"):
+        own.write_text(json.dumps({"v": 1}) + "\n" + '{"used": ' + false + "}\n")
+        assert journal.read_usage(HALF_LIFE) == {}, false
+    own.write_text('{"used": [3600.0, 5, 99999999999]}\n')  # in a time to come: as if now
+    assert seconds(61_002, time.time()) == pytest.approx(5.0, rel=0.01)

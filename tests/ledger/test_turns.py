@@ -211,7 +211,7 @@ def test_a_user_cannot_exceed_the_machines_limits(tmp_path):
 
 
 def test_looking_does_not_mind_a_wrong_configuration(ledger, monkeypatch):
-    def wrong(state):
+    def wrong(*_, **__):
         raise turns.ConfigurationError("it is wrong")
 
     monkeypatch.setattr(turns, "current_policy", wrong)

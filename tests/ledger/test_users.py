@@ -10,6 +10,7 @@ import pytest
 from anyaccel.errors import DevicesBusyError, LeaseNotFoundError, StateDirectoryError
 from anyaccel.ledger import Ledger, Want
 from anyaccel.ledger.diagnosis import diagnose
+from anyaccel.ledger.handovers import list_changed
 from anyaccel.ledger.names import boot
 from anyaccel.model import Extent
 from claimant import ClaimantError, eventually
@@ -21,7 +22,7 @@ SOURCES = str(Path(anyaccel.__file__).parents[1])
 ALICE, BOB = 61_001, 61_002
 PRELOAD = """
 import logging, pwd, random, shlex, subprocess, unicodedata
-import anyaccel.ledger.ending, anyaccel.ledger.recovery, anyaccel.linux.inotify
+import anyaccel.ledger.ending, anyaccel.ledger.handovers, anyaccel.ledger.recovery, anyaccel.linux.inotify
 from anyaccel.ledger.diagnosis import diagnose
 anyaccel.linux.system._libc()  # the Python that runs the tests may be closed to other users
 """
@@ -217,6 +218,20 @@ def test_only_the_owner_and_root_end_a_lease(user, ledger):
         bob.do(f"ledger.end_lease({record.id!r})")
     assert ledger.end_lease(record.id) == (alice.pid,)
     assert ledger.leases() == ()
+
+
+def test_what_a_user_left_changed_another_user_may_mend(user, state):
+    """The file of a handover belongs to its first writer, in a sticky directory."""
+    alice, bob = user(ALICE), user(BOB)
+    alice.do("os.umask(0o077); take('a')")
+    alice.do("with ledger.lock_handovers(['acme/a']) as files: files['acme/a'].write('0' * 12, 'given')")
+    directory = os.open(state, os.O_RDONLY)
+    try:
+        assert list_changed(directory) == {"acme/a": "0" * 12}
+        bob.do("with ledger.lock_handovers(['acme/a']) as files: files['acme/a'].clear()")
+        assert list_changed(directory) == {}
+    finally:
+        os.close(directory)
 
 
 def may_run(python, user):

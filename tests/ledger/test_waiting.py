@@ -7,7 +7,7 @@ import signal
 import threading
 
 import pytest
-from anyaccel.errors import DevicesBusyError
+from anyaccel.errors import DevicesBusyError, UsageError
 from anyaccel.ledger import Want
 from anyaccel.linux import inotify
 from anyaccel.model import Extent
@@ -342,10 +342,10 @@ def test_many_wait(claim, ledger):
 
 def test_arguments_are_checked(ledger):
     for wait in (-1, float("nan")):
-        with pytest.raises(ValueError, match="wait must be seconds, 0 or more, or None"):
+        with pytest.raises(UsageError, match="wait must be seconds, 0 or more, or None"):
             ledger.acquire(ANY, one, wait=wait)
     for priority in (1_000_001, -1_000_001):
-        with pytest.raises(ValueError, match="priority must be from -1000000 to 1000000"):
+        with pytest.raises(UsageError, match="priority must be from -1000000 to 1000000"):
             ledger.acquire(ANY, one, priority=priority)
 
 

@@ -183,13 +183,26 @@ _MACHINE: tuple[tuple[str, Rule, str], ...] = (
         "of two requests of one priority, serve the user first who holds less",
     ),
     (
+        "queue.half_life",
+        DURATION,
+        "fair shares count the device-hours of each user, of which each counts half after this time",
+    ),
+    (
         "queue.patience",
         replace(DURATION, default=86400.0),
         "a request that has waited this long comes first, before shares and priorities",
     ),
     *((f"limits.{name}", rule, f"{words}; root has no limit") for name, rule, words in _LIMITS),
-    *((f"users.*.{name}", rule, f"{words}: this user, instead of [limits]") for name, rule, words in _LIMITS),
-    ("users.*.weight", WEIGHT, "fair share of this user, relative to 1 for other users"),
+    *(
+        (f"groups.*.{name}", rule, f"{words}: each member of this Unix group, instead of [limits]")
+        for name, rule, words in _LIMITS
+    ),
+    ("groups.*.weight", WEIGHT, "fair share of all members together; a user counts for the first group in this file"),
+    *(
+        (f"users.*.{name}", rule, f"{words}: this user, instead of [limits] and [groups]")
+        for name, rule, words in _LIMITS
+    ),
+    ("users.*.weight", WEIGHT, "fair share of this user, relative to 1 for other users (of the same group)"),
     (
         "devices.*.labels",
         LABELS,
@@ -451,6 +464,8 @@ def _values(path: str, kind: str, content: bytes) -> Mapping[str, Any]:
         except (ValueError, TypeError):
             told = f"{printable(key)} must be {setting.rule.words} (got {shown(value)})"
             wrong[key] = told, f"{printable(key)}: {setting.summary}"
+    if "queue.half_life" in values and not values.get("queue.fair_shares"):
+        wrong["queue.half_life"] = "queue.half_life needs queue.fair_shares = true", "set both, or neither"
     if wrong:
         lines = _find_lines(text)
         first, *further = (

@@ -8,9 +8,10 @@ COMMANDS = {
     "top": "jobs", "sweep": "jobs", "jobs": "jobs", "logs": "jobs", "wait": "jobs", "redo": "jobs", "report": "jobs",
     "metrics": "jobs",
     "export": "export", "check": "testing", "new": "testing", "testbed": "testing", "ray": "ray",
+    "kubernetes": "kubernetes",
 }  # fmt: skip
 """Extras by command."""
-OPTIONS = dict.fromkeys(("--detach", "--after", "--after-ok", "--begin", "--notify"), "jobs")
+OPTIONS = dict.fromkeys(("--ranks", "--port", "--detach", "--after", "--after-ok", "--begin", "--notify"), "jobs")
 """Extras by the option that they add to a command."""
 ENGINES = {"dask": "dask", "ray": "ray"}
 """Extras by engine."""

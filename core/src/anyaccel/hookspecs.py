@@ -146,6 +146,22 @@ def anyaccel_container(devices: Sequence[Device]) -> ContainerEdits:  # type: ig
 
 
 @hookspec(firstresult=True)
+def anyaccel_handover(devices: Sequence[Device], ctx: ProbeContext, given: bool) -> None:
+    """Change devices for their holder, or undo that: memory, a power cap, a partition, a control daemon.
+
+    Called: on this host alone, with the rights of the caller, in a process that runs nothing else. First with ``given``
+    false, to put the devices into their idle state, then with ``given`` true, before the holder starts; and with
+    ``given`` false after the last holder of a share has ended. The state before a call is unknown: a holder may have
+    been killed, and a call may have been interrupted and is repeated. So each call must set the whole state, and must
+    not rely on an earlier call. Act through ``ctx.run`` and ``ctx.write``. Start a daemon through the machine's service
+    manager: child processes end with the call. Optional.
+    Default: nothing is changed.
+    On error: before the start, the launch is refused and the change is undone. After the end, a warning is logged, and
+    ``anyaccel doctor`` names the device until the next holder's first call succeeds.
+    """
+
+
+@hookspec(firstresult=True)
 def anyaccel_diagnose(ctx: ProbeContext) -> Sequence[Finding]:  # type: ignore[empty-body]
     """Find faults of this vendor's installation: driver, permissions, rival variables, orphaned memory.
 

@@ -24,6 +24,8 @@ These five are required. The others, each for what it adds:
 9. What is shown live: ``anyaccel_stats(devices, ctx) -> Mapping[str, Stats]``, with a ``DeviceProcess`` for each user.
 10. What is wrong, and the way out: ``anyaccel_diagnose(ctx) -> Sequence[Finding]``, each of a ``Severity``.
 11. What a container needs: ``anyaccel_container(devices) -> ContainerEdits``, with a ``Mount`` for each file.
+12. What changes devices for a holder, and undoes that: ``anyaccel_handover(devices, ctx, given)``, which acts by
+    ``ctx.run()`` and ``ctx.write()``.
 
 ``replace(value, field=...)`` gives a changed copy of a value. ``anyaccel_testing`` has the suite that checks all this.
 """

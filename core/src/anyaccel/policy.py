@@ -9,13 +9,19 @@ the earliest start of each of them, plus a bound. Leases that passed an earlier 
 this earliest start. So the requests that pass one request delay it together by no more than the bound, compared with a
 start in turn after leases that last until their limits. A lease without a limit may end at any moment: then the bound
 counts from the arrival of the request.
+
+**Fair shares.** Among requests of one priority, the user with less usage over weight comes first. The usage is what the
+user holds or, with a half-life, the device-seconds of past and active leases, of which each counts half after every
+half-life. The members of a group share the group's weight; inside of the group the users' own weights count.
 """
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
-from anyaccel.model import UNITS_PER_DEVICE, Value, field
+from anyaccel.model import UNITS_PER_DEVICE, Value, field, replace
 from anyaccel.text import span
 
 TYPE_CHECKING = False
@@ -94,6 +100,7 @@ class Holding(Value):
         device: The device.
         units: Held units of the device.
         user: Number of the user; None when unknown.
+        since: Start of the lease; None when unknown, then the lease adds no usage over time.
         until: End of the time limit; None for no limit.
         passed: Start of the lease, if its request passed earlier requests; None if served in turn.
         inner: Whether the lease is a part of another lease of the user, which counts once.
@@ -102,6 +109,7 @@ class Holding(Value):
     device: Hashable
     units: int = UNITS_PER_DEVICE
     user: int | None = None
+    since: float | None = None
     until: float | None = None
     passed: float | None = None
     inner: bool = False
@@ -132,14 +140,49 @@ class Block(Value):
         return waiting.seconds is None or start + waiting.seconds > self.begin
 
 
+class Usage(Value):
+    """Device-seconds of ended leases, of which each counts half after every half-life.
+
+    Attributes:
+        seconds: Seconds, times devices.
+        at: The time for which this quantity is computed.
+    """
+
+    seconds: float = 0.0
+    at: float = -FOREVER
+
+    def decayed(self, now: float, half_life: float) -> float:
+        """Return the device-seconds that still count; a quantity for a later time than ``now`` counts as it is."""
+        return self.seconds * 0.5 ** (max(0.0, now - self.at) / half_life) if self.seconds else 0.0
+
+    def with_lease(self, devices: float, held: float, ended: float, half_life: float) -> Usage:
+        """Return the usage with another ended lease.
+
+        Args:
+            devices: Number of devices.
+            held: Seconds for which the lease held the devices, until ``ended``.
+            ended: End of the lease.
+            half_life: The half-life in seconds.
+        """
+        at = max(self.at, ended)
+        lease = Usage(seconds=_integrate(devices, held, half_life), at=ended)
+        return Usage(seconds=self.decayed(at, half_life) + lease.decayed(at, half_life), at=at)
+
+
+def _integrate(devices: float, held: float, half_life: float) -> float:
+    """Return the device-seconds of a lease of some devices that count after ``held`` seconds."""
+    rate = math.log(2) / half_life
+    return devices * -math.expm1(-held * rate) / rate
+
+
 class Limits(Value):
-    """Limits and fair share of a user.
+    """Limits and fair share of a user, or of each member of a group.
 
     Attributes:
         devices: Devices at once; None without limit, like the two below.
         seconds: Longest time limit.
         priority: Highest priority.
-        weight: Fair share of the user, relative to 1 for other users.
+        weight: Fair share of the user, or of the group as a whole, relative to 1 for other users and groups.
     """
 
     devices: float | None = None
@@ -215,18 +258,26 @@ class Policy(Value):
 
     Attributes:
         backfill: Seconds by which passing requests may delay an earlier request.
-        fair_shares: Whether a user who holds less comes first, among requests of one priority.
+        fair_shares: Whether a user with less usage comes first, among requests of one priority.
+        half_life: Seconds after which the usage of a lease counts half; None to count what users hold now.
         patience: Seconds of waiting after which a request comes before requests that have waited less; None for never.
-        limits: Limits of users without an entry in ``users``.
+        limits: Limits of users without an entry in ``users`` and without a group.
         users: Limits by number of the user.
+        groups: Limits of each member, and weight of the group, by name of the group.
+        members: Name of the group that counts for a user, by number of the user; none for other users.
+        past: Usage by ended leases, by number of the user, for a policy with a half-life.
         blocks: Drained and reserved devices.
     """
 
     backfill: float = 0.0
     fair_shares: bool = False
+    half_life: float | None = None
     patience: float | None = None
     limits: Limits = _NO_LIMITS
     users: Mapping[int, Limits] = field(default_factory=dict)
+    groups: Mapping[str, Limits] = field(default_factory=dict)
+    members: Mapping[int, str] = field(default_factory=dict)
+    past: Mapping[int | None, Usage] = field(default_factory=dict)
     blocks: tuple[Block, ...] = ()
 
     @property
@@ -239,6 +290,7 @@ class Policy(Value):
             not self.fair_shares
             and self.patience is None
             and not self.users
+            and not self.groups
             and (self.limits is _NO_LIMITS or self.limits == _NO_LIMITS)
         )
 
@@ -246,55 +298,110 @@ class Policy(Value):
     def from_configuration(cls, configuration: Configuration) -> Policy:
         """Read the policy from a machine's configuration; :data:`PLAIN` if there is no configuration.
 
-        Entries of unknown users are left out. The default patience counts only beside another rule for the order.
-        Blocks are not part of the configuration.
+        Entries of unknown users and groups are left out. The default patience counts only beside another rule for the
+        order. Blocks and past usage are not part of the configuration.
         """
         if not configuration.found:
             return PLAIN
-        numbers = {find_user(name): name for name in configuration.names("users")}
-        users = {each: _limits(configuration, f"users.{name}") for each, name in numbers.items() if each is not None}
+        groups = {
+            name: _limits(configuration, f"groups.{name}")
+            for name in configuration.names("groups")
+            if find_group(name) is not None
+        }
+        members = _Members(groups)
+        users = {
+            number: _limits(configuration, f"users.{name}", f"groups.{members.get(number, '')}")
+            for name in configuration.names("users")
+            if (number := find_user(name)) is not None
+        }
         limits = _limits(configuration, "limits")
         fair = configuration.get("queue.fair_shares")
         # Without another rule the order is by priority and arrival, and patience would only cost its computation.
-        changed = fair or users or limits != _NO_LIMITS or "queue.patience" in configuration.values
+        changed = fair or users or groups or limits != _NO_LIMITS or "queue.patience" in configuration.values
         return cls(
             backfill=configuration.get("queue.backfill"),
             fair_shares=fair,
+            half_life=configuration.get("queue.half_life"),
             patience=configuration.get("queue.patience") if changed else None,
             limits=limits,
             users=users,
+            groups=groups,
+            members=members if groups else {},
         )
 
     def limits_of(self, user: int | None) -> Limits:
-        """Return the limits of a user: the user's entry, else the general limits; root has none by default."""
-        if user == ROOT:  # limits are for users; root may still have an entry of its own
-            return self.users.get(ROOT, _NO_LIMITS)
-        return self.limits if user is None else self.users.get(user, self.limits)
+        """Return the limits of a user: the user's entry, else the group's, else the general limits.
+
+        Root has none without an entry of its own. The weight is the user's own: 1 without an entry.
+        """
+        if user is None:
+            return self.limits
+        if (found := self.users.get(user)) is not None:
+            return found
+        if user == ROOT:
+            return _NO_LIMITS
+        group = self.groups.get(self.members.get(user, ""))
+        return self.limits if group is None else replace(group, weight=1)
 
     def priority(self, waiting: Waiting) -> int:
         """Return the effective priority: the requested one, up to the user's limit."""
         highest = self.limits_of(waiting.user).priority
         return waiting.priority if highest is None else min(waiting.priority, highest)
 
-    def sort_key(self, held: Iterable[Holding], now: float) -> Callable[[Waiting], tuple[bool, int, float, int]]:
+    def sort_key(
+        self, held: Iterable[Holding], now: float
+    ) -> Callable[[Waiting], tuple[bool, int, tuple[float, float], int]]:
         """Return the sort key of the order of service.
 
         Requests past the patience come first, by arrival. The others follow by effective priority, then with fair
-        shares by usage over weight, then by arrival.
+        shares by the share of the group and of the user, then by arrival.
 
         Args:
             held: The active leases.
             now: The time.
         """
-        used = sum_usage(held) if self.fair_shares else {}
+        used = self.usage(held, now) if self.fair_shares else {}
+        by_group: dict[str, list[float]] = {}
+        for user, amount in used.items() if self.groups else ():
+            by_group.setdefault(self._group_of(user), []).append(amount)
 
-        def turn(each: Waiting) -> tuple[bool, int, float, int]:
+        def turn(each: Waiting) -> tuple[bool, int, tuple[float, float], int]:
             if self.patience is not None and now - each.since >= self.patience:  # so no request starves
-                return False, 0, 0.0, each.number
-            share = used.get(each.user, 0) / self.limits_of(each.user).weight if used else 0.0
+                return False, 0, (0.0, 0.0), each.number
+            share = (0.0, 0.0)
+            if used:
+                own = used.get(each.user, 0) / self.limits_of(each.user).weight
+                group = self._group_of(each.user)
+                # A user without a group counts as a group of its own. fsum(), since the order of terms must not matter.
+                share = (math.fsum(by_group.get(group, ())) / self.groups[group].weight if group else own), own
             return True, -self.priority(each), share, each.number
 
         return turn
+
+    def usage(self, held: Iterable[Holding], now: float) -> dict[int | None, float]:
+        """Return the usage that fair shares compare, by user.
+
+        The held units or, with a half-life, the device-seconds of past and active leases that still count.
+
+        Args:
+            held: The active leases.
+            now: The time.
+        """
+        if self.half_life is None:
+            return dict(sum_usage(held))
+        found: dict[int | None, list[float]] = {
+            user: [past.decayed(now, self.half_life)] for user, past in self.past.items()
+        }
+        for each in held:
+            if not each.inner and each.since is not None:
+                seconds = max(0.0, now - each.since)
+                amount = _integrate(each.units / UNITS_PER_DEVICE, seconds, self.half_life)
+                found.setdefault(each.user, []).append(amount)
+        return {user: math.fsum(amounts) for user, amounts in found.items()}
+
+    def _group_of(self, user: int | None) -> str:
+        """Return the name of the group that counts for a user; empty for none."""
+        return "" if user is None else self.members.get(user, "")
 
     def order(self, waiting: Iterable[Waiting], held: Iterable[Holding], now: float) -> list[Waiting]:
         """Sort waiting requests in the order of service; see :meth:`sort_key`.
@@ -509,18 +616,48 @@ def _free_at(busy: Sequence[tuple[float, int]], units: int) -> float:
     return free
 
 
-def _limits(configuration: Configuration, table: str) -> Limits:
-    """Read a user's limits from a table of the machine's configuration, and else from ``[limits]``.
+def _limits(configuration: Configuration, table: str, *further: str) -> Limits:
+    """Read limits from a table of the machine's configuration, else from ``further`` tables, else from ``[limits]``.
 
-    The weight is only read from the table, and is 1 by default.
+    The weight is only read from the first table, and is 1 by default.
     """
     values = configuration.values
 
     def value(name: str) -> Any:
-        return values.get(f"{table}.{name}", values.get(f"limits.{name}"))
+        keys = (f"{each}.{name}" for each in (table, *further, "limits"))
+        return next((values[key] for key in keys if key in values), None)
 
     weight = values.get(f"{table}.weight", 1)
     return Limits(devices=value("devices"), seconds=value("time"), priority=value("priority"), weight=weight)
+
+
+class _Members(dict[int, str]):
+    """Names of groups by user: the first group of the configuration with the user; looked up once for each user.
+
+    Args:
+        groups: Names of the groups, in the order of the configuration.
+    """
+
+    def __init__(self, groups: Iterable[str]) -> None:
+        super().__init__()
+        self._numbers = {find_group(name): name for name in groups}
+
+    def get(self, key: int, default: Any = None) -> Any:
+        """Return the name of the group that counts for a user; ``default`` for none."""
+        if key not in self:
+            self[key] = self._look_up(key) if self._numbers else ""
+        return self[key] or default
+
+    def _look_up(self, user: int) -> str:
+        """Return the first group of a user, primary or not; empty for none, or for a user without an account."""
+        import pwd
+
+        try:
+            account = pwd.getpwuid(user)
+        except KeyError:
+            return ""
+        own = set(os.getgrouplist(account.pw_name, account.pw_gid))
+        return next((name for number, name in self._numbers.items() if number in own), "")
 
 
 def find_user(name: str) -> int | None:
@@ -533,6 +670,21 @@ def find_user(name: str) -> int | None:
         return None
 
 
-def unknown_users(configuration: Configuration) -> tuple[str, ...]:
-    """Return the names in a machine's configuration that belong to no user: their entries have no effect."""
-    return tuple(name for name in configuration.names("users") if find_user(name) is None)
+def find_group(name: str) -> int | None:
+    """Return the number of a group, by name or number; None for an unknown name. A number need not be in use."""
+    import grp
+
+    try:
+        return int(name) if name.isdecimal() else grp.getgrnam(name).gr_gid
+    except (KeyError, ValueError):
+        return None
+
+
+def unknown_names(configuration: Configuration) -> tuple[str, ...]:
+    """Return the keys of tables in a machine's configuration without effect: no user or group has the name."""
+    return tuple(
+        f"{table}.{name}"
+        for table, find in (("users", find_user), ("groups", find_group))
+        for name in configuration.names(table)
+        if find(name) is None
+    )

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from anyaccel.cli.quantities import duration as duration
     from anyaccel.cli.quantities import whole as whole
     from anyaccel.cli.run import acquire_devices as acquire_devices
-    from anyaccel.cli.run import become_command as become_command
     from anyaccel.cli.status import INTERVAL as INTERVAL
     from anyaccel.cli.status import add_looks as add_looks
     from anyaccel.cli.table import Column as Column
@@ -63,7 +62,7 @@ else:
                 "wait_options",
             ),
             "anyaccel.cli.quantities": ("add_grace", "duration", "whole"),
-            "anyaccel.cli.run": ("acquire_devices", "become_command"),
+            "anyaccel.cli.run": ("acquire_devices",),
             "anyaccel.cli.status": ("INTERVAL", "add_looks"),
             "anyaccel.cli.table": ("Column", "print_table", "table_lines"),
         },

@@ -11,13 +11,13 @@ from anyaccel.configuration import Configuration
 from anyaccel.errors import AnyaccelError, ConfigurationError, LedgerError
 from anyaccel.launcher.launch import prepare
 from anyaccel.launcher.verdicts import leases, why
-from anyaccel.ledger import LeaseRecord, Ledger, TicketRecord
+from anyaccel.ledger import LeaseRecord, Ledger, TicketRecord, journal
 from anyaccel.ledger.diagnosis import diagnose
 from anyaccel.ledger.record import BLOCKED
 from anyaccel.linux import cgroup
 from anyaccel.linux.process import exists
 from anyaccel.model import Finding, Inventory, Severity
-from anyaccel.policy import unknown_users
+from anyaccel.policy import unknown_names
 from anyaccel.probe import HOST
 from anyaccel.text import elapsed, listed, printable, shown
 
@@ -42,21 +42,28 @@ def diagnose_file(read: Callable[[], Configuration]) -> Iterator[Finding]:
         for each in (error, *error.further):
             yield Finding(severity=Severity.FAIL, reason=str(each), remedy=each.hint)
         return
-    unknown = unknown_users(found)
+    unknown = unknown_names(found)
     lines = configuration.find_lines(found.path) if unknown else {}
     for name in unknown:
         # The place of a key within a table, or of the table itself.
-        line = next((number for key, number in lines.items() if f"{key}.".startswith(f"users.{name}.")), None)
+        line = next((number for key, number in lines.items() if f"{key}.".startswith(f"{name}.")), None)
         where = f"{printable(found.path)!r}" + (f", line {line}" if line else "")
-        message = f"{where}: there is no user {shown(name)}; the entry has no effect"
-        yield Finding(severity=Severity.WARN, reason=message, remedy=_close_user(name))
+        table, _, own = name.partition(".")
+        message = f"{where}: there is no {table.removesuffix('s')} {shown(own)}; the entry has no effect"
+        yield Finding(severity=Severity.WARN, reason=message, remedy=_close_name(table, own))
+    if found.get("queue.half_life") and not journal.is_machine_wide():
+        message = f"queue.half_life counts no ended lease: root has not made the directory {journal.MACHINE_DIRECTORY}"
+        yield Finding(severity=Severity.WARN, reason=message, remedy="sudo anyaccel setup  (makes the directory)")
 
 
-def _close_user(name: str) -> str:
+def _close_name(table: str, name: str) -> str:
+    """Return the remedy for an unknown name in the table ``users`` or ``groups``."""
     import difflib
+    import grp
     import pwd
 
-    close = difflib.get_close_matches(name, [each.pw_name for each in pwd.getpwall()], n=1)
+    known = [each.pw_name for each in pwd.getpwall()] if table == "users" else [each.gr_name for each in grp.getgrall()]
+    close = difflib.get_close_matches(name, known, n=1)
     return f"did you mean {shown(close[0])}?" if close else "correct the name, or remove the entry"
 
 

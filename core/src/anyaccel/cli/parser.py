@@ -55,6 +55,7 @@ GROUPS = {
         "setup": "make the files that all users of this machine share, as root",
         "config": "show the settings of this machine and of this user",
         "export": "describe the devices for another scheduler or a container engine",
+        "kubernetes": "give the devices of this machine to a Kubernetes cluster",
     },
     "Plug-ins and recordings": {
         "plugins": "list the installed plug-ins, and their faults",
@@ -73,7 +74,7 @@ COMMANDS = {name: text for group in GROUPS.values() for name, text in group.item
 DEFAULT = "status"
 SURVEYS = {
     *("status", "top", "metrics", "report", "run", "sweep", "hold", "select", "why", "env", "doctor", "export"),
-    *("adopt", "drain", "undrain", "reserve"),
+    *("adopt", "drain", "undrain", "reserve", "kubernetes"),
 }
 """Commands that detect the machine's devices."""
 RUNS = {"run", "sweep", "testbed"}

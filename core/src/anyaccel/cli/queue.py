@@ -28,6 +28,7 @@ _COLUMNS = (
     Column(heading="NOTE", turn=6, least=8),
     Column(heading="TICKET", turn=10),
     Column(heading="PROCESS", turn=11, right=True),
+    Column(heading="USED", turn=7, right=True),
 )
 
 
@@ -53,6 +54,7 @@ def main(args: argparse.Namespace) -> int:
                 "reason": reason(ticket),
                 **take_fields(ticket, "user", "pid"),
                 "waited_seconds": round(ticket.waited, 3),
+                "used_device_seconds": None if ticket.used is None else round(ticket.used, 3),
                 **take_fields(ticket, "responsive", "request", "note", "command"),
             }
             for place, ticket in enumerate(waiting, start=1)
@@ -88,6 +90,7 @@ def main(args: argparse.Namespace) -> int:
                 ticket.note or "-",
                 ticket.id,
                 str(ticket.pid),
+                "-" if ticket.used is None else f"{ticket.used / 3600:.1f}h",
             )
             for place, ticket in enumerate(waiting, start=1)
         ]

@@ -21,13 +21,12 @@ from anyaccel.cli.options import (
     add_time,
     add_wait,
     start_options,
-    time_limit,
 )
 from anyaccel.cli.quantities import add_grace
 from anyaccel.errors import UnknownNameError, UsageError
 from anyaccel.launcher.caps import FRACTION_VARIABLE
 from anyaccel.launcher.sandbox import find_obstacle
-from anyaccel.model import Share, format_slots, format_units, replace
+from anyaccel.model import Share, format_slots, format_units
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,19 +55,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_signal(parser)
     add_grace(parser)
     add_start(parser)
-    job = parser.add_mutually_exclusive_group()
-    job.add_argument(
-        "--ranks",
-        action="store_true",
-        help="run the command once for each device, with RANK, WORLD_SIZE, MASTER_PORT and so on; the first failure"
-        " ends all ranks",
-    )
-    job.add_argument(
-        "--port",
-        action="store_true",
-        help="set MASTER_ADDR and MASTER_PORT, a port of this job alone, for a command that starts its own ranks;"
-        " torchrun then starts one for each device",
-    )
     found = extensions("run")
     for extension in found:
         extension.add_arguments(parser)
@@ -81,7 +67,7 @@ def main(args: argparse.Namespace) -> int:
         from anyaccel.launcher.time_limit import check_early
 
         check_early(args.signal, args.time)  # an error now, rather than after a wait for devices
-    # An option of an extension, such as --detach, takes the command over.
+    # An option of an extension, such as --ranks, takes the command over.
     for extension in args.extensions:
         status: int | None = extension.main(args)
         if status is not None:
@@ -100,7 +86,9 @@ def main(args: argparse.Namespace) -> int:
     if shell:
         names = ", ".join(device.name for device in hold.devices) or "no device"
         output.say(f"{args.command[0]} has {names}, until the shell ends")
-    return become_command(args, hold)
+    if hold.lease:
+        hold.lease.inherit()  # from here on the command and its children carry the lease
+    return hold.launch.become(args.command)
 
 
 def acquire_devices(
@@ -151,33 +139,12 @@ def _held_to(share: Share) -> str:
     return f"{share.device.name}: a share of {format_units(share.units)}, {share.enforced_by}{limits}"
 
 
-def become_command(args: argparse.Namespace, hold: anyaccel.DeviceLease) -> int:
-    """Replace this process by the command, or run its ranks."""
-    if hold.lease:
-        hold.lease.inherit()  # from here on the command and its children carry the lease
-    if not args.ranks and not args.port:
-        hold.launch.become(args.command)
-    from anyaccel.launcher.rendezvous import Rendezvous
-
-    rendezvous = Rendezvous()
-    if args.port:
-        rendezvous.inherit()  # the port stays reserved until the command has it
-        count = max(1, len(hold.devices))
-        # The default of torchrun's --nproc-per-node, by its own variable.
-        variables = rendezvous.variables | {"PET_NPROC_PER_NODE": str(count)}
-        environment = hold.launch.environment.with_variables(variables)
-        replace(hold.launch, environment=environment).become(args.command)
-    from anyaccel.launcher.ranks import run_ranks
-
-    return run_ranks(hold.launch, args.command, rendezvous, grace=args.grace, limit=time_limit(args, hold))
-
-
 def _shell(args: argparse.Namespace) -> list[str]:
     """Return the user's shell, for a person at a terminal."""
     import sys
 
     # A script that forgot its command must fail: without a terminal a shell would end at once.
-    if args.command is not None or args.ranks or args.port or sys.stdin is None or not sys.stdin.isatty():
+    if args.command is not None or sys.stdin is None or not sys.stdin.isatty():
         raise UsageError(
             "a command to run must follow '--', as in: anyaccel run GPU:1 -- python train.py",
             hint="at a terminal, 'anyaccel run GPU:1' alone starts a shell with the devices",

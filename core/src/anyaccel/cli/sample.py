@@ -108,6 +108,7 @@ def take_sample(
     *,
     stats: bool = True,
     waiters: bool = True,
+    past: bool = True,
     timeout: float = 10.0,
     environ: Mapping[str, str] | None = None,
 ) -> Sample:
@@ -117,6 +118,7 @@ def take_sample(
         inventory: The devices.
         stats: Whether vendors measure their devices.
         waiters: Whether to read the waiting requests.
+        past: Whether their order counts ended leases where fair shares do, which are read from the journals.
         timeout: Seconds that each vendor may take.
         environ: The environment with the ledger's place; None for that of this process.
     """
@@ -134,7 +136,7 @@ def take_sample(
             for record in leases(inventory, environ):
                 found.setdefault(record.device, []).append(record)
             ledger = Ledger.open(environ)
-            tickets = ledger.tickets() if waiters else ()
+            tickets = ledger.tickets(past=past) if waiters else ()
             names, scope = {each.id: each.name for each in inventory.devices}, Scope.make(inventory, environ)
             for block in ledger.blocks():
                 own = [names[scope.ids[key]] for key in block.devices if key in scope.ids]

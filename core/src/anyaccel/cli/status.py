@@ -81,7 +81,10 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _look(args: argparse.Namespace, inventory: Inventory) -> samples.Sample:
-    return samples.take_sample(inventory, stats=not args.no_stats, waiters=not args.json, timeout=args.probe_timeout)
+    # The number of waiting requests is shown, not their order: no journal is read.
+    return samples.take_sample(
+        inventory, stats=not args.no_stats, waiters=not args.json, past=False, timeout=args.probe_timeout
+    )
 
 
 def _watch(args: argparse.Namespace) -> None:

@@ -32,31 +32,32 @@ def label(inventory: Inventory, labels: Mapping[str, Sequence[str]]) -> Inventor
         >>> [device.index for device in scheduler.allocate("GPU:2,label=team=vision").devices]
         [0, 1]
     """
-    devices = list(inventory.devices)
+    found = {device.id: device for device in inventory.devices}
     for name, texts in labels.items():
         try:
             given = read_labels((texts,) if isinstance(texts, str) else texts)
         except (TypeError, ValueError) as error:
             raise UsageError(f"labels of {shown(name)}: {error}") from error
-        for position in _meant(name, devices):
-            device = devices[position]
-            devices[position] = replace(device, labels={**device.labels, **given})
-            if len(devices[position].labels) > MOST_LABELS:
+        for device in find_named(inventory.devices, name):
+            labels = {**found[device.id].labels, **given}
+            if len(labels) > MOST_LABELS:
                 raise UsageError(f"labels of {shown(name)}: {device.id} must have at most {MOST_LABELS} labels")
-    return replace(inventory, devices=tuple(devices))
+            found[device.id] = replace(device, labels=labels)
+    return replace(inventory, devices=tuple(found.values()))
 
 
-def _meant(name: str, devices: Sequence[Device]) -> list[int]:
-    """Return the positions of the devices with a name; an id comes before any other meaning."""
-    by_id = [position for position, device in enumerate(devices) if device.id == name]
-    if by_id:
+def find_named(devices: Sequence[Device], name: str) -> list[Device]:
+    """Return the devices with a name, in any state.
+
+    Args:
+        devices: The devices of a machine.
+        name: An id, which comes before any other meaning; or a name of requests, compared without case, alone or with
+            indexes: ``GPU``, ``acme/3``, ``GPU/0-3``.
+    """
+    if by_id := [device for device in devices if device.id == name]:
         return by_id
     called, _, row = name.rpartition("/")
     found = read_row(row) if called else None
     first, last = found or (0, 1 << 62)  # every index
     called = (called if found else name).lower()
-    return [
-        position
-        for position, device in enumerate(devices)
-        if first <= device.index <= last and called in map(str.lower, device.names)
-    ]
+    return [device for device in devices if first <= device.index <= last and called in map(str.lower, device.names)]

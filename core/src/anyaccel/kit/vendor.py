@@ -141,7 +141,7 @@ class Vendor:
     tool: Tool | None = None
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Remove the hook ``anyaccel_validate`` unless the class overrides :meth:`validate` or :meth:`maskable`."""
+        """Remove the hooks ``anyaccel_validate`` and ``anyaccel_handover`` unless the class overrides their methods."""
         super().__init_subclass__(**options)
         own = (
             cls.validate is not Vendor.validate,
@@ -151,6 +151,8 @@ class Vendor:
         # The core checks counts and exclusive devices itself. A hook that is not there saves a call into the vendor's
         # process.
         cls.anyaccel_validate = Vendor.anyaccel_validate if any(own) else None  # type: ignore[method-assign,assignment]
+        handed = cls.hand_over is not Vendor.hand_over  # else each lease would cost a process
+        cls.anyaccel_handover = Vendor.anyaccel_handover if handed else None  # type: ignore[method-assign,assignment]
 
     # Who the vendor is.
 
@@ -678,6 +680,14 @@ class Vendor:
         """Return further findings: conflicting variables, settings of the machine, errors in the kernel log."""
         return ()
 
+    # What happens when devices are given and given back.
+
+    def hand_over(self, devices: Sequence[Device], ctx: ProbeContext, *, given: bool) -> None:
+        """Change devices for their holder (``given``), or put them into their idle state; raise on failure.
+
+        A vendor without this method changes nothing. See ``anyaccel_handover`` for what each call must allow for.
+        """
+
     # The hooks: each calls the method of its name.
 
     @hookimpl
@@ -726,6 +736,11 @@ class Vendor:
     def anyaccel_container(self, devices: Sequence[Device]) -> ContainerEdits:
         """See :meth:`container`."""
         return self.container(devices)
+
+    @hookimpl
+    def anyaccel_handover(self, devices: Sequence[Device], ctx: ProbeContext, given: bool) -> None:
+        """See :meth:`hand_over`."""
+        self.hand_over(devices, ctx, given=given)
 
     @hookimpl
     def anyaccel_diagnose(self, ctx: ProbeContext) -> Sequence[Finding]:

@@ -14,7 +14,7 @@ __all__, __getattr__, __dir__ = face(
         "anyaccel.launcher.launch": ("Launch", "prepare"),
         "anyaccel.launcher.monitor": ("end_in_time",),
         "anyaccel.launcher.options": ("AcquireOptions", "StartOptions"),
-        "anyaccel.launcher.rendezvous": ("Rendezvous",),
+        "anyaccel.launcher.rendezvous": ("Rendezvous", "make_rank_variables"),
         "anyaccel.launcher.choosing": ("KnownNames", "count_capacity", "validate"),
         "anyaccel.launcher.schedulers": ("open_scheduler",),
         "anyaccel.launcher.start": ("become", "check_program", "make_start_error"),

@@ -24,6 +24,7 @@ from anyaccel.launcher.monitor import end_in_time as end_in_time
 from anyaccel.launcher.options import AcquireOptions as AcquireOptions
 from anyaccel.launcher.options import StartOptions as StartOptions
 from anyaccel.launcher.rendezvous import Rendezvous as Rendezvous
+from anyaccel.launcher.rendezvous import make_rank_variables as make_rank_variables
 from anyaccel.launcher.schedulers import open_scheduler as open_scheduler
 from anyaccel.launcher.start import become as become
 from anyaccel.launcher.start import check_program as check_program

@@ -44,13 +44,14 @@ class LeaseOnBehalf:
         """The devices of the shares."""
         return tuple(share.device for share in self.shares)
 
-    def renew(self, seconds: float, groups: Iterable[str] = ()) -> None:
+    def renew(self, seconds: float, groups: Iterable[str] = (), *, note: str | None = None) -> None:
         """Keep the lease for a time from now on.
 
         Args:
             seconds: Seconds until the lease ends, unless renewed or kept by a control group.
             groups: Paths of the control groups (cgroup v2) below the root of the hierarchy, in place of the former
                 ones. Missing groups are left out.
+            note: The purpose, shown to other users; None leaves it as it is.
 
         Raises:
             LeaseNotFoundError: If the lease has ended.
@@ -58,7 +59,7 @@ class LeaseOnBehalf:
             LedgerError: If the ledger cannot be written.
             ValueError: If a value is out of range.
         """
-        Ledger.open(self._environ).renew(self.id, _make_tenure(self.key, seconds, groups))
+        Ledger.open(self._environ).renew(self.id, _make_tenure(self.key, seconds, groups), note=note)
 
     def release(self) -> None:
         """End the lease, even if processes still use the devices; a second call has no effect.

@@ -8,11 +8,10 @@ own: by default, the kernel gives a process pages of the node on which it runs w
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
 
 from anyaccel.model import Allocation, Inventory
 from anyaccel.probe import HOST
-from anyaccel.probe.processors import by_node, siblings
+from anyaccel.probe.processors import by_node
 
 Bind = bool | None
 """Whether workers run near their devices; None to bind only workers with whole devices of this host."""
@@ -39,34 +38,3 @@ def find_processors(allocation: Allocation, inventory: Inventory, bind: Bind) ->
     processors = by_node()
     found = {processor for node in nodes if node is not None for processor in processors.get(node, ())}
     return tuple(sorted(found & os.sched_getaffinity(0)))
-
-
-def divide_processors(devices_nodes: Sequence[int | None], among: Collection[int]) -> list[tuple[int, ...]]:
-    """Divide processors among the ranks of a job, by whole cores.
-
-    Args:
-        devices_nodes: The NUMA node of each rank's device, in the order of the ranks; None if unknown.
-        among: The processors of the job; empty if the job is not bound.
-
-    Returns:
-        The processors of each rank: its part of its node's processors, or all of them if the node has fewer cores than
-        ranks. An empty tuple for a rank of an unknown node.
-    """
-    of_node = {node: sorted({*processors} & {*among}) for node, processors in by_node().items()}
-    found = []
-    for rank, node in enumerate(devices_nodes):
-        cores = _group_by_core(of_node.get(node, []) if node is not None else [])
-        ranks = [other for other, theirs in enumerate(devices_nodes) if theirs == node]
-        place, count = ranks.index(rank), len(ranks)
-        if len(cores) >= count:  # else a rank would get no core at all
-            cores = cores[place * len(cores) // count : (place + 1) * len(cores) // count]
-        found.append(tuple(sorted(processor for core in cores for processor in core)))
-    return found
-
-
-def _group_by_core(processors: Sequence[int]) -> list[tuple[int, ...]]:
-    """Group processors by core; a processor without known siblings is a core."""
-    cores: dict[tuple[int, ...], list[int]] = {}
-    for processor in processors:
-        cores.setdefault(siblings(processor) or (processor,), []).append(processor)
-    return [tuple(core) for core in cores.values()]

@@ -88,6 +88,10 @@ class WorkerEnvironment(Value):
             values={**self.values, **variables},
         )
 
+    def with_allocation(self, allocation: Allocation) -> WorkerEnvironment:
+        """Return this environment with another description of the allocation, also in the worker's variable."""
+        return replace(self.with_variables({ALLOCATION_VARIABLE: _ENCODER.encode(allocation)}), allocation=allocation)
+
 
 def worker_environment(
     allocation: Allocation,
@@ -173,11 +177,6 @@ def print_error(text: str) -> None:
     with contextlib.suppress(OSError, ValueError, AttributeError):  # no reader, closed, or None
         sys.stderr.write(f"anyaccel: {text}\n")
         sys.stderr.flush()
-
-
-def with_allocation(made: WorkerEnvironment, allocation: Allocation) -> WorkerEnvironment:
-    """Return the environment with another description of the allocation, also in the worker's variable."""
-    return replace(made.with_variables({ALLOCATION_VARIABLE: _ENCODER.encode(allocation)}), allocation=allocation)
 
 
 def _regions(held: Mapping[str, Share], edits: Mapping[str, EnvEdits]) -> dict[str, tuple[str, int]]:

@@ -8,9 +8,10 @@ from time import monotonic
 from types import TracebackType
 from typing import TypeVar
 
-from anyaccel.errors import DeadlockError, DevicesBusyError, LimitError, NeverFitsError, NotFreeError
+from anyaccel.errors import DeadlockError, DevicesBusyError, LimitError, NeverFitsError, NotFreeError, UsageError
 from anyaccel.inventory.detect import survey
 from anyaccel.launcher.choosing import local_scheduler, make_choice
+from anyaccel.launcher.handover import plan_handover
 from anyaccel.launcher.launch import Launch, check_start, plan_launch
 from anyaccel.launcher.options import AcquireOptions, check_options, read_seconds
 from anyaccel.launcher.scope import Scope
@@ -157,7 +158,7 @@ def acquire(request: str | Sequence[str] | Request, **options: Unpack[AcquireOpt
 
     Raises:
         RequestError, UnknownNameError: If the request is invalid.
-        UnknownOptionError, UsageError, ValueError: If there is no such option, or its value is invalid.
+        UnknownOptionError, UsageError: If there is no such option, or its value is invalid.
         NeverFitsError: If this machine, or the user's limits on it, can never serve the request.
         NotFreeError: If the devices were not free in time; the error names the holders.
         DeadlockError: If ``wait`` is None, and only this process could release what the request needs, but has no
@@ -283,7 +284,6 @@ class LeaseRequest:
         EnforcementError: If the kernel cannot apply ``memory`` or ``enforce``.
         StateDirectoryError: If leases cannot be kept on this machine.
         UsageError: If a duration is invalid.
-        ValueError: If ``time`` is not more than 0.
     """
 
     def __init__(
@@ -303,7 +303,7 @@ class LeaseRequest:
         self._confined = check_start(options) or options.get("confined", False)
         time, self._note = read_seconds("time", options.get("time")), options.get("note", "")
         if time is not None and not 0 < time < float("inf"):
-            raise ValueError(f"time must be seconds, more than 0, or None (got {time!r})")
+            raise UsageError(f"time must be seconds, more than 0, or None (got {time!r})")
         names = "machine", "declare", "timeout"
         where: dict[str, Any] = {name: value for name, value in options.items() if name in names}
         self.inventory = survey(options.get("inventory"), environ=self.environ, request=self.request, **where)
@@ -345,7 +345,9 @@ class LeaseRequest:
         try:
             # Only a wait without limit can be a deadlock: another one ends by itself.
             self._blocks = not self.on_cpu and self._terms["wait"] is None
-            return finish(self._make_lease(None if self.on_cpu else self._begin().get()))
+            made = self._make_lease(None if self.on_cpu else self._begin().get())
+            made.hand_over()
+            return finish(made)
         except (DevicesBusyError, LimitError) as error:
             raise self._explain(error) from error
         except BaseException:
@@ -355,7 +357,9 @@ class LeaseRequest:
     async def get_async(self, finish: Callable[[DeviceLease], T]) -> T:
         """Wait like :meth:`get` on the running event loop; no deadlock is reported, since other tasks may release."""
         try:
-            return finish(self._make_lease(None if self.on_cpu else await self._begin().get_async()))
+            made = self._make_lease(None if self.on_cpu else await self._begin().get_async())
+            await made.hand_over_async()
+            return finish(made)
         except (DevicesBusyError, LimitError) as error:
             raise self._explain(error) from error
         except BaseException:
@@ -471,6 +475,7 @@ class LeaseRequest:
         launch = plan_launch(allocation, self.inventory, self._options, **terms)
         waited = monotonic() - self._began if lease else 0.0
         self._made = DeviceLease(launch, lease, note=self._note if lease else "", waited=waited)
+        self._made.handover = plan_handover(lease, allocation, self.inventory, self.environ)
         return self._made
 
     def _explain(self, error: DevicesBusyError | LimitError) -> NotFreeError | NeverFitsError:

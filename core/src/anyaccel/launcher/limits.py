@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 from anyaccel.errors import EnforcementError, UsageError
-from anyaccel.launcher.environment import WorkerEnvironment, WorkerGroup, map_shares, with_allocation
+from anyaccel.launcher.environment import WorkerEnvironment, WorkerGroup, map_shares
 from anyaccel.linux import cgroup
 from anyaccel.linux.cgroup import UnavailableError
 from anyaccel.model import Share, replace
@@ -129,4 +129,4 @@ def _add_group(made: WorkerEnvironment, group: WorkerGroup, memory: int | None, 
             return replace(share, memory_by=DMEM) if here else share
 
         allocation = map_shares(allocation, held)
-    return replace(with_allocation(made, allocation), group=group)
+    return replace(made.with_allocation(allocation), group=group)

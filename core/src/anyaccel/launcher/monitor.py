@@ -25,7 +25,7 @@ from anyaccel.launcher.detached import fork_child, start_detached
 from anyaccel.launcher.hold import DeviceLease
 from anyaccel.launcher.sampling import Sampler, make_sampler
 from anyaccel.launcher.time_limit import Countdown, TimeLimit, print_line
-from anyaccel.launcher.usage import is_journal_kept
+from anyaccel.launcher.usage import is_journal_kept, is_journal_wanted
 from anyaccel.ledger import Ledger
 from anyaccel.linux import process
 from anyaccel.linux.descriptors import list_descriptors
@@ -49,12 +49,13 @@ def start_monitor(
 ) -> None:
     """Start the monitor of a lease for this process, or for the command in place of this process.
 
-    The monitor samples the devices, ends the processes when the lease's time is up, writes the journal entry, and
-    removes the cgroup. Call this function before this process gets the mark, and while it has one thread.
+    The monitor samples the devices, ends the processes when the lease's time is up, writes the journal entry, undoes
+    the handover of the devices, and removes the cgroup. Call this function before this process gets the mark, and while
+    it has one thread.
 
     No monitor is started if nothing is leased, or if no process can be made; then there is no journal entry. If the
     lease has no end, a process that ``stays`` gets a monitor only for samples, and otherwise writes the entry itself;
-    another process gets a monitor only for the journal or the cgroup.
+    another process gets a monitor only for the journal, the handover or the cgroup.
 
     Args:
         lease: The lease.
@@ -71,11 +72,12 @@ def start_monitor(
         return
     until = lease.lease.until
     meter, own = lease.start_meter(program), process.me()
-    sampler = (
-        make_sampler(lease.launch.inventory, lease.allocation.shares, meter.add_sample) if is_journal_kept() else None
-    )
+    sampler = None
+    if is_journal_wanted():
+        sampler = make_sampler(lease.launch.inventory, lease.allocation.shares, meter.add_sample)
     grouped = lease.launch.environment.group is not None
-    if until is None and (sampler is None if stays else not is_journal_kept() and not grouped):
+    needless = sampler is None if stays else not is_journal_kept() and not grouped
+    if until is None and needless and lease.handover is None:
         if stays:
             lease.attach_writer(meter)
         return
@@ -86,6 +88,7 @@ def start_monitor(
         timed_out = _LeaseWatch(meter.lease, mark, limit, error, stays=stays).run(until, own, sampler)
         exit_status, reported = _read_status(_STATUS)
         meter.finish(exit_status, timed_out=timed_out or reported)
+        lease.take_back()
         lease.remove_group()
         return 0
 

@@ -1,4 +1,4 @@
-"""A reserved port for the processes of a job to find each other."""
+"""The variables by which the processes of a job find each other, and a port reserved for them."""
 
 from __future__ import annotations
 
@@ -47,6 +47,19 @@ class Rendezvous:
     def close(self) -> None:
         """Free the port."""
         self._socket.close()
+
+
+def make_rank_variables(rank: int, count: int, *, local: tuple[int, int]) -> dict[str, str]:
+    """Return the environment variables with the rank of a process.
+
+    Args:
+        rank: The rank, from 0.
+        count: The number of ranks.
+        local: Rank and number of ranks on this machine.
+    """
+    local_rank, local_count = local
+    place = {"RANK": rank, "LOCAL_RANK": local_rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": local_count}
+    return {name: str(value) for name, value in place.items()}
 
 
 def _bind_any_port() -> socket.socket:

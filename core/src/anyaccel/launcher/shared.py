@@ -12,6 +12,7 @@ from time import monotonic
 
 from anyaccel.errors import AnyaccelError, DevicesBusyError, LimitError
 from anyaccel.launcher.choosing import KnownNames, cached, validate
+from anyaccel.launcher.handover import plan_handover
 from anyaccel.launcher.hold import LeaseRequest
 from anyaccel.launcher.usage import OpenLease
 from anyaccel.launcher.verdicts import ActiveLeases, apply_limits, make_limit_error
@@ -162,7 +163,13 @@ class SharedScheduler(Scheduler):
         except LimitError as error:
             raise make_limit_error(plan.request, error) from error
         note_own(lease)  # not in _wait(): its thread has no line of the program to name
-        return self._take(pending, lease, note, waited=0.0)
+        opened = self._open(pending, lease, note, waited=0.0)
+        try:
+            opened.hand_over()
+        except BaseException:
+            opened.end_lease()
+            raise
+        return self._take(opened)
 
     def _make_request(self, plan: RequestPlan, waiting: Waiting) -> LeaseRequest:
         """Make the request to the ledger for a plan, on the present machine, with lost devices as known names."""
@@ -185,15 +192,19 @@ class SharedScheduler(Scheduler):
 
         return choose
 
-    def _take(self, pending: LeaseRequest, lease: Lease, note: str, *, waited: float) -> Allocation:
+    def _open(self, pending: LeaseRequest, lease: Lease, note: str, *, waited: float) -> OpenLease:
+        """Make the open lease of a new lease; its devices are still to be handed over."""
+        opened = OpenLease(lease, pending.make_allocation(lease), note=note, waited=waited)
+        opened.handover = plan_handover(lease, opened.allocation, pending.inventory, self._environ, self._ledger)
+        return opened
+
+    def _take(self, opened: OpenLease) -> Allocation:
         """Enter a new lease into the books, mark this process, begin the journal entry, and return the allocation."""
         self._drop_others()  # a question in between has entered this lease as that of another process
-        allocation = pending.make_allocation(lease)
-        self._leases[allocation.id] = (
-            OpenLease(lease, allocation, note=note, waited=waited).mark_process().begin_entry()
-        )
+        allocation = opened.allocation
+        self._leases[allocation.id] = opened.mark_process().begin_entry()
         self._held[allocation.id] = allocation
-        self._own.enter(allocation, note)
+        self._own.enter(allocation, opened.note)
         self._own.recount()
         return allocation
 
@@ -261,6 +272,8 @@ class SharedScheduler(Scheduler):
                 on_wait=wait.report,
                 place=wait.place,
             ).get_async()
+            opened = self._open(pending, lease, ticket.note, waited=monotonic() - wait.began)
+            await opened.hand_over_async()
         except Exception as error:  # noqa: BLE001 -- raised in the code that awaits the ticket
             if isinstance(error, LimitError):  # the configuration was changed
                 error = make_limit_error(ticket.plan.request, error)
@@ -270,11 +283,11 @@ class SharedScheduler(Scheduler):
             given = pending.inventory is self.inventory and self._leave(ticket)
             if given:
                 self._waits.pop(ticket.number, None)
-                ticket.allocation = self._take(pending, lease, ticket.note, waited=monotonic() - wait.began)
+                ticket.allocation = self._take(opened)
         if given:
             notify([ticket])
         else:  # cancelled in between, or the machine has changed: then another wait runs
-            lease.release()
+            await opened.end_async()
 
     def _fail(self, ticket: Ticket, error: Exception) -> None:
         """Settle and notify a ticket with an error; does nothing if the ticket has left the queue."""

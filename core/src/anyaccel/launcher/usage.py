@@ -11,7 +11,7 @@ from functools import cache
 
 from anyaccel import configuration
 from anyaccel.errors import ConfigurationError
-from anyaccel.ledger.journal import IDLE_BELOW, JournalEntry, Used, write
+from anyaccel.ledger.journal import IDLE_BELOW, JournalEntry, Used, count_half_life, write
 from anyaccel.linux import mark as marks
 from anyaccel.linux.fork import renew_in_child, tidy_in_child
 from anyaccel.model import Allocation, Stats, replace
@@ -20,6 +20,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Protocol, Self
 
+    from anyaccel.launcher.handover import Handover
     from anyaccel.ledger import Lease
 
     class EntryWriter(Protocol):
@@ -87,7 +88,8 @@ class UsageMeter:
     def finish(self, status: int | None = None, *, timed_out: bool = False) -> None:
         """Write the entry, once; with ``added_up``, add a lease under ``SHORT_SECONDS`` to a sum that is written later.
 
-        Does nothing if the user keeps no journal. An entry that cannot be written is lost.
+        Does nothing if neither the user nor the machine keeps a journal. For the machine alone, request, note, program
+        and measurements are left out. An entry that cannot be written is lost.
 
         Args:
             status: Exit status of the command; None if it is unknown.
@@ -96,6 +98,8 @@ class UsageMeter:
         if not self._open or not is_journal_kept():  # the setting may have changed since the start
             return
         self._open = False
+        details = is_journal_wanted()
+        devices = self._devices.values()
         held = time.monotonic() - self._clock
         entry = JournalEntry(
             lease=self.lease,
@@ -104,10 +108,12 @@ class UsageMeter:
             ended=self._began + held,
             held=held,
             waited=self._waited,
-            devices=tuple(self._devices.values()),
-            request=self._request,
-            note=self._note,
-            program=os.path.basename(self._program),
+            devices=tuple(
+                devices if details else (Used(device=each.device, type=each.type, units=each.units) for each in devices)
+            ),
+            request=self._request if details else "",
+            note=self._note if details else "",
+            program=os.path.basename(self._program) if details else "",
             exit=status,
             timeouts=int(timed_out),
         )
@@ -126,6 +132,7 @@ class OpenLease:
         note: The note of the request.
         waited: Seconds for which the request waited.
         timed_out: Whether a time limit ended the work on the devices.
+        handover: What the vendors have to do for the holder, and to undo at the end; None for nothing.
     """
 
     def __init__(self, lease: Lease | None, allocation: Allocation, *, note: str = "", waited: float = 0.0) -> None:
@@ -134,6 +141,7 @@ class OpenLease:
         self.note = note
         self.waited = waited
         self.timed_out = False
+        self.handover: Handover | None = None
         self._carried = False
         self._writer: EntryWriter | None = None
 
@@ -202,10 +210,49 @@ class OpenLease:
         try:
             self.finish_entry()  # before the release: the entry says until when the devices were held
         finally:
-            if self.lease is not None and mark is not None:
-                self.lease.leave_to(mark)
-            elif self.lease is not None:
-                self.lease.release()
+            try:
+                if self.lease is not None and mark is not None:
+                    self.lease.leave_to(mark)
+                elif self.lease is not None:
+                    self.lease.release()
+            finally:
+                self.take_back()
+
+    def hand_over(self) -> None:
+        """Have the vendors change the devices for the holder, which must not have started; see :class:`Handover`.
+
+        Raises:
+            PluginError, LedgerError: When this fails. The end of the lease undoes it.
+        """
+        if self.handover is not None:
+            self.handover.give()
+
+    async def hand_over_async(self) -> None:
+        """Like :meth:`hand_over`, in a thread: a vendor may take long. After an error, the lease is ended."""
+        if self.handover is None:
+            return
+        import asyncio
+
+        try:
+            await asyncio.to_thread(self.handover.give)
+        except BaseException:  # also a cancelled task, whose thread goes on: take_back() waits for that
+            await self.end_async()
+            raise
+
+    async def end_async(self) -> None:
+        """Like :meth:`end_lease`, in a thread if vendors have a change to undo; cancellation does not stop it."""
+        if self.handover is None:
+            self.end_lease()
+            return
+        import asyncio
+
+        await asyncio.shield(asyncio.to_thread(self.end_lease))
+
+    def take_back(self) -> None:
+        """Have the vendors undo the handover of the devices, unless a holder is left; see :class:`Handover`."""
+        handover, self.handover = self.handover, None
+        if handover is not None:
+            handover.take_back()
 
 
 _open_writers: set[EntryWriter] = set()
@@ -297,6 +344,11 @@ def _sum(first: JournalEntry, more: JournalEntry) -> JournalEntry:
 
 
 def is_journal_kept() -> bool:
+    """Return whether leases are written: the user keeps a journal, or fair shares of the machine count past use."""
+    return is_journal_wanted() or count_half_life() is not None
+
+
+def is_journal_wanted() -> bool:
     """Return whether the user keeps a journal; True if the configuration cannot be read."""
     try:
         return bool(configuration.user().get("journal.keep"))

@@ -182,6 +182,8 @@ def judge(
     if not verdict.fits_now or not (ahead := ledger.count_ahead(want, priority)):
         return verdict
     message = f"{ahead} earlier request{'s wait' if ahead > 1 else ' waits'} for the same devices"
+    if (used := ledger.count_usage()) is not None:
+        message += f", and fair shares count {used / 3600:.3g} device-hours of yours"
     reasons = (Reason(code=ReasonCode.WAITING_BEHIND, message=message),)
     return replace(verdict, fits_now=False, reasons=reasons, ways_out=("'anyaccel queue' shows who waits",))
 

@@ -84,7 +84,7 @@ def describe_holder(record: LeaseRecord) -> str:
     if record.state == Life.KEPT.value:
         return f"{record.user}, {record.reason}"
     if record.state == Life.ON_BEHALF.value:
-        return f"{record.user}, {words or record.key}, {record.reason}"
+        return ", ".join(filter(None, (record.user, words or record.key, record.reason)))
     since = f", for {elapsed(now() - record.since)}" if record.since is not None else ""
     place = _own[record.id][1] if record.pid == os.getpid() and record.id in _own else ""
     here = f", taken by this process at {place}" if place else ""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from anyaccel.errors import NotFreeError, UnknownNameError, UsageError
+from anyaccel.inventory.labels import find_named
 from anyaccel.launcher.choosing import local_scheduler, make_choice
 from anyaccel.launcher.scope import Scope
 from anyaccel.ledger import Ledger
@@ -17,7 +18,7 @@ from anyaccel.scheduler import Verdict, asked, goes_by, parse_request
 
 
 def find_devices(inventory: Inventory, name: str) -> tuple[Device, ...]:
-    """Return the devices with a name, in any state: an id, or one term of a request such as ``GPU`` or ``GPU/0-3``.
+    """Return the devices with a name, in any state: as of :func:`find_named`, or one term of a request with filters.
 
     Args:
         inventory: The machine.
@@ -28,7 +29,7 @@ def find_devices(inventory: Inventory, name: str) -> tuple[Device, ...]:
         UsageError: When the name has a quantity or several terms, which do not say which devices are meant.
         UnknownNameError: When no device has the name.
     """
-    found = [device for device in inventory.devices if name in (device.id, device.name)]
+    found = find_named(inventory.devices, name)
     if not found:
         term, *more = parse_request(name).terms
         if more or ":" in name.partition(",")[0]:

@@ -46,7 +46,7 @@ from anyaccel.ledger.names import (
 from anyaccel.ledger.record import LeaseRecord
 from anyaccel.ledger.tenure import ENTRY
 from anyaccel.ledger.tickets import TicketFile
-from anyaccel.ledger.turns import current_policy, hashed, list_holdings, own_user, read_ticket, with_blocks
+from anyaccel.ledger.turns import current_policy, hashed, list_holdings, own_user, read_ticket, with_facts
 from anyaccel.linux import mark as marks
 from anyaccel.linux import process
 from anyaccel.linux.inotify import FileEvents
@@ -531,7 +531,7 @@ class Acquisition:
         tickets are swept.
         """
         # Again, with the directory locked, so that no drain or reservation comes in between.
-        self._policy = with_blocks(self._policy, self._state)
+        self._policy = with_facts(self._policy, self._state)
         if self._state.replaced(directory) or not self._in_front(directory, listing):
             return False
         if self.over_limits(directory, listing, self._over):

@@ -10,6 +10,7 @@ from anyaccel.errors import LedgerError
 from anyaccel.ledger.blocks import read_blocks
 from anyaccel.ledger.bodies import clean
 from anyaccel.ledger.directory import NoStateDirectoryError, StateDirectory, find
+from anyaccel.ledger.handovers import list_changed
 from anyaccel.ledger.listing import Listing, find_debris, find_states, owner_of, read
 from anyaccel.ledger.lockfile import Life, find_obstacle, probe_lock
 from anyaccel.ledger.names import without_scope
@@ -59,6 +60,7 @@ def diagnose(environ: Mapping[str, str]) -> tuple[Finding, ...]:
             *_unreadable_leases(state, directory),
             *_leftover_files(state, directory),
             *_blocked_devices(state),
+            *_unfinished_handovers(directory),
             *_unrenewed_leases(directory),
             _summary(state, directory, environ),
         )
@@ -182,6 +184,18 @@ def _leftover_files(state: StateDirectory, directory: int) -> Iterator[Finding]:
         fix = "none while they are few: the next request of one of these users, or of root, removes them"
         severity = Severity.WARN if count >= MANY else Severity.OK
         yield Finding(severity=severity, reason=message, remedy=fix)
+
+
+def _unfinished_handovers(directory: int) -> Iterator[Finding]:
+    """Find devices that a vendor has changed for a holder that ended without undoing the change."""
+    changed = list_changed(directory)
+    leases = read(directory).leases if changed else ()
+    states = find_states(directory, leases)
+    held = {lease.device for lease in leases if states[lease.name].life is not Life.OVER}
+    for device in sorted(changed.keys() - held):
+        message = f"{without_scope(device)} was not put back into its idle state after lease {changed[device]}"
+        fix = f"nothing: the next lease of it does that; to do it now: anyaccel run {without_scope(device)} -- true"
+        yield Finding(severity=Severity.WARN, reason=message, remedy=fix)
 
 
 def _blocked_devices(state: StateDirectory) -> Iterator[Finding]:

@@ -3,6 +3,10 @@
 A line is one JSON object, appended by one write to a file of the user's own. If the administrator has made the
 machine's directory, the file is there, so that a report sees every user; the user of a line is the owner of the file,
 whatever the line says. No error here fails a run: a line that cannot be written is lost.
+
+If fair shares count use over time, each line in the machine's directory also has the usage of its user at the end of
+the lease, so that a reader needs the last line of each file only: see :func:`read_usage`. A user can falsify the own
+usage, by a file that says less, but no other user's.
 """
 
 from __future__ import annotations
@@ -11,13 +15,18 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import stat
+import time
 from collections.abc import Iterable, Iterator, Mapping
 
+from anyaccel import configuration
 from anyaccel.configuration import user_directory
+from anyaccel.errors import ConfigurationError
 from anyaccel.ledger.bodies import clean, read_number, read_object
 from anyaccel.linux.users import outside, user_name
 from anyaccel.model import Value, replace
+from anyaccel.policy import Usage
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,7 +40,10 @@ MOST_BYTES = 8 << 20
 IDLE_BELOW = 0.05
 """Utilization below which a sample counts as idle."""
 _LONGEST_LINE = 1 << 14  # other users write lines, too: a reader holds no more of one in memory
+_TAIL_BYTES = 1 << 20  # read of a file without a usable total, such as before the half-life was set
+_LOCK_TRIES, _LOCK_PAUSE = 20, 0.002
 _PLACES = 10
+_MACHINE_FILE = re.compile(r"((?P<user>[0-9]{1,10})(-[0-9])?\.jsonl)(\.1)?")
 _MOST_DEVICES = 128
 _HELD, _FARED = 3, 7
 """Number of fields of a device, without and with utilization."""
@@ -114,16 +126,53 @@ def write(entry: JournalEntry, environ: Mapping[str, str] | None = None) -> bool
     Returns:
         Whether the line was written. False for a line over 16 KiB, or if no file can be written.
     """
-    line = _line(entry)
-    if len(line) > _LONGEST_LINE:
-        return False
     try:
         for path, mode in _own_files(os.environ if environ is None else environ):
-            if _append(path, line, mode):
+            counted = count_half_life() if os.path.dirname(path) == MACHINE_DIRECTORY else None
+            if _append(path, entry, mode, counted):
                 return True
     except (OSError, ValueError):
         pass
     return False
+
+
+def count_half_life() -> float | None:
+    """Return the half-life in seconds with which the machine counts past use; None if it does not.
+
+    A faulty configuration of the machine counts as none.
+    """
+    try:
+        found: float | None = configuration.machine().get("queue.half_life")
+    except ConfigurationError:
+        return None
+    return found
+
+
+def read_usage(half_life: float) -> dict[int, Usage]:
+    """Read the usage by ended leases of each user, by number, from the last lines of the machine's files.
+
+    Only files that every user may read count, and only those of the user in the name: so each process finds the same.
+    Empty without the machine's directory.
+
+    Args:
+        half_life: The half-life in seconds.
+
+    Returns:
+        The usage, with times in seconds since 1970.
+    """
+    found: dict[int, Usage] = {}
+    if not is_machine_wide():
+        return found
+    with contextlib.suppress(OSError):
+        names = filter(None, map(_MACHINE_FILE.fullmatch, os.listdir(MACHINE_DIRECTORY)))
+        for name, user in sorted({(match[1], int(match["user"])) for match in names}):
+            usage = _file_usage(f"{MACHINE_DIRECTORY}/{name}", user, half_life)
+            if usage.seconds:
+                before = found.get(user, Usage())  # in two files if another user had taken the first name for a while
+                at = max(before.at, usage.at)
+                total = before.decayed(at, half_life) + usage.decayed(at, half_life)
+                found[user] = Usage(seconds=total, at=at)
+    return found
 
 
 def read(environ: Mapping[str, str] | None = None, *, since: float = 0.0) -> Iterator[JournalEntry]:
@@ -139,8 +188,83 @@ def read(environ: Mapping[str, str] | None = None, *, since: float = 0.0) -> Ite
         yield from _entries(path, since)
 
 
-def _line(entry: JournalEntry) -> bytes:
-    """Encode an entry as a line of JSON, with rounded times and at most 128 devices."""
+_usages: dict[tuple[str, float], tuple[tuple[int, ...], Usage]] = {}
+"""Usage by file and half-life, with the identity of the file: each look of a waiting process needs all of them, which
+takes 3 times as long without this cache."""
+
+
+def _file_usage(path: str, user: int, half_life: float) -> Usage:
+    """Return the usage at the end of a file of a user, or of the file that was put aside if that is new.
+
+    Args:
+        path: The file.
+        user: The number of the user to whom the file must belong.
+        half_life: The half-life in seconds.
+    """
+    for each in (path, f"{path}.1"):
+        with contextlib.suppress(OSError):
+            found = os.stat(each, follow_symlinks=False)
+            known = _usages.get((each, half_life))
+            if known is not None and known[0] == _identity(found):
+                return known[1]
+            fd = os.open(each, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+            try:
+                found = os.fstat(fd)
+                fit = stat.S_ISREG(found.st_mode) and found.st_mode & stat.S_IROTH and outside(found.st_uid) == user
+                if fit and found.st_size:
+                    usage = _last_usage(fd, found.st_size, half_life)
+                    _usages[each, half_life] = _identity(found), usage
+                    return usage
+            finally:
+                os.close(fd)
+    return Usage()
+
+
+def _identity(found: os.stat_result) -> tuple[int, ...]:
+    """Return numbers that change with the content, the owner or the permissions of a file."""
+    return found.st_dev, found.st_ino, found.st_ctime_ns, found.st_size
+
+
+def _last_usage(fd: int, size: int, half_life: float) -> Usage:
+    """Return the usage after the last line of a file.
+
+    The last line with a total for this half-life counts, and each lease after it. Without such a line in the last
+    MiB, the leases there count.
+    """
+    for most in (_LONGEST_LINE, _TAIL_BYTES):
+        start = max(0, size - most)
+        newer: list[dict[str, Any]] = []
+        usage = None
+        for line in reversed(os.pread(fd, most, start).splitlines()):
+            words = read_object(line)
+            if (usage := _total(words.get("used"), half_life)) is not None:
+                break
+            newer.append(words)
+        if usage is not None or not start:
+            break
+    usage = usage or Usage()
+    for words in reversed(newer):
+        if (entry := _entry(words, "")) is not None:
+            usage = _with_entry(usage, entry, half_life)
+    return usage
+
+
+def _with_entry(usage: Usage, entry: JournalEntry, half_life: float) -> Usage:
+    """Return a user's usage with another ended lease."""
+    devices = sum(used.units for used in entry.devices) / 10_000
+    return usage.with_lease(devices, entry.held, min(entry.ended, time.time()), half_life)
+
+
+def _total(value: object, half_life: float) -> Usage | None:
+    """Decode the usage in a line; None if it is implausible or for another half-life. A time to come counts as now."""
+    if not isinstance(value, list) or len(value) != 3 or value[0] != half_life:  # noqa: PLR2004
+        return None
+    seconds, at = read_number(value[1]), read_number(value[2])
+    return None if seconds is None or at is None else Usage(seconds=seconds, at=min(at, time.time()))
+
+
+def _line(entry: JournalEntry, usage: Usage | None = None, half_life: float | None = None) -> bytes:
+    """Encode an entry as a line of JSON, with rounded times, at most 128 devices, and the user's usage if given."""
     words = {
         "v": VERSION,
         "lease": entry.lease,
@@ -156,6 +280,8 @@ def _line(entry: JournalEntry) -> bytes:
         "leases": entry.leases,
         "timeouts": entry.timeouts,
     }
+    if usage is not None:
+        words["used"] = [half_life, round(usage.seconds, 3), round(usage.at, 3)]
     return json.dumps(words).encode() + b"\n"
 
 
@@ -168,7 +294,7 @@ def _words(used: Used) -> list[Any]:
     return [*held, round(used.observed, 3), busy, round(used.idle, 3), used.memory_peak_bytes]
 
 
-def _shared() -> bool:
+def is_machine_wide() -> bool:
     """Return whether the machine's directory is fit: root owns it, and no user can remove files of other users."""
     try:
         found = os.stat(MACHINE_DIRECTORY, follow_symlinks=False)
@@ -192,7 +318,7 @@ def _own_files(environ: Mapping[str, str]) -> Iterator[tuple[str, int]]:
     Raises:
         OSError: When that directory cannot be made.
     """
-    if _shared() and os.access(MACHINE_DIRECTORY, os.W_OK):
+    if is_machine_wide() and os.access(MACHINE_DIRECTORY, os.W_OK):
         number = outside(os.geteuid())
         for place in range(_PLACES):  # another user may have made a file with this user's name
             yield f"{MACHINE_DIRECTORY}/{number}{f'-{place}' * bool(place)}.jsonl", 0o644
@@ -204,7 +330,7 @@ def _own_files(environ: Mapping[str, str]) -> Iterator[tuple[str, int]]:
 
 def _all_files(environ: Mapping[str, str]) -> Iterator[str]:
     """Yield the paths of possible journals: the machine's, then the user's own, the older file first."""
-    if _shared():
+    if is_machine_wide():
         with contextlib.suppress(OSError):
             for name in sorted(os.listdir(MACHINE_DIRECTORY)):
                 if name.endswith((".jsonl", ".jsonl.1")):
@@ -214,16 +340,23 @@ def _all_files(environ: Mapping[str, str]) -> Iterator[str]:
         yield from (f"{own}.1", own)
 
 
-def _append(path: str, line: bytes, mode: int) -> bool:
-    """Append a line to a file of this user; a full file is renamed first.
+def _append(path: str, entry: JournalEntry, mode: int, half_life: float | None) -> bool:
+    """Append an entry to a file of this user; a full file is renamed first.
+
+    Args:
+        path: The file.
+        entry: The entry.
+        mode: Permissions of a new file, whatever the umask is.
+        half_life: The half-life of the usage in the line; None for a line without usage.
 
     Returns:
-        False if the file cannot be opened, is not regular, or belongs to another user, or if only a part was written.
+        False if the file cannot be opened, is not regular, or belongs to another user, if the line is over 16 KiB, or
+        if only a part was written.
 
     Raises:
         OSError: When the write fails.
     """
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     try:
         fd = os.open(path, flags, mode)
     except OSError:
@@ -232,12 +365,41 @@ def _append(path: str, line: bytes, mode: int) -> bool:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
             return False
-        if found.st_size >= MOST_BYTES:  # another process may have renamed the file since it was opened
+        if half_life is not None:
+            _lock_briefly(fd)
+            found = os.fstat(fd)
+        if found.st_size >= MOST_BYTES:
             _put_aside(path, fd)
-            return _append(path, line, mode) if _other(path, found) else os.write(fd, line) == len(line)
+            if _other(path, found):  # renamed, here or by another process since the file was opened
+                return _append(path, entry, mode, half_life)
+        if not found.st_size and stat.S_IMODE(found.st_mode) != mode:
+            os.fchmod(fd, mode)
+        usage = None
+        if half_life is not None:
+            usage = _with_entry(_file_usage(path, outside(found.st_uid), half_life), entry, half_life)
+        line = _line(entry, usage, half_life)
+        if len(line) > _LONGEST_LINE:
+            return False
+        if found.st_size and os.pread(fd, 1, found.st_size - 1) != b"\n":
+            line = b"\n" + line  # an earlier write was cut off, as on a full disk: its rest must not spoil this line
         return os.write(fd, line) == len(line)
     finally:
         os.close(fd)
+
+
+def _lock_briefly(fd: int) -> None:
+    """Lock a file, so that no other process of the user adds to the same usage; give up within 40 ms.
+
+    Every user who can read the file can lock it: so a lock that stays must not keep a lease from its end. Without the
+    lock, the usage may miss a lease that ends at this moment.
+    """
+    for _ in range(_LOCK_TRIES):
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            time.sleep(_LOCK_PAUSE)
+        else:
+            return
 
 
 def _put_aside(path: str, fd: int) -> None:
@@ -276,14 +438,13 @@ def _entries(path: str, since: float) -> Iterator[JournalEntry]:
         left = 2 * MOST_BYTES  # a file of another user may grow without end
         while left > 0 and (line := file.readline(_LONGEST_LINE + 1)):
             left -= len(line)
-            entry = _entry(line, user)
+            entry = _entry(read_object(line), user)
             if entry is not None and entry.ended >= since:
                 yield entry
 
 
-def _entry(line: bytes, user: str) -> JournalEntry | None:
+def _entry(words: Mapping[str, Any], user: str) -> JournalEntry | None:
     """Decode a line, of any writer; None for anything but a lease. Implausible optional values are left out."""
-    words = read_object(line)
     if words.get("v") != VERSION:
         return None
     times = [read_number(words.get(name)) for name in ("began", "ended", "held", "waited")]

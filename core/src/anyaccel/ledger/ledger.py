@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import TypeVar
 
-from anyaccel.errors import LeaseNotFoundError, StateDirectoryError
+from anyaccel.errors import LeaseNotFoundError, StateDirectoryError, UsageError
 from anyaccel.ledger.acquisition import Acquisition, Choose, OnWait
 from anyaccel.ledger.blocks import DeviceBlock, change_blocks, check_permission, locked, new_block_id, read_blocks
 from anyaccel.ledger.bodies import clean
@@ -20,7 +20,7 @@ from anyaccel.ledger.listing import Listing, find_states, read
 from anyaccel.ledger.lockfile import Life
 from anyaccel.ledger.names import MAX_PRIORITY, LeaseName
 from anyaccel.ledger.record import LeaseRecord, TicketRecord, list_leases
-from anyaccel.ledger.turns import current_policy, find_ended, own_user, policy_for_display
+from anyaccel.ledger.turns import current_policy, find_ended, list_holdings, own_user, policy_for_display
 from anyaccel.linux import mark as marks
 from anyaccel.linux import process
 from anyaccel.linux.descriptors import open_files
@@ -30,6 +30,9 @@ from anyaccel.policy import Waiting
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from anyaccel.ledger.handovers import HandoverFile
     from anyaccel.ledger.tenure import Tenure
     from anyaccel.policy import OverLimit
 
@@ -133,14 +136,14 @@ class Ledger:
         With the ``place`` of an abandoned request, the new request keeps the old queue position.
 
         Raises:
-            ValueError: When ``wait`` or ``priority`` is out of range.
+            UsageError: When ``wait`` or ``priority`` is out of range.
             LimitError: When the request is over a limit of this user, whatever leases the user releases.
             ConfigurationError: When the machine's configuration cannot be trusted or understood.
         """
         if wait is not None and not 0 <= wait <= math.inf:
-            raise ValueError(f"wait must be seconds, 0 or more, or None (got {wait!r})")
+            raise UsageError(f"wait must be seconds, 0 or more, or None (got {wait!r})")
         if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
-            raise ValueError(f"priority must be from {-MAX_PRIORITY} to {MAX_PRIORITY} (got {priority!r})")
+            raise UsageError(f"priority must be from {-MAX_PRIORITY} to {MAX_PRIORITY} (got {priority!r})")
         return Acquisition(
             self._state, want, choose, wait=wait, priority=priority, note=note, on_wait=on_wait, kept=place
         )
@@ -281,17 +284,21 @@ class Ledger:
                 )
             change_blocks(self._state, directory, [], without=ids)
 
-    def tickets(self) -> tuple[TicketRecord, ...]:
+    def tickets(self, *, past: bool = True) -> tuple[TicketRecord, ...]:
         """List the waiting requests in the order of service; none without a state directory.
 
         A faulty configuration of the machine counts as none.
+
+        Args:
+            past: Whether fair shares count ended leases, which are read from the journals. Without them, the order of
+                service may be another one.
 
         Raises:
             LedgerError: When the ledger cannot be read.
         """
         from anyaccel.ledger.tickets import list_tickets
 
-        return self._read(partial(list_tickets, self._state))
+        return self._read(partial(list_tickets, self._state, past=past))
 
     def forecast_start(self, want: Want) -> float | None:
         """Forecast the start of a request that came now, if every lease lasted until its time limit.
@@ -326,6 +333,24 @@ class Ledger:
         found = self._read(inspect)
         return found[0] if found else 0
 
+    def count_usage(self) -> float | None:
+        """Return the device-seconds that fair shares count for this user; None if the machine counts none over time.
+
+        A faulty configuration of the machine counts as none.
+
+        Raises:
+            LedgerError: When the ledger cannot be read.
+        """
+        policy = policy_for_display(self._state)
+        if policy.half_life is None:
+            return None
+
+        def inspect(directory: int, listing: Listing) -> Iterable[float]:
+            held = list_holdings(directory, listing, find_ended(directory, listing))
+            yield policy.usage(held, process.boot_seconds()).get(own_user(), 0.0)
+
+        return sum(self._read(inspect))
+
     def _make_newcomer(self, want: Want, priority: int = 0) -> Acquisition:
         """Return an acquisition for the queue position of a request that came now; no device is ever chosen."""
         return Acquisition(self._state, want, lambda _: None, priority=priority, policy=policy_for_display(self._state))
@@ -353,6 +378,16 @@ class Ledger:
 
         found = self._read(inspect)
         return found or policy.over_limits(newcomer.facts, ())  # without a state directory nothing is held
+
+    def lock_handovers(self, devices: Iterable[str]) -> AbstractContextManager[Mapping[str, HandoverFile]]:
+        """Context with the locked files of handovers of devices; see :func:`~anyaccel.ledger.handovers.lock_handovers`.
+
+        Args:
+            devices: Names of the devices in the ledger.
+        """
+        from anyaccel.ledger.handovers import lock_handovers
+
+        return lock_handovers(self._state, devices)
 
     def find_wanted(self, devices: frozenset[str]) -> frozenset[str]:
         """Return the subset of ``devices`` that requests of other processes wait for; none without a directory."""
@@ -416,12 +451,13 @@ class Ledger:
         except NoStateDirectoryError as error:
             raise LeaseNotFoundError(f"no lease {lease_id!r} is active: {error}") from error
 
-    def renew(self, lease_id: str, tenure: Tenure) -> None:
+    def renew(self, lease_id: str, tenure: Tenure, *, note: str | None = None) -> None:
         """Replace the tenure of an own lease on behalf of other processes.
 
         Args:
             lease_id: Identity of the lease.
             tenure: The new tenure.
+            note: The new purpose of the lease, for display; None leaves it as it is.
 
         Raises:
             LeaseNotFoundError: When the lease has ended, or may have been taken for ended during the call, which then
@@ -432,7 +468,7 @@ class Ledger:
         from anyaccel.ledger.renewal import renew
 
         try:
-            renew(self._state, lease_id, tenure)
+            renew(self._state, lease_id, tenure, note)
         except NoStateDirectoryError as error:
             raise LeaseNotFoundError(f"lease {lease_id} has ended: {error}", hint="acquire the devices anew") from error
 

@@ -173,7 +173,13 @@ def find_debris(directory: int, hidden: Iterable[str]) -> list[str]:
 
 def owner_of(directory: int, name: str) -> int | None:
     """Return the user id of a file's owner; None if the file is gone: its holder released the lease and lives on."""
+    found = stat_of(directory, name)
+    return None if found is None else found.st_uid
+
+
+def stat_of(directory: int, name: str) -> os.stat_result | None:
+    """Return the state of a file; None if the file is gone."""
     try:
-        return os.stat(name, dir_fd=directory, follow_symlinks=False).st_uid
+        return os.stat(name, dir_fd=directory, follow_symlinks=False)
     except FileNotFoundError:
         return None

@@ -13,7 +13,7 @@ from anyaccel.ledger.bodies import clean, read_object, with_entry
 from anyaccel.ledger.listing import LeaseState, Listing, find_states
 from anyaccel.ledger.lockfile import Life, read_body
 from anyaccel.ledger.names import LeaseName, boot, without_scope
-from anyaccel.ledger.tenure import read_tenure
+from anyaccel.ledger.tenure import RENEWED, read_tenure
 from anyaccel.linux import process
 from anyaccel.linux.process import pid_namespace
 from anyaccel.linux.users import unmapped, user_name
@@ -114,6 +114,7 @@ class TicketRecord(Value):
         starts: Start if every lease lasts until its time limit, in seconds since 1970; None when unknown.
         behind: Number of earlier requests that want one of the same devices.
         limits: The limits of the user that are in the way, from the machine's configuration, a clause each.
+        used: Device-seconds that fair shares count for the user; None if the machine counts no use over time.
         request: Text of the request, like the two below without proof.
         note: Purpose of the lease.
         command: Name of the program.
@@ -133,6 +134,7 @@ class TicketRecord(Value):
     starts: float | None = None
     behind: int = 0
     limits: tuple[str, ...] = ()
+    used: float | None = None
 
 
 def write_body(request: str, note: str, *, confined: bool = False, **more: Any) -> bytes:
@@ -217,7 +219,8 @@ def _describe(directory: int, lease: LeaseName, state: LeaseState) -> LeaseRecor
         reason, hint = _kept(carriers), _way_out(lease, found)
     elif life is Life.ON_BEHALF:
         tenure = read_tenure(directory, lease)
-        key, reason = tenure.key if tenure else "", state.reason
+        key = tenure.key if tenure else ""
+        reason = "" if state.reason.startswith(RENEWED) else state.reason
     elif life is Life.LEAVING and not process.ending(lease.pid):  # ledger.recovery made the file again, unlocked
         kind = Life.HELD.value
     elif life is Life.LEAVING:

@@ -6,7 +6,7 @@ import contextlib
 import os
 
 from anyaccel.errors import LeaseNotFoundError, LeasePermissionError
-from anyaccel.ledger.bodies import with_entry
+from anyaccel.ledger.bodies import clean, with_entry
 from anyaccel.ledger.directory import BUSY_SECONDS, StateDirectory
 from anyaccel.ledger.listing import read
 from anyaccel.ledger.lockfile import LockedFile, read_body
@@ -15,7 +15,7 @@ from anyaccel.ledger.tenure import ENTRY, Tenure, read_tenure
 from anyaccel.linux.users import user_name
 
 
-def renew(state: StateDirectory, lease_id: str, tenure: Tenure) -> None:
+def renew(state: StateDirectory, lease_id: str, tenure: Tenure, note: str | None) -> None:
     """Replace the tenure of a lease; see :meth:`anyaccel.ledger.Ledger.renew`."""
     with state.opened() as directory:
         # The lock keeps requests from publishing a lease of the same devices meanwhile.
@@ -25,7 +25,7 @@ def renew(state: StateDirectory, lease_id: str, tenure: Tenure) -> None:
             files = read(directory).find_lease(lease_id)
             former = [read_tenure(directory, lease) for lease in files]
             for lease in files if _last(former) else ():
-                _replace(state, directory, lease, tenure)
+                _replace(state, directory, lease, tenure, note)
             # A request that has read a former tenure after its end takes the lease for ended, and gives the device out
             # once the directory is unlocked. A tenure that lasts beyond the last write was never read so.
             if files and _last(former):
@@ -43,8 +43,8 @@ def _last(tenures: list[Tenure | None]) -> bool:
     return all(each is not None and each.reason() for each in tenures)
 
 
-def _replace(state: StateDirectory, directory: int, lease: LeaseName, tenure: Tenure) -> None:
-    """Replace a file of a lease by one with another tenure, in one step, so that no reader sees half a body.
+def _replace(state: StateDirectory, directory: int, lease: LeaseName, tenure: Tenure, note: str | None) -> None:
+    """Replace a file of a lease by one with another tenure and note, in one step, so that no reader sees half a body.
 
     Raises:
         LeaseNotFoundError: When the file is gone.
@@ -60,7 +60,8 @@ def _replace(state: StateDirectory, directory: int, lease: LeaseName, tenure: Te
         )
     file, settled = LockedFile(state.path), _settled(lease)
     try:
-        file.make(directory, with_entry(read_body(directory, lease.name), ENTRY, tenure.encode()))
+        body = with_entry(read_body(directory, lease.name), ENTRY, tenure.encode())
+        file.make(directory, body if note is None else with_entry(body, "note", clean(note)))
         os.utime(file.fd, ns=(found.st_atime_ns, found.st_mtime_ns))  # the start of the lease
         os.rename(file.name, settled, src_dir_fd=directory, dst_dir_fd=directory)
         if settled != lease.name:

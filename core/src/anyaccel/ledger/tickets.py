@@ -30,7 +30,7 @@ from anyaccel.ledger.turns import (
 )
 from anyaccel.linux import process
 from anyaccel.linux.fork import tidy_in_child
-from anyaccel.policy import OverLimit, Waiting, forecast
+from anyaccel.policy import OverLimit, Policy, Waiting, forecast
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -139,20 +139,22 @@ class _WaitingLine(NamedTuple):
         limits: The limits of the user that are in the way of each request, by key.
         starts: Start of each request if every lease lasts until its time limit, in seconds since 1970, by key, if
             known.
+        used: Device-seconds that fair shares count, by user; None if the machine counts no use over time.
     """
 
     order: list[Waiting]
     files: Mapping[str, os.stat_result | None]
     limits: Mapping[Hashable, tuple[OverLimit, ...]]
     starts: Mapping[Hashable, float]
+    used: Mapping[int | None, float] | None
 
     @classmethod
-    def collect(cls, state: StateDirectory, directory: int, listing: Listing, *newcomers: Waiting) -> _WaitingLine:
+    def collect(cls, policy: Policy, directory: int, listing: Listing, *newcomers: Waiting) -> _WaitingLine:
         """Sort the live tickets and the newcomers, which have no ticket, in the order of service; forecast the starts.
 
-        A faulty configuration of the machine counts as none. Requests over a limit of their user get no start.
+        Requests over a limit of their user get no start.
         """
-        clock, policy = process.boot_seconds(), policy_for_display(state)
+        clock = process.boot_seconds()
         held = list_holdings(directory, listing, () if policy.plain else find_ended(directory, listing))
         looks = {name: probe_lock(directory, name) for name in listing.tickets}
         files = {name: file for name, (life, file) in looks.items() if life is not Life.OVER}
@@ -160,13 +162,18 @@ class _WaitingLine(NamedTuple):
         order = policy.order([*waiting, *newcomers], held, clock)
         limits = {each.key: policy.over_limits(each, held) for each in order}
         starts = forecast([each for each in order if not limits[each.key]], held, clock, policy.blocks)
-        return cls(order, files, limits, {key: since_1970(start) for key, start in starts.items() if start is not None})
+        known = {key: since_1970(start) for key, start in starts.items() if start is not None}
+        used = None if policy.half_life is None else policy.usage(held, clock)
+        return cls(order, files, limits, known, used)
 
 
-def list_tickets(state: StateDirectory, directory: int, listing: Listing) -> Iterator[TicketRecord]:
-    """Describe the waiting requests in the order of service; tickets whose process has ended are left out."""
-    now, policy = process.monotonic_ns(), policy_for_display(state)
-    line, clock = _WaitingLine.collect(state, directory, listing), process.boot_seconds()
+def list_tickets(state: StateDirectory, directory: int, listing: Listing, *, past: bool) -> Iterator[TicketRecord]:
+    """Describe the waiting requests in the order of service; tickets whose process has ended are left out.
+
+    See :meth:`anyaccel.ledger.Ledger.tickets`.
+    """
+    now, policy = process.monotonic_ns(), policy_for_display(state, past=past)
+    line, clock = _WaitingLine.collect(policy, directory, listing), process.boot_seconds()
     for position, facts in enumerate(line.order):
         name = str(facts.key)
         ticket, found = parse_ticket(name), line.files[name]
@@ -188,6 +195,7 @@ def list_tickets(state: StateDirectory, directory: int, listing: Listing) -> Ite
                 policy.competes(facts, other, clock) for other in line.order[:position] if not line.limits[other.key]
             ),
             limits=tuple(each.message(user) for each in line.limits[name]),
+            used=None if line.used is None else line.used.get(facts.user, 0.0),
             request=words["request"],
             note=words["note"],
             command=words["command"],
@@ -265,7 +273,7 @@ def forecast_newcomer(state: StateDirectory, directory: int, listing: Listing, o
 
     Yields nothing if the start is unknown, as for a request over a limit of its user.
     """
-    starts = _WaitingLine.collect(state, directory, listing, own).starts
+    starts = _WaitingLine.collect(policy_for_display(state), directory, listing, own).starts
     if own.key in starts:
         yield starts[own.key]
 

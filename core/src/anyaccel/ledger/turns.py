@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Collection, Iterable
 from functools import lru_cache
 
@@ -18,14 +19,14 @@ from anyaccel.ledger.blocks import read_blocks
 from anyaccel.ledger.bodies import read_number, read_object
 from anyaccel.ledger.directory import StateDirectory
 from anyaccel.ledger.lease import Want
-from anyaccel.ledger.listing import Listing, find_states, owner_of
+from anyaccel.ledger.listing import Listing, find_states, owner_of, stat_of
 from anyaccel.ledger.lockfile import Life, read_body
 from anyaccel.ledger.names import TicketName, hash_device, hashes, is_inner, parse_ticket
 from anyaccel.linux import process
 from anyaccel.linux.users import outside
 from anyaccel.model import replace
 from anyaccel.model.device import UNITS_PER_DEVICE
-from anyaccel.policy import PLAIN, Holding, Need, Policy, Waiting
+from anyaccel.policy import PLAIN, Holding, Need, Policy, Usage, Waiting
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,11 +39,12 @@ _REMEMBERED = 10_000  # far more than any line has; a bound against processes th
 _known: tuple[Configuration, Policy] = (Configuration(path=""), PLAIN)
 
 
-def current_policy(state: StateDirectory | None = None) -> Policy:
+def current_policy(state: StateDirectory | None = None, *, past: bool = True) -> Policy:
     """Return the queue policy of this machine, from its present configuration.
 
     Args:
         state: The state directory whose drains and reservations count; None for none.
+        past: Whether to read the past usage.
 
     Raises:
         ConfigurationError: When the machine's configuration cannot be trusted or understood.
@@ -51,15 +53,35 @@ def current_policy(state: StateDirectory | None = None) -> Policy:
     found = configuration.machine()
     if found is not _known[0]:
         _known = found, Policy.from_configuration(found)
-    return with_blocks(_known[1], state)
+    return with_facts(_known[1], state, past=past)
 
 
-def with_blocks(policy: Policy, state: StateDirectory | None) -> Policy:
-    """Return a policy with the drains and reservations of a state directory in place of its own; none if None."""
+def with_facts(policy: Policy, state: StateDirectory | None, *, past: bool = True) -> Policy:
+    """Return a policy with the drains and reservations of a state directory, and the users' past usage if it counts.
+
+    Args:
+        policy: The policy, whose own blocks and usage are dropped.
+        state: The state directory; None for no blocks and no usage.
+        past: Whether to read the past usage.
+    """
     blocks = () if state is None else read_blocks(state)
-    if not blocks and not policy.blocks:
+    usage = _read_past(policy.half_life) if past and state is not None and policy.half_life is not None else {}
+    if not (blocks or policy.blocks or usage or policy.past):
         return policy
-    return replace(policy, blocks=tuple(block.policy_block for block in blocks))
+    return replace(policy, blocks=tuple(block.policy_block for block in blocks), past=usage)
+
+
+def _read_past(half_life: float) -> dict[int | None, Usage]:
+    """Return the usage of each user by ended leases, by the clock since the boot."""
+    from anyaccel.ledger.journal import read_usage  # few machines count use over time
+
+    offset = _clock_offset()
+    return {user: replace(each, at=each.at + offset) for user, each in read_usage(half_life).items()}
+
+
+def _clock_offset() -> float:
+    """Return the difference between the clock since the boot and that since 1970."""
+    return process.boot_seconds() - time.time()
 
 
 def own_user() -> int:
@@ -197,18 +219,20 @@ def list_holdings(directory: int, listing: Listing, over: Collection[str] = ()) 
         over: Names of leases that have ended.
     """
     found = []
+    offset = _clock_offset()
     for lease in listing.leases:
         if lease.name in over:
             continue
-        owner = owner_of(directory, lease.name)
-        if owner is None:
+        file = stat_of(directory, lease.name)
+        if file is None:
             continue
         until, passed = lease.period
         found.append(
             Holding(
                 device=hash_device(lease.device),
                 units=lease.extent.units,
-                user=outside(owner),
+                user=outside(file.st_uid),
+                since=file.st_mtime + offset,
                 until=None if until is None else until / 1000,
                 passed=None if passed is None else passed / 1000,
                 inner=is_inner(lease.device),
@@ -227,8 +251,13 @@ def _texts(devices: Iterable[object]) -> frozenset[str]:
     return frozenset(map(str, devices))
 
 
-def policy_for_display(state: StateDirectory | None) -> Policy:
-    """Return the queue policy for a process that only inspects: the default policy if the configuration is faulty."""
+def policy_for_display(state: StateDirectory | None, *, past: bool = True) -> Policy:
+    """Return the queue policy for a process that only inspects: the default policy if the configuration is faulty.
+
+    Args:
+        state: The state directory whose drains and reservations count; None for none.
+        past: Whether to read the past usage.
+    """
     with contextlib.suppress(ConfigurationError):
-        return current_policy(state)
-    return with_blocks(PLAIN, state)
+        return current_policy(state, past=past)
+    return with_facts(PLAIN, state)

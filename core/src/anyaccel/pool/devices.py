@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import fcntl
 import os
+import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -148,6 +149,15 @@ class WorkerLease(OpenLease):
         if self.lease is not None and not self.lease.released:
             self.end_lease(self.lease.mark if carried else None)
             self._on_release()
+
+    def take_back(self) -> None:
+        """Have the vendors undo the handover in a thread: a vendor may take long, and the dispatcher must not wait."""
+        if self.handover is None:
+            return
+        try:
+            threading.Thread(target=super().take_back, name="anyaccel handover").start()
+        except RuntimeError:  # the interpreter is exiting, or no thread is left
+            super().take_back()
 
 
 _private: list[tuple[str, int]] = []

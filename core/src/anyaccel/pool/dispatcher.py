@@ -34,6 +34,7 @@ from anyaccel.forkserver.client import Gone
 from anyaccel.inventory.current import LEASE_VARIABLE
 from anyaccel.inventory.detect import detect
 from anyaccel.launcher.choosing import make_choice
+from anyaccel.launcher.handover import plan_handover
 from anyaccel.launcher.launch import check_start
 from anyaccel.launcher.scope import Scope
 from anyaccel.launcher.use import get_process_lease
@@ -273,7 +274,11 @@ class Broker:
     def _launch(self, queue: CallQueue, lease: WorkerLease | None) -> None:
         """Launch a worker with a lease, or without devices, for the first call of a queue."""
         call = self._pop(queue)
-        queue.engine.add_worker(call, lease).launch(call)
+        worker = queue.engine.add_worker(call, lease)
+        if lease is None or lease.handover is None:
+            worker.launch(call)
+        else:  # a vendor may take long
+            threading.Thread(target=_hand_over, args=(worker, call), name="anyaccel handover", daemon=True).start()
 
     def _has_room(self, queue: CallQueue) -> bool:
         """Return whether the pool of a queue has room for a further process.
@@ -417,7 +422,9 @@ class Broker:
         queue.acquisition = None
         allocation = Allocation(id=lease.id, request=resolved.request, grants=resolved.chosen)
         waited = time.monotonic() - queue.asked_at
-        return WorkerLease(allocation, lease, self._on_release, private=self.private, note=note, waited=waited)
+        opened = WorkerLease(allocation, lease, self._on_release, private=self.private, note=note, waited=waited)
+        opened.handover = plan_handover(lease, allocation, self.inventory, self._environ, self.ledger)
+        return opened
 
     def _watch_ledger(self, queue: CallQueue, resolved: LocalRequest, acquisition: Acquisition) -> None:
         """Repeat the attempt after a relevant change of the ledger, or after the acquisition's pause."""
@@ -597,6 +604,7 @@ class WorkerProcess:
         self.notices: deque[MessageKind] = deque()
         self.timer: Timer | None = None
         self._process: spawning.Process
+        self._launched = False
         self._ahead = True
         self._group: WorkerGroup | None = None
 
@@ -680,7 +688,7 @@ class WorkerProcess:
             self.send_call(call)
         return given
 
-    def launch(self, call: Call, *, ahead: bool = True) -> None:
+    def launch(self, call: Call, *, ahead: bool = True, refused: Exception | None = None) -> None:
         """Fork the process, or take the spare; send the setup and the first call.
 
         An exception fails the call and ends the worker; nothing is raised. The pool is counted as a user of its fork
@@ -689,15 +697,21 @@ class WorkerProcess:
         Args:
             call: The call.
             ahead: Whether a process that was forked ahead may be taken.
+            refused: Why no process must be started; None if one may be.
         """
         engine, settings, lease = self.engine, self.engine.settings, self.lease
         self._ahead = ahead
         call.future.allocation = self.allocation
         try:
+            if refused is not None:
+                raise refused  # noqa: TRY301
+            if self.stopped:  # while its devices were handed over
+                raise BrokenWorkerError("it was stopped before it was started")  # noqa: TRY301
             descriptors = () if lease is None else lease.descriptors
             self._process = spawning.spawn(
                 self, settings.preload, grace=settings.grace, leases=descriptors, ahead=ahead
             )
+            self._launched = True
             server = self._process.server
             self.mark = (() if lease is None else lease.mark) or marks.draw()
             timed = call.options.timeout is not None
@@ -725,7 +739,7 @@ class WorkerProcess:
                 server.fork_ahead()
         except Exception as error:  # noqa: BLE001 - the future reports it
             call.fail(error)
-            if hasattr(self, "_process"):
+            if self._launched:
                 self.stop(0)
             else:
                 engine.on_gone(self, Gone(forked=False))
@@ -838,14 +852,17 @@ class WorkerProcess:
     def stop(self, grace: float, *, answer: bool = True) -> None:
         """Have the process and its descendants ended, and return at once. The worker gets no more calls.
 
+        Without a process yet, :meth:`launch` ends the worker.
+
         Args:
             grace: Seconds between SIGTERM and SIGKILL.
             answer: Whether answers that arrive meanwhile count.
         """
         self.ending = self.stopped = True
-        self._process.stop(grace)
-        if not answer:
-            self._process.shut(socket.SHUT_RD)
+        if self._launched:
+            self._process.stop(grace)
+            if not answer:
+                self._process.shut(socket.SHUT_RD)
 
     def shut_down(self) -> None:
         """Give the worker no more calls, ask the process to exit, and schedule :meth:`stop`.
@@ -957,6 +974,17 @@ class WorkerProcess:
         if self.actor is not None and call is self.actor.construction and message.kind == MessageKind.ERROR:
             self.ending = True  # a worker without its object exits by itself
         return call
+
+
+def _hand_over(worker: WorkerProcess, call: Call) -> None:
+    """Hand over the devices of a worker, then have the dispatcher launch the worker, or fail the call."""
+    refused = None
+    try:
+        if worker.lease is not None:
+            worker.lease.hand_over()
+    except Exception as error:  # noqa: BLE001 - the call reports it
+        refused = error
+    reactor().call_soon(partial(worker.launch, call, refused=refused))
 
 
 class LocalEngine(Engine):

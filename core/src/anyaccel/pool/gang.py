@@ -92,7 +92,7 @@ def make_ranked_call(
     Returns:
         :func:`run_ranked`, its arguments, and no keyword arguments.
     """
-    from anyaccel.launcher.ranks import make_rank_variables
+    from anyaccel.launcher.rendezvous import make_rank_variables
 
     return run_ranked, ({**make_rank_variables(rank, count, local=(0, 1)), **rendezvous}, work), {}
 

@@ -105,6 +105,7 @@ class Facts(Protocol):
     def exists(self, path: str) -> bool: ...
     def node(self, path: str) -> DeviceNode | None: ...
     def run(self, argv: Sequence[str], timeout: float) -> CommandResult | None: ...
+    def write(self, path: str, text: str) -> None: ...
     def query(self, name: str, fn: Callable[[], Json]) -> Json: ...
 
 
@@ -189,6 +190,16 @@ class ProbeContext:
         """
         left = self.remaining()
         return self._facts.run(argv, left if timeout is None else min(timeout, left))
+
+    def write(self, path: str, text: str) -> None:
+        """Replace the content of an existing file of this host, such as a setting of the driver in sysfs.
+
+        For ``anyaccel_handover`` alone.
+
+        Raises:
+            OSError: When the file is missing or cannot be written, or on a recording.
+        """
+        self._facts.write(path, text)
 
     def query(self, name: str, fn: Callable[[], Json]) -> Json:
         """Call a function of a vendor's library; a recording replays the result by name, without a call.

@@ -112,6 +112,13 @@ class HostFacts:
                 raise CommandTimeoutError(f"{argv[0]} did not end within {timeout:.1f} s and was killed") from None
             return CommandResult(returncode=process.returncode, stdout=_text(out), stderr=_text(err))
 
+    def write(self, path: str, text: str) -> None:
+        if self._prefix:
+            raise PermissionError(errno.EPERM, f"only this host is changed, not {self.root}", path)
+        # Without O_CREAT: a file in sysfs exists, or the driver has no such setting.
+        with open(os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC), "wb", buffering=0) as file:
+            file.write(text.encode())
+
     def query(self, name: str, fn: Callable[[], Json]) -> Json:
         if self._prefix:
             raise QueryError("NotThisMachine", f"{name}: a library cannot be asked about {self.root}")

@@ -107,6 +107,9 @@ class RecordedFacts:
             returncode=entry.get("returncode", 0), stdout=entry.get("stdout", ""), stderr=entry.get("stderr", "")
         )
 
+    def write(self, path: str, text: str) -> None:  # noqa: ARG002 - as the host has it
+        raise PermissionError(errno.EPERM, "a recording cannot be changed", path)
+
     def query(self, name: str, fn: Callable[[], Json]) -> Json:  # noqa: ARG002 - replayed without a call
         answer = self._queries.get(name)
         if answer is None:
@@ -218,6 +221,9 @@ class Recorder:
             entry = {"returncode": result.returncode, "stdout": result.stdout, "stderr": result.stderr}
             self.commands.append({"argv": list(argv), **entry})
         return result
+
+    def write(self, path: str, text: str) -> None:  # noqa: ARG002 - as the host has it
+        raise PermissionError(errno.EPERM, "a recording cannot be changed", path)
 
     def query(self, name: str, fn: Callable[[], Json]) -> Json:
         try:

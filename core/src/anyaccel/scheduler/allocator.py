@@ -9,8 +9,8 @@ from threading import Lock
 from time import monotonic
 
 from anyaccel.errors import NeverFitsError, NotFreeError, UsageError
-from anyaccel.model import Allocation, Extent, Gang, Inventory, Request, replace
-from anyaccel.policy import PLAIN, Holding, Policy, Waiting
+from anyaccel.model import UNITS_PER_DEVICE, Allocation, Extent, Gang, Inventory, Request, replace
+from anyaccel.policy import PLAIN, Holding, Policy, Usage, Waiting
 from anyaccel.scheduler.books import Books, Placed
 from anyaccel.scheduler.grammar import parse_request
 from anyaccel.scheduler.names import LazyNames
@@ -67,7 +67,8 @@ class Allocator:
         self._plain = self._policy.plain
         self._timed = policy is not None  # else time limits are ignored
         self._clock = clock
-        self._terms: dict[str, tuple[int | None, float | None, float | None]] = {}
+        # User, start, end of the time limit, and whether the request passed earlier ones, by allocation.
+        self._terms: dict[str, tuple[int | None, float, float | None, bool]] = {}
         self._named: dict[str, None] = {}
         for name, inventory in machines.items():
             self._add(name, inventory)
@@ -242,7 +243,7 @@ class Allocator:
                     f"allocation {allocation.id} ({allocation.request}) is not held: it was released before, or "
                     f"another scheduler made it; a gang is released as a whole"
                 )
-            self._terms.pop(allocation.id, None)
+            self._count_usage(held)
             for member in held.members:
                 self._give_back(member)
             placed = self._serve()
@@ -474,7 +475,7 @@ class Allocator:
         allocation = self._hold(plan, found, note)
         if self._timed:
             until = None if waiting.seconds is None else now + waiting.seconds
-            self._terms[allocation.id] = (waiting.user, until, now if rivals else None)
+            self._terms[allocation.id] = (waiting.user, now, until, bool(rivals))
         return allocation
 
     def _rivals(self, waiting: Waiting, mask: int, held: Sequence[Holding], among: Iterable[Ticket]) -> list[Ticket]:
@@ -504,15 +505,29 @@ class Allocator:
         """Return the active allocations as the queue policy sees them; parts on removed machines are left out."""
         found = []
         for allocation in self._held.values():
-            user, until, passed = self._terms.get(allocation.id, (None, None, None))
+            user, since, until, passed = self._terms.get(allocation.id, (None, None, None, False))
             for member in allocation.members:
                 site = self._arrangement.by_name.get(member.machine)
                 if site is None:  # the machine is gone, or the request runs on the CPU
                     continue
                 for each in member.shares:
                     device = site.offset + site.books.layout.positions[each.device.id]
-                    found.append(Holding(device=device, units=each.units, user=user, until=until, passed=passed))
+                    began = since if passed else None
+                    found.append(
+                        Holding(device=device, units=each.units, user=user, since=since, until=until, passed=began)
+                    )
         return found
+
+    def _count_usage(self, allocation: Allocation) -> None:
+        """Drop the terms of an allocation that ends; under a policy with a half-life, add the usage to the user's."""
+        terms = self._terms.pop(allocation.id, None)
+        half_life = self._policy.half_life
+        if terms is None or half_life is None:
+            return
+        user, since, now = terms[0], terms[1], self._clock()
+        devices = sum(each.units for member in allocation.members for each in member.shares) / UNITS_PER_DEVICE
+        usage = self._policy.past.get(user, Usage()).with_lease(devices, now - since, now, half_life)
+        self._policy = replace(self._policy, past={**self._policy.past, user: usage})
 
     def _hold(self, plan: RequestPlan, found: Mapping[int, Placed], note: str) -> Allocation:
         """Book the placed devices, by machine number, under new identities.

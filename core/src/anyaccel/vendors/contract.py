@@ -203,6 +203,12 @@ def stats_faults(value: Any, *_: object) -> Iterator[str]:
                 yield f"Stats.{name} must not be negative (got {getattr(seen, name)} for {device_id!r})"
 
 
+def handover_faults(value: Any, *_: object) -> Iterator[str]:
+    """Yield the faults of an answer of ``anyaccel_handover``: a plug-in might return a failure instead of raising."""
+    if value is not None:
+        yield f"it must return None, and raise an exception on failure (got {value!r:.80})"
+
+
 def container_faults(value: Any, *_: object) -> Iterator[str]:
     """Yield the faults of an answer of ``anyaccel_container``."""
     yield from _mismatches(VARIABLE, "a variable of ContainerEdits.env", value.env)
@@ -349,6 +355,7 @@ _TABLE = (
     Hook("validate", str | None, reason_faults, shape=""),
     Hook("stats", Mapping[str, Stats], stats_faults, shape="stats", default=lambda _: {}, seconds=None),
     Hook("container", ContainerEdits, container_faults, shape="ContainerEdits", default=_device_nodes),
+    Hook("handover", type(None), handover_faults, shape="", seconds=10.0),
     Hook("diagnose", tuple[Finding, ...], shape="Finding", listed="Findings", default=lambda _: (), seconds=None),
     Hook(
         "products",

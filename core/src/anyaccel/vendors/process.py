@@ -355,6 +355,36 @@ def ask(
     return {each.source.vendor: (each.source, outcomes[each]) for each in chosen}, problems
 
 
+def hand_over(devices: Sequence[Device], environ: Mapping[str, str], *, given: bool) -> list[Problem]:
+    """Call ``anyaccel_handover`` for the vendors of devices of this host, all at once; return the problems.
+
+    Each vendor gets a process of its own, which ends with the call: a hook that takes long delays neither another
+    handover nor another hook.
+
+    Args:
+        devices: The devices; their vendors must be installed.
+        environ: The environment of the call.
+        given: Whether to change the devices for a holder, or to put them into their idle state.
+    """
+    seconds = contract.HOOKS["handover"].seconds or DEADLINE_SECONDS
+    told = {"machine": encode(Machine()), "environ": dict(environ), "adopt": True, "seconds": seconds, "given": given}
+    calls: dict[VendorProcess, tuple[str, Any, Sequence[Device], Sequence[Device]]] = {}
+    for vendor in dict.fromkeys(device.vendor for device in devices):
+        own = [device for device in devices if device.vendor == vendor]
+        calls[VendorProcess(vendor_process(vendor).source)] = "handover", told, own, ()
+    problems = []
+    try:
+        for process, outcome in call_all(calls, seconds).items():
+            try:
+                read_answer(process.source, "handover", outcome, calls[process][2], process.info)
+            except PluginError as error:
+                problems.append(error.problem)
+    finally:
+        for process in calls:
+            process.close()
+    return problems
+
+
 class KnownVendor(Value):
     """The facts that a plug-in knows without a machine.
 

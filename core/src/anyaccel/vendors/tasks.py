@@ -104,6 +104,7 @@ def _ask(loaded: Loaded, name: str, payload: Payload) -> dict[str, Any]:
         "devices": lambda: devices,
         "device": lambda: devices[0],
         "request": lambda: decode(Term, payload["request"]),
+        "given": lambda: payload["given"],
         "ctx": lambda: _env_context(loaded, payload) if "shares" in payload else _context(payload),
     }
     plugin = loaded.plugin

@@ -37,7 +37,7 @@ def export(source: ExportSource) -> Export:
     entries: dict[str, dict[str, Any]] = {}
     for device in source.devices:
         edits, dependent = _alone(source, device)
-        entries[names[device.id]] = _container_edits(edits)
+        entries[names[device.id]] = cdi_edits(edits)
         if dependent:
             notes.append(
                 f"{names[device.id]} goes without {' and '.join(dependent)}, which would be wrong beside another device"
@@ -74,7 +74,7 @@ def _add_group(entries: dict[str, dict[str, Any]], name: str, edits: ContainerEd
     if name in entries:
         notes.append(f"{KIND}={name} is one device, and no name of several.")
         return
-    entries[name] = _container_edits(edits)  # one name for a vendor's devices, so that a mask is right for the set
+    entries[name] = cdi_edits(edits)  # one name for a vendor's devices, so that a mask is right for the set
 
 
 def _alone(source: ExportSource, device: Device) -> tuple[ContainerEdits, list[str]]:
@@ -95,7 +95,7 @@ def _alone(source: ExportSource, device: Device) -> tuple[ContainerEdits, list[s
     return replace(edits, env=env), dependent
 
 
-def _container_edits(edits: ContainerEdits) -> dict[str, Any]:
+def cdi_edits(edits: ContainerEdits) -> dict[str, Any]:
     """Convert edits to CDI's form."""
     found = {
         "env": [f"{name}={value}" for name, value in edits.env.items()],

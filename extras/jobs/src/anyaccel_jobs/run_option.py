@@ -1,18 +1,35 @@
-"""``anyaccel run --detach``: run a command as a job."""
+"""Options of ``anyaccel run``: ``--ranks`` and ``--port`` for commands of several processes, ``--detach`` for a job."""
 
 from __future__ import annotations
 
 import os
 
+from anyaccel.model import replace
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
+
+    from anyaccel.launcher import DeviceLease
 
     from anyaccel_jobs.supervisor import Supervisor
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
+    ranks = parser.add_mutually_exclusive_group()
+    ranks.add_argument(
+        "--ranks",
+        action="store_true",
+        help="run the command once for each device, with RANK, WORLD_SIZE, MASTER_PORT and so on; the first failure"
+        " ends all ranks",
+    )
+    ranks.add_argument(
+        "--port",
+        action="store_true",
+        help="set MASTER_ADDR and MASTER_PORT, a port of this job alone, for a command that starts its own ranks;"
+        " torchrun then starts one for each device",
+    )
     parser.add_argument(
         "--detach",
         action="store_true",
@@ -71,7 +88,7 @@ def check_job_options(args: argparse.Namespace) -> None:
 
 
 def main(args: argparse.Namespace) -> int | None:
-    """Run the command as a job, and print its number; return None without ``--detach``.
+    """Run the command as ranks, with a port, or as a job, whose number is printed; return None without such an option.
 
     Raises:
         UsageError: When there is no command, or an option of a job without ``--detach``.
@@ -80,15 +97,22 @@ def main(args: argparse.Namespace) -> int | None:
         CommandNotRunnableError: When the command cannot be run.
     """
     check_job_options(args)
-    if not args.detach:
+    given = [name for name in ("detach", "ranks", "port") if getattr(args, name)]
+    if not given:
         return None
-    from anyaccel.errors import UsageError
+    if not args.command:
+        from anyaccel.errors import UsageError
+
+        example = f"anyaccel run --{given[0]} GPU:1 -- python train.py"
+        raise UsageError(f"a command to run must follow '--', as in: {example}")
+    if not args.detach:
+        from anyaccel.cli import acquire_devices
+
+        return _start(args, acquire_devices(args))
     from anyaccel.launcher import check_program, make_start_error
 
     from anyaccel_jobs.jobs_command import detach
 
-    if not args.command:
-        raise UsageError("a command to run must follow '--', as in: anyaccel run --detach GPU:1 -- python train.py")
     try:
         # A job whose command does not exist would only fail after its wait.
         check_program(args.command[0])
@@ -97,9 +121,31 @@ def main(args: argparse.Namespace) -> int | None:
     return detach(args, args.command, lambda supervisor: _supervise(args, supervisor))
 
 
+def _start(args: argparse.Namespace, hold: DeviceLease) -> int:
+    """Replace this process by the command, or run the ranks of the command and return their exit status."""
+    if hold.lease:
+        hold.lease.inherit()  # from here on the command and its children carry the lease
+    launch = hold.launch
+    if args.ranks or args.port:
+        from anyaccel.launcher import Rendezvous
+
+        rendezvous = Rendezvous()
+        if args.ranks:
+            from anyaccel.cli import time_limit
+
+            from anyaccel_jobs.ranks import run_ranks
+
+            return run_ranks(launch, args.command, rendezvous, grace=args.grace, limit=time_limit(args, hold))
+        rendezvous.inherit()  # the port stays reserved until the command has it
+        # The default of torchrun's --nproc-per-node, by its own variable.
+        variables = rendezvous.variables | {"PET_NPROC_PER_NODE": str(max(1, len(hold.devices)))}
+        launch = replace(launch, environment=launch.environment.with_variables(variables))
+    return launch.become(args.command)
+
+
 def _supervise(args: argparse.Namespace, supervisor: Supervisor) -> int:
     """Wait for the devices, run the command, and record its states."""
-    from anyaccel.cli import acquire_devices, become_command, time_limit
+    from anyaccel.cli import acquire_devices, time_limit
     from anyaccel.vendors import close
 
     supervisor.hold_back(args.grace)
@@ -111,7 +157,7 @@ def _supervise(args: argparse.Namespace, supervisor: Supervisor) -> int:
         )  # fmt: skip
         close()
         mark = hold.lease.mark if hold.lease else ()
-        status, state = supervisor.supervise(lambda: become_command(args, hold), mark, limit)
+        status, state = supervisor.supervise(lambda: _start(args, hold), mark, limit)
         supervisor.finish(status, state=state)
         hold.finish_entry(status, timed_out=state == "timeout")
         hold.remove_group()

@@ -1,21 +1,22 @@
 """run --ranks and --port: the processes of a job find each other, and no two jobs meet at the same port."""
 
 import contextlib
-import errno
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import anyaccel as aa
 import pytest
-from anyaccel.launcher.rendezvous import Rendezvous
 from anyaccel.launcher.sandbox import find_obstacle
+from anyaccel_jobs.ranks import divide_processors
+from numa_nodes import OURS, SHOW, nodes, run_on_nodes, two_nodes, two_processors
 from terminals import run_on_terminal
 from waiting import PATIENCE, until
+
+__all__ = ["nodes", "two_nodes"]
 
 MACHINE = "sim:A1:4"
 TELL = """
@@ -156,8 +157,8 @@ def test_a_rank_that_does_not_end_is_killed(acme, tmp_path):
     """With less patience than the command line has."""
     code = f"""
 import anyaccel, sys
-from anyaccel.launcher.ranks import run_ranks
-from anyaccel.launcher.rendezvous import Rendezvous
+from anyaccel.launcher import Rendezvous
+from anyaccel_jobs.ranks import run_ranks
 script = "trap '' TERM; touch {tmp_path}/$RANK; while [ ! -e {tmp_path}/1 ]; do sleep 0.01; done; " \
     "[ $RANK = 0 ] && exit 3; while true; do sleep 0.1; done"
 launch = anyaccel.prepare("A1:2", machine={MACHINE!r})
@@ -261,32 +262,6 @@ def test_a_port_alone_for_a_command_that_starts_its_ranks_itself(job):
     assert (status, "not allowed with" in err) == (2, True)
 
 
-# The port
-
-
-def test_a_port_is_the_jobs_own_and_no_other_programs():
-    with contextlib.closing(Rendezvous()) as one, contextlib.closing(Rendezvous()) as other:
-        assert one.port != other.port
-        for family, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET, "0.0.0.0")):
-            with socket.socket(family) as rival, pytest.raises(OSError, match="in use") as refused:
-                rival.bind((address, one.port))  # a program that does not know of it
-            assert refused.value.errno == errno.EADDRINUSE
-        with socket.create_server(("127.0.0.1", one.port)) as server:  # as the ranks do
-            socket.create_connection(server.getsockname()[:2], PATIENCE).close()
-            server.accept()[0].close()
-
-
-def test_the_kernel_gives_a_kept_port_to_no_program():
-    with contextlib.closing(Rendezvous()) as kept:
-        ports = set()
-        for _ in range(3000):
-            with socket.socket() as rival:
-                rival.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                rival.bind(("", 0))
-                ports.add(rival.getsockname()[1])
-        assert kept.port not in ports
-
-
 ON_TERMINAL = [sys.executable, "-m", "anyaccel", "--machine", MACHINE, "run", "A1:2", "--ranks", "--"]
 LINES = r"""
 import os, sys, time
@@ -333,3 +308,46 @@ def test_no_rank_is_named_where_all_end_well_or_by_a_signal_from_outside(job):
     assert process.stdout.readline() == process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGINT)
     assert "ends the job" not in finished(process)[2]
+
+
+# The processors near each rank
+
+
+@two_processors
+def test_ranks_run_near_their_own_device(two_nodes):
+    done = run_on_nodes("run", "A1:2", "--ranks", "--bind", "--machine", "sim:A1:2", "--", sys.executable, "-c", SHOW)
+    assert sorted(map(json.loads, done.stdout.splitlines())) == sorted([near, near] for near in two_nodes)
+
+
+@two_processors
+def test_ranks_of_one_node_divide_its_processors(acme, nodes):
+    nodes({0: OURS})
+    machine = "sim:A1:4"  # two of node 0
+    request = ["acme/0", "acme/1"]
+    done = run_on_nodes("run", *request, "--ranks", "--bind", "--machine", machine, "--", sys.executable, "-c", SHOW)
+    half = len(OURS) // 2
+    assert sorted(map(json.loads, done.stdout.splitlines())) == [[OURS[:half]] * 2, [OURS[half:]] * 2]
+
+
+@pytest.mark.parametrize(
+    ("devices", "parts"),
+    [
+        ([0, 0], [(0, 1, 8, 9), (2, 3, 10, 11)]),
+        ([0, 0, 1], [(0, 1, 8, 9), (2, 3, 10, 11), (4, 5, 6, 7, 12, 13, 14, 15)]),
+        ([0, 0, 0], [(0, 8), (1, 9), (2, 3, 10, 11)]),
+        ([0] * 5, [(0, 1, 2, 3, 8, 9, 10, 11)] * 5),
+        ([0, None], [(0, 1, 2, 3, 8, 9, 10, 11), ()]),
+    ],
+)
+def test_threads_of_one_core_stay_together(nodes, devices, parts):
+    cores = [(core, core + 8) for core in range(8)]
+    nodes({0: [*range(4), *range(8, 12)], 1: [*range(4, 8), *range(12, 16)]}, cores)
+    assert divide_processors(devices, range(16)) == parts
+
+
+def test_ranks_need_a_command(anyaccel):
+    """And no shell, at a terminal neither."""
+    for option in ("--ranks", "--port"):
+        done = anyaccel("run", option, "A1:1", stdin=subprocess.DEVNULL)
+        assert done.returncode == 2
+        assert f"a command to run must follow '--', as in: anyaccel run {option} GPU:1 -- python" in done.stderr

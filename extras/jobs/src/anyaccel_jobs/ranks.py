@@ -8,19 +8,15 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
-from anyaccel.launcher.bind import divide_processors
-from anyaccel.launcher.environment import with_allocation
-from anyaccel.launcher.launch import Launch
-from anyaccel.launcher.rank_output import RankOutput
-from anyaccel.launcher.rendezvous import Rendezvous
-from anyaccel.launcher.start import make_start_error
-from anyaccel.launcher.time_limit import STATUS, TimeLimit, print_line
-from anyaccel.linux import process
-from anyaccel.linux.teardown import GRACE_SECONDS, Teardown, describe_left, find_tree
+from anyaccel.launcher import Launch, Rendezvous, make_rank_variables, make_start_error, time_limit
+from anyaccel.linux import GRACE_SECONDS, Teardown, describe_left, find_tree, process
 from anyaccel.model import replace
+from anyaccel.probe import processors
 from anyaccel.vendors import close as close_vendors
+
+from anyaccel_jobs.rank_output import RankOutput
 
 LOOK_SECONDS = 1.0
 FORWARDED = (
@@ -36,7 +32,7 @@ def run_ranks(
     rendezvous: Rendezvous,
     *,
     grace: float = GRACE_SECONDS,
-    limit: TimeLimit | None = None,
+    limit: time_limit.TimeLimit | None = None,
 ) -> int:
     """Run a command once per device, and wait for the ranks. Ranks of a NUMA node divide the node's processors.
 
@@ -75,30 +71,48 @@ def run_ranks(
     parts = divide_processors([device.numa_node for device in allocation.devices], allocation.processors) or [()]
     try:
         for rank in range(count):
-            place = make_rank_variables(rank, count, local=(rank, count)) | rendezvous.variables
-            environment = launch.environment.with_variables(place)
+            variables = make_rank_variables(rank, count, local=(rank, count)) | rendezvous.variables
+            environment = launch.environment.with_variables(variables)
             if parts[rank]:
-                environment = with_allocation(environment, replace(allocation, processors=parts[rank]))
+                environment = environment.with_allocation(replace(allocation, processors=parts[rank]))
             ranks.start(replace(launch, environment=environment), command, rank)
         ranks.output.start()
         status = ranks.wait(signals)
-        return STATUS if ranks.asked and limit is not None and limit.over else status
+        return time_limit.STATUS if ranks.asked and limit is not None and limit.over else status
     finally:
         ranks.kill()
         ranks.output.finish()
 
 
-def make_rank_variables(rank: int, count: int, *, local: tuple[int, int]) -> dict[str, str]:
-    """Return the environment variables with the rank of a process.
+def divide_processors(devices_nodes: Sequence[int | None], among: Collection[int]) -> list[tuple[int, ...]]:
+    """Divide processors among the ranks of a job, by whole cores.
 
     Args:
-        rank: The rank, from 0.
-        count: The number of ranks.
-        local: Rank and number of ranks on this machine.
+        devices_nodes: The NUMA node of each rank's device, in the order of the ranks; None if unknown.
+        among: The processors of the job; empty if the job is not bound.
+
+    Returns:
+        The processors of each rank: its part of its node's processors, or all of them if the node has fewer cores than
+        ranks. An empty tuple for a rank of an unknown node.
     """
-    local_rank, local_count = local
-    place = {"RANK": rank, "LOCAL_RANK": local_rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": local_count}
-    return {name: str(value) for name, value in place.items()}
+    of_node = {node: sorted({*numbers} & {*among}) for node, numbers in processors.by_node().items()}
+    found = []
+    for rank, node in enumerate(devices_nodes):
+        cores = _group_by_core(of_node.get(node, []) if node is not None else [])
+        ranks = [other for other, theirs in enumerate(devices_nodes) if theirs == node]
+        place, count = ranks.index(rank), len(ranks)
+        if len(cores) >= count:  # else a rank would get no core at all
+            cores = cores[place * len(cores) // count : (place + 1) * len(cores) // count]
+        found.append(tuple(sorted(processor for core in cores for processor in core)))
+    return found
+
+
+def _group_by_core(numbers: Sequence[int]) -> list[tuple[int, ...]]:
+    """Group processors by core; a processor without known siblings is a core."""
+    cores: dict[tuple[int, ...], list[int]] = {}
+    for processor in numbers:
+        cores.setdefault(processors.siblings(processor) or (processor,), []).append(processor)
+    return [tuple(core) for core in cores.values()]
 
 
 class _RankGroup:
@@ -109,7 +123,7 @@ class _RankGroup:
         output: Marks the output at a terminal.
     """
 
-    def __init__(self, grace: float, limit: TimeLimit | None) -> None:
+    def __init__(self, grace: float, limit: time_limit.TimeLimit | None) -> None:
         self.asked = False
         self.output = RankOutput()
         self._limit = limit
@@ -165,7 +179,7 @@ class _RankGroup:
                 os.kill(os.getpid(), signal.SIGSTOP)  # the shell waits for this process, not for the ranks
         # Such as processes of another user, or in an uninterruptible sleep.
         for line in describe_left(self._end, "the ranks"):
-            print_line(line)
+            time_limit.print_line(line)
         return self._status
 
     def kill(self) -> None:
@@ -193,7 +207,7 @@ class _RankGroup:
         over = self._limit is not None and self._limit.over
         if over or self._ended_from_outside or (killed and end.si_status in _ENDING):
             return
-        print_line(
+        time_limit.print_line(
             f"rank {rank} {process.describe_end(-end.si_status if killed else end.si_status)}, which ends the job"
         )
 

@@ -1,0 +1,151 @@
+"""Files that say which devices a vendor has changed for a holder, one per device in the state directory.
+
+The lock of the file orders the handovers of the device. An empty file stands for a device in its idle state. Any user
+may write the files, so what they say is shown, and decides on nothing that harms another user.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import stat
+import time
+from collections.abc import Iterable, Iterator
+
+from anyaccel.errors import LedgerBusyError
+from anyaccel.ledger.directory import StateDirectory
+from anyaccel.ledger.names import boot, decode, encode
+from anyaccel.linux.descriptors import lock_owner
+
+PREFIX = "handover."
+LOCK_SECONDS = 60.0
+"""Time for the lock of a device. Another handover takes three deadlines of the hook at most, of 10 s each."""
+_PAUSE_SECONDS = 0.02
+_CONTENT = re.compile(rb"(?P<boot>[0-9a-f]{8}) (?P<lease>[0-9a-f]{12}) (?P<state>given|changing)\n")
+
+
+class HandoverFile:
+    """The open and locked file of a device.
+
+    Attributes:
+        changed: Whether the device may not be in its idle state.
+        given: Whether the last handover to a holder in this boot is complete.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    @property
+    def changed(self) -> bool:
+        """Whether the device may not be in its idle state."""
+        return os.fstat(self._descriptor).st_size > 0
+
+    @property
+    def given(self) -> bool:
+        """Whether the device was changed for a holder in this boot, without an interruption."""
+        return (_parse(os.pread(self._descriptor, 64, 0)) or ("", ""))[1] == "given"
+
+    def write(self, lease: str, state: str) -> None:
+        """Write the identity of a lease, and the state: ``changing`` before, ``given`` after a call of the vendor."""
+        data = f"{boot()} {lease} {state}\n".encode()
+        os.pwrite(self._descriptor, data, 0)
+        os.ftruncate(self._descriptor, len(data))
+
+    def clear(self) -> None:
+        """Write that the device is in its idle state."""
+        os.ftruncate(self._descriptor, 0)
+
+
+@contextlib.contextmanager
+def lock_handovers(state: StateDirectory, devices: Iterable[str]) -> Iterator[dict[str, HandoverFile]]:
+    """Context with the open and locked files of devices, by their names in the ledger.
+
+    Raises:
+        LedgerBusyError: When another process keeps a file locked for ``LOCK_SECONDS``.
+        LedgerError: When a file cannot be opened or written, also by the context.
+    """
+    with state.opened(make=True) as directory, contextlib.ExitStack() as rest:
+        files = {}
+        for device in sorted(devices):  # in the same order in each process: no deadlock
+            descriptor = _open(directory, PREFIX + encode(device), shared=state.shared)
+            rest.callback(os.close, descriptor)
+            _lock(descriptor, device)
+            files[device] = HandoverFile(descriptor)
+        yield files
+
+
+def list_changed(directory: int) -> dict[str, str]:
+    """Return the devices that a vendor has changed in this boot for a holder, with the identity of its lease.
+
+    Args:
+        directory: Descriptor of the state directory.
+    """
+    found = {}
+    for name in os.listdir(directory):
+        if not name.startswith(PREFIX) or (device := decode(name.removeprefix(PREFIX))) is None:
+            continue
+        with contextlib.suppress(OSError):
+            descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+            try:
+                if content := _parse(os.pread(descriptor, 64, 0)):
+                    found[device] = content[0]
+            finally:
+                os.close(descriptor)
+    return found
+
+
+def _parse(data: bytes) -> tuple[str, str] | None:
+    """Return the lease and the state that a file names; None for an idle device, and for a file of an earlier boot."""
+    match = _CONTENT.fullmatch(data)
+    if match is None or match["boot"].decode() != boot():
+        return None
+    return match["lease"].decode(), match["state"].decode()
+
+
+def _open(directory: int, name: str, *, shared: bool) -> int:
+    """Open the file of a device, and make a missing one, writable for every user if the directory is.
+
+    Raises:
+        OSError: When the file cannot be opened, or is no regular file.
+    """
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    while True:
+        try:
+            # Without O_CREAT, with which the kernel refuses other users' files in a sticky directory.
+            descriptor = os.open(name, flags, dir_fd=directory)
+            break
+        except FileNotFoundError:
+            with contextlib.suppress(FileExistsError):
+                descriptor = os.open(name, flags | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=directory)
+                if shared:
+                    os.fchmod(descriptor, 0o666)  # whatever the umask is
+                break
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no regular file", name)
+    return descriptor
+
+
+def _lock(descriptor: int, device: str) -> None:
+    """Lock the file of a device.
+
+    Raises:
+        LedgerBusyError: When another process keeps the lock.
+    """
+    deadline = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                pid = lock_owner(os.fstat(descriptor))
+                raise LedgerBusyError(
+                    f"the handover of {device} has been locked for {LOCK_SECONDS:.3g} s by process {pid or 'unknown'}",
+                    hint="end that process, then try again",
+                ) from None
+            time.sleep(_PAUSE_SECONDS)
+        else:
+            return

@@ -1,0 +1,1 @@
+"""Node agents for Kubernetes: a driver for dynamic resource allocation, and a device plugin."""

@@ -1,0 +1,127 @@
+"""The driver is killed at random moments, while claims come and go and people ask for devices."""
+
+import json
+import os
+import random
+import select
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import anyaccel
+import grpc
+import pytest
+from anyaccel_kubernetes.slices import device_names
+
+KILLS = 1000 if os.environ.get("ANYACCEL_TEST_FULL") else 12
+
+
+class Person(threading.Thread):
+    """Asks for a device over and over, whose pod runs all the time."""
+
+    def __init__(self, inventory, device):
+        super().__init__(daemon=True)
+        self.inventory, self.request = inventory, anyaccel.request_devices([device])
+        self.ended, self.tries, self.got = threading.Event(), 0, 0
+
+    def run(self):
+        while not self.ended.is_set():
+            self.tries += 1
+            self.got += is_free(self.inventory, self.request)
+
+
+def is_free(inventory, request):
+    try:
+        anyaccel.acquire(request, inventory=inventory, wait=0).release()
+    except anyaccel.NotFreeError:
+        return False
+    return True
+
+
+@pytest.fixture
+def agents(node):
+    """Start a driver; the function returns its process id."""
+    script = str(Path(__file__).parent / "nest.py")
+    with (node.root / "nest.log").open("w") as log:
+        nest = subprocess.Popen(
+            [sys.executable, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
+        )
+    arguments = ["kubernetes", "dra", "--machine", node.machine, "--kubelet", str(node.kubelet.root), "--node", "n1",
+                 "--cdi", str(node.cdi), "--server", node.api.url]  # fmt: skip
+
+    def start():
+        nest.stdin.write(json.dumps(arguments) + "\n")
+        nest.stdin.flush()
+        return int(nest.stdout.readline())
+
+    yield start
+    nest.stdin.close()
+    nest.stdout.close()
+    nest.wait(60)
+
+
+def end(pid):
+    """Kill a process, and wait until it has left the kernel."""
+    with open(os.pidfd_open(pid), "rb") as process:
+        signal.pidfd_send_signal(process.fileno(), signal.SIGKILL)
+        select.select([process], [], [], 60)
+
+
+def ask(node, method, name, uid):
+    """Ask the driver to prepare or unprepare; return whether it has."""
+    node.kubelet.endpoint = str(node.kubelet.root / "plugins/anyaccel.dev/dra.sock")
+    try:
+        getattr(node.kubelet, method)(name, uid)
+    except (grpc.RpcError, RuntimeError):
+        return False
+    return True
+
+
+def test_no_device_is_held_twice_and_none_is_lost(node, agents):
+    node.machine = "sim:H100:4"
+    seed = int(os.environ.get("ANYACCEL_TEST_SEED", "7"))
+    chance = random.Random(seed)
+    inventory = anyaccel.detect(node.machine)
+    names = device_names(inventory)
+    requests = [anyaccel.request_devices([device]) for device in inventory.devices]
+    for number, device in enumerate(inventory.devices):
+        node.api.allocate(f"c{number}", f"u-{number}", [names[device.id]], pods=[f"p{number}"])
+        node.api.allocate(f"x{number}", f"x-{number}", [names[device.id]])  # claims that must be refused meanwhile
+    agent = agents()
+    node.wait_for(lambda: ask(node, "prepare", "c0", "u-0"))
+    person = Person(inventory, inventory.devices[0])
+    person.start()
+    prepared = dict.fromkeys(range(1, 4), False)  # None: not known, since the driver was killed meanwhile
+    for _ in range(KILLS):
+        number = chance.randint(1, 3)
+        method = chance.choice(("prepare", "unprepare"))
+        answers = []
+        caller = threading.Thread(
+            target=lambda n=number, m=method, a=answers: a.append(ask(node, m, f"c{n}", f"u-{n}"))
+        )
+        before, prepared[number] = prepared[number], None
+        caller.start()
+        if chance.random() < 0.3:
+            assert not ask(node, "prepare", "x0", "x-0")  # the device of the pod that runs
+        threading.Event().wait(chance.random() * 0.5)  # the moment of the kill
+        end(agent)
+        caller.join()
+        if answers[0]:
+            prepared[number] = method == "prepare"
+        elif before is (method == "prepare"):
+            prepared[number] = before  # it could not change anything
+        for each, known in prepared.items():
+            if known is not None:
+                assert is_free(inventory, requests[each]) is not known, (each, known, seed)
+        agent = agents()
+    person.ended.set()
+    person.join()
+    assert person.got == 0, f"{person.got} of {person.tries}"
+    for number in range(4):
+        node.wait_for(lambda n=number: ask(node, "unprepare", f"c{n}", f"u-{n}"))
+        assert is_free(inventory, requests[number])
+    end(agent)
+    assert node.leases() == {}
+    assert not list(node.cdi.glob("*.json"))

@@ -1,0 +1,118 @@
+"""ResourceSlices of machines, against the rules of the API server."""
+
+import re
+from pathlib import Path
+
+import anyaccel
+import pytest
+import slice_rules
+from anyaccel.plugin import replace
+from anyaccel_kubernetes.slices import Features, Obstacle, device_names, make_slices
+
+RECORDINGS = sorted(Path(__file__).parents[3].glob("plugins/*/recordings/*/machine.json"))
+
+
+def checked(inventory, **options):
+    slices = make_slices(inventory, "n1", **options)
+    for each in slices:
+        slice_rules.check(each)
+    slice_rules.check_pool(slices)
+    return {device["name"]: device for each in slices for device in each["spec"].get("devices", ())}
+
+
+def obstacles(inventory):
+    reasons = ("", "ada: training, 3 h!", "é" * 200, "-" * 70, "a" * 100)
+    return {
+        device.id: Obstacle(kind=kind, reason=reason)
+        for device, reason, kind in zip(
+            inventory.devices, reasons, ("held", "drained", "reserved", "unhealthy", "held"), strict=False
+        )
+    }
+
+
+@pytest.mark.parametrize("vendor", sorted({path.parts[-4] for path in RECORDINGS}))
+def test_recordings_of_a_vendor_are_valid_slices(vendor):
+    found = 0
+    for path in RECORDINGS:
+        if path.parts[-4] != vendor:
+            continue
+        inventory = anyaccel.detect(str(path.parent))
+        for features in (Features(), Features(taints=False, counters=False), Features(shares=True)):
+            devices = checked(inventory, obstacles=obstacles(inventory), features=features)
+            found += len(devices)
+    assert found or vendor
+
+
+@pytest.mark.parametrize("machine", ["sim:H100:128", "sim:TPU-V4:4,H100:2", "sim:none"])
+def test_simulated_machines_are_valid_slices(machine):
+    if machine == "sim:none":
+        inventory = replace(anyaccel.detect("sim:H100:1"), devices=())
+    else:
+        inventory = anyaccel.detect(machine)
+    assert len(checked(inventory)) == len(inventory.devices)
+
+
+def test_standard_attributes_and_ours():
+    inventory = anyaccel.detect("sim:H100:2")
+    device = inventory.devices[0]
+    entry = checked(inventory, roots={device.id: "pci0000:00"})[device_names(inventory)[device.id]]
+    attributes = entry["attributes"]
+    assert attributes["type"] == {"string": "H100"}
+    assert attributes["resource.kubernetes.io/pcieRoot"] == {"string": "pci0000:00"}
+    assert attributes["resource.kubernetes.io/pciBusID"] == {"string": device.pci_bus_id}
+    assert attributes["resource.kubernetes.io/numaNode"] == {"int": device.numa_node}
+    assert entry["capacity"] == {"memory": {"value": str(device.memory_bytes)}}
+
+
+def test_a_device_that_cannot_be_given_out_has_a_taint_or_is_left_out():
+    inventory = anyaccel.detect("sim:H100:2")
+    held = inventory.devices[0]
+    name = device_names(inventory)[held.id]
+    with_reason = {held.id: Obstacle(kind="held", reason="ada: training")}
+    (taint,) = checked(inventory, obstacles=with_reason)[name]["taints"]
+    assert taint == {"key": "anyaccel.dev/held", "value": "ada-training", "effect": "NoSchedule"}
+    assert name not in checked(inventory, obstacles=with_reason, features=Features(taints=False))
+
+
+def test_a_device_and_its_parts_exclude_each_other():
+    inventory = anyaccel.detect("sim:H100:2")
+    whole = inventory.devices[0]
+    parts = tuple(
+        replace(whole, id=f"{whole.id}-part{number}", parent=whole.id, index=number + 2, links={})
+        for number in range(3)
+    )
+    divided = replace(inventory, devices=(*inventory.devices, *parts))
+    names = device_names(divided)
+    devices = checked(divided)
+
+    def consumed(device):
+        (found,) = devices[names[device.id]]["consumesCounters"]
+        return found["counterSet"], int(found["counters"]["parts"]["value"])
+
+    assert consumed(whole) == (names[whole.id], 3)
+    assert {consumed(part) for part in parts} == {(names[whole.id], 1)}
+    assert "consumesCounters" not in devices[names[inventory.devices[1].id]]
+    assert names[whole.id] not in checked(divided, features=Features(counters=False))
+
+
+def test_shares_consume_memory_or_slots():
+    inventory = anyaccel.detect("sim:H100:1")
+    (entry,) = checked(inventory, features=Features(shares=True)).values()
+    assert entry["allowMultipleAllocations"] is True
+    memory = entry["capacity"]["memory"]
+    assert memory["requestPolicy"]["default"] == memory["value"]  # without a capacity a request gets all
+    slotted = replace(
+        inventory, devices=(replace(inventory.devices[0], slots=8, fractional=anyaccel.Fractional.PARTITIONED),)
+    )
+    (entry,) = checked(slotted, features=Features(shares=True)).values()
+    assert entry["capacity"]["slots"]["requestPolicy"] == {"default": "8", "validRange": {"min": "1", "step": "1"}}
+    assert entry["capacity"]["memory"]["requestPolicy"]["default"] == "0"
+
+
+def test_names_are_stable_labels():
+    inventory = anyaccel.detect("sim:H100:8")
+    names = device_names(inventory)
+    assert len(set(names.values())) == 8
+    assert all(re.fullmatch(slice_rules.LABEL, name) for name in names.values())
+    fewer = replace(inventory, devices=inventory.devices[3:])
+    assert device_names(fewer) == {device.id: names[device.id] for device in fewer.devices}

@@ -1,0 +1,274 @@
+"""A vendor changes devices when they are given, and undoes that when they are given back, whatever ends the holder."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+
+import anyaccel as aa
+import pytest
+from anyaccel.errors import PluginError
+from two_plugins import plugin
+from waiting import PATIENCE, until
+
+HOOK = """
+
+import os, signal, time
+from pathlib import Path
+
+ROOT = Path({root!r})
+
+
+@hookimpl
+def anyaccel_handover(devices, ctx, given):
+    for device in devices:
+        state = ROOT / device.id
+        with (ROOT / "log").open("a") as log:
+            print(device.id, "given" if given else "idle", file=log)
+        state.write_text("half")
+        failure = ROOT / ("fail-given" if given else "fail-idle")
+        if failure.exists():
+            if failure.read_text() == "hang":
+                (ROOT / "hangs").touch()
+                signal.pause()
+            raise OSError(failure.read_text())
+        state.write_text("given" if given else "idle")
+"""
+HOLDER = """
+import signal, sys
+import anyaccel as aa
+lease = aa.acquire(sys.argv[1])
+print("held", flush=True)
+signal.pause()
+"""
+
+
+class Machine:
+    """The state of the devices of the vendor with the hook, as its tool would show it."""
+
+    def __init__(self, root):
+        self.root = root
+
+    def state(self, device="a"):
+        path = self.root / device
+        return path.read_text() if path.exists() else ""
+
+    def calls(self):
+        path = self.root / "log"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def fail(self, when, how="the driver refuses"):
+        (self.root / f"fail-{when}").write_text(how)
+
+    def mend(self, when):
+        (self.root / f"fail-{when}").unlink()
+
+    def wait_until_it_hangs(self):
+        until((self.root / "hangs").exists, "the hook to hang")
+
+
+@pytest.fixture
+def machine(install, tmp_path):
+    root = tmp_path / "devices"
+    root.mkdir()
+    install("acme", plugin("acme", 'id="a"', 'id="b"') + HOOK.format(root=str(root)))
+    install("other", plugin("other", 'id="c"'))
+    return Machine(root)
+
+
+def holder(request):
+    """Start a process that acquires devices, and prints a line when it has them."""
+    return subprocess.Popen([sys.executable, "-c", HOLDER, request], stdout=-1, stderr=-1, text=True)
+
+
+def leases():
+    return aa.leases(aa.detect())
+
+
+def command(*words):
+    return subprocess.run(
+        [sys.executable, "-m", "anyaccel", *words], capture_output=True, text=True, check=False, timeout=PATIENCE
+    )
+
+
+# Given and given back
+
+
+def test_devices_are_changed_before_the_holder_has_them_and_back_after_it(machine):
+    with aa.acquire("acme/0"):
+        assert machine.state() == "given"
+    assert machine.state() == "idle"
+    assert machine.calls() == ["a idle", "a given", "a idle"]
+
+
+def test_only_the_devices_of_the_lease_are_changed(machine):
+    with aa.acquire("acme/1 other:1"):
+        assert (machine.state("a"), machine.state("b")) == ("", "given")
+
+
+def test_a_vendor_without_the_hook_is_not_called(machine):
+    with aa.acquire("other:1"):
+        pass
+    assert machine.calls() == []
+
+
+def test_the_first_of_several_holders_gives_and_the_last_takes_back(machine):
+    first, second = aa.acquire("acme/0:0.5"), aa.acquire("acme/0:0.5")
+    assert machine.calls() == ["a idle", "a given"]
+    first.release()
+    assert machine.state() == "given"
+    second.release()
+    assert machine.calls() == ["a idle", "a given", "a idle"]
+
+
+def test_a_lease_inside_a_lease_changes_nothing(machine):
+    with aa.use("acme/0"), aa.acquire("acme:0.5"):
+        assert machine.calls() == ["a idle", "a given"]
+
+
+def test_a_simulated_machine_is_not_changed(machine, install):
+    products = plugin("made", resource="MADE", products=[("Made-One",)])
+    install("made", products + HOOK.format(root=str(machine.root)))
+    with aa.acquire("made:1", machine="sim:Made-One:1"):
+        pass
+    assert machine.calls() == []
+
+
+def test_a_loop_goes_on_while_a_vendor_takes_long(machine):
+    machine.fail("given", "hang")
+
+    async def work():
+        pending = asyncio.create_task(aa.acquire_async("acme/0"))
+        while not (machine.root / "hangs").exists():  # noqa: ASYNC110 - another process makes the file
+            await asyncio.sleep(0.01)
+        pending.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await pending
+
+    asyncio.run(work())
+    assert machine.state() == "idle"
+    assert not leases()
+
+
+def test_a_scheduler_hands_over_what_it_allocates(machine):
+    scheduler = aa.open_scheduler(aa.detect(), shared=True)
+    allocation = scheduler.allocate("acme/0")
+    ticket = scheduler.submit("acme/0")
+    assert machine.state() == "given"
+    scheduler.release(allocation)
+    second = until(lambda: ticket.allocation, "the ticket")
+    assert machine.state() == "given"
+    scheduler.release(second)
+    assert machine.state() == "idle"
+
+
+def test_a_pool_hands_over_before_a_call_and_takes_back_after_it(machine):
+    with aa.Pool() as pool:
+        assert pool.options(needs="acme/0").submit(machine.state).result(timeout=PATIENCE) == "given"
+    until(lambda: machine.state() == "idle", "the device to be idle")
+
+
+# The command line
+
+
+def test_the_command_of_run_finds_its_device_given_and_leaves_it_idle(machine):
+    done = command("run", "acme/0", "--", "cat", str(machine.root / "a"))
+    assert (done.returncode, done.stdout) == (0, "given"), done.stderr
+    until(lambda: machine.state() == "idle", "the device to be idle")
+
+
+def test_after_sigkill_of_the_command_of_run_the_device_is_idle(machine):
+    done = command("run", "acme/0", "--", "sh", "-c", "kill -KILL $$")
+    assert done.returncode in {137, -signal.SIGKILL}
+    until(lambda: machine.state() == "idle", "the device to be idle")
+
+
+# Failures
+
+
+def test_a_vendor_that_fails_to_give_is_named_and_nothing_stays_held(machine):
+    machine.fail("given")
+    with pytest.raises(PluginError, match="the driver refuses") as caught:
+        aa.acquire("acme/0")
+    assert "anyaccel_handover" in str(caught.value)
+    assert machine.state() == "idle"
+    assert not leases()
+    with aa.acquire("other:1"):
+        pass
+
+
+def test_a_vendor_that_fails_in_a_pool_fails_the_call_alone(machine):
+    machine.fail("given")
+    with aa.Pool() as pool:
+        refused = pool.options(needs="acme/0").submit(machine.state)
+        with pytest.raises(PluginError, match="the driver refuses"):
+            refused.result(timeout=PATIENCE)
+        machine.mend("given")
+        assert pool.options(needs="acme/0").submit(machine.state).result(timeout=PATIENCE) == "given"
+
+
+def test_a_vendor_that_hangs_in_a_pool_holds_up_no_other_vendor(machine):
+    machine.fail("given", "hang")
+    with aa.Pool() as pool:
+        hanging = pool.options(needs="acme/0").submit(machine.state)
+        machine.wait_until_it_hangs()
+        assert pool.options(needs="other:1").submit(os.getpid).result(timeout=PATIENCE)
+        assert not hanging.done()
+        with pytest.raises(PluginError, match="did not answer within"):
+            hanging.result(timeout=PATIENCE)
+    until(lambda: machine.state() == "idle", "the device to be idle")
+
+
+def test_a_vendor_that_fails_to_take_back_is_told_and_the_next_holder_tries_again(machine, caplog):
+    with aa.acquire("acme/0") as lease:
+        machine.fail("idle")
+    assert "the driver refuses" in caplog.text
+    assert lease.id in caplog.text
+    told = command("doctor")
+    assert f"acme/a was not put back into its idle state after lease {lease.id}" in " ".join(told.stdout.split())
+    with pytest.raises(PluginError, match="the driver refuses"):
+        aa.acquire("acme/0")
+    machine.mend("idle")
+    with aa.acquire("acme/0"):
+        assert machine.state() == "given"
+    assert machine.state() == "idle"
+    assert "idle state" not in command("doctor").stdout
+
+
+# Signals
+
+
+def test_after_sigkill_of_the_holder_doctor_names_the_device_and_the_next_holder_gets_it_idle_first(machine):
+    with holder("acme/0") as held:
+        assert held.stdout.readline() == "held\n"
+        assert machine.calls() == ["a idle", "a given"]
+        held.kill()
+    until(lambda: not leases(), "the lease to end")
+    assert machine.state() == "given"
+    assert "acme/a was not put back" in " ".join(command("doctor").stdout.split())
+    with aa.acquire("acme/0"):
+        assert machine.calls() == ["a idle", "a given", "a idle", "a given"]
+    assert machine.state() == "idle"
+
+
+def test_after_sigkill_while_a_vendor_gives_the_next_holder_of_a_share_does_it_again(machine):
+    machine.fail("given", "hang")
+    with holder("acme/0:0.5") as held:
+        machine.wait_until_it_hangs()
+        held.kill()
+    machine.mend("given")
+    with aa.acquire("acme/0:0.5"):
+        assert machine.state() == "given"
+    assert machine.state() == "idle"
+
+
+def test_an_interrupt_while_a_vendor_gives_leaves_no_lease_and_the_device_idle(machine):
+    machine.fail("given", "hang")
+    with holder("acme/0") as held:
+        machine.wait_until_it_hangs()
+        held.send_signal(signal.SIGINT)
+        _, printed = held.communicate(timeout=PATIENCE)
+    assert "KeyboardInterrupt" in printed
+    assert machine.state() == "idle"
+    assert not leases()
