@@ -42,6 +42,7 @@ ROOMS = {
     "errors": "",
     "extras": "errors",
     "text": "",
+    "durations": "errors",
     "model": "errors",
     "shell": "model errors",
     "configuration": "model errors",
@@ -53,11 +54,11 @@ ROOMS = {
     "kit": "plugin",
     "ledger": "model errors configuration policy linux",
     "vendors": "model errors hookspecs probe plugin forkserver linux",
-    "inventory": "model errors configuration probe vendors ledger linux",
+    "inventory": "model errors durations configuration probe vendors ledger linux",
     "accelerators": "model errors probe vendors inventory",
-    "scheduler": "model errors inventory policy",
-    "launcher": "model errors configuration policy probe vendors inventory scheduler ledger linux",
-    "pool": "model errors extras policy forkserver probe vendors inventory scheduler ledger launcher linux",
+    "scheduler": "model errors durations inventory policy",
+    "launcher": "model errors durations configuration policy probe vendors inventory scheduler ledger linux",
+    "pool": "model errors durations extras policy forkserver probe vendors inventory scheduler ledger launcher linux",
     "engines": "model errors extras policy probe vendors inventory scheduler ledger launcher pool accelerators",
 }
 """What each room may import, for types too, besides itself, ``text`` and what begins with ``_``; the rest, all."""

@@ -130,7 +130,11 @@ def test_a_vendors_rule_is_quoted(acme, anyaccel):
         (("status", "--nope"), 2, "unrecognized arguments: --nope"),
         (("run", "APU", "--wiat", "9s", "--", "true"), 2, "unrecognized arguments: --wiat 9s; did you mean --wait?"),
         (("select", "APU", "--format", "bus"), 2, "invalid choice: 'bus'"),
-        (("why", "APU", "--probe-timeout", "nan"), 2, "must be seconds, from 0.001 to 3600 (got 'nan')"),
+        (
+            ("why", "APU", "--probe-timeout", "nan"),
+            2,
+            "must be a duration such as 90s, 15m, 2h, 1h30m or 1:30:00 (got 'nan')",
+        ),
         (("why", "APU", "--declare", "APU"), 2, "'APU'"),
         (("why", ""), 2, "a request must name at least one device"),
         (("run", "APU", "--", "no-such-command"), 127, "the command 'no-such-command' was not found"),

@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 
+import anyaccel as anyaccel_library
 import jsonschema
 import pytest
 from anyaccel import hookspecs, plugin
@@ -93,6 +94,7 @@ def test_every_schema_is_described():
         ("doctor",),
         ("check", "gaudi", "--recordings", str(ROOT / "plugins" / "gaudi" / "recordings" / "driver-without-device")),
         ("export", "ray", "--machine", "sim:H100:1"),
+        ("kubernetes", "status", "--machine", "sim:H100:1"),
         ("record", "DIRECTORY"),
         ("queue",),
         ("jobs",),
@@ -145,6 +147,20 @@ def test_documents_about_a_held_device_have_their_published_schema(tmp_path, mon
             assert name != "status" or document["devices"][0]["holders"][0]["note"] == "schema"
     finally:
         validate(json.loads(anyaccel("--json", "release", held["lease"]).stdout), "release")
+
+
+def test_documents_about_a_lease_on_behalf_have_their_published_schema(tmp_path, monkeypatch, anyaccel):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ANYACCEL_MACHINE", "sim:H100:1")
+    monkeypatch.setenv("ANYACCEL_STATE_DIR", str(tmp_path / "state"))
+    lease = anyaccel_library.acquire_on_behalf("GPU:1", "kubernetes/claim/u-1", seconds=600, note="pod default/train")
+    try:
+        for name, *arguments in (["status"], ["why", "GPU:1"], ["queue"], ["doctor"]):
+            validate(json.loads(anyaccel("--json", name, *arguments).stdout), name)
+        (pod,) = json.loads(anyaccel("--json", "kubernetes", "status").stdout)["pods"]
+        assert (pod["pod"], pod["lease"]) == ("pod default/train", lease.id)
+    finally:
+        lease.release()
 
 
 def test_errors_have_their_published_schema(anyaccel):

@@ -137,7 +137,7 @@ def test_acquire_says_until_when_and_is_written_down_once(lines):
         assert record.until - record.since == pytest.approx(3600, abs=10)
     hold.release()
     assert [line["note"] for line in lines(1)] == ["mine"]
-    with pytest.raises(anyaccel.UsageError, match="time must be seconds, more than 0"):
+    with pytest.raises(anyaccel.UsageError, match=r"time must be a number of seconds \(more than 0\)"):
         anyaccel.acquire("APU:1", machine="sim:A1:1", time=0)
 
 

@@ -314,7 +314,7 @@ def test_a_request_that_is_refused_while_others_wait_is_not_in_their_way():
     scheduler = new(1)
     held = scheduler.allocate("declared")
     behind = scheduler.submit("declared")
-    with pytest.raises(aa.UsageError, match="time must be seconds"):
+    with pytest.raises(aa.UsageError, match="time must be a number of seconds"):
         scheduler.submit("declared", time=-1)
     assert scheduler.pending() == (behind,)
     scheduler.release(held)

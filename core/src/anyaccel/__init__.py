@@ -9,6 +9,7 @@ from anyaccel._version import __version__
 
 _HOMES = {
     "anyaccel.cli._notebook": ("load_ipython_extension",),
+    "anyaccel.durations": ("Duration",),
     "anyaccel.errors": (
         "AlreadyLoadedError",
         "AnyaccelError",

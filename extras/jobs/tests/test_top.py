@@ -376,7 +376,7 @@ def test_it_ends_when_its_terminal_has_gone(acme):
     [
         (("top",), "'anyaccel top' needs a terminal"),
         (("top", "--json"), "'anyaccel top' needs a terminal"),
-        (("top", "-w", "0"), "must be seconds, from 0.1 to 3600"),
+        (("top", "-w", "0"), "must be more than 0 and at most 366d (got '0')"),
     ],
 )
 def test_without_a_terminal_it_says_what_does(arguments, told, anyaccel):

@@ -7,7 +7,11 @@ import anyaccel
 import pytest
 import slice_rules
 from anyaccel.plugin import replace
+from anyaccel.vendors.process import known
 from anyaccel_kubernetes.slices import Features, Obstacle, device_names, make_slices
+from export_machines import inventory as machine_of
+from export_machines import machines
+from hypothesis import given, settings
 
 RECORDINGS = sorted(Path(__file__).parents[3].glob("plugins/*/recordings/*/machine.json"))
 
@@ -50,6 +54,21 @@ def test_simulated_machines_are_valid_slices(machine):
     else:
         inventory = anyaccel.detect(machine)
     assert len(checked(inventory)) == len(inventory.devices)
+
+
+def test_products_of_all_vendors_are_valid_slices():
+    products = [product.name for each in known()[0] for product in each.products]
+    assert len(products) > 100
+    for product in products:
+        inventory = anyaccel.detect(f"sim:{product}:1")
+        checked(inventory, features=Features(shares=True))
+
+
+@given(machines())
+@settings(deadline=None)
+def test_odd_machines_are_valid_slices(found):
+    inventory = machine_of(*found)
+    checked(inventory, obstacles=obstacles(inventory), features=Features(shares=True))
 
 
 def test_standard_attributes_and_ours():

@@ -29,11 +29,12 @@ class Model:
 
 
 def main() -> None:
-    with anyaccel.Pool("A1:1", machine="sim:A1:8", max_workers=8, mask="index", enforce="try") as pool:
-        several = pool.options(needs="A1:2", retries=2)
+    limit: anyaccel.Duration = "10m"
+    with anyaccel.Pool("A1:1", machine="sim:A1:8", max_workers=8, timeout="90m", enforce="try") as pool:
+        several = pool.options(needs="A1:2", retries=2, timeout="1:30:00")
         loss: float = several.submit(train, 0.1, steps=3).result()
-        length: int = pool.submit(fetch, "name").result()
-        losses: list[float] = list(pool.map(train, [0.1, 0.2], [1, 2], progress=True))
+        length: int = pool.submit(fetch, "name").result("1h")
+        losses: list[float] = list(pool.map(train, [0.1, 0.2], [1, 2], progress=True, timeout=limit))
         lengths: list[int] = sorted(pool.map_unordered(fetch, ["a", "b"], batch=2))
         words: list[str] = list(pool.stream(tokens, "to be"))
         ranked: list[float] = pool.gang(1, train, 0.1).result()

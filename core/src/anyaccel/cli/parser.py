@@ -326,10 +326,10 @@ def add_common(parser: argparse.ArgumentParser, command: str = DEFAULT) -> None:
     )
     group.add_argument(
         "--probe-timeout",
-        metavar="SECONDS",
+        metavar="DURATION",
         type=seconds(0.001, 3600),
         default=10.0,
-        help="longest detection of a vendor (default: 10)",
+        help="longest detection of a vendor (default: 10s)",
     )
     if command in ABOUT_PLUGINS:
         return

@@ -62,15 +62,12 @@ def end_moment(text: str) -> Callable[[float], float]:
 
 
 def seconds(least: float, most: float) -> Callable[[str], float]:
-    """Return a parser of a number of seconds between two bounds, for options that are older than durations."""
+    """Return a parser of a duration between two bounds, in seconds."""
 
     def kind(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = -1.0
-        if not least <= value <= most:  # nan fails the comparison, and is refused
-            raise _refused(f"must be seconds, from {least:g} to {most:g} (got {text!r:.40})")
+        value = duration(text)
+        if not least <= value <= most:
+            raise _refused(f"must be from {texts.span(least)} to {texts.span(most)} (got {text!r:.40})")
         return value
 
     return kind

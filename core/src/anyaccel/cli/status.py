@@ -34,7 +34,7 @@ EXAMPLES = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    add_looks(parser, nargs="?", const=INTERVAL, help="repeat after this many seconds (default: 2)")
+    add_looks(parser, nargs="?", const=INTERVAL, help="repeat after this time (default: 2s)")
     parser.add_argument(
         "--columns",
         metavar="NAME,...",
@@ -52,7 +52,7 @@ def add_looks(parser: argparse.ArgumentParser, **watch: Any) -> None:
         watch: Further arguments of the declaration of ``--watch``.
     """
     parser.add_argument("--no-stats", action="store_true", help="leave out memory in use, load and temperature")
-    parser.add_argument("-w", "--watch", metavar="SECONDS", type=seconds(0.1, 3600), **watch)
+    parser.add_argument("-w", "--watch", metavar="DURATION", type=seconds(0.1, 3600), **watch)
 
 
 def main(args: argparse.Namespace) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from anyaccel.durations import read_seconds
 from anyaccel.vendors import DEADLINE_SECONDS, begin_for
 
 TYPE_CHECKING = False
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
+    from anyaccel.durations import Duration
     from anyaccel.model import Inventory, Request
     from anyaccel.probe.machine import Machine
 
@@ -19,7 +21,7 @@ def detect(
     machine: str | Machine | None = None,
     *,
     declare: Mapping[str, int] | None = None,
-    timeout: float = DEADLINE_SECONDS,
+    timeout: Duration = DEADLINE_SECONDS,
     environ: Mapping[str, str] | None = None,
     request: Request | None = None,
     everybody: bool = False,
@@ -34,7 +36,7 @@ def detect(
         machine: This host when None (or what ``ANYACCEL_MACHINE`` names), a simulation such as ``sim:H100:8``, or the
             directory of a recording.
         declare: Number of devices by resource name, whatever is found; see :func:`anyaccel.declare`.
-        timeout: Seconds that each vendor may take; all run at once.
+        timeout: Time that each vendor may take; all run at once.
         environ: The environment whose variables count; the environment of this process when None.
         request: The request to be served. Once the vendors that it names have answered, other vendors get less time.
         everybody: Whether to ask vendors that are certainly absent, too.
@@ -50,9 +52,10 @@ def detect(
     """
     environ = os.environ if environ is None else environ
     begin_for(machine if isinstance(machine, str | None) else machine.text, environ)
+    seconds = read_seconds("timeout", timeout)
     from anyaccel.inventory.find import find  # imports while the fork server starts
 
-    return find(machine, declare=declare, timeout=timeout, environ=environ, request=request, everybody=everybody)
+    return find(machine, declare=declare, timeout=seconds, environ=environ, request=request, everybody=everybody)
 
 
 def survey(inventory: Inventory | None, machine: str | Machine | None = None, **where: Any) -> Inventory:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 
+from anyaccel.durations import Duration, read_seconds
 from anyaccel.errors import PluginError
 from anyaccel.model import Inventory, Problem, Stats
 from anyaccel.probe.machine import parse_machine
@@ -12,13 +13,13 @@ from anyaccel.vendors import DEADLINE_SECONDS
 
 
 def stats(
-    inventory: Inventory, *, timeout: float = DEADLINE_SECONDS, environ: Mapping[str, str] | None = None
+    inventory: Inventory, *, timeout: Duration = DEADLINE_SECONDS, environ: Mapping[str, str] | None = None
 ) -> tuple[dict[str, Stats], tuple[Problem, ...]]:
     """Observe the devices of an inventory now, each vendor in a guarded process of its own.
 
     Args:
         inventory: The machine.
-        timeout: Seconds that each vendor may take.
+        timeout: Time that each vendor may take.
         environ: The environment for the plug-ins; the environment of this process when None.
 
     Returns:
@@ -29,6 +30,7 @@ def stats(
         >>> anyaccel.stats(anyaccel.detect("sim:H100:2"))
         ({}, ())
     """
+    seconds = read_seconds("timeout", timeout)
     machine = parse_machine(inventory.machine, environ)
     vendors = {device.vendor for device in inventory.devices if not device.declared}
     if machine.simulated or not vendors:
@@ -40,7 +42,7 @@ def stats(
     for vendor in sorted(vendors):
         with suppress(PluginError):  # it is not installed
             sources.append(vendor_process(vendor).source)
-    answers, _ = ask("stats", machine, timeout=timeout, environ=environ, sources=sources, devices=devices)
+    answers, _ = ask("stats", machine, timeout=seconds, environ=environ, sources=sources, devices=devices)
     observed: dict[str, Stats] = {}
     problems = []
     for source, outcome in answers.values():

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from threading import Event, Thread
 from time import monotonic
 
-from anyaccel.errors import UsageError
+from anyaccel.durations import Duration, read_seconds
 from anyaccel.inventory.detect import detect
 from anyaccel.model import Device, Inventory, Value, VendorReport, VendorState, replace
 from anyaccel.vendors import DEADLINE_SECONDS
@@ -176,9 +176,9 @@ def watch(
     machine: str | Machine | None = None,
     *,
     since: Inventory | None = None,
-    every: float = EVERY_SECONDS,
+    every: Duration = EVERY_SECONDS,
     declare: Mapping[str, int] | None = None,
-    timeout: float = DEADLINE_SECONDS,
+    timeout: Duration = DEADLINE_SECONDS,
     environ: Mapping[str, str] | None = None,
 ) -> Watch:
     """Watch the accelerators of a machine for changes.
@@ -186,9 +186,9 @@ def watch(
     Args:
         machine: The machine, as for :func:`anyaccel.detect`.
         since: The inventory to compare with; the first detection when None.
-        every: Seconds between two detections.
+        every: Time between two detections.
         declare: Number of devices by resource name; see :func:`anyaccel.detect`.
-        timeout: Seconds that each vendor may take.
+        timeout: Time that each vendor may take.
         environ: The environment whose variables count; that of this process when None.
 
     Returns:
@@ -196,18 +196,17 @@ def watch(
         The iteration raises the errors of detection.
 
     Raises:
-        UsageError: When ``every`` is not a positive number.
+        UsageError: When ``every`` or ``timeout`` is not a duration.
 
     Examples:
         >>> change = next(iter(anyaccel.watch("sim:H100:2", since=anyaccel.detect("sim:H100:1"))))
         >>> len(change.added), len(change.lost)
         (1, 0)
     """
-    given: object = every  # what callers without a type checker may pass
-    if not isinstance(given, int | float) or not given > 0:
-        raise UsageError(f"every must be seconds, more than 0 (got {every!r:.60})")
+    pause = read_seconds("every", every, positive=True)
+    deadline = read_seconds("timeout", timeout)
 
     def look() -> Inventory:
-        return detect(machine, declare=declare, timeout=timeout, environ=environ)
+        return detect(machine, declare=declare, timeout=deadline, environ=environ)
 
-    return Watch(look, since, every)
+    return Watch(look, since, pause)

@@ -18,7 +18,7 @@ from anyaccel.scheduler.choice import share
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Unpack
+    from typing import Any, Unpack
 
     from anyaccel.ledger import Lease
 
@@ -121,7 +121,8 @@ def acquire_on_behalf(
     options.setdefault("wait", 0)
     given = options.get("environ")
     environ = os.environ if given is None else given
-    where = {name: options[name] for name in ("machine", "declare", "timeout") if name in options}  # type: ignore[literal-required]
+    names = "machine", "declare", "timeout"
+    where: dict[str, Any] = {name: value for name, value in options.items() if name in names}
     inventory = survey(options.get("inventory"), environ=environ, **where)
     for lease in find_on_behalf(inventory, environ):
         if lease.key == key:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from anyaccel.durations import read_seconds
 from anyaccel.errors import UsageError
 from anyaccel.launcher.environment import print_error
 from anyaccel.launcher.hold import DeviceLease, take
@@ -87,7 +88,7 @@ def run(request: str | Sequence[str], command: Sequence[str] | str, **options: U
         >>> done.returncode, done.stdout.split()
         (0, [b'H100'])
     """
-    from anyaccel.launcher.options import RunOptions, TakeOptions, check_options, read_seconds
+    from anyaccel.launcher.options import RunOptions, TakeOptions, check_options
 
     given: dict[str, Any] = {**options}
     program = _check_command(command, given)
@@ -95,8 +96,6 @@ def run(request: str | Sequence[str], command: Sequence[str] | str, **options: U
     for name in given.keys() & {"time", "timeout"}:
         given[name] = read_seconds(name, given[name])
     grace = read_seconds("grace", given.pop("grace", GRACE_SECONDS))
-    if not (isinstance(grace, (int, float)) and grace >= 0):
-        raise UsageError(f"grace must be a number of seconds, 0 or more (got {grace!r:.60})")
     early = check_early(given.pop("signal", None), given.get("time"))
     terms: dict[str, Any] = {"bind": None}  # whole devices are bound by default: the command is started by us
     terms |= {name: given.pop(name) for name in TakeOptions.__annotations__ if name in given}

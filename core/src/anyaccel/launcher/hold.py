@@ -8,12 +8,13 @@ from time import monotonic
 from types import TracebackType
 from typing import TypeVar
 
+from anyaccel.durations import read_seconds
 from anyaccel.errors import DeadlockError, DevicesBusyError, LimitError, NeverFitsError, NotFreeError, UsageError
 from anyaccel.inventory.detect import survey
 from anyaccel.launcher.choosing import local_scheduler, make_choice
 from anyaccel.launcher.handover import plan_handover
 from anyaccel.launcher.launch import Launch, check_start, plan_launch
-from anyaccel.launcher.options import AcquireOptions, check_options, read_seconds
+from anyaccel.launcher.options import AcquireOptions, check_options
 from anyaccel.launcher.scope import Scope
 from anyaccel.launcher.usage import OpenLease
 from anyaccel.launcher.verdicts import judge, make_limit_error
@@ -301,9 +302,9 @@ class LeaseRequest:
         environ = options.get("environ")
         self.environ = os.environ if environ is None else environ
         self._confined = check_start(options) or options.get("confined", False)
-        time, self._note = read_seconds("time", options.get("time")), options.get("note", "")
-        if time is not None and not 0 < time < float("inf"):
-            raise UsageError(f"time must be seconds, more than 0, or None (got {time!r})")
+        time, self._note = read_seconds("time", options.get("time"), positive=True), options.get("note", "")
+        if time == float("inf"):
+            raise UsageError("time must be finite (got inf)", hint="leave it out for no limit")
         names = "machine", "declare", "timeout"
         where: dict[str, Any] = {name: value for name, value in options.items() if name in names}
         self.inventory = survey(options.get("inventory"), environ=self.environ, request=self.request, **where)

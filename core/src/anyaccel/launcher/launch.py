@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
+from anyaccel.durations import Duration
 from anyaccel.inventory.detect import survey
 from anyaccel.launcher.caps import FRACTION_VARIABLE
 from anyaccel.launcher.choosing import local_scheduler
@@ -221,7 +222,7 @@ def prepare(
     machine: str | Machine | None = None,
     declare: Mapping[str, int] | None = None,
     environ: Mapping[str, str] | None = None,
-    timeout: float = DEADLINE_SECONDS,
+    timeout: Duration = DEADLINE_SECONDS,
     **options: Unpack[StartOptions],
 ) -> Launch:
     """Choose devices for a request, and make the start plan of the worker.
@@ -233,7 +234,7 @@ def prepare(
         inventory: The machine's inventory; detected if None, by means of the next three.
         machine: The machine; see :func:`anyaccel.detect`.
         declare: Devices to count by resource name; see :func:`anyaccel.declare`.
-        timeout: Seconds that each vendor's detection may take.
+        timeout: Time that each vendor's detection may take.
         environ: The environment to start from; that of this process if None.
         options: Options of the start. ``unallocated``: whether vendors outside the request are hidden (``"hide"``), or
             keep the variables of the environment (``"inherit"``). ``mask``: whether masks name devices by stable

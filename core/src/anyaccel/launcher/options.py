@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TypedDict
 
 from anyaccel.errors import UnknownOptionError, UsageError
-from anyaccel.text import duration, shown
+from anyaccel.text import shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
     from typing import IO, Any, Literal
 
+    from anyaccel.durations import Duration
     from anyaccel.launcher.bind import Bind
     from anyaccel.launcher.sandbox import Enforce
     from anyaccel.ledger import OnWait
@@ -55,11 +56,11 @@ class TakeOptions(StartOptions, total=False):
     machine: str | Machine | None
     declare: Mapping[str, int] | None
     environ: Mapping[str, str] | None
-    wait: float | str | None
+    wait: Duration | None
     priority: int
     note: str
     avoid_busy: bool
-    time: float | str | None
+    time: Duration | None
     on_wait: OnWait | None
 
 
@@ -67,18 +68,18 @@ class AcquireOptions(TakeOptions, total=False):
     """Options of :func:`anyaccel.acquire`."""
 
     inventory: Inventory | None
-    timeout: float
+    timeout: Duration
     confined: bool
 
 
 class RunOptions(TakeOptions, total=False):
     """Options of :func:`anyaccel.run`, with the time limit and the options of :func:`subprocess.run`."""
 
-    grace: float | str
+    grace: Duration
     signal: str | None
     input: Any
     capture_output: bool
-    timeout: float | str | None
+    timeout: Duration | None
     check: bool
     bufsize: int
     executable: str | bytes | os.PathLike[Any] | None
@@ -135,24 +136,6 @@ def check_options(function: str, given: Mapping[str, object], *known: Iterable[s
         from anyaccel.launcher.limits import parse_memory
 
         parse_memory(memory)
-
-
-def read_seconds(name: str, value: float | str | None) -> float | None:
-    """Return an option's value in seconds, given a number or a text such as ``"1h30m"``; a number is not checked.
-
-    Args:
-        name: Name of the option, for the message.
-        value: The value; None stays None.
-
-    Raises:
-        UsageError: If the text is no duration.
-    """
-    if not isinstance(value, str):
-        return value
-    try:
-        return duration(value)
-    except ValueError as error:
-        raise UsageError(f"{name} {error}") from None
 
 
 def _join(values: tuple[object, ...]) -> str:

@@ -131,7 +131,7 @@ def use(request: str | Sequence[str] | Request, **options: Unpack[AcquireOptions
         inventory: The machine's inventory; detected if None, by means of the next three.
         machine: The machine; see :func:`anyaccel.detect`.
         declare: Devices to count by resource name; see :func:`anyaccel.declare`.
-        timeout: Seconds that each vendor's detection may take.
+        timeout: Time that each vendor's detection may take.
         options: ``wait``, ``priority``, ``note``, ``avoid_busy``, ``on_wait``, ``unallocated``, ``mask``, ``time``,
             ``cap`` and ``bind`` as for :func:`anyaccel.acquire`. ``bind`` binds the calling thread, and the threads and
             processes that it starts later.

@@ -6,11 +6,11 @@ import contextlib
 import os
 from collections.abc import Mapping, Sequence
 
+from anyaccel.durations import Duration, read_seconds
 from anyaccel.errors import AnyaccelError, LimitError, NeverFitsError
 from anyaccel.inventory.detect import survey
 from anyaccel.launcher.choosing import local_scheduler, make_choice
 from anyaccel.launcher.environment import worker_environment
-from anyaccel.launcher.options import read_seconds
 from anyaccel.launcher.scope import Scope
 from anyaccel.launcher.waits import describe_holder
 from anyaccel.ledger import LeaseRecord, Ledger, Want
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def why(
     request: str | Sequence[str] | Request,
     *,
-    time: float | str | None = None,
+    time: Duration | None = None,
     priority: int = 0,
     inventory: Inventory | None = None,
     environ: Mapping[str, str] | None = None,
@@ -65,7 +65,7 @@ def why(
     environ = os.environ if environ is None else environ
     inventory = survey(inventory, environ=environ, **where)
     request, ledger = parse_request(request), Ledger.open(environ)
-    seconds = read_seconds("time", time)
+    seconds = read_seconds("time", time, positive=True)
     verdict = judge(inventory, request, ledger, environ, time=seconds, priority=priority)
     return replace(verdict, gaps=_find_gaps(request, inventory, environ)) if verdict.ever_fits else verdict
 

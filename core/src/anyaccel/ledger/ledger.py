@@ -20,7 +20,7 @@ from anyaccel.ledger.listing import Listing, find_states, read
 from anyaccel.ledger.lockfile import Life
 from anyaccel.ledger.names import MAX_PRIORITY, LeaseName
 from anyaccel.ledger.record import LeaseRecord, TicketRecord, list_leases
-from anyaccel.ledger.turns import current_policy, find_ended, list_holdings, own_user, policy_for_display
+from anyaccel.ledger.turns import current_policy, find_ended, list_holdings, own_user, policy_for_display, with_past
 from anyaccel.linux import mark as marks
 from anyaccel.linux import process
 from anyaccel.linux.descriptors import open_files
@@ -341,7 +341,7 @@ class Ledger:
         Raises:
             LedgerError: When the ledger cannot be read.
         """
-        policy = policy_for_display(self._state)
+        policy = with_past(policy_for_display(self._state))
         if policy.half_life is None:
             return None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
+from anyaccel.durations import Duration
 from anyaccel.errors import BrokenWorkerError, WorkerError
 from anyaccel.pool.actor import Actor, ActorState, Callee, Method, get_method_name
 from anyaccel.pool.call import AwaitableFuture, Call, Options
@@ -194,7 +195,7 @@ class Actors(Actor[T]):
         method: Method,
         /,
         *iterables: Iterable[Any],
-        timeout: float | None = None,
+        timeout: Duration | None = None,
         batch: int | None = None,
         progress: bool | ProgressCallback = False,
     ) -> Results[Any]:
@@ -205,7 +206,7 @@ class Actors(Actor[T]):
         Args:
             method: The method as an attribute of its class, for type checkers, or its name; see :meth:`call`.
             iterables: Its arguments, one from each; the shortest decides.
-            timeout: Seconds until all results must be there.
+            timeout: Time until all results must be there.
             batch: Number of calls that travel in one message; None for 1.
             progress: As for :meth:`anyaccel.Pool.map`.
 
@@ -238,7 +239,7 @@ class Actors(Actor[T]):
         method: Method,
         /,
         *iterables: Iterable[Any],
-        timeout: float | None = None,
+        timeout: Duration | None = None,
         batch: int | None = None,
         progress: bool | ProgressCallback = False,
     ) -> Results[Any]:
@@ -249,7 +250,7 @@ class Actors(Actor[T]):
         self,
         method: Method,
         iterables: tuple[Iterable[Any], ...],
-        timeout: float | None,
+        timeout: Duration | None,
         batch: int | None,
         progress: bool | ProgressCallback,
         *,

@@ -12,8 +12,10 @@ from concurrent.futures import BrokenExecutor, Future, InvalidStateError
 from concurrent.futures._base import CANCELLED, PENDING
 from functools import partial
 from itertools import count
+from math import inf
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from anyaccel.durations import Duration, read_seconds
 from anyaccel.errors import RemoteError, UsageError, WorkerError
 from anyaccel.linux.fork import tidy_in_child
 from anyaccel.model import Allocation, Request, Value
@@ -194,28 +196,28 @@ class CallFuture(AwaitableFuture[T]):
             if self._state == CANCELLED:
                 reactor().call_soon(partial(_on_cancelled, call))
 
-    def result(self, timeout: float | None = None) -> T:
+    def result(self, timeout: Duration | None = None) -> T:
         """Wait for the call, and return the result.
 
         Raises:
-            TimeoutError: When that takes longer than ``timeout`` seconds; the call goes on.
+            TimeoutError: When that takes longer than ``timeout``; the call goes on.
             CancelledError: When it was cancelled.
             RuntimeError: When this process is a fork of the one that made the call.
             Exception: The exception of the call, or the reason why it was not run to its end.
         """
         return super().result(self._wait(timeout))
 
-    def exception(self, timeout: float | None = None) -> BaseException | None:
+    def exception(self, timeout: Duration | None = None) -> BaseException | None:
         """Wait for the call; return the exception, or the reason for a missing answer, or None after a result.
 
         Raises:
-            TimeoutError: When that takes longer than ``timeout`` seconds; the call goes on.
+            TimeoutError: When that takes longer than ``timeout``; the call goes on.
             CancelledError: When it was cancelled.
             RuntimeError: When this process is a fork of the one that made the call.
         """
         return super().exception(self._wait(timeout))
 
-    def _wait(self, timeout: float | None) -> float | None:
+    def _wait(self, timeout: Duration | None) -> float | None:
         """Wait at most so many seconds for the end of the call.
 
         Returns:
@@ -224,6 +226,7 @@ class CallFuture(AwaitableFuture[T]):
         Raises:
             RuntimeError: When this process is a fork of the one that made the call.
         """
+        timeout = read_seconds("timeout", timeout, least=-inf)
         call = self._call
         if call is not None and call.foreign:
             raise RuntimeError(f"the answer to {call.name} goes to the process that this one was forked from")

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mappin
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypedDict, TypeVar, TypeVarTuple, overload
 
+from anyaccel.durations import Duration, read_seconds
 from anyaccel.errors import UsageError
 from anyaccel.launcher.options import StartOptions, check_options
 from anyaccel.linux.fork import tidy_in_child
@@ -56,7 +57,7 @@ class Submitter(Executor):
 
         Args:
             needs: The devices that a call holds while it runs; None for the CPU alone.
-            timeout: Seconds that a call may run; None for no limit.
+            timeout: Time that a call may run; None for no limit.
             max_calls: Calls after which the process is replaced, 0 for never; None for 1 with devices and 0 without.
             retries: Number of times that a call is run again when its worker or its machine has died.
             max_concurrency: Number of methods of one actor that may run at the same time, in threads of its process;
@@ -132,7 +133,7 @@ class Submitter(Executor):
         fn: Callable[..., Any],
         /,
         *iterables: Iterable[Any],
-        timeout: float | None = None,
+        timeout: Duration | None = None,
         chunksize: int | None = None,
         batch: int | None = None,
         progress: bool | ProgressCallback = False,
@@ -145,7 +146,7 @@ class Submitter(Executor):
         Args:
             fn: The function.
             iterables: Its arguments, one from each.
-            timeout: Seconds until all results must be there.
+            timeout: Time until all results must be there.
             chunksize: The name of ``batch`` in ``concurrent.futures``; the larger one counts.
             batch: Number of calls that travel in one message. None chooses it by the duration of the calls if processes
                 are used for any number of calls and there are no ``timeout``, ``retries`` and ``logs``; else it is 1.
@@ -194,7 +195,7 @@ class Submitter(Executor):
         fn: Callable[..., Any],
         /,
         *iterables: Iterable[Any],
-        timeout: float | None = None,
+        timeout: Duration | None = None,
         batch: int | None = None,
         progress: bool | ProgressCallback = False,
     ) -> Results[Any]:
@@ -224,7 +225,7 @@ class Submitter(Executor):
         self,
         fn: Callable[..., Any],
         arguments: Iterable[tuple[Any, ...]],
-        timeout: float | None,
+        timeout: Duration | None,
         batch: int | None,
         progress: bool | ProgressCallback,
         *,
@@ -235,7 +236,7 @@ class Submitter(Executor):
         Args:
             fn: The function.
             arguments: Arguments of the calls; all are taken at once.
-            timeout: Seconds until all results must be there, or None.
+            timeout: Time until all results must be there, or None.
             batch: Calls of a batch. None chooses by their durations, or 1 if an option or a log is for each call, or
                 the engine has no prefetch limit.
             progress: As for :meth:`map`.
@@ -371,7 +372,7 @@ class CallOptions(TypedDict, total=False):
     """The options of the calls of a pool; see :meth:`Pool.options`."""
 
     needs: RequestLike | None
-    timeout: float | None
+    timeout: Duration | None
     max_calls: int | None
     retries: int
     max_concurrency: int
@@ -388,7 +389,7 @@ def make_options(
     needs: RequestLike | None = None,
     *,
     max_calls: int | None = None,
-    timeout: float | None = None,
+    timeout: Duration | None = None,
     retries: int = 0,
     max_concurrency: int = 1,
     ahead: int = AHEAD,
@@ -405,20 +406,14 @@ def make_options(
         max_calls = 0 if request is None else 1
     check_whole(0, max_calls=max_calls, retries=retries)
     check_whole(1, max_concurrency=max_concurrency, ahead=ahead)
-    check_timeout(timeout)
     return Options.make(
-        needs=request, max_calls=max_calls, timeout=timeout, retries=retries, concurrency=max_concurrency, ahead=ahead
+        needs=request,
+        max_calls=max_calls,
+        timeout=read_seconds("timeout", timeout, positive=True),
+        retries=retries,
+        concurrency=max_concurrency,
+        ahead=ahead,
     )
-
-
-def check_timeout(timeout: object) -> None:
-    """Check the time limit of calls.
-
-    Raises:
-        UsageError: When it is neither None nor a positive number.
-    """
-    if timeout is not None and not (isinstance(timeout, (int, float)) and timeout > 0):
-        raise UsageError(f"timeout must be a positive number of seconds, or None for no limit (got {timeout!r:.60})")
 
 
 def check_gang(hosts: object, options: Options) -> None:
@@ -444,17 +439,6 @@ def _read_signal(signal: str | None, timeout: float | None) -> EarlySignal | Non
 
     # Without a timeout of the pool, any time is permitted: options() may set a timeout.
     return check_early(signal, float("inf") if timeout is None else timeout)
-
-
-def check_seconds(**seconds: object) -> None:
-    """Check durations.
-
-    Raises:
-        UsageError: When one is no number of 0 or more; the message names the argument.
-    """
-    for name, value in seconds.items():
-        if not (isinstance(value, (int, float)) and value >= 0):
-            raise UsageError(f"{name} must be a number of seconds, 0 or more (got {value!r:.60})")
 
 
 CONFINING = ("anyaccel.launcher.sandbox", "anyaccel.linux.landlock", "anyaccel.launcher.reach")
@@ -483,13 +467,13 @@ class Pool(Submitter):
         initargs: Arguments of the initializer.
         warmup: Called without arguments in each worker with devices, after the initializer and before its first call.
             When it raises, the pool is broken, and the error names the device.
-        timeout: Seconds that a call may run; None for no limit. Waiting for devices does not count.
+        timeout: Time that a call may run; None for no limit. Waiting for devices does not count.
         retries: Number of times that a call is run again when its worker or its machine has died. A call that raises,
             exceeds its timeout or is cancelled is not run again.
-        grace: Seconds between SIGTERM and SIGKILL.
+        grace: Time between SIGTERM and SIGKILL.
         signal: A signal before the end of a call's ``timeout``, such as ``"USR1@60s"``: 60 seconds before, to each
             process of its worker that catches it. A call with a ``timeout`` of 60 seconds or less gets none.
-        idle: Seconds after which an idle process releases its devices.
+        idle: Time after which an idle process releases its devices.
         logs: Directory with a file for the output of each call; None for the output of this process.
         sandbox: Called in each worker before any of your code, to confine the process further. When it raises, none of
             your code runs.
@@ -542,11 +526,11 @@ class Pool(Submitter):
         initializer: Callable[..., Any] | None = None,
         initargs: tuple[Any, ...] = (),
         warmup: Callable[[], object] | None = None,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
         retries: int = 0,
-        grace: float = 10.0,
+        grace: Duration = 10.0,
         signal: str | None = None,
-        idle: float = 10.0,
+        idle: Duration = 10.0,
         logs: str | os.PathLike[str] | None = None,
         sandbox: Callable[[], None] | None = None,
         results: Literal["plain", "pickle"] | None = None,
@@ -563,7 +547,6 @@ class Pool(Submitter):
                 raise TypeError(f"{name} must be a callable (got {call!r:.60})")
         if results not in ("plain", "pickle", None):
             raise UsageError(f"results must be 'plain', 'pickle' or None (got {results!r:.60})")
-        check_seconds(grace=grace, idle=idle)
         options = make_options(needs, max_calls=max_calls, timeout=timeout, retries=retries)
         settings = PoolSettings(
             preparation=Preparation(
@@ -575,9 +558,9 @@ class Pool(Submitter):
             ),
             preload=((preload,) if isinstance(preload, str) else tuple(preload)) + (CONFINING if enforce else ()),
             max_workers=max_workers,
-            grace=grace,
-            early=_read_signal(signal, timeout),
-            idle=idle,
+            grace=read_seconds("grace", grace),
+            early=_read_signal(signal, options.timeout),
+            idle=read_seconds("idle", idle),
             logs=None if logs is None else Logs(os.fspath(logs)),
             shared=shared,
             machine=machine,

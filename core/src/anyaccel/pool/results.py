@@ -9,8 +9,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from functools import partial
+from math import inf
 from typing import Any, Self, TypedDict, TypeVar
 
+from anyaccel.durations import Duration, read_seconds
 from anyaccel.pool.call import AwaitableFuture, CallFuture, is_whole, read_exception
 from anyaccel.pool.channel import Message, MessageKind
 from anyaccel.pool.progress import ProgressCallback, ProgressCounter, find_display
@@ -26,7 +28,7 @@ BATCH_SECONDS = 0.005
 class UnorderedOptions(TypedDict, total=False):
     """The options of :meth:`anyaccel.Pool.map_unordered`, and of :meth:`anyaccel.Actors.map`."""
 
-    timeout: float | None
+    timeout: Duration | None
     batch: int | None
     progress: bool | ProgressCallback
 
@@ -39,13 +41,14 @@ class Results(Iterator[T]):
     are left are cancelled, also those that run.
 
     Args:
-        timeout: Seconds until all results must be there, or None.
+        timeout: Time until all results must be there, or None.
     """
 
-    def __init__(self, timeout: float | None = None) -> None:
+    def __init__(self, timeout: Duration | None = None) -> None:
         self._futures: deque[AwaitableFuture[Any]] = deque()
         self._values: deque[T] = deque()
-        self._end = None if timeout is None else time.monotonic() + timeout
+        seconds = read_seconds("timeout", timeout, least=-inf)
+        self._end = None if seconds is None else time.monotonic() + seconds
         self._failure: BaseException | None = None
         self._abandoned: weakref.finalize[..., Any] | None = None
 
@@ -258,11 +261,11 @@ class MapResults(Results[T]):
 
     Args:
         batches: The calls.
-        timeout: Seconds until all results must be there, or None.
+        timeout: Time until all results must be there, or None.
         plain: Whether exceptions are read as plain data.
     """
 
-    def __init__(self, batches: Batches, timeout: float | None, *, plain: bool) -> None:
+    def __init__(self, batches: Batches, timeout: Duration | None, *, plain: bool) -> None:
         super().__init__(timeout)
         self._futures = batches.futures
         self._batches = batches

@@ -8,6 +8,7 @@ from math import inf
 from threading import Lock
 from time import monotonic
 
+from anyaccel.durations import Duration, read_seconds
 from anyaccel.errors import NeverFitsError, NotFreeError, UsageError
 from anyaccel.model import UNITS_PER_DEVICE, Allocation, Extent, Gang, Inventory, Request, replace
 from anyaccel.policy import PLAIN, Holding, Policy, Usage, Waiting
@@ -16,8 +17,7 @@ from anyaccel.scheduler.grammar import parse_request
 from anyaccel.scheduler.names import LazyNames
 from anyaccel.scheduler.placement import Validate
 from anyaccel.scheduler.plan import Arrangement, RequestPlan
-from anyaccel.scheduler.queue import Queue
-from anyaccel.scheduler.ticket import Ticket, notify, settled
+from anyaccel.scheduler.ticket import Queue, Ticket, notify, settled
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Allocator:
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._validate = validate
-        self._known = LazyNames(known)
+        self._known = LazyNames(known)  # one object for all machines: reading the plug-ins' catalogs takes long
         self._lock = Lock()
         self._books: dict[str, Books] = {}
         self._held: dict[str, Allocation] = {}
@@ -81,7 +81,7 @@ class Allocator:
         hosts: int = 1,
         priority: int = 0,
         note: str = "",
-        time: float | None = None,
+        time: Duration | None = None,
         user: int | None = None,
     ) -> Allocation:
         """Give devices to a request at once.
@@ -95,7 +95,7 @@ class Allocator:
             hosts: Number of machines: each of a gang's gets the whole request, or none gets anything.
             priority: The higher, the earlier.
             note: Owner of the allocation, for other users' messages.
-            time: Time limit in seconds, if the scheduler has a policy; None for no limit.
+            time: Time limit, if the scheduler has a policy; None for no limit.
             user: Number of the user for limits and fair shares.
 
         Returns:
@@ -109,10 +109,11 @@ class Allocator:
             NeverFitsError: When the request can never be served; carries the verdict.
             NotFreeError: When the request cannot be served now; carries the verdict.
         """
+        seconds = read_seconds("time", time, positive=True)
         plan = self._resolve(request, hosts)
         with self._lock:
             plan = self._current(plan)  # a machine may have changed since
-            waiting = self._waiting(plan, _LAST, priority, time, user)
+            waiting = self._waiting(plan, _LAST, priority, seconds, user)
             allocation = self._try(waiting, plan, note)
             if allocation is None:
                 verdict = self._judge(plan, waiting)
@@ -130,7 +131,7 @@ class Allocator:
         hosts: int = 1,
         priority: int = 0,
         note: str = "",
-        time: float | None = None,
+        time: Duration | None = None,
         user: int | None = None,
         infeasible: Literal["raise", "pend"] = "raise",
         on_placed: Callable[[Ticket], None] | None = None,
@@ -145,7 +146,7 @@ class Allocator:
             hosts: As for :meth:`allocate`, like the next.
             priority: The higher, the earlier.
             note: Owner of the allocation, for other users' messages.
-            time: Time limit in seconds.
+            time: Time limit.
             user: Number of the user for limits and fair shares.
             infeasible: Treatment of a request that can never fit: an error, or a ticket that blocks no other request
                 and counts as demand.
@@ -160,16 +161,18 @@ class Allocator:
             RequestError, UnknownNameError, UsageError: As for :meth:`allocate`.
             NeverFitsError: When the request can never be served and ``infeasible`` is ``raise``.
         """
+        seconds = read_seconds("time", time, positive=True)
         plan = self._resolve(request, hosts)
         with self._lock:
             plan = self._current(plan)
             never = not (plan.ever_fits or plan.request.else_cpu)
             verdict = None
             if never and infeasible == "raise":
-                verdict = self._judge(plan, self._waiting(plan, _LAST, priority, time, user))
+                # Raised without the lock, since the caller's handling of the error may use this scheduler.
+                verdict = self._judge(plan, self._waiting(plan, _LAST, priority, seconds, user))
             else:
                 number = next(self._numbers)
-                waiting = self._waiting(plan, number, priority, time, user)
+                waiting = self._waiting(plan, number, priority, seconds, user)
                 ticket = Ticket(
                     plan,
                     waiting=waiting,
@@ -195,11 +198,11 @@ class Allocator:
         self,
         request: RequestLike,
         *,
-        timeout: float | None = None,  # noqa: ASYNC109 -- as of asyncio.wait_for; nothing is left waiting when it ends
+        timeout: Duration | None = None,  # noqa: ASYNC109 -- as of asyncio.wait_for; nothing is left waiting when it ends
         hosts: int = 1,
         priority: int = 0,
         note: str = "",
-        time: float | None = None,
+        time: Duration | None = None,
         user: int | None = None,
     ) -> Allocation:
         """Wait on an asyncio loop until the request is served. Any thread may make the room.
@@ -208,11 +211,11 @@ class Allocator:
 
         Args:
             request: The request.
-            timeout: Seconds to wait at most; no wait for 0 or less; None for no limit.
+            timeout: Time to wait at most; no wait for 0 or less; None for no limit.
             hosts: As for :meth:`allocate`, like the next.
             priority: The higher, the earlier.
             note: Owner of the allocation, for other users' messages.
-            time: Time limit in seconds.
+            time: Time limit.
             user: Number of the user for limits and fair shares.
 
         Returns:
@@ -220,14 +223,12 @@ class Allocator:
 
         Raises:
             RequestError, UnknownNameError, NeverFitsError: As for :meth:`submit`.
-            UsageError: Likewise; and when ``timeout`` is not a number.
+            UsageError: Likewise; and when ``timeout`` is not a duration.
             NotFreeError: When the time is over; carries the verdict.
         """
-        given: object = timeout  # callers without a type checker may pass any value
-        if given is not None and not (isinstance(given, int | float) and given >= -inf):
-            raise UsageError(f"timeout must be seconds, or None (got {timeout!r:.60})")
+        seconds = read_seconds("timeout", timeout, least=-inf)
         ticket = self.submit(request, hosts=hosts, priority=priority, note=note, time=time, user=user)
-        return await settled(ticket, self.release, timeout)
+        return await settled(ticket, self.release, seconds)
 
     def release(self, allocation: Allocation) -> None:
         """Release an allocation, and serve waiting requests, whose callbacks run in this thread.
@@ -525,6 +526,7 @@ class Allocator:
         if terms is None or half_life is None:
             return
         user, since, now = terms[0], terms[1], self._clock()
+        # The policy keeps the usage, as it does for the ledger, where the usage comes from the journal.
         devices = sum(each.units for member in allocation.members for each in member.shares) / UNITS_PER_DEVICE
         usage = self._policy.past.get(user, Usage()).with_lease(devices, now - since, now, half_life)
         self._policy = replace(self._policy, past={**self._policy.past, user: usage})

@@ -8,6 +8,7 @@ from concurrent.futures import FIRST_COMPLETED, wait
 from typing import Any
 
 from anyaccel import Pool
+from anyaccel.durations import Duration, read_seconds
 from anyaccel.errors import UsageError
 from anyaccel.scheduler import RequestLike
 
@@ -20,13 +21,13 @@ def optimize(
     study: Any,
     objective: Objective,
     n_trials: int | None = None,
-    timeout: float | None = None,
+    timeout: Duration | None = None,
     *,
     needs: RequestLike | None = "GPU:1",
     n_jobs: int | None = None,
     catch: type[Exception] | tuple[type[Exception], ...] = (),
     callbacks: Iterable[Callable[[Any, Any], None]] = (),
-    trial_timeout: float | None = None,
+    trial_timeout: Duration | None = None,
     **options: Any,
 ) -> None:
     """Optimize an objective like ``study.optimize``, with trials that run at the same time on devices of their own.
@@ -39,14 +40,14 @@ def optimize(
         study: The study, an ``optuna.Study``.
         objective: Called with the trial; returns its value or values.
         n_trials: The number of trials to run; None for as many as fit in ``timeout``.
-        timeout: Seconds after which no trial starts; trials that run are waited for.
+        timeout: Time after which no trial starts; trials that run are waited for.
         needs: The request of each trial; None for the CPU alone.
         n_jobs: The number of trials at the same time; None or -1 for as many as the devices allow.
         catch: Exceptions of the objective that fail their trial and do not end the study. With
             ``anyaccel.WorkerError``, the study goes on when a worker dies.
         callbacks: Functions that this process calls after each trial, with the study and the trial;
             ``study.stop()`` works in them.
-        trial_timeout: Seconds that a trial may run; None for no limit.
+        trial_timeout: Time that a trial may run; None for no limit.
         options: Further options of :class:`anyaccel.Pool`.
 
     Raises:
@@ -64,10 +65,11 @@ def optimize(
         raise UsageError("trials ask this process, which other machines cannot reach", hint="leave engine out")
     from anyaccel_integrations.trials import Trials
 
+    seconds = read_seconds("timeout", timeout)
     count = count_jobs(n_jobs, needs, options)
     pool_options: dict[str, Any] = {"max_workers": count, "timeout": trial_timeout, **options}
     with Pool(needs, **pool_options) as pool, Trials(study, objective) as trials:
-        _run(pool, trials, count, n_trials=n_trials, timeout=timeout, catch=catch, callbacks=tuple(callbacks))
+        _run(pool, trials, count, n_trials=n_trials, timeout=seconds, catch=catch, callbacks=tuple(callbacks))
 
 
 def _run(

@@ -18,6 +18,7 @@ import time
 from functools import partial
 
 from anyaccel.configuration import user_directory
+from anyaccel.durations import Duration, read_seconds
 from anyaccel.errors import AnyaccelError, JobNotFoundError, JobStateError, LeaseNotFoundError, UsageError
 from anyaccel.ledger import Ledger, boot
 from anyaccel.linux import GRACE_SECONDS, pid_namespace, process, write_whole
@@ -169,12 +170,12 @@ def is_id(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) < 10  # noqa: PLR2004
 
 
-def wait(job: Job, *, timeout: float | None = None) -> Job:
+def wait(job: Job, *, timeout: Duration | None = None) -> Job:
     """Wait until a job and the supervisor have ended: the devices are freed with the supervisor.
 
     Args:
         job: The job.
-        timeout: Longest wait in seconds; None for no limit.
+        timeout: Longest wait; None for no limit.
 
     Returns:
         The job's new record; it is still live after the timeout.
@@ -183,7 +184,8 @@ def wait(job: Job, *, timeout: float | None = None) -> Job:
         UsageError: When it belongs to another machine.
     """
     _must_be_here(job)
-    until = math.inf if timeout is None else time.monotonic() + timeout
+    seconds = read_seconds("timeout", timeout, least=-math.inf)
+    until = math.inf if seconds is None else time.monotonic() + seconds
     job = _again(job)
     while (job.live or not process.gone(job.pid, job.start)) and (left := until - time.monotonic()) > 0:
         # The record is read again after each wait: a supervisor writes it before it ends.
@@ -192,7 +194,7 @@ def wait(job: Job, *, timeout: float | None = None) -> Job:
     return job
 
 
-def cancel(job: Job, *, grace: float | None = None) -> Job:
+def cancel(job: Job, *, grace: Duration | None = None) -> Job:
     """End a job with every process, or cancel the wait for devices.
 
     Processes get SIGTERM, and SIGKILL after the grace. Processes that a lost job left running with its devices are
@@ -200,7 +202,7 @@ def cancel(job: Job, *, grace: float | None = None) -> Job:
 
     Args:
         job: The job.
-        grace: Seconds between SIGTERM and SIGKILL; None for those of the job.
+        grace: Time between SIGTERM and SIGKILL; None for that of the job.
 
     Returns:
         The job's new record.
@@ -211,10 +213,10 @@ def cancel(job: Job, *, grace: float | None = None) -> Job:
     """
     _must_be_here(job)
     job = _again(job)
-    grace = job.grace if grace is None else grace
+    to_end = job.grace if grace is None else read_seconds("grace", grace)
     if job.live:
         # The first signal asks the command to end, the second one kills.
-        for seconds in (grace, _TO_END):
+        for seconds in (to_end, _TO_END):
             if not _ask(job):
                 break
             job = wait(job, timeout=seconds)

@@ -28,7 +28,7 @@ EXAMPLES = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    add_looks(parser, default=INTERVAL, help="look again after so many seconds (default: 2)")
+    add_looks(parser, default=INTERVAL, help="time between two looks (default: 2s)")
 
 
 def main(args: argparse.Namespace) -> int:

@@ -289,7 +289,7 @@ class Driver:
                 self._publisher.publish()
                 seen, pause = generation, 0.5
             except AnyaccelError as error:
-                conflict = isinstance(error, ApiError) and error.code in (CONFLICT, NOT_FOUND)
+                conflict = isinstance(error, ApiError) and error.status in (CONFLICT, NOT_FOUND)
                 log.log(20 if conflict else 40, "slices: %s", error)
                 self._node.sleep(0.05 if conflict else pause)
                 pause = min(30.0, pause * 2)

@@ -24,6 +24,8 @@ MOST_CHARACTERS = 64
 LABEL = 63
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,31}")
 _INT64 = 1 << 63
+_LEAST_SHARE = 1 << 20
+"""Least memory of a share in bytes."""
 _PARTS = "parts"
 """Name of the counter of a divided device: the whole consumes all of it, a part one unit."""
 
@@ -156,8 +158,7 @@ def _device(device: Device, name: str, facts: Mapping[str, str], root: str, feat
     capacity = _capacity(device, shares=features.shares)
     attributes: dict[str, Any] = {}
     for key, value in _facts(device, facts, root):
-        fits = not isinstance(value, str) or 0 < len(value.encode(errors="replace")) <= MOST_CHARACTERS
-        if fits and key not in attributes and len(attributes) + len(capacity) < MOST_FACTS:
+        if _fits(value) and key not in attributes and len(attributes) + len(capacity) < MOST_FACTS:
             attributes[key] = _value(value)
     entry: dict[str, Any] = {"name": name, "attributes": attributes}
     if capacity:
@@ -165,6 +166,14 @@ def _device(device: Device, name: str, facts: Mapping[str, str], root: str, feat
     if any("requestPolicy" in each for each in capacity.values()):
         entry["allowMultipleAllocations"] = True
     return entry
+
+
+def _fits(value: str | float | bool) -> bool:
+    """Return whether the API takes a value: texts of 1 to 64 bytes of UTF-8."""
+    try:
+        return not isinstance(value, str) or 0 < len(value.encode()) <= MOST_CHARACTERS
+    except UnicodeEncodeError:  # a lone surrogate
+        return False
 
 
 def _capacity(device: Device, *, shares: bool) -> dict[str, Any]:
@@ -181,7 +190,7 @@ def _capacity(device: Device, *, shares: bool) -> dict[str, Any]:
         if memory is not None:  # never the limit: else the default, all of it, would allow no second share
             found["memory"]["requestPolicy"] = _policy("0", "0")
     elif memory:
-        found["memory"]["requestPolicy"] = _policy(str(memory), "1Mi")
+        found["memory"]["requestPolicy"] = _policy(str(memory), str(min(memory, _LEAST_SHARE)))
     return found
 
 
