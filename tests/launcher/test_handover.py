@@ -259,6 +259,7 @@ def test_after_sigkill_of_the_holder_doctor_names_the_device_and_the_next_holder
     until(lambda: not leases(), "the lease to end")
     assert machine.state() == "given"
     assert "acme/a was not put back" in " ".join(command("doctor").stdout.split())
+    assert "acme/0 was not put back into its idle state" in " ".join(command("status").stderr.split())
     with aa.acquire("acme/0"):
         assert machine.calls() == ["a idle", "a given", "a idle", "a given"]
     assert machine.state() == "idle"
