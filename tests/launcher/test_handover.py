@@ -244,6 +244,18 @@ def test_a_vendor_that_hangs_in_a_pool_holds_up_no_other_vendor(machine):
     until(lambda: machine.state() == "idle", "the device to be idle")
 
 
+def test_a_call_of_a_pool_that_is_cancelled_during_the_handover_never_runs(machine, tmp_path):
+    machine.fail("given", "hang")
+    with aa.Pool() as pool:
+        hanging = pool.options(needs="acme/0").submit((tmp_path / "ran").touch)
+        machine.wait_until_it_hangs()
+        assert hanging.cancel()
+        machine.mend("given")
+        assert pool.options(needs="acme/0").submit(machine.state).result(timeout=PATIENCE) == "given"
+    until(lambda: machine.state() == "idle", "the device to be idle")
+    assert not (tmp_path / "ran").exists()
+
+
 def test_a_vendor_that_fails_to_take_back_is_told_and_the_next_holder_tries_again(machine, caplog):
     with aa.acquire("acme/0") as lease:
         machine.fail("idle")
@@ -271,6 +283,7 @@ def test_after_sigkill_of_the_holder_doctor_names_the_device_and_the_next_holder
     until(lambda: not leases(), "the lease to end")
     assert machine.state() == "given"
     assert "acme/a was not put back" in " ".join(command("doctor").stdout.split())
+    assert "acme/0 was not put back into its idle state" in " ".join(command("status").stderr.split())
     with aa.acquire("acme/0"):
         assert machine.calls() == ["a idle", "a given", "a idle", "a given"]
     assert machine.state() == "idle"

@@ -9,6 +9,7 @@ from anyaccel.policy import Limits, Policy
 from anyaccel.scheduler import ReasonCode, Scheduler
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lengths import length
 
 
 class Clock:
@@ -160,7 +161,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=length(25, 80), deadline=None)
 @given(st.sampled_from(POLICIES), STEPS)
 def test_place_reason_and_service_agree_under_every_policy(policy, steps):
     clock = Clock()

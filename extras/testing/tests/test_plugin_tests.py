@@ -133,6 +133,7 @@ def test_an_override_with_a_reason_is_accepted(run, install, recordings):
     assert counts(done) == {"xfailed": 1}
 
 
+@pytest.mark.full  # as in plugins/*/tests/test_conformance.py
 def test_tests_of_its_own_are_welcome(run, install, recordings):
     install("acme", ACME)
     recordings(ACME)
@@ -156,6 +157,7 @@ def test_a_plugin_that_is_not_installed_fails_once(run, recordings, monkeypatch)
     assert "no plug-in for 'acme' is installed" in done.stdout
 
 
+@pytest.mark.full  # as the suites of all plug-ins do in every run with xdist
 def test_workers_of_xdist_share_the_tests(run, install, recordings):
     install("acme", ACME)
     recordings(ACME)

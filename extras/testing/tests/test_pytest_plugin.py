@@ -90,6 +90,7 @@ def test_workers_without_a_device_say_why(run):
     assert "pytest" in done.stdout
 
 
+@pytest.mark.full  # shares are given in tests/launcher
 def test_a_share_is_given_twice(run, tmp_path):
     done = run(SEES, "-n", "2", "--accel", "APU:0.5", machine="sim:Acme-One:1")
     assert done.returncode == 0, done.stdout
