@@ -164,9 +164,12 @@ class Usage(Value):
             ended: End of the lease.
             half_life: The half-life in seconds.
         """
-        at = max(self.at, ended)  # the later time: a decay towards an earlier one would make the quantity grow
-        lease = Usage(seconds=_integrate(devices, held, half_life), at=ended)
-        return Usage(seconds=self.decayed(at, half_life) + lease.decayed(at, half_life), at=at)
+        return self.plus(Usage(seconds=_integrate(devices, held, half_life), at=ended), half_life)
+
+    def plus(self, other: Usage, half_life: float) -> Usage:
+        """Return the sum of two quantities, at the later of their times."""
+        at = max(self.at, other.at)  # a decay towards an earlier time would make a quantity grow
+        return Usage(seconds=self.decayed(at, half_life) + other.decayed(at, half_life), at=at)
 
 
 def _integrate(devices: float, held: float, half_life: float) -> float:

@@ -85,6 +85,8 @@ def parse_claim(found: Mapping[str, Any], uid: str, node: str) -> Claim:
     own = [each for each in results if each["driver"] == DRIVER]
     if not own:
         raise ClaimError(f"{subject} has no device of {DRIVER} allocated")
+    if any(each.get("adminAccess") for each in own):  # a device beside its user's is against the lease of the user
+        raise ClaimError(f"{subject} asks for admin access, which {DRIVER} does not give")
     if other := next((each["pool"] for each in own if each["pool"] != node), None):
         raise ClaimError(f"{subject} is allocated on node {other}, not on {node}")
     users = [each for each in status.get("reservedFor") or () if each.get("resource") == "pods"]

@@ -17,7 +17,8 @@ from anyaccel_kubernetes.node import Node, broken, log
 from anyaccel_kubernetes.slices import DRIVER, Features, device_names, make_slices
 
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
-RENEW_SECONDS = 60.0
+RENEW_SECONDS = 20.0
+"""Time between two renewals: the first one after a claim was prepared finds the control groups of its pods."""
 RESYNC_SECONDS = 60.0
 _HEALTHY, _UNHEALTHY = 1, 2
 _HEALTH_SECONDS = 60
