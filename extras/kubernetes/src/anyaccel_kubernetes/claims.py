@@ -267,12 +267,12 @@ class Claims:
         by_vendor: dict[str, list[tuple[Device, float | None]]] = {}
         for each in shares:
             by_vendor.setdefault(each[0].vendor, []).append(each)
-        devices = [
+        devices: list[dict[str, Any]] = [
             {"name": f"{claim.uid}-{vendor}", "containerEdits": self._edits(own)} for vendor, own in by_vendor.items()
         ]
-        for each in devices:
-            each["containerEdits"].setdefault("env", []).append(f"{_VARIABLE}={json.dumps(_to_json(claim))}")
-        groups = any("additionalGids" in each["containerEdits"] for each in devices)
+        for entry in devices:
+            entry["containerEdits"].setdefault("env", []).append(f"{_VARIABLE}={json.dumps(_to_json(claim))}")
+        groups = any("additionalGids" in entry["containerEdits"] for entry in devices)
         document = {"cdiVersion": _GROUPS_VERSION if groups else _VERSION, "kind": KIND, "devices": devices}
         self._cdi.mkdir(parents=True, exist_ok=True)
         write_whole(str(self._path(claim.uid)), json.dumps(document, indent=2) + "\n")
