@@ -185,7 +185,7 @@ VARS = 'env_vars=("VOLT_VISIBLE",)'
 MOUNT = 'Mount(source="/opt/volt", target="/opt/volt")'
 NOTES = "notes=() if told"
 
-THREAD = "\nimport threading, time\nthreading.Thread(target=time.sleep, args=(9,), daemon=True).start()"
+THREAD = "\nimport threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()"
 
 MISTAKES: dict[str, Mistake] = {
     # Units.
