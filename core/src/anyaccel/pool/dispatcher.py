@@ -423,7 +423,7 @@ class Broker:
         allocation = Allocation(id=lease.id, request=resolved.request, grants=resolved.chosen)
         waited = time.monotonic() - queue.asked_at
         opened = WorkerLease(allocation, lease, self._on_release, private=self.private, note=note, waited=waited)
-        opened.handover = plan_handover(lease, allocation, self.inventory, self._environ, self.ledger)
+        opened.handover = plan_handover(allocation.id, allocation.devices, self.inventory, self._environ, self.ledger)
         return opened
 
     def _watch_ledger(self, queue: CallQueue, resolved: LocalRequest, acquisition: Acquisition) -> None:
