@@ -35,6 +35,7 @@ ARGUMENTS = {
     "why": ("APU:1",),
     "env": ("APU:1",),
     "export": ("env",),
+    "kubernetes": ("status",),
     "ray": ("start", "--dry-run"),
     "record": ("{directory}/new",),
     "adopt": (str(os.getpid()),),

@@ -82,6 +82,26 @@ def ask(node, method, name, uid):
     return True
 
 
+def kill_meanwhile(node, agent, chance, arguments):
+    """Ask the driver, and kill it: while it starts, while it answers, or after that; return whether it has answered."""
+    moment = chance.choice(("early", "serving", "answered"))
+    if moment == "answered":
+        answers = [node.wait_for(lambda: ask(*arguments))]
+        end(agent)
+        return answers[0]
+    if moment == "serving":
+        node.wait_for(lambda: ask(node, "unprepare", "none", "none"))
+    answers = []
+    caller = threading.Thread(target=lambda: answers.append(ask(*arguments)))
+    caller.start()
+    if chance.random() < 0.5:
+        assert not ask(node, "prepare", "x0", "x-0")  # the device of the pod that runs
+    threading.Event().wait(chance.random() * 0.3)  # the moment of the kill
+    end(agent)
+    caller.join()
+    return answers[0]
+
+
 @pytest.mark.timeout(1800)
 def test_no_device_is_held_twice_and_none_is_lost(node, agents):
     seed = int(os.environ.get("ANYACCEL_TEST_SEED", "7"))
@@ -101,19 +121,11 @@ def test_no_device_is_held_twice_and_none_is_lost(node, agents):
     for _ in range(KILLS):
         number = chance.randint(1, 3)
         method = chance.choice(("prepare", "unprepare"))
-        answers = []
-        caller = threading.Thread(
-            target=lambda n=number, m=method, a=answers: a.append(ask(node, m, f"c{n}", f"u-{n}"))
-        )
+        arguments = node, method, f"c{number}", f"u-{number}"
         before, prepared[number] = prepared[number], None
-        caller.start()
-        if chance.random() < 0.3:
-            assert not ask(node, "prepare", "x0", "x-0")  # the device of the pod that runs
-        threading.Event().wait(chance.random() * 0.5)  # the moment of the kill
-        end(agent)
-        caller.join()
-        answered += answers[0]
-        if answers[0]:
+        answer = kill_meanwhile(node, agent, chance, arguments)
+        answered += answer
+        if answer:
             prepared[number] = method == "prepare"
         elif before is (method == "prepare"):
             prepared[number] = before  # it could not change anything

@@ -50,7 +50,7 @@ def test_a_new_project_and_the_example_work_in_a_clean_environment(anyaccel, tmp
     status, out, err = new(anyaccel, "other", "--from", "tool", cwd=tmp_path)
     assert (status, out) == (0, "anyaccel-other\n"), err
     # Facts that an author knows from the start reach the recordings, too; no variable hides these devices.
-    facts = ("--brand", "Open", "--driver", "opendrv", "--pci", "0afe", "--mask", "none")
+    facts = ("--brand", "Open", "--driver", "opendrv", "--pci", "1022", "--mask", "none")
     status, out, err = new(anyaccel, "open", *facts, cwd=tmp_path)
     assert (status, out) == (0, "anyaccel-open\n"), err
     copy_project(EXAMPLE, tmp_path / "anyaccel-lumen")

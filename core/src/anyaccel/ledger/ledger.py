@@ -379,6 +379,16 @@ class Ledger:
         found = self._read(inspect)
         return found or policy.over_limits(newcomer.facts, ())  # without a state directory nothing is held
 
+    def unfinished_handovers(self) -> Mapping[str, str]:
+        """Return the devices that a vendor changed for a holder and that were not put back, with the lease's identity.
+
+        Raises:
+            LedgerError: When the ledger cannot be read.
+        """
+        from anyaccel.ledger.handovers import list_unfinished
+
+        return dict(self._read(lambda directory, listing: list_unfinished(directory, listing).items()))
+
     def lock_handovers(self, devices: Iterable[str]) -> AbstractContextManager[Mapping[str, HandoverFile]]:
         """Context with the locked files of handovers of devices; see :func:`~anyaccel.ledger.handovers.lock_handovers`.
 

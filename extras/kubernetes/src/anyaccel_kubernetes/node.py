@@ -1,4 +1,4 @@
-"""The node as a cluster sees it: devices with their health, and what withholds them from pods."""
+"""Devices of the node with health, and the obstacles that withhold devices from pods."""
 
 from __future__ import annotations
 
@@ -70,9 +70,8 @@ class Node:
         with self.changed:
             self.changed.notify_all()
 
-    @property
-    def stopped(self) -> bool:
-        """Whether :meth:`stop` was called."""
+    def has_stopped(self) -> bool:
+        """Return whether :meth:`stop` was called."""
         return self._stopped.is_set()
 
     def join(self) -> None:
@@ -84,7 +83,7 @@ class Node:
         return self._stopped.wait(seconds)
 
     def _follow_devices(self) -> None:
-        while not self.stopped:
+        while not self.has_stopped():
             try:
                 for change in self._watch:
                     log.info("devices: %s", change)
@@ -105,7 +104,7 @@ class Node:
         """Read the leases, and notify if a device or an obstacle has changed."""
         obstacles = dict(self._find_obstacles())
         seen = self.inventory.devices, {each: (found.kind, found.reason) for each, found in obstacles.items()}
-        with self.changed:
+        with self.changed:  # not while reading: that takes milliseconds, and streams wait for the condition
             self._obstacles = obstacles
             if seen != self._seen:
                 self._seen = seen
@@ -115,6 +114,7 @@ class Node:
     def _find_obstacles(self) -> Iterator[tuple[str, Obstacle]]:
         """Yield devices in use by others than our pods, then unhealthy ones: the last reason of a device counts."""
         for record in anyaccel.leases(self.inventory, self.environ):
+            # A lease of the other agent counts: a pod of the device plugin is a stranger to the driver.
             if not record.key.startswith(self._prefix):
                 kind = record.state if record.state in BLOCKED else "held"
                 yield record.device, Obstacle(kind=kind, reason=_describe(record))
@@ -123,13 +123,13 @@ class Node:
                 yield device.id, Obstacle(kind="unhealthy", reason=reason)
 
     def obstacles(self) -> Mapping[str, Obstacle]:
-        """Return what withholds devices from pods now, by device id."""
+        """Return the obstacles by device id."""
         return self._obstacles
 
     def wait(self, seen: int, timeout: float) -> int:
         """Wait for a change after ``seen``, or for some seconds; return the number of changes."""
         with self.changed:
-            self.changed.wait_for(lambda: self.generation != seen or self.stopped, timeout)
+            self.changed.wait_for(lambda: self.generation != seen or self.has_stopped(), timeout)
             return self.generation
 
     def facts(self) -> dict[str, dict[str, str]]:

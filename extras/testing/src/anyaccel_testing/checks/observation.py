@@ -14,7 +14,7 @@ from anyaccel.errors import PluginError
 from anyaccel.model import ProblemKind, encode
 from anyaccel.plugin import PciFunction
 from anyaccel.text import listed
-from anyaccel.vendors import ANSWER_LIMIT, RECORDED, presence
+from anyaccel.vendors import ANSWER_LIMIT, HOOKS, RECORDED, presence
 
 from anyaccel_testing.check import CheckFailed, NotApplicable, demand
 from anyaccel_testing.subject import Subject, TestedMachine
@@ -77,7 +77,7 @@ def check_deadlines(subject: Subject, machine: TestedMachine) -> None:
     if subject.too_slow:
         raise NotApplicable(f"a hook takes too long on {subject.too_slow} already")
     for hook, call in _make_calls(machine).items():
-        with _limit_time(subject, machine, hook), contextlib.suppress(PluginError):  # other checks report errors
+        with limit_time(subject, machine, hook), contextlib.suppress(PluginError):  # other checks report errors
             # Here everything is one process; in a vendor's own process, a longer answer is lost.
             size = len(json.dumps(encode(call())))
             if size > ANSWER_LIMIT:
@@ -85,7 +85,7 @@ def check_deadlines(subject: Subject, machine: TestedMachine) -> None:
 
 
 @contextlib.contextmanager
-def _limit_time(subject: Subject, machine: TestedMachine, hook: str) -> Iterator[None]:
+def limit_time(subject: Subject, machine: TestedMachine, hook: str) -> Iterator[None]:
     """Fail the check when the hook's deadline passes, with the line of the hook then."""
 
     def end(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the form of signal handlers
@@ -110,9 +110,13 @@ def _limit_time(subject: Subject, machine: TestedMachine, hook: str) -> Iterator
 
 def _find_hook(frame: FrameType | None) -> str:
     """Return the name of the innermost hook; before stats are asked for, the devices are detected by other hooks."""
-    while frame is not None and not frame.f_code.co_name.startswith("anyaccel_"):
+    while frame is not None:
+        name = frame.f_code.co_name
+        # A hook of the kit is a method without the beginning.
+        if name in HOOKS or name.removeprefix("anyaccel_") in HOOKS:
+            return f"anyaccel_{name.removeprefix('anyaccel_')}"
         frame = frame.f_back
-    return frame.f_code.co_name if frame else ""
+    return ""
 
 
 def _format_place(frame: FrameType | None) -> str:

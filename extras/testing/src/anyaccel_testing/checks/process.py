@@ -58,7 +58,7 @@ def exercise(subject: Subject, machine: TestedMachine, *, replay: bool = True) -
     """
     context = machine.replay if replay else machine.context
     devices = machine.known_devices
-    of_machine = [name for name in HOOKS if name != "info" and not _is_pure(subject, name)]
+    of_machine = [name for name in HOOKS if not (name == "info" or HOOKS[name].changes or _is_pure(subject, name))]
     calls = {f"anyaccel_{name}": machine.call(name, devices=lambda: devices, ctx=context) for name in of_machine}
     for device in devices[:MOST_DEVICES]:
         calls |= _make_pure_calls(subject, machine, device)
@@ -67,7 +67,7 @@ def exercise(subject: Subject, machine: TestedMachine, *, replay: bool = True) -
 
 def _is_pure(subject: Subject, hook: str) -> bool:
     """Return True if a hook answers from its arguments about devices alone."""
-    return HOOKS[hook].seconds is not None and bool(subject.plugin.arguments(hook))
+    return HOOKS[hook].pure and bool(subject.plugin.arguments(hook))
 
 
 def _make_pure_calls(subject: Subject, machine: TestedMachine, device: Device) -> dict[str, Callable[[], Any]]:
@@ -236,7 +236,7 @@ def _make_observing_calls(subject: Subject, machine: TestedMachine) -> dict[str,
     given = max(list_accepted(subject, machine.devices), key=len, default=())
     found: dict[str, Callable[[], Any]] = {}
     for name, hook in HOOKS.items():
-        if not hook.required and {"environ", "request"}.isdisjoint(subject.plugin.arguments(name)):
+        if not hook.required and not hook.changes and {"environ", "request"}.isdisjoint(subject.plugin.arguments(name)):
             devices = given if _is_pure(subject, name) else machine.devices
             found[name] = machine.call(name, devices=partial(tuple, devices), ctx=machine.replay)
     return found
