@@ -9,16 +9,18 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import overload
 
+Duration = float | str
+"""A number of seconds, or a text: ``"90s"``, ``"15m"``, ``"2h"``, ``"7d"``, ``"1h30m"``, ``"90"``, ``"1:30:00"``."""
+
+# mypy takes overloads in a block of their own, without other statements, as those of the function that follows.
+if TYPE_CHECKING:
+
     @overload
     def read_seconds(name: str, value: Duration, *, least: float = 0.0, positive: bool = False) -> float: ...
     @overload
     def read_seconds(
         name: str, value: Duration | None, *, least: float = 0.0, positive: bool = False
     ) -> float | None: ...
-
-
-Duration = float | str
-"""A number of seconds, or a text: ``"90s"``, ``"15m"``, ``"2h"``, ``"7d"``, ``"1h30m"``, ``"90"``, ``"1:30:00"``."""
 
 
 def read_seconds(name: str, value: Duration | None, *, least: float = 0.0, positive: bool = False) -> float | None:
@@ -41,7 +43,7 @@ def read_seconds(name: str, value: Duration | None, *, least: float = 0.0, posit
         except ValueError as error:
             raise UsageError(f"{name} {error}") from None
     # Callers without a type checker may pass any value; nan fails the comparisons.
-    if isinstance(value, (int, float)) and (value > 0 if positive else value >= least):
+    if isinstance(value, (int, float)) and (value > 0 if positive else value >= least):  # type: ignore[redundant-expr]
         return value
     bound = "more than 0" if positive else f"{least:g} or more" if least > float("-inf") else "any"
     raise UsageError(f"{name} must be a number of seconds ({bound}) or a text such as '1h30m' (got {shown(value)})")
