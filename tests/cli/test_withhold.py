@@ -30,6 +30,9 @@ def read(*arguments, code=0):
 def test_a_drained_device_is_seen_by_all(acme):
     drain = read("drain", "acme/1", "--reason", "the fan is loud")
     assert (drain["devices"], drain["reason"]) == (["acme/acme-1"], "the fan is loud")
+    assert "drained: acme/1;" in run("drain", "acme/1")[1]
+    run("undrain", "acme/1")
+    drain = read("drain", "acme/1", "--reason", "the fan is loud")
     first, second = read("status", "--no-stats")["devices"]
     assert (first["free"], first["holders"]) == (1, [])
     assert second["free"] == 0
@@ -49,7 +52,7 @@ def test_a_drained_device_is_seen_by_all(acme):
     assert "drained by" in str(scheduler.why("APU:2"))
     ticket = scheduler.submit("APU:2")
     assert ticket.allocation is None
-    assert "no longer drained: acme/acme-1" in run("undrain", "acme/1")[1]
+    assert "no longer drained: acme/1" in run("undrain", "acme/1")[1]
     until(lambda: ticket.allocation, "the ticket")
     scheduler.release(ticket.allocation)
     assert "acme/1 is not drained" in run("undrain", "acme/1", code=2)[1]
@@ -61,6 +64,7 @@ def test_a_reservation_is_listed_kept_and_removed(acme):
     (made,) = read("reserve", "APU:2", "--from", begin, "--to", "4h", "--for", me, "--note", "course")["blocks"]
     assert (made["kind"], made["devices"], made["reason"]) == ("reservation", ["acme/acme-0", "acme/acme-1"], "course")
     assert read("reserve")["blocks"] == [made]
+    assert f"{made['id']}  acme/0, acme/1: reserved for" in run("reserve")[0]
     assert "acme/0, acme/1: reserved for" in run("status", "--no-stats")[1]
     assert "reserved for" in run("why", "APU", code=4)[0]
     assert read("why", "APU", "--time", "1h")["fits_now"]

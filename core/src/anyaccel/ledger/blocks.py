@@ -192,9 +192,9 @@ def check_permission(state: StateDirectory, owner: int) -> None:
         LeasePermissionError: When the user is neither root nor the owner of the state directory.
     """
     if os.geteuid() not in (0, owner):
+        owners = f"root and {user_name(owner)}, who owns {state.path}," if owner else "root"
         raise LeasePermissionError(
-            f"only root and {user_name(owner)}, who owns {state.path}, can drain and reserve devices"
-            f" (this is {user_name(os.geteuid())})",
+            f"only {owners} can drain and reserve devices (this is {user_name(os.geteuid())})",
             hint="ask the administrator, or use sudo",
         )
 
