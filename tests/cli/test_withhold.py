@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -44,7 +45,9 @@ def test_a_drained_device_is_seen_by_all(acme):
     assert f"anyaccel undrain {drain['drain']}" in out
     (withheld,) = read("queue")["withheld"]
     assert (withheld["state"], withheld["device"]) == ("drained", "acme-1")
-    assert "is drained by" in run("queue")[1]
+    assert "acme/1: drained by" in run("queue")[1]
+    assert re.search(r"^acme/1 .*drained .*the fan is loud", run("status", "--no-stats")[0], re.MULTILINE)
+    assert "drained by" not in run("status", "--no-stats")[0]
     assert run("run", "APU", "--", "sh", "-c", "echo $ACME_VISIBLE")[0] == "acme-0\n"
     with aa.Pool("APU", machine=MACHINE) as pool:
         assert {each.result(60) for each in [pool.submit(os.getenv, "ACME_VISIBLE") for _ in range(4)]} == {"acme-0"}

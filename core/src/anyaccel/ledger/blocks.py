@@ -97,6 +97,7 @@ class DeviceBlock(Value):
                 units=UNITS_PER_DEVICE,
                 state=state,
                 reason=self.describe(),
+                note=self.reason,
                 hint=f"the administrator ends it with {way_out}",
                 user=self.by if self.drains else user_name(self.user or 0),
                 uid=self.user,
