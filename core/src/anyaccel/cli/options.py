@@ -273,11 +273,12 @@ def survey(args: argparse.Namespace, meanwhile: str = "anyaccel.launcher.verdict
 
 
 def name_devices(devices: Iterable[str], inventory: Inventory) -> str:
-    """Return the names of devices, given by the identities in the ledger; an unknown device keeps its identity."""
+    """Return the names of devices, given by their keys in the ledger; a device that was not detected keeps its id."""
+    from anyaccel.launcher.scope import Scope
     from anyaccel.ledger.names import without_scope
 
-    names = {device.id: device.name for device in inventory.devices}
-    return ", ".join(sorted(names.get(each, each) for each in map(without_scope, devices)))
+    ids, names = Scope.make(inventory, os.environ).ids, {device.id: device.name for device in inventory.devices}
+    return ", ".join(sorted({names[ids[key]] if key in ids else without_scope(key) for key in devices}))
 
 
 def machine_options(args: argparse.Namespace) -> dict[str, Any]:
