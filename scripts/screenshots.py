@@ -158,7 +158,7 @@ def draw_queue(file: Path, width: int) -> None:
         contextlib.redirect_stdout(screen),
         contextlib.redirect_stderr(screen),
     ):
-        queue.main(argparse.Namespace(json=False, machine=None, declare=None, probe_timeout=10.0))
+        queue.main(argparse.Namespace(json=False))
     draw_text(file, "anyaccel queue", screen.getvalue(), width)
 
 
