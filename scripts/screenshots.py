@@ -153,7 +153,7 @@ def draw_queue(file: Path, width: int) -> None:
     screen = Terminal()
     fake = SimpleNamespace(tickets=lambda: tickets, leases=ledger.leases)
     with (
-        mock.patch.object(queue.Ledger, "open", return_value=fake),
+        mock.patch.object(Ledger, "open", return_value=fake),
         mock.patch.dict(os.environ, {"COLUMNS": str(width)}),
         contextlib.redirect_stdout(screen),
         contextlib.redirect_stderr(screen),

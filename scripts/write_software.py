@@ -13,6 +13,7 @@ RESULTS = ROOT / "tests" / "software" / "results.json"
 PAGE = ROOT / "docs" / "reference" / "vendors.md"
 README = ROOT / "README.md"
 COLUMN = "vendor's own software"
+FAKES = "fakes"
 STATES = {
     True: "compared with the vendor's own software on recorded machines",
     False: "recordings replayed, the vendor's software replaced by fakes",
@@ -34,12 +35,18 @@ def write_column(page: str, results: list[dict[str, object]]) -> str:
 
 
 def describe(vendor: str, results: list[dict[str, object]]) -> str:
-    """Name the software of a vendor with versions and, in brackets, how many of the compared cases agree."""
+    """Name the software of a vendor with versions and, in brackets, how many of the compared cases agree.
+
+    Programs of others that read the vendor's files and tools follow; they do not replace the vendor's own software.
+    """
     rows = [row for row in results if row["vendor"] == vendor]
-    return (
-        ", ".join(f"{row['software']} {row['version']} ({row['agree']} of {row['compared']})" for row in rows)
-        or "fakes"
-    )
+    own, others = ([row for row in rows if row.get("own", True) is said] for said in (True, False))
+    text = ", ".join(map(_describe_row, own)) or FAKES
+    return f"{text}; of others: {', '.join(map(_describe_row, others))}" if others else text
+
+
+def _describe_row(row: dict[str, object]) -> str:
+    return f"{row['software']} {row['version']} ({row['agree']} of {row['compared']})"
 
 
 def write_states(readme: str, page: str) -> str:
@@ -47,7 +54,7 @@ def write_states(readme: str, page: str) -> str:
     by_state: dict[bool, list[str]] = {True: [], False: []}
     for line in page.splitlines():
         if (match := ROW.match(line)) is not None:
-            by_state["| fakes |" not in line].append(match["name"])
+            by_state[f"| {FAKES}" not in line].append(match["name"])
     for state, text in STATES.items():
         row = f"| {text} | {', '.join(by_state[state])} |"
         readme = re.sub(rf"^\| {re.escape(text)} \|.*$", row, readme, flags=re.MULTILINE)

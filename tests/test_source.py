@@ -51,7 +51,7 @@ ROOMS = {
     "probe": "model errors linux",
     "hookspecs": "model probe",
     "plugin": "model errors hookspecs probe",
-    "kit": "plugin",
+    "kit": "hookspecs plugin",
     "ledger": "model errors configuration policy linux",
     "vendors": "model errors hookspecs probe plugin forkserver linux",
     "inventory": "model errors durations configuration probe vendors ledger linux",

@@ -20,8 +20,11 @@ from lengths import length
 pytestmark = pytest.mark.timeout(900)
 
 ROUNDS = length(16, 40)
-TREES = length(1, 8)  # of each way; a thousand of all ways are copied_marks.py --trees 1000 --all
-COPIED = length(1, 2)  # of each way
+PROGRAMS = length(8, 20)  # rounds in which programs are killed
+TREES = length(1, 3)  # of each way; a thousand of all ways are copied_marks.py --trees 1000 --all
+COPIED = 1  # of each way
+OFTEN = ("cancel", "release", "pool", "call in time")
+"""Ways that every run of the tests takes; each of the others ends a tree as one of these does."""
 
 
 def test_chaos_gives_no_device_twice_and_loses_none(tmp_path):
@@ -36,7 +39,7 @@ def test_chaos_among_programs_gives_no_device_twice_and_leaves_nothing(tmp_path)
     for seed in itertools.count(7):  # on a slow machine, signals meet programs that have not called yet
         home = tmp_path / str(seed)
         home.mkdir()
-        outcome = chaos_workers.chaos(home, rounds=ROUNDS, seed=seed)
+        outcome = chaos_workers.chaos(home, rounds=PROGRAMS, seed=seed)
         print(outcome)
         assert outcome.sound, f"{outcome}\n{(home / 'output').read_text(errors='replace')[-3000:]}"
         kills, calls = kills + outcome.kills, calls + outcome.calls
@@ -54,7 +57,9 @@ def test_no_descendant_loses_its_device_and_no_device_is_lost(way):
         assert (found["early"], found["late"]) == (0, 0)
 
 
-@pytest.mark.parametrize("way", copied_marks.WAYS)
+@pytest.mark.parametrize(
+    "way", [pytest.param(way, marks=[pytest.mark.full] * (way not in OFTEN)) for way in copied_marks.WAYS]
+)
 @pytest.mark.skipif(bool(torture.able()), reason=torture.able() or "-")
 def test_what_ends_a_tree_does_not_wait_for_a_user_who_copies_its_mark(way):
     """It ends while the copies live; nothing of the tree is left then, and its device was not free before."""

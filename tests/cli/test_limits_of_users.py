@@ -33,6 +33,9 @@ LIMITS = {
     "priority": ("[limits]\npriority = 0", 0, ("1", "--priority 5"), "a priority of 5 is over your limit of 0", 3),
 }  # fmt: skip
 
+OF_THE_SAME_KIND = sorted(LIMITS.keys() - {"devices, reached", "time"})
+"""Limits that other limits stand for: tests/test_policy.py and scheduler say what each of them says."""
+
 ACQUIRE = """
 import sys, anyaccel
 count, *words = sys.argv[1:]
@@ -112,7 +115,9 @@ LOOKS = {
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("limit", LIMITS)
+@pytest.mark.parametrize(
+    "limit", ["devices, reached", "time", *(pytest.param(each, marks=pytest.mark.full) for each in OF_THE_SAME_KIND)]
+)
 def test_six_commands_and_calls_give_one_answer_about_a_limit(limit):
     configuration, holds, (count, *terms), answer, status = LIMITS[limit]
     asked = f"declared:{count} {MACHINE} {' '.join(terms)}"

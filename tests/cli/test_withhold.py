@@ -3,11 +3,10 @@
 import json
 import os
 import re
-import subprocess
-import sys
 import time
 
 import anyaccel as aa
+import preloaded
 import pytest
 from waiting import until
 
@@ -16,10 +15,7 @@ MACHINE = "sim:Acme-Whole:2"
 
 def run(*arguments, code=0):
     """Run a command on the machine; its output and its messages."""
-    done = subprocess.run(
-        [sys.executable, "-m", "anyaccel", *arguments],
-        env={**os.environ, "ANYACCEL_MACHINE": MACHINE}, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+    done = preloaded.run(arguments, env={**os.environ, "ANYACCEL_MACHINE": MACHINE})
     assert done.returncode == code, done.stderr
     return done.stdout, done.stderr
 
@@ -92,5 +88,6 @@ def test_a_reservation_is_listed_kept_and_removed(acme):
         (("reserve", "--remove", "abc"), "there is no drain or reservation 'abc'", 2),
     ],
 )
-def test_what_makes_no_sense_is_refused(acme, arguments, words, code):
-    assert words in run(*arguments, code=code)[1]
+def test_what_makes_no_sense_is_refused(acme, anyaccel, arguments, words, code):
+    done = anyaccel(*arguments, env={"ANYACCEL_MACHINE": MACHINE}, here=True)
+    assert (done.returncode, words in done.stderr) == (code, True), done.stderr

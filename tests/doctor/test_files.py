@@ -145,6 +145,7 @@ def test_doctor_has_the_defaults_that_a_user_configured(acme, own, anyaccel):
             "', line 4: defaults.mask is for the files of users",
         ),
         ("[users.there-is-no-such-user]\ndevices = 3\n", "', line 1: there is no user 'there-is-no-such-user'"),
+        ("[groups.there-is-no-such-group]\ndevices = 3\n", "', line 1: there is no group 'there-is-no-such-group'"),
     ],
 )
 def test_a_file_is_checked_before_it_is_put_in_its_place(text, told, anyaccel, tmp_path):

@@ -24,6 +24,7 @@ TEST = """
 """
 
 
+@pytest.mark.full  # workers of one run are in test_pytest_plugin.py, several programs in tests/launcher
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("acme")
 def test_two_runs_at_the_same_time(tmp_path):

@@ -357,8 +357,8 @@ def test_what_the_hardware_cannot_serve_is_refused_with_the_rule(vendor, units, 
 
 def test_a_vendor_whose_numbers_say_it_all_has_no_rule_to_ask(vendor):
     class Ruled(type(vendor)):
-        def validate(self, term, devices):
-            return super().validate(term, devices) or "the moon is full"
+        def validate(self, request, devices):
+            return super().validate(request, devices) or "the moon is full"
 
     class Named(type(vendor)):
         def maskable(self, device):

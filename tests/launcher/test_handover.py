@@ -102,6 +102,30 @@ def test_devices_are_changed_before_the_holder_has_them_and_back_after_it(machin
     assert machine.calls() == ["a idle", "a given", "a idle"]
 
 
+def test_devices_of_a_lease_on_behalf_stay_changed_until_its_release(machine):
+    code = "import os, signal, anyaccel as aa\naa.acquire_on_behalf('acme/0', 'pod 7', seconds=600)\n"
+    taker = subprocess.run([sys.executable, "-c", code + "os.kill(os.getpid(), signal.SIGKILL)"], check=False)
+    assert taker.returncode == -signal.SIGKILL
+    assert machine.state() == "given"
+    lease = aa.acquire_on_behalf("acme/0", "pod 7", seconds=600)
+    assert machine.calls() == ["a idle", "a given"]  # not once more, while the pod runs
+    lease.release()
+    assert machine.state() == "idle"
+
+
+def test_a_taker_that_was_killed_in_between_is_completed(machine):
+    machine.fail("given", "hang")
+    code = "import anyaccel as aa\naa.acquire_on_behalf('acme/0', 'pod 7', seconds=600)\n"
+    with subprocess.Popen([sys.executable, "-c", code]) as taker:
+        machine.wait_until_it_hangs()
+        taker.kill()
+    machine.mend("given")
+    lease = aa.acquire_on_behalf("acme/0", "pod 7", seconds=600)
+    assert machine.state() == "given"
+    lease.release()
+    assert machine.state() == "idle"
+
+
 def test_only_the_devices_of_the_lease_are_changed(machine):
     with aa.acquire("acme/1 other:1"):
         assert (machine.state("a"), machine.state("b")) == ("", "given")
@@ -220,6 +244,18 @@ def test_a_vendor_that_hangs_in_a_pool_holds_up_no_other_vendor(machine):
     until(lambda: machine.state() == "idle", "the device to be idle")
 
 
+def test_a_call_of_a_pool_that_is_cancelled_during_the_handover_never_runs(machine, tmp_path):
+    machine.fail("given", "hang")
+    with aa.Pool() as pool:
+        hanging = pool.options(needs="acme/0").submit((tmp_path / "ran").touch)
+        machine.wait_until_it_hangs()
+        assert hanging.cancel()
+        machine.mend("given")
+        assert pool.options(needs="acme/0").submit(machine.state).result(timeout=PATIENCE) == "given"
+    until(lambda: machine.state() == "idle", "the device to be idle")
+    assert not (tmp_path / "ran").exists()
+
+
 def test_a_vendor_that_fails_to_take_back_is_told_and_the_next_holder_tries_again(machine, caplog):
     with aa.acquire("acme/0") as lease:
         machine.fail("idle")
@@ -247,6 +283,7 @@ def test_after_sigkill_of_the_holder_doctor_names_the_device_and_the_next_holder
     until(lambda: not leases(), "the lease to end")
     assert machine.state() == "given"
     assert "acme/a was not put back" in " ".join(command("doctor").stdout.split())
+    assert "acme/0 was not put back into its idle state" in " ".join(command("status").stderr.split())
     with aa.acquire("acme/0"):
         assert machine.calls() == ["a idle", "a given", "a idle", "a given"]
     assert machine.state() == "idle"

@@ -11,6 +11,7 @@ import subprocess
 import sys
 
 import anyaccel as aa
+import preloaded
 import pytest
 from waiting import until
 
@@ -19,8 +20,8 @@ CLI = [sys.executable, "-m", "anyaccel", "--machine", MACHINE]
 
 
 def start(*arguments, machine=MACHINE):
-    return subprocess.Popen(
-        [sys.executable, "-m", "anyaccel", "--machine", machine, *arguments],
+    return preloaded.start(
+        ["--machine", machine, *arguments],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.PIPE, text=True,
     )  # fmt: skip
 

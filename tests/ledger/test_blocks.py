@@ -7,7 +7,7 @@ import time
 import pytest
 from anyaccel.errors import LeaseNotFoundError
 from anyaccel.ledger import blocks
-from anyaccel.ledger.names import boot
+from anyaccel.ledger.names import boot, hash_device
 from claimant import ClaimantError
 
 ALICE = 61_001
@@ -49,6 +49,15 @@ def test_a_running_lease_goes_on_and_no_request_starts(claim, ledger, in_line):
     assert waiter.end() == {"a": 10_000}
     with pytest.raises(LeaseNotFoundError, match="there is no drain or reservation"):
         ledger.remove_blocks([drain.id])
+
+
+def test_a_device_whose_name_has_the_hash_of_a_drained_one_is_not_drained(claim, ledger):
+    """The two names have the same CRC-32."""
+    assert hash_device("acme/plumless") == hash_device("acme/buckeroo")
+    ledger.drain(["acme/plumless"], "")
+    assert claim().do("take('acme/buckeroo')") == {"acme/buckeroo": 10_000}
+    with pytest.raises(ClaimantError, match="plumless is drained"):
+        claim().do("take('acme/plumless')")
 
 
 def test_a_request_for_drained_devices_alone_holds_up_no_other(claim, ledger, in_line):

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 from anyaccel.errors import LeaseNotFoundError, LedgerError
-from anyaccel.ledger import Want
+from anyaccel.ledger import Want, ending
 from anyaccel.model import Extent
 from claimant import state
 
@@ -41,6 +41,22 @@ def test_one_that_does_not_end_keeps_its_device(claim, ledger):
     assert "--force" in caught.value.hint
     assert len(ledger.leases()) == 1
     assert ledger.end_lease(record.id, grace=0.1, force=True) == (holder.pid,)
+    assert ledger.leases() == ()
+
+
+def test_one_that_ends_while_it_is_looked_for_has_ended(claim, ledger, monkeypatch):
+    """Its lease still counted at the look before: the next look finds neither the lease nor a process."""
+    holder = claim()
+    holder.do("signal.signal(signal.SIGTERM, signal.SIG_IGN); take('a')")
+    (record,) = ledger.leases()
+    find = ending._find_holders
+
+    def find_late(*arguments):
+        holder.kill()
+        return find(*arguments)
+
+    monkeypatch.setattr(ending, "_find_holders", find_late)
+    assert ledger.end_lease(record.id, grace=0, force=True) == ()
     assert ledger.leases() == ()
 
 

@@ -211,7 +211,7 @@ def test_a_user_cannot_exceed_the_machines_limits(tmp_path):
 
 
 def test_looking_does_not_mind_a_wrong_configuration(ledger, monkeypatch):
-    def wrong(*_, **__):
+    def wrong(state):
         raise turns.ConfigurationError("it is wrong")
 
     monkeypatch.setattr(turns, "current_policy", wrong)

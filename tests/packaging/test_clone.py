@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from distributions import QUIET, ROOT, check, copy_project
 
-pytestmark = [pytest.mark.xdist_group("packaging"), pytest.mark.timeout(400)]
+pytestmark = pytest.mark.timeout(400)
 
 SCRIPT = ROOT / "tests" / "support" / "users.py"
 RUN = "run H100:2 --machine sim:H100:8 -- true"

@@ -100,6 +100,7 @@ LASTING = {
 }
 
 
+@pytest.mark.full  # two to four runs of pytest each, about .ci/run, which runs them
 @pytest.mark.parametrize("what", LASTING)
 def test_what_is_broken_fails(stage, what):
     text, reason = LASTING[what]
@@ -109,6 +110,7 @@ def test_what_is_broken_fails(stage, what):
     assert stage.read("unstable") == []
 
 
+@pytest.mark.full  # two to four runs of pytest each, about .ci/run, which runs them
 @pytest.mark.parametrize(
     ("command", "reason"),
     [
@@ -141,6 +143,7 @@ raise SystemExit(any(not each["result"]["success"] for each in found.values()))
 """
 
 
+@pytest.mark.full  # two to four runs of pytest each, about .ci/run, which runs them
 @pytest.mark.parametrize(
     ("environments", "reason"),
     [

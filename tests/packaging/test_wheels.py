@@ -16,6 +16,9 @@ from distributions import FOLDERS, QUIET, ROOT, VENDORS, check, copy_project
 pytestmark = [pytest.mark.xdist_group("packaging"), pytest.mark.timeout(300)]
 
 
+WHEELS_INSTALLED = pytest.mark.full  # all tests of the README's command run on wheels that pip has installed
+
+
 @pytest.fixture(scope="session")
 def bin_of_user(dist, tmp_path_factory):
     """An environment in which a user installed anyaccel[nvidia,tpu] from that folder, and nothing else."""
@@ -85,6 +88,7 @@ def test_a_plugin_of_another_version_than_the_core_is_not_released(tmp_path):
     assert told in done.stderr.splitlines()
 
 
+@WHEELS_INSTALLED
 def test_extras_bring_the_plugins_that_were_asked_for(bare):
     lines = bare("anyaccel", "plugins").splitlines()
     assert [line.split() for line in lines[1:]] == [
@@ -93,6 +97,7 @@ def test_extras_bring_the_plugins_that_were_asked_for(bare):
     ]
 
 
+@WHEELS_INSTALLED
 def test_a_command_that_is_not_installed_names_the_extra_that_brings_it(bare, bin_of_user):
     for command, extra in (("check", "testing"), ("new", "testing"), ("ray", "ray")):
         done = subprocess.run([bin_of_user / "anyaccel", command], capture_output=True, text=True, check=False)
@@ -103,6 +108,7 @@ def test_a_command_that_is_not_installed_names_the_extra_that_brings_it(bare, bi
     assert "\n  new " not in shown
 
 
+@WHEELS_INSTALLED
 def test_an_installed_plugin_is_checked_on_the_recordings_that_it_brings(bare, bin_of_user, dist):
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--find-links", dist]
     check(*pip, "--target", bin_of_user.parent / "suite", "anyaccel-testing", env=QUIET)
@@ -127,6 +133,7 @@ def test_all_is_installed_from_a_folder_without_a_network(dist, tmp_path):
     assert [line.split()[0] for line in shown.splitlines()[1:]] == VENDORS
 
 
+@WHEELS_INSTALLED
 def test_the_installed_command_gives_devices_to_a_program(bare):
     out = bare("anyaccel", "--machine", "sim:H100:8", "run", "H100:2", "--", "printenv", "CUDA_VISIBLE_DEVICES")
     assert len(out.split(",")) == 2
@@ -134,11 +141,13 @@ def test_the_installed_command_gives_devices_to_a_program(bare):
     assert len(out.split(",")) == 4
 
 
+@WHEELS_INSTALLED
 def test_the_installed_library_finds_devices(bare):
     code = "import anyaccel; print(len(anyaccel.detect('sim:H100:8,TPU-V4:4').devices))"
     assert bare("python", "-W", "error", "-c", code) == "12\n"
 
 
+@WHEELS_INSTALLED
 def test_a_recording_of_this_checkout_is_replayed(bare):
     recording = ROOT / "plugins" / "nvidia" / "recordings" / "h100-8gpu-nvswitch"
     assert "8 devices" in bare("anyaccel", "--machine", str(recording))

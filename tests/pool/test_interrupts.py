@@ -174,11 +174,11 @@ main()
         ("submit", signal.SIGINT),
         ("live", signal.SIGINT),
         ("map", signal.SIGTERM),
-        ("large", signal.SIGINT),
+        pytest.param("large", signal.SIGINT, marks=pytest.mark.full),
         ("actor", signal.SIGTERM),
-        ("stream", signal.SIGINT),
-        ("cancel", signal.SIGTERM),
-        ("with", signal.SIGINT),
+        pytest.param("stream", signal.SIGINT, marks=pytest.mark.full),
+        pytest.param("cancel", signal.SIGTERM, marks=pytest.mark.full),
+        pytest.param("with", signal.SIGINT, marks=pytest.mark.full),
     ],
 )
 def test_an_interrupt_breaks_no_pool_and_loses_no_lease(script, mode, number):

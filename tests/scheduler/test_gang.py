@@ -368,4 +368,4 @@ class GangModel(RuleBasedStateMachine):
 
 
 TestGangModel = GangModel.TestCase
-TestGangModel.settings = settings(max_examples=length(16, 50), stateful_step_count=20, deadline=None)
+TestGangModel.settings = settings(max_examples=length(8, 50), stateful_step_count=20, deadline=None)

@@ -175,7 +175,7 @@ machines = st.builds(
 )
 
 
-@settings(max_examples=length(100, 300), deadline=None)
+@settings(max_examples=length(50, 300), deadline=None)
 @given(machines, st.lists(term_texts, min_size=1, max_size=3), st.data())
 def test_a_request_is_placed_exactly_where_trying_everything_finds_a_place(inventory, terms, data):
     request = Request(terms=tuple(terms))

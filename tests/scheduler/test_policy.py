@@ -9,6 +9,7 @@ from anyaccel.policy import Limits, Policy
 from anyaccel.scheduler import ReasonCode, Scheduler
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lengths import length
 
 
 class Clock:
@@ -82,6 +83,24 @@ def test_limits_and_fair_shares_by_user(scheduler):
     assert (greedy.allocation, modest.allocation is None) == (None, False)
 
 
+def test_with_a_half_life_the_scheduler_counts_what_it_gave_out_before(scheduler, clock):
+    made = scheduler(Policy(fair_shares=True, half_life=100.0))
+    first = made.allocate("APU:2", user=7)
+    clock.now = 50.0
+    made.release(first)
+    held = made.allocate("APU:2", user=9)
+    earlier, later = made.submit("APU:1", user=7), made.submit("APU:1", user=8)
+    assert (earlier.place, later.place) == (2, 1)
+    clock.now = 60.0
+    made.release(held)
+    made.release(later.allocation)
+    made.release(earlier.allocation)
+    # User 7 held 2 devices for 50 s, and user 9 for 10 s.
+    held = made.allocate("APU:2", user=8)
+    heavy, light = made.submit("APU:1", user=7), made.submit("APU:1", user=9)
+    assert (heavy.place, light.place) == (2, 1)
+
+
 @pytest.mark.parametrize("policy", [None, Policy()])
 def test_the_order_of_arrival_and_priority_is_the_same(scheduler, policy):
     made = scheduler(policy)
@@ -126,6 +145,7 @@ POLICIES = (
     Policy(backfill=30.0),
     Policy(fair_shares=True),
     Policy(fair_shares=True, patience=20.0, users={7: Limits(weight=4, priority=1)}),
+    Policy(fair_shares=True, half_life=8.0, groups={"lab": Limits(devices=2)}, members={7: "lab"}),
     Policy(limits=Limits(devices=2)),
 )
 STEPS = st.lists(
@@ -141,7 +161,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=length(25, 80), deadline=None)
 @given(st.sampled_from(POLICIES), STEPS)
 def test_place_reason_and_service_agree_under_every_policy(policy, steps):
     clock = Clock()

@@ -125,4 +125,4 @@ class SchedulerModel(RuleBasedStateMachine):
 
 
 TestSchedulerModel = SchedulerModel.TestCase
-TestSchedulerModel.settings = settings(max_examples=length(20, 60), stateful_step_count=30, deadline=None)
+TestSchedulerModel.settings = settings(max_examples=length(10, 60), stateful_step_count=30, deadline=None)

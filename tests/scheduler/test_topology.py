@@ -7,6 +7,7 @@ from anyaccel.model.extent import bits
 from anyaccel.scheduler.topology import Topology
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lengths import length
 from small_machines import gpus
 
 PAIRS_OF_TWO = {(0, 3): 4, (1, 2): 4}
@@ -46,7 +47,7 @@ def test_a_malformed_pci_address_is_no_connection():
     assert Topology(devices).best_set(0b111, 2) == 0b011
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=length(25, 60), deadline=None)
 @given(
     st.dictionaries(st.sampled_from(list(combinations(range(8), 2))), st.integers(1, 3)),
     st.integers(1, 255),

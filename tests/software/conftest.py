@@ -39,10 +39,10 @@ def ask(accel_testbed):
 def report():
     """Compare how many recordings agree with the row of ``results.json``, of which the table of support is made.
 
-    With ``ANYACCEL_TEST_WRITE_SOFTWARE`` set, the row is written instead.
+    With ``ANYACCEL_TEST_WRITE_SOFTWARE`` set, the row is written instead. ``own`` is False for programs of others.
     """
 
-    def report(vendor, software, asked, agreeing, release=None):
+    def report(vendor, software, asked, agreeing, release=None, *, own=True):
         row = {
             "vendor": vendor,
             "software": software,
@@ -50,6 +50,7 @@ def report():
             "asked": asked,
             "compared": len(agreeing),
             "agree": sum(not faults for faults in agreeing.values()),
+            **({} if own else {"own": False}),
         }
         known = json.loads(RESULTS.read_text())
         rest = [each for each in known if (each["vendor"], each["software"]) != (vendor, software)]

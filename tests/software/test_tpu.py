@@ -1,12 +1,17 @@
-"""tpu-info finds the same chips of the same type behind the same nodes."""
+"""tpu-info and JAX find the same chips of the same type, tpu-info behind the same nodes."""
 
 import json
+import re
 from collections import Counter
+from importlib.util import find_spec
+from pathlib import Path
 
 import anyaccel
 import pytest
+from anyaccel_tpu import plugin
 
-pytest.importorskip("tpu_info", reason="tox -e real-tpu installs tpu-info")
+if find_spec("tpu_info") is None and find_spec("libtpu") is None:
+    pytest.skip("tox -e real-tpu installs tpu-info and JAX, tox -e real-libtpu libtpu", allow_module_level=True)
 
 # Chips by type and, where VFIO gives the nodes, their nodes in tpu-info's order.
 PROGRAM = """
@@ -17,7 +22,20 @@ chips = device.get_chips()
 nodes = [chip.cores[min(chip.cores)].vfio_path for chip in chips]
 print(json.dumps([kind and kind.value.name, count, kind and kind.value.devices_per_chip, len(chips), nodes]))
 """
+# JAX looks for chips before it loads libtpu. Its file is loaded alone, since importing JAX needs its compiled half.
+JAX = """
+import importlib.util, json, sys
+spec = importlib.util.spec_from_file_location("hardware_utils", sys.argv[1])
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+count, version = module.num_available_tpu_chips_and_device_id()
+print(json.dumps([count, version and version.name]))
+"""
 PCI = "/sys/bus/pci/devices/"
+FUNCTIONS = {"tpu7x": 2}
+"""Functions of a chip, which JAX counts, where it has more than one."""
+NAMES_OF_JAX = {"7x": "tpu7x", "v2": "v3"}
+"""Types that JAX names otherwise: v2 and v3 have one PCI id, and JAX does not tell them apart."""
 
 
 @pytest.fixture
@@ -38,6 +56,8 @@ def whole(tmp_path):
 
 
 def test_chips_types_and_nodes_are_those_of_tpu_info(recordings, ask, whole, report):
+    if find_spec("tpu_info") is None:
+        pytest.skip("tox -e real-tpu installs tpu-info")
     agreeing = {}
     for name, path in recordings("tpu").items():
         ours = [device for device in anyaccel.detect(str(path)).devices if device.vendor == "tpu" and device.pci_bus_id]
@@ -56,3 +76,32 @@ def test_chips_types_and_nodes_are_those_of_tpu_info(recordings, ask, whole, rep
         agreeing[name] = faults
     assert Counter(map(bool, agreeing.values()))[False] > 5
     report("tpu", "tpu-info", "number and type of chips, order of the VFIO nodes", agreeing)
+
+
+def test_jax_counts_the_same_chips_of_the_same_type(recordings, ask, whole, report):
+    if find_spec("jax") is None:
+        pytest.skip("tox -e real-tpu installs jax")
+    (folder,) = find_spec("jax").submodule_search_locations
+    agreeing = {}
+    for name, path in recordings("tpu").items():
+        ours = [device for device in anyaccel.detect(str(path)).devices if device.vendor == "tpu" and device.pci_bus_id]
+        if not ours or PCI not in (path / "machine.json").read_text():
+            continue
+        count, version = ask(whole(path), JAX, f"{folder}/_src/hardware_utils.py")
+        models = {device.model.removeprefix("TPU").strip() for device in ours}
+        types = {NAMES_OF_JAX.get(model, model) for model in models}
+        chips = count // FUNCTIONS.get(version, 1)
+        agreeing[name] = [] if (types, len(ours)) == ({version}, chips) else [version, count, sorted(types), len(ours)]
+    assert Counter(map(bool, agreeing.values()))[False] > 5
+    report("tpu", "jax", "number and type of chips on PCI", agreeing)
+
+
+def test_libtpu_knows_each_variable_of_the_plugin(report):
+    if find_spec("libtpu") is None:
+        pytest.skip("tox -e real-libtpu installs libtpu")
+    (folder,) = find_spec("libtpu").submodule_search_locations
+    data = (Path(folder) / "libtpu.so").read_bytes()
+    variables = plugin.anyaccel_info().env_vars
+    known = {name.decode() for name in re.findall(rb"(?<![A-Z_])[A-Z]+(?:_[A-Z]+)+(?![A-Z_])", data)}
+    faults = {name: [] if name in known else ["not in the library"] for name in variables}
+    report("tpu", "libtpu", "names of variables", faults)

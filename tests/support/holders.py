@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+import preloaded
 from anyaccel.ledger import Ledger
 from anyaccel.ledger.names import parse_lease
 from anyaccel.linux.mark import Mark, carries, limit
@@ -31,8 +32,8 @@ def hold_and_show(variable: str, request: str, **changes: str) -> tuple[subproce
         The process, and the value of the variable in it.
     """
     code = f"import os, sys; print(os.environ[{variable!r}], flush=True); sys.stdin.read()"
-    holder = subprocess.Popen(
-        [sys.executable, "-m", "anyaccel", "run", request, "--", sys.executable, "-c", code],
+    holder = preloaded.start(
+        ["run", request, "--", sys.executable, "-c", code],
         env={**os.environ, **changes},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -15,6 +15,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import preloaded
 import pytest
 from anyaccel.accelerators import _installed
 from anyaccel.cli import main
@@ -156,26 +157,20 @@ HERE = ("ANYACCEL_", "ACME_")
 def anyaccel() -> Anyaccel:
     """Run the command line: in a process of its own, or in this one where the command only looks and prints.
 
-    A process takes longer than what is tested. With options of :func:`subprocess.run`, it is one in any case.
+    A process takes longer than what is tested, and a new interpreter longer still: see preloaded.py. With options of
+    :func:`subprocess.run`, it is a process in any case. With ``here``, any command runs in this one: a command that is
+    refused before it starts anything.
     """
 
     def run(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
         more = options.pop("env", {})
+        here = options.pop("here", False) or OTHERS.isdisjoint(arguments)
         path = os.environ.get("PYTHONPATH")
         looks_alike = path in (PYTHONPATH, sys.path[0]) and all(name.startswith(HERE) for name in more)
-        if looks_alike and not options and OTHERS.isdisjoint(arguments):
+        if looks_alike and not options and here:
             return _run_here(arguments, more)
-        environ = {**os.environ, **more}
-        seconds = options.pop("timeout", 200)
-        return subprocess.run(
-            [sys.executable, "-m", "anyaccel", *arguments],
-            env={name: value for name, value in environ.items() if value is not None},
-            capture_output=True,
-            text=True,
-            timeout=seconds,
-            check=False,
-            **options,
-        )
+        environ = {name: value for name, value in {**os.environ, **more}.items() if value is not None}
+        return preloaded.run(arguments, env=environ, **options)
 
     return run
 

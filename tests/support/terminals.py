@@ -5,8 +5,11 @@ import os
 import re
 import struct
 import subprocess
+import sys
 import termios
 import unicodedata
+
+import preloaded
 
 COLOURS = re.compile(r"\x1b\[(?:1|2|31|32|33|36)m([^\x1b]*)\x1b\[0m")
 """What our own colours and bold letters look like."""
@@ -32,9 +35,12 @@ def run_on_terminal(argv, *, columns=80, env=None, seconds=60, **options):
     main, side = os.openpty()
     fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     environ = {name: text for name, text in os.environ.items() if name not in ("COLUMNS", "NO_COLOR")}
-    process = subprocess.Popen(
-        argv, stdin=side, stdout=side, stderr=side, env={**environ, "TERM": "xterm", **(env or {})}, **options
-    )
+    environ |= {"TERM": "xterm", **(env or {})}
+    streams = {"stdin": side, "stdout": side, "stderr": side, "env": environ}
+    if argv[:3] == [sys.executable, "-m", "anyaccel"]:
+        process = preloaded.start(argv[3:], **streams, **options)
+    else:
+        process = subprocess.Popen(argv, **streams, **options)
     os.close(side)
     data = read_to_end(main)
     os.close(main)

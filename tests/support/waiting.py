@@ -15,7 +15,9 @@ T = TypeVar("T")
 def until(condition: Callable[[], T], what: str, seconds: float = PATIENCE) -> T:
     """Wait for something to become true; what it returned."""
     deadline = time.monotonic() + seconds
+    pause = 0.005
     while not (found := condition()):
         assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(0.005)
+        time.sleep(pause)
+        pause = min(pause * 1.2, 0.1)  # to ask takes processor time, from what is waited for as well
     return found

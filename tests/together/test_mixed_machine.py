@@ -81,7 +81,7 @@ def test_any_disjoint_allocations_agree_on_their_variables():
     """Whatever combination one worker may have, no two vendors disagree about a variable."""
     inventory = aa.detect("sim:" + ",".join(ALL.values()))
     chance = random.Random(7)
-    for _ in range(length(15, 40)):
+    for _ in range(length(8, 40)):
         vendors = chance.sample(sorted(ALL), chance.randint(1, 8))
         request = [f"{vendor}:{chance.choice((1, 2, 4))}" for vendor in vendors]
         if any(rival in vendors for vendor in vendors for rival in inventory.excluded_vendors(vendor)):

@@ -84,6 +84,7 @@ class Configuration(Value):
 
     def names(self, table: str) -> tuple[str, ...]:
         """Return the names with settings in a table whose keys have ``*`` in place of a name."""
+        # Up to the last dot, since the name of a user may have dots.
         within = (key.removeprefix(f"{table}.") for key in self.values if key.startswith(f"{table}."))
         return tuple(dict.fromkeys(key.rpartition(".")[0] for key in within))
 
@@ -464,6 +465,7 @@ def _values(path: str, kind: str, content: bytes) -> Mapping[str, Any]:
         except (ValueError, TypeError):
             told = f"{printable(key)} must be {setting.rule.words} (got {shown(value)})"
             wrong[key] = told, f"{printable(key)}: {setting.summary}"
+    # A half-life alone would change nothing, which nothing would show.
     if "queue.half_life" in values and not values.get("queue.fair_shares"):
         wrong["queue.half_life"] = "queue.half_life needs queue.fair_shares = true", "set both, or neither"
     if wrong:

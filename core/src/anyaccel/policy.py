@@ -164,13 +164,17 @@ class Usage(Value):
             ended: End of the lease.
             half_life: The half-life in seconds.
         """
-        at = max(self.at, ended)
-        lease = Usage(seconds=_integrate(devices, held, half_life), at=ended)
-        return Usage(seconds=self.decayed(at, half_life) + lease.decayed(at, half_life), at=at)
+        return self.plus(Usage(seconds=_integrate(devices, held, half_life), at=ended), half_life)
+
+    def plus(self, other: Usage, half_life: float) -> Usage:
+        """Return the sum of two quantities, at the later of their times."""
+        at = max(self.at, other.at)  # a decay towards an earlier time would make a quantity grow
+        return Usage(seconds=self.decayed(at, half_life) + other.decayed(at, half_life), at=at)
 
 
 def _integrate(devices: float, held: float, half_life: float) -> float:
     """Return the device-seconds of a lease of some devices that count after ``held`` seconds."""
+    # expm1(): of a short lease and a half-life of weeks, the difference of two powers would be rounded away.
     rate = math.log(2) / half_life
     return devices * -math.expm1(-held * rate) / rate
 
@@ -265,7 +269,7 @@ class Policy(Value):
         users: Limits by number of the user.
         groups: Limits of each member, and weight of the group, by name of the group.
         members: Name of the group that counts for a user, by number of the user; none for other users.
-        past: Usage by ended leases, by number of the user, for a policy with a half-life.
+        past: Usage by ended leases, by number of the user; counts only with a half-life.
         blocks: Drained and reserved devices.
     """
 
@@ -485,6 +489,7 @@ class Policy(Value):
         ends = _known_ends(held)
         found: list[float] = []
         for position, one in enumerate(waiting):
+            # In turn: with room for this request alone, it still waits for earlier requests for a common device.
             before = [start for other, start in zip(waiting[:position], found, strict=True) if one.competes(other)]
             found.append(max([_earliest_alone(one, ends, self.blocks, now), *before]))
         return found
@@ -585,6 +590,7 @@ def _find_time(
         _open_at(device, _free_at(busy.get(device, ()), need.units_on(device)), one, blocks, now)
         for device in need.among
     )
+    # A need that lists too few devices, as from another version, has an unknown start: so no request may pass it.
     return times[need.count - 1] if 0 < need.count <= len(times) else -FOREVER
 
 

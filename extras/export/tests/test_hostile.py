@@ -135,6 +135,7 @@ def test_readers_of_yaml_and_json_find_the_keys_that_are_ours(text):
     assert {entry["name"] for entry in entries} >= {"acme", "all"}
 
 
+@pytest.mark.full  # the reader takes seconds for its own grammar; the text is compared in test_nomad.py
 @pytest.mark.xdist_group("hcl")  # it takes seconds until the reader has read its own grammar
 @pytest.mark.parametrize("text", HOSTILE)
 def test_a_reader_of_hcl_finds_two_blocks(text):

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import anyaccel as aa
+import preloaded
 import pytest
 from anyaccel.launcher.sandbox import find_obstacle
 from anyaccel_jobs.ranks import divide_processors
@@ -49,9 +50,9 @@ def job(acme):
     started = []
 
     def job(request, flag, *command, options=(), **more):
-        argv = [sys.executable, "-m", "anyaccel", "--machine", MACHINE, "run", request, flag, *options, "--", *command]
+        arguments = ["--machine", MACHINE, "run", request, flag, *options, "--", *command]
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        started.append(subprocess.Popen(argv, text=True, **(pipes | more)))
+        started.append(preloaded.start(arguments, text=True, **(pipes | more)))
         return started[-1]
 
     yield job

@@ -283,7 +283,7 @@ def test_a_signal_that_no_process_catches_ends_none(run):
 )
 def test_a_signal_that_makes_no_sense_is_refused(arguments, words, run):
     for command in (("run", "A1:1"), ("sweep", "A1:1", "--each", "x=1")):
-        assert words in run(*command, *arguments, "--", "true", status=2).stderr
+        assert words in run(*command, *arguments, "--", "true", status=2, here=True).stderr
 
 
 def test_arguments_of_a_call_that_make_no_sense_are_refused():

@@ -1,5 +1,6 @@
 """The driver is killed at random moments, while claims come and go and people ask for devices."""
 
+import contextlib
 import json
 import os
 import random
@@ -15,6 +16,7 @@ import grpc
 import pytest
 from anyaccel_kubernetes.slices import device_names
 
+STRIDE = 2 if os.environ.get("ANYACCEL_TEST_FULL") else 25
 KILLS = 1000 if os.environ.get("ANYACCEL_TEST_FULL") else 12
 
 
@@ -42,7 +44,8 @@ def is_free(inventory, request):
 
 @pytest.fixture
 def agents(node):
-    """Start a driver; the function returns its process id."""
+    """Start a driver, which is killed at a step of the next claim if one is given; the function returns its id."""
+    node.machine = "sim:H100:4"
     script = str(Path(__file__).parent / "nest.py")
     with (node.root / "nest.log").open("w") as log:
         nest = subprocess.Popen(
@@ -51,8 +54,8 @@ def agents(node):
     arguments = ["kubernetes", "dra", "--machine", node.machine, "--kubelet", str(node.kubelet.root), "--node", "n1",
                  "--cdi", str(node.cdi), "--server", node.api.url]  # fmt: skip
 
-    def start():
-        nest.stdin.write(json.dumps(arguments) + "\n")
+    def start(step=0):
+        nest.stdin.write(json.dumps([arguments, step]) + "\n")
         nest.stdin.flush()
         return int(nest.stdout.readline())
 
@@ -79,8 +82,28 @@ def ask(node, method, name, uid):
     return True
 
 
+def kill_meanwhile(node, agent, chance, arguments):
+    """Ask the driver, and kill it: while it starts, while it answers, or after that; return whether it has answered."""
+    moment = chance.choice(("early", "serving", "answered"))
+    if moment == "answered":
+        answers = [node.wait_for(lambda: ask(*arguments))]
+        end(agent)
+        return answers[0]
+    if moment == "serving":
+        node.wait_for(lambda: ask(node, "unprepare", "none", "none"))
+    answers = []
+    caller = threading.Thread(target=lambda: answers.append(ask(*arguments)))
+    caller.start()
+    if chance.random() < 0.5:
+        assert not ask(node, "prepare", "x0", "x-0")  # the device of the pod that runs
+    threading.Event().wait(chance.random() * 0.3)  # the moment of the kill
+    end(agent)
+    caller.join()
+    return answers[0]
+
+
+@pytest.mark.timeout(1800)
 def test_no_device_is_held_twice_and_none_is_lost(node, agents):
-    node.machine = "sim:H100:4"
     seed = int(os.environ.get("ANYACCEL_TEST_SEED", "7"))
     chance = random.Random(seed)
     inventory = anyaccel.detect(node.machine)
@@ -93,22 +116,16 @@ def test_no_device_is_held_twice_and_none_is_lost(node, agents):
     node.wait_for(lambda: ask(node, "prepare", "c0", "u-0"))
     person = Person(inventory, inventory.devices[0])
     person.start()
+    answered = 0
     prepared = dict.fromkeys(range(1, 4), False)  # None: not known, since the driver was killed meanwhile
     for _ in range(KILLS):
         number = chance.randint(1, 3)
         method = chance.choice(("prepare", "unprepare"))
-        answers = []
-        caller = threading.Thread(
-            target=lambda n=number, m=method, a=answers: a.append(ask(node, m, f"c{n}", f"u-{n}"))
-        )
+        arguments = node, method, f"c{number}", f"u-{number}"
         before, prepared[number] = prepared[number], None
-        caller.start()
-        if chance.random() < 0.3:
-            assert not ask(node, "prepare", "x0", "x-0")  # the device of the pod that runs
-        threading.Event().wait(chance.random() * 0.5)  # the moment of the kill
-        end(agent)
-        caller.join()
-        if answers[0]:
+        answer = kill_meanwhile(node, agent, chance, arguments)
+        answered += answer
+        if answer:
             prepared[number] = method == "prepare"
         elif before is (method == "prepare"):
             prepared[number] = before  # it could not change anything
@@ -118,6 +135,7 @@ def test_no_device_is_held_twice_and_none_is_lost(node, agents):
         agent = agents()
     person.ended.set()
     person.join()
+    assert answered, "no claim was ever prepared"
     assert person.got == 0, f"{person.got} of {person.tries}"
     for number in range(4):
         node.wait_for(lambda n=number: ask(node, "unprepare", f"c{n}", f"u-{n}"))
@@ -125,3 +143,43 @@ def test_no_device_is_held_twice_and_none_is_lost(node, agents):
     end(agent)
     assert node.leases() == {}
     assert not list(node.cdi.glob("*.json"))
+
+
+@pytest.mark.timeout(1800)
+def test_a_driver_that_is_killed_at_any_step_finds_its_way(node, agents):
+    """Of prepare and of unprepare: the device is held from the first answer to the last, and free after it."""
+    inventory = anyaccel.detect(node.machine)
+    device = inventory.devices[0]
+    request = anyaccel.request_devices([device])
+    node.api.allocate("train", "u-1", [device_names(inventory)[device.id]], pods=["train"])
+
+    def survives(method, step):
+        """Let a driver be killed at a step; return whether it came to the end before."""
+        pid = agents(step)
+        process = os.pidfd_open(pid)
+        try:
+            while not select.select([process], [], [], 0)[0]:
+                if ask(node, method, "train", "u-1"):
+                    return True
+            return False
+        finally:
+            os.close(process)
+            with contextlib.suppress(ProcessLookupError):
+                end(pid)
+
+    for method, free in (("prepare", False), ("unprepare", True)):
+        step = 1
+        while not survives(method, step):
+            assert step < 500
+            agent = agents()
+            node.wait_for(lambda m=method: ask(node, m, "train", "u-1"))
+            assert is_free(inventory, request) is free
+            if method == "unprepare":
+                node.wait_for(lambda: ask(node, "prepare", "train", "u-1"))
+            else:
+                node.wait_for(lambda: ask(node, "unprepare", "train", "u-1"))
+                assert is_free(inventory, request)
+            end(agent)
+            step += STRIDE
+        assert is_free(inventory, request) is free
+    assert not list(node.cdi.glob("*"))

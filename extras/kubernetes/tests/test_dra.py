@@ -64,7 +64,11 @@ def test_claims_that_cannot_be_prepared_say_why(node):
     node.api.allocate("gone", "u-3", ["nothing"])
     with pytest.raises(RuntimeError, match="is gone"):
         node.kubelet.prepare("gone", "u-3")
-    node.api.claims["train"]["status"]["allocation"]["devices"]["results"][0]["pool"] = "n2"
+    result = node.api.claims["train"]["status"]["allocation"]["devices"]["results"][0]
+    result["adminAccess"] = True
+    with pytest.raises(RuntimeError, match="admin access"):
+        node.kubelet.prepare("train", "u-1")
+    result["adminAccess"], result["pool"] = False, "n2"
     with pytest.raises(RuntimeError, match="node n2"):
         node.kubelet.prepare("train", "u-1")
     with pytest.raises(RuntimeError, match="identity"):

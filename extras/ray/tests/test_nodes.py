@@ -139,7 +139,7 @@ def test_a_vendor_that_fails_costs_its_devices_and_is_named(install, anyaccel):
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
 def test_what_cannot_be_is_refused(arguments, reason, acme, anyaccel):
-    assert reason in refused(anyaccel, "--machine", "sim:A1:4", *arguments)
+    assert reason in refused(anyaccel, "--machine", "sim:A1:4", *arguments, here=True)
 
 
 def test_without_ray_it_says_which_extra_brings_it(acme, anyaccel, tmp_path):

@@ -76,6 +76,12 @@ def anyaccel_diagnose(ctx):
 """
 
 
+def handing_over(*lines: str) -> tuple[tuple[str, str], ...]:
+    """Add a hook that changes devices."""
+    head = "from anyaccel.plugin import hookimpl\n@hookimpl\ndef anyaccel_handover(devices, ctx, given):\n"
+    return (("", head + "".join(f"    {line}\n" for line in lines)),)
+
+
 def detecting(*lines: str) -> tuple[str, str]:
     """Put lines where the devices of a machine are about to be listed."""
     return ABSENT, ABSENT + "".join(f"    {line}\n" for line in lines)
@@ -412,6 +418,35 @@ BROKEN = {
         (),
         "presence.json says that the vendor is certainly not on driver-only, where it is found",
         presence='{"paths": ["/dev/acme*"]}',
+    ),
+    "fails to give": Broken("C30", handing_over("raise OSError('no tool')"), "given=False: it raised OSError: no tool"),
+    "gives without an end": Broken(
+        "C30", handing_over("while given: pass"), "takes longer than its deadline of 0.3 s", seconds=3, timeout=0.3
+    ),
+    "says how it went": Broken("C30", handing_over("return 'done'"), "it must return None, and raise an exception"),
+    "changes devices by itself": Broken(
+        "C30", handing_over("import subprocess; subprocess.run(['true'])"), "by itself: act through ctx.run"
+    ),
+    "leaves a setting": Broken(
+        "C30",
+        handing_over("if given: ctx.write('/sys/class/acme/0/cap', '250')"),
+        "leaves '250' in /sys/class/acme/0/cap, where the idle state has None",
+    ),
+    "leaves what a command did": Broken(
+        "C30",
+        handing_over("if given: ctx.run(['acme-smi', '--cap'])"),
+        "runs 'acme-smi --cap' for a holder, and nothing with given=False that undoes it",
+    ),
+    "undoes what it remembers": Broken(
+        "C30",
+        (
+            ("", "HELD = []\n"),
+            *handing_over(
+                "if given: HELD.append(devices)",
+                "if given or HELD: ctx.write('/sys/class/acme/0/cap', '250' if given else '400')",
+            ),
+        ),
+        "leaves '250' in /sys/class/acme/0/cap",
     ),
 }
 """Broken plug-ins by their fault."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from anyaccel_testing import CHECKS, State, run_checks
-from broken_plugins import BROKEN, PRESENCE
+from broken_plugins import BROKEN, PRESENCE, handing_over
 from lengths import length
 
 ACME = (Path(__file__).parents[3] / "tests" / "vendors" / "acme.py").read_text()
@@ -46,7 +46,21 @@ def test_the_well_behaved_plugin_passes_every_check(install, recordings):
     install("acme", ACME).with_suffix(".presence.json").write_text(PRESENCE)
     results = run_checks("acme", recordings(ACME))
     assert [result for result in results if result.state is State.FAILED] == []
-    assert ends(results, State.SKIPPED) == NOT_BY_A_PLUGIN
+    assert ends(results, State.SKIPPED) == {*NOT_BY_A_PLUGIN, "C30"}
+
+
+def test_a_plugin_that_undoes_what_it_does_passes(install, recordings):
+    lines = [
+        "for device in devices:",
+        "    ctx.write(f'/sys/class/acme/{device.index}/cap', '250' if given else '400')",
+        "    if ctx.run(['acme-smi', '--daemon', 'start' if given else 'stop']).returncode: raise OSError('no')",
+    ]
+    source = ACME
+    for old, new in handing_over(*lines):
+        source = source.replace(old, new, 1)
+    install("acme", source)
+    results = run_checks("acme", recordings(source), only=["C13", "C22", "C25", "C30"])
+    assert [result for result in results if result.state is State.FAILED] == []
 
 
 def test_a_plugin_without_optional_hooks_passes(install, recordings):

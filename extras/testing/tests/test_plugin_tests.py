@@ -31,12 +31,14 @@ AUTHORS = """
 def run(tmp_path):
     """Run pytest on an author's file in a child process."""
 
-    def run(*lines, source=AUTHORS, options=()):
+    def run(*lines, source=AUTHORS, options=(), as_authors=False):
         text = textwrap.dedent(source) + "".join(f"    {line}\n" for line in lines)
         (tmp_path / "test_conformance.py").write_text(text)
         # -v: the names of tests are part of what is tested.
         argv = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rsfExX", "-v", *options, str(tmp_path)]
-        return subprocess.run(argv, env=dict(os.environ), capture_output=True, text=True, timeout=90, check=False)
+        # Without other plug-ins, for speed.
+        environ = {**os.environ} if as_authors else {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+        return subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=90, check=False)
 
     return run
 
@@ -48,7 +50,7 @@ def counts(done):
 def test_a_correct_plugin_passes_with_six_lines(run, install, recordings):
     install("acme", ACME)
     recordings(ACME)
-    done = run()
+    done = run(as_authors=True)
     assert done.returncode == 0, done.stdout
     assert counts(done).keys() == {"passed", "skipped"}
     names = set(re.findall(r"::TestAcme::test_check\[(.*?)\]", done.stdout))
@@ -133,6 +135,7 @@ def test_an_override_with_a_reason_is_accepted(run, install, recordings):
     assert counts(done) == {"xfailed": 1}
 
 
+@pytest.mark.full  # as in plugins/*/tests/test_conformance.py
 def test_tests_of_its_own_are_welcome(run, install, recordings):
     install("acme", ACME)
     recordings(ACME)
@@ -156,9 +159,10 @@ def test_a_plugin_that_is_not_installed_fails_once(run, recordings, monkeypatch)
     assert "no plug-in for 'acme' is installed" in done.stdout
 
 
+@pytest.mark.full  # as the suites of all plug-ins do in every run with xdist
 def test_workers_of_xdist_share_the_tests(run, install, recordings):
     install("acme", ACME)
     recordings(ACME)
-    done = run(options=("-n", "2"))
+    done = run(options=("-n", "2"), as_authors=True)
     assert done.returncode == 0, done.stdout
     assert "failed" not in counts(done)

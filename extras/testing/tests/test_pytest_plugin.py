@@ -46,12 +46,15 @@ def run(tmp_path, monkeypatch, acme):
     """Run pytest on a file in a child process."""
     monkeypatch.chdir(tmp_path)
 
-    def run(source, *options, machine="sim:Acme-One:4", **variables):
+    def run(source, *options, machine="sim:Acme-One:4", as_users=False, **variables):
         (tmp_path / "test_it.py").write_text(textwrap.dedent(source))
-        # The timeout plug-in of our own run is not the user's; everything else is as users have it.
         argv = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rsf", *options, "test_it.py"]
-        argv[3:3] = [] if REGISTERED else ["-p", PLUGIN]
         environ = {**os.environ, "ANYACCEL_MACHINE": machine, **variables}
+        if not as_users:  # no other plug-ins, for speed
+            argv[3:3] = ["-p", PLUGIN, *(["-p", "xdist"] if "-n" in options else [])]
+            environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+        elif not REGISTERED:
+            argv[3:3] = ["-p", PLUGIN]
         return subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=250, check=False)
 
     return run
@@ -62,7 +65,7 @@ def seen(tmp_path):
 
 
 def test_a_test_sees_exactly_one_device(run, tmp_path):
-    done = run(SEES)
+    done = run(SEES, as_users=True)
     assert done.returncode == 0, done.stdout
     ids = {(device, mask) for _, device, mask in seen(tmp_path)}
     assert len(ids) == 1
@@ -90,6 +93,7 @@ def test_workers_without_a_device_say_why(run):
     assert "pytest" in done.stdout
 
 
+@pytest.mark.full  # shares are given in tests/launcher
 def test_a_share_is_given_twice(run, tmp_path):
     done = run(SEES, "-n", "2", "--accel", "APU:0.5", machine="sim:Acme-One:1")
     assert done.returncode == 0, done.stdout
@@ -194,6 +198,7 @@ def test_other_runs_load_nothing(run):
             # Every pytest run of a user pays for imports of this plug-in.
             ours = {name for name in sys.modules if name.startswith(("anyaccel", "rich", "psutil"))}
             assert ours == {"anyaccel_testing", "anyaccel_testing.pytest_plugin"}
-        """
+        """,
+        as_users=True,
     )
     assert done.returncode == 0, done.stdout

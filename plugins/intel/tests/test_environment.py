@@ -187,7 +187,7 @@ ENVIRONS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=length(50, 150), deadline=None)
+@settings(max_examples=length(25, 150), deadline=None)
 @given(data=st.data(), found=st.sampled_from(_machines()), environ=ENVIRONS)
 def test_any_subset_comes_back_from_any_environment(data, found, environ):
     chosen = data.draw(st.lists(st.sampled_from(found), unique_by=lambda device: device.id))
@@ -201,7 +201,7 @@ def test_any_subset_comes_back_from_any_environment(data, found, environ):
     ]
 
 
-@settings(max_examples=length(50, 150), deadline=None)
+@settings(max_examples=length(25, 150), deadline=None)
 @given(found=st.sampled_from(_machines()), environ=ENVIRONS)
 def test_what_an_environment_leaves_visible_is_a_subset_or_a_refusal(found, environ):
     try:
@@ -212,7 +212,7 @@ def test_what_an_environment_leaves_visible_is_a_subset_or_a_refusal(found, envi
     assert left is None or set(left) <= {device.id for device in found}
 
 
-@settings(max_examples=length(66, 200), deadline=None)
+@settings(max_examples=length(25, 200), deadline=None)
 @given(st.text(alphabet="!*:;,.0123 abcglopuvz_enrt", max_size=24))
 def test_any_text_is_a_selector_or_a_refusal(text):
     try:

@@ -6,9 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from lengths import length
 
 RECORDING = Path(__file__).parent.parent / "recordings" / "trn2-3xlarge-lnc1-no-tools" / "machine.json"
 PHYSICAL_CORES = 8
+EACH = length(20, 60)
+"""How often each user takes cores."""
 
 # Takes cores again and again. What it holds it tells from the environment that the runtime would see, and claims by
 # files, one for each physical core: a file that is there already is a core that was given twice.
@@ -55,7 +58,9 @@ def claims(tmp_path):
 def test_no_physical_core_is_given_to_two_users_at_once(tmp_path, claims, monkeypatch):
     monkeypatch.setenv("ANYACCEL_STATE_DIR", str(tmp_path / "leases"))
     machines = {size: recorded(tmp_path / f"size-{size}", size) for size in (1, 2)}
-    commands = [[sys.executable, "-c", HOLDER, machines[size], str(claims), "60"] for size in (1, 2) for _ in range(2)]
+    commands = [
+        [sys.executable, "-c", HOLDER, machines[size], str(claims), str(EACH)] for size in (1, 2) for _ in range(2)
+    ]
     holders = [
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for command in commands
     ]
@@ -63,7 +68,7 @@ def test_no_physical_core_is_given_to_two_users_at_once(tmp_path, claims, monkey
     assert [holder.returncode for holder in holders] == [0] * 4, "\n".join(error for _, error in printed)
     found = [tuple(map(int, output.split())) for output, _ in printed]
     assert [size for size, _ in found] == [1, 1, 2, 2]
-    assert all(given >= 60 for _, given in found)
+    assert all(given >= EACH for _, given in found)
     assert list(claims.iterdir()) == []
 
 

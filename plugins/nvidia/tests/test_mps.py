@@ -59,7 +59,9 @@ def command(*arguments, before="", **environ):
     )
 
 
-@pytest.mark.parametrize("protocol", [2, 3])
+@pytest.mark.parametrize(
+    "protocol", [pytest.param(2, marks=pytest.mark.full), 3]
+)  # 2 is in test_a_daemon_that_answers_is_believed
 def test_a_daemon_is_started_looked_at_and_stopped(place, protocol):
     done = command("start", "--protocol", str(protocol))
     assert (done.returncode, done.stdout) == (0, f"MPS daemon in {place}, protocol {protocol}, clients: none\n")

@@ -42,7 +42,7 @@ class Sample(Value):
         unknown: Error of the ledger, if it cannot be read.
         tickets: The waiting requests, in order.
         at: Time of the sample, in seconds since 1970.
-        upcoming: Reservations that have not begun, a sentence each.
+        upcoming: Reservations that have not begun, and devices that were not put back, a sentence each.
     """
 
     inventory: Inventory
@@ -142,6 +142,10 @@ def take_sample(
                 own = [names[scope.ids[key]] for key in block.devices if key in scope.ids]
                 if own and block.begin is not None and block.begin > time.time():
                     upcoming.append(f"{', '.join(sorted(set(own)))}: {block.describe()}")
+            for key, lease in ledger.unfinished_handovers().items():
+                if key in scope.ids:
+                    left = f"{names[scope.ids[key]]} was not put back into its idle state after lease {lease}"
+                    upcoming.append(f"{left}; the next lease of it does that")
         except LedgerError as error:
             unknown = str(error)
     return Sample(

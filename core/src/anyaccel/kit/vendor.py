@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
+from anyaccel.hookspecs import HOOKS
 from anyaccel.kit.caps import GROWTH, Cap, cap_frameworks
 from anyaccel.kit.card import UNIFIED, Card
 from anyaccel.kit.catalog import Catalog, Entry, pci_name, tag
@@ -46,8 +47,8 @@ OTHER_USES = ("vfio", "pci-stub", "uio_pci_generic")
 class Vendor:
     """A plug-in. The entry point names an instance of a subclass: ``acme = "anyaccel_acme:plugin"``.
 
-    A subclass sets attributes and overrides methods that differ for the vendor. The hooks, ``anyaccel_*``, are never
-    overridden: each calls the method of the same name.
+    A subclass sets attributes and overrides methods that differ for the vendor. A method with the name of a hook, such
+    as ``detect``, is that hook.
 
     Attributes:
         key: Key of the vendor, equal to the name of the entry point.
@@ -141,18 +142,22 @@ class Vendor:
     tool: Tool | None = None
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Remove the hooks ``anyaccel_validate`` and ``anyaccel_handover`` unless the class overrides their methods."""
+        """Make each method with the name of a hook the hook: ``detect`` is ``anyaccel_detect``.
+
+        Left out are :meth:`validate`, unless the class overrides it or :meth:`maskable`, and :meth:`handover`, unless
+        the class overrides it: a missing hook costs no call.
+        """
         super().__init_subclass__(**options)
-        own = (
-            cls.validate is not Vendor.validate,
-            cls.maskable is not Vendor.maskable,
-            bool(cls.mask and cls.mask.set_attribute),
-        )
-        # The core checks counts and exclusive devices itself. A hook that is not there saves a call into the vendor's
-        # process.
-        cls.anyaccel_validate = Vendor.anyaccel_validate if any(own) else None  # type: ignore[method-assign,assignment]
-        handed = cls.hand_over is not Vendor.hand_over  # else each lease would cost a process
-        cls.anyaccel_handover = Vendor.anyaccel_handover if handed else None  # type: ignore[method-assign,assignment]
+        absent = {
+            # The core checks counts and exclusive devices itself.
+            "anyaccel_validate": cls.validate is Vendor.validate
+            and cls.maskable is Vendor.maskable
+            and not getattr(getattr(cls, "mask", None), "set_attribute", ""),
+            "anyaccel_handover": cls.handover is Vendor.handover,
+        }
+        for name in HOOKS:
+            # An alias, so that the plug-in manager finds the names of the method's own arguments.
+            setattr(cls, name, None if absent.get(name) else hookimpl(getattr(cls, name.removeprefix("anyaccel_"))))
 
     # Who the vendor is.
 
@@ -432,14 +437,14 @@ class Vendor:
         """Return True if a mask can name a device."""
         return not device.attributes.get(self.nameless)
 
-    def validate(self, term: Term, devices: Sequence[Device]) -> str | None:
+    def validate(self, request: Term, devices: Sequence[Device]) -> str | None:
         """Return the reason why one job cannot use exactly these devices, or None.
 
         By default, the rules of :attr:`counts` and :attr:`exclusive`, which the core knows already, and that each
         device must have a name in the mask. So there is no hook, and no call, unless a subclass overrides this method
         or :meth:`maskable`.
         """
-        reason = self.info().refusal(term, devices) or self._split_set(devices)
+        reason = self.info().refusal(request, devices) or self._split_set(devices)
         nameless = next((device for device in devices if not self.maskable(device)), None)
         return reason or (None if nameless is None else str(self._unmaskable(nameless)))
 
@@ -682,75 +687,11 @@ class Vendor:
 
     # What happens when devices are given and given back.
 
-    def hand_over(self, devices: Sequence[Device], ctx: ProbeContext, *, given: bool) -> None:
+    def handover(self, devices: Sequence[Device], ctx: ProbeContext, given: bool) -> None:
         """Change devices for their holder (``given``), or put them into their idle state; raise on failure.
 
         A vendor without this method changes nothing. See ``anyaccel_handover`` for what each call must allow for.
         """
-
-    # The hooks: each calls the method of its name.
-
-    @hookimpl
-    def anyaccel_info(self) -> PluginInfo:
-        """See :meth:`info`."""
-        return self.info()
-
-    @hookimpl
-    def anyaccel_detect(self, ctx: ProbeContext) -> Detected | None:
-        """See :meth:`detect`."""
-        return self.detect(ctx)
-
-    @hookimpl
-    def anyaccel_fractional(self, device: Device) -> Fractional:
-        """See :meth:`fractional`."""
-        return self.fractional(device)
-
-    @hookimpl
-    def anyaccel_tags(self, device: Device) -> Sequence[str]:
-        """See :meth:`tags`."""
-        return self.tags(device)
-
-    @hookimpl
-    def anyaccel_env(self, devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:
-        """See :meth:`env`."""
-        return self.env(devices, ctx)
-
-    @hookimpl
-    def anyaccel_visible(
-        self, environ: Mapping[str, str], devices: Sequence[Device]
-    ) -> Sequence[str | VisiblePart] | None:
-        """See :meth:`visible`."""
-        return self.visible(environ, devices)
-
-    @hookimpl
-    def anyaccel_validate(self, request: Term, devices: Sequence[Device]) -> str | None:
-        """See :meth:`validate`."""
-        return self.validate(request, devices)
-
-    @hookimpl
-    def anyaccel_stats(self, devices: Sequence[Device], ctx: ProbeContext) -> Mapping[str, Stats]:
-        """See :meth:`stats`."""
-        return self.stats(devices, ctx)
-
-    @hookimpl
-    def anyaccel_container(self, devices: Sequence[Device]) -> ContainerEdits:
-        """See :meth:`container`."""
-        return self.container(devices)
-
-    @hookimpl
-    def anyaccel_handover(self, devices: Sequence[Device], ctx: ProbeContext, given: bool) -> None:
-        """See :meth:`hand_over`."""
-        self.hand_over(devices, ctx, given=given)
-
-    @hookimpl
-    def anyaccel_diagnose(self, ctx: ProbeContext) -> Sequence[Finding]:
-        """See :meth:`diagnose`."""
-        return self.diagnose(ctx)
-
-    @hookimpl
-    def anyaccel_products(self) -> Sequence[Product]:
-        """See :meth:`products`."""
-        return self.products()
 
 
 def inventory(cards: Sequence[Card], version: str, notes: Iterable[str] = (), *, partial: bool = False) -> Detected:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from anyaccel.errors import LeaseNotFoundError
 from anyaccel.inventory.detect import survey
+from anyaccel.launcher.handover import Handover, plan_handover
 from anyaccel.launcher.hold import DeviceLease, LeaseRequest
 from anyaccel.launcher.options import AcquireOptions, check_options
 from anyaccel.launcher.verdicts import leases
@@ -18,9 +19,12 @@ from anyaccel.scheduler.choice import share
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Unpack
+    from typing import Any, Unpack
 
     from anyaccel.ledger import Lease
+
+    _Where = tuple[Inventory, Mapping[str, str]]
+    """The machine of a lease, and the environment of its program."""
 
 
 class LeaseOnBehalf:
@@ -35,9 +39,9 @@ class LeaseOnBehalf:
         shares: The leased shares of devices.
     """
 
-    def __init__(self, lease_id: str, key: str, shares: Sequence[Share], environ: Mapping[str, str]) -> None:
+    def __init__(self, lease_id: str, key: str, shares: Sequence[Share], where: _Where) -> None:
         self.id, self.key, self.shares = lease_id, key, tuple(shares)
-        self._environ = environ
+        self._inventory, self._environ = where
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -64,6 +68,8 @@ class LeaseOnBehalf:
     def release(self) -> None:
         """End the lease, even if processes still use the devices; a second call has no effect.
 
+        Vendors that have changed the devices for the holder undo that.
+
         Raises:
             LeasePermissionError: If the lease belongs to another user.
             LedgerError: If the ledger cannot be written.
@@ -72,6 +78,21 @@ class LeaseOnBehalf:
             Ledger.open(self._environ).drop_lease(self.id)
         except LeaseNotFoundError:
             return
+        if (handover := self._plan_handover()) is not None:
+            handover.take_back()
+
+    def complete_handover(self) -> None:
+        """Have vendors change the devices for the holder, unless they have: the taker may have been killed before.
+
+        Raises:
+            PluginError: If a vendor fails.
+            LedgerError: If another handover takes too long.
+        """
+        if (handover := self._plan_handover()) is not None:
+            handover.complete()
+
+    def _plan_handover(self) -> Handover | None:
+        return plan_handover(self.id, self.devices, self._inventory, self._environ)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id} of {self.key}: {', '.join(device.id for device in self.devices)}>"
@@ -121,10 +142,12 @@ def acquire_on_behalf(
     options.setdefault("wait", 0)
     given = options.get("environ")
     environ = os.environ if given is None else given
-    where = {name: options[name] for name in ("machine", "declare", "timeout") if name in options}  # type: ignore[literal-required]
+    names = "machine", "declare", "timeout"
+    where: dict[str, Any] = {name: value for name, value in options.items() if name in names}
     inventory = survey(options.get("inventory"), environ=environ, **where)
     for lease in find_on_behalf(inventory, environ):
         if lease.key == key:
+            lease.complete_handover()
             return lease
     options["inventory"] = inventory
     asked = LeaseRequest(request, None, options)
@@ -137,7 +160,7 @@ def acquire_on_behalf(
             held.leave_to(())
         # Plain shares, as :func:`find_on_behalf` returns them: limits are set where the processes start.
         shares = [share(each.device, each.units, each.slots) for each in lease.allocation.shares]
-        return LeaseOnBehalf(lease.id, key, shares, environ)
+        return LeaseOnBehalf(lease.id, key, shares, (inventory, environ))
 
     return asked.get(leave)
 
@@ -159,7 +182,9 @@ def find_on_behalf(inventory: Inventory, environ: Mapping[str, str] | None = Non
         if record.key and record.uid == os.geteuid() and not record.through and record.device in devices:
             found.setdefault(record.id, []).append(record)
     return tuple(
-        LeaseOnBehalf(lease_id, records[0].key, [_share(devices[each.device], each) for each in records], environ)
+        LeaseOnBehalf(
+            lease_id, records[0].key, [_share(devices[each.device], each) for each in records], (inventory, environ)
+        )
         for lease_id, records in found.items()
     )
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 
 from anyaccel.errors import AnyaccelError, PluginError
 from anyaccel.launcher.scope import Scope
-from anyaccel.ledger import BLOCKED, Lease, Ledger
-from anyaccel.model import Allocation, Device, Inventory
+from anyaccel.ledger import BLOCKED, Ledger
+from anyaccel.model import Device, Inventory
 from anyaccel.probe import HOST
 from anyaccel.vendors.process import hand_over, vendor_process
 
@@ -53,6 +53,16 @@ class Handover:
             for name in changed:
                 files[name].write(self._lease, "given")
 
+    def complete(self) -> None:
+        """Give the devices unless that is done: for a lease whose program was killed before its holder started.
+
+        The errors are those of :meth:`give`.
+        """
+        with self._ledger.lock_handovers(self._devices) as files:
+            given = all(file.given for file in files.values())
+        if not given:
+            self.give()
+
     def take_back(self) -> None:
         """Put the devices that no holder has into their idle state; call it after the end of the lease.
 
@@ -91,8 +101,8 @@ class Handover:
 
 
 def plan_handover(
-    lease: Lease | None,
-    allocation: Allocation,
+    lease: str,
+    devices: Sequence[Device],
     inventory: Inventory,
     environ: Mapping[str, str],
     ledger: Ledger | None = None,
@@ -102,20 +112,20 @@ def plan_handover(
     Also None inside an outer lease: its devices were handed over to the holder of that.
 
     Args:
-        lease: The lease; None if the request fell back to the CPU.
-        allocation: Its devices.
+        lease: Identity of the lease; empty if the request fell back to the CPU.
+        devices: Its devices.
         inventory: The machine.
         environ: The environment of the request.
         ledger: The ledger of the lease; that of the environment if None.
     """
-    if lease is None or inventory.machine != HOST:
+    if not lease or inventory.machine != HOST:
         return None
-    detected = [device for device in allocation.devices if not device.declared]
+    detected = [device for device in devices if not device.declared]
     vendors = [vendor for vendor in {device.vendor for device in detected} if _has_hook(vendor)]
     if not vendors or (scope := Scope.make(inventory, environ)).prefix:
         return None
-    devices = {scope.names[device.id][0]: device for device in detected if device.vendor in vendors}
-    return Handover(ledger or Ledger.open(environ), lease.id, devices, environ)
+    named = {scope.names[device.id][0]: device for device in detected if device.vendor in vendors}
+    return Handover(ledger or Ledger.open(environ), lease, named, environ)
 
 
 def _has_hook(vendor: str) -> bool:

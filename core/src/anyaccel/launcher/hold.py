@@ -476,7 +476,7 @@ class LeaseRequest:
         launch = plan_launch(allocation, self.inventory, self._options, **terms)
         waited = monotonic() - self._began if lease else 0.0
         self._made = DeviceLease(launch, lease, note=self._note if lease else "", waited=waited)
-        self._made.handover = plan_handover(lease, allocation, self.inventory, self.environ)
+        self._made.handover = plan_handover(allocation.id, allocation.devices, self.inventory, self.environ)
         return self._made
 
     def _explain(self, error: DevicesBusyError | LimitError) -> NotFreeError | NeverFitsError:

@@ -195,7 +195,8 @@ class SharedScheduler(Scheduler):
     def _open(self, pending: LeaseRequest, lease: Lease, note: str, *, waited: float) -> OpenLease:
         """Make the open lease of a new lease; its devices are still to be handed over."""
         opened = OpenLease(lease, pending.make_allocation(lease), note=note, waited=waited)
-        opened.handover = plan_handover(lease, opened.allocation, pending.inventory, self._environ, self._ledger)
+        devices = opened.allocation.devices
+        opened.handover = plan_handover(lease.id, devices, pending.inventory, self._environ, self._ledger)
         return opened
 
     def _take(self, opened: OpenLease) -> Allocation:

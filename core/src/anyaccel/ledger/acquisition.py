@@ -24,7 +24,7 @@ from itertools import filterfalse
 from anyaccel.errors import DevicesBusyError, LeaseCancelledError, LimitError
 from anyaccel.ledger import listing as listings
 from anyaccel.ledger import record, tickets
-from anyaccel.ledger.blocks import read_blocks
+from anyaccel.ledger.blocks import find_barred, read_blocks
 from anyaccel.ledger.bodies import with_entry
 from anyaccel.ledger.device_locks import DeviceLocks, describe
 from anyaccel.ledger.directory import BUSY_SECONDS, StateDirectory
@@ -35,7 +35,6 @@ from anyaccel.ledger.names import (
     ENDLESS,
     LeaseName,
     Period,
-    hash_device,
     hashes,
     is_inner,
     lease_name,
@@ -46,7 +45,7 @@ from anyaccel.ledger.names import (
 from anyaccel.ledger.record import LeaseRecord
 from anyaccel.ledger.tenure import ENTRY
 from anyaccel.ledger.tickets import TicketFile
-from anyaccel.ledger.turns import current_policy, hashed, list_holdings, own_user, read_ticket, with_facts
+from anyaccel.ledger.turns import current_policy, hashed, list_holdings, own_user, read_ticket, with_blocks, with_past
 from anyaccel.linux import mark as marks
 from anyaccel.linux import process
 from anyaccel.linux.inotify import FileEvents
@@ -392,8 +391,9 @@ class Acquisition:
         """Return the devices of the request that are drained, or reserved for another user."""
         if not self._policy.blocks:
             return []
-        barred = self._policy.barred(self.facts, process.boot_seconds())
-        return [device for device in self._want.concerned if hash_device(device) in barred]
+        # By name, not by the policy's hashes: another device may share the hash of a drained one.
+        barred = find_barred(self._state, self.facts)
+        return [device for device in self._want.concerned if device in barred]
 
     def _count_out(self, directory: int, leases: Iterable[LeaseName]) -> None:
         """Add ended leases to ``_over``; for the rest, watch visible processes whose end frees a suitable device."""
@@ -531,7 +531,7 @@ class Acquisition:
         tickets are swept.
         """
         # Again, with the directory locked, so that no drain or reservation comes in between.
-        self._policy = with_facts(self._policy, self._state)
+        self._policy = with_blocks(self._policy, self._state)
         if self._state.replaced(directory) or not self._in_front(directory, listing):
             return False
         if self.over_limits(directory, listing, self._over):
@@ -699,7 +699,7 @@ class Acquisition:
         """
         if not listing.tickets:
             return []
-        policy = self._policy
+        policy = with_past(self._policy)  # only here, since few requests meet others that wait
         held = () if policy.plain else list_holdings(directory, listing)
         own = self._own
         now = process.boot_seconds()

@@ -3,6 +3,9 @@
 The file is ``blocks.json`` in the state directory. That of the machine's directory, which is empty after a boot, has a
 copy in :data:`KEPT`. Only root and the owner of the state directory may write it; a file of another owner is ignored,
 since every user may make files there.
+
+No lease is ended by a block, also not at the end of its user's reservation: only the user and root know whether what
+runs may be ended. Another reservation is not at risk, since a request that would last into it does not start.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from anyaccel.linux.files import write_whole
 from anyaccel.linux.users import user_name
 from anyaccel.model import Value
 from anyaccel.model.device import UNITS_PER_DEVICE
-from anyaccel.policy import FOREVER, Block
+from anyaccel.policy import FOREVER, Block, Waiting
 
 NAME = "blocks.json"
 KEPT = "/var/lib/anyaccel/blocks.json"
@@ -128,6 +131,14 @@ def read_blocks(state: StateDirectory) -> tuple[DeviceBlock, ...]:
         return ()
     now = time.time()
     return tuple(block for block in found if block.end is None or block.end > now)
+
+
+def find_barred(state: StateDirectory, waiting: Waiting) -> set[str]:
+    """Return the names of devices that are withheld from a request that starts now: drained or reserved ones."""
+    now = process.boot_seconds()
+    return {
+        device for block in read_blocks(state) if block.policy_block.meets(waiting, now) for device in block.devices
+    }
 
 
 def _read(path: str, directory: str) -> tuple[DeviceBlock, ...] | None:

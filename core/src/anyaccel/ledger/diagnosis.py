@@ -10,7 +10,7 @@ from anyaccel.errors import LedgerError
 from anyaccel.ledger.blocks import read_blocks
 from anyaccel.ledger.bodies import clean
 from anyaccel.ledger.directory import NoStateDirectoryError, StateDirectory, find
-from anyaccel.ledger.handovers import list_changed
+from anyaccel.ledger.handovers import list_unfinished
 from anyaccel.ledger.listing import Listing, find_debris, find_states, owner_of, read
 from anyaccel.ledger.lockfile import Life, find_obstacle, probe_lock
 from anyaccel.ledger.names import without_scope
@@ -188,12 +188,8 @@ def _leftover_files(state: StateDirectory, directory: int) -> Iterator[Finding]:
 
 def _unfinished_handovers(directory: int) -> Iterator[Finding]:
     """Find devices that a vendor has changed for a holder that ended without undoing the change."""
-    changed = list_changed(directory)
-    leases = read(directory).leases if changed else ()
-    states = find_states(directory, leases)
-    held = {lease.device for lease in leases if states[lease.name].life is not Life.OVER}
-    for device in sorted(changed.keys() - held):
-        message = f"{without_scope(device)} was not put back into its idle state after lease {changed[device]}"
+    for device, lease in list_unfinished(directory, read(directory)).items():
+        message = f"{without_scope(device)} was not put back into its idle state after lease {lease}"
         fix = f"nothing: the next lease of it does that; to do it now: anyaccel run {without_scope(device)} -- true"
         yield Finding(severity=Severity.WARN, reason=message, remedy=fix)
 

@@ -46,16 +46,16 @@ def end_lease(state: StateDirectory, lease_id: str, *, grace: float, force: bool
                 hint=f"end those; 'anyaccel release --forget {lease_id}' releases the device even if they still run",
             )
         rest = Teardown(partial(_find_holders, directory, files), grace=grace, user=owner, inside=False, force=force)
-        while left := _select_active(directory, files):
+        while _select_active(directory, files):
             pause = rest.step()
-            # With no process of the owner left, the lease is about to end, unless a foreign process keeps it.
-            if rest.expired or (not rest.own and (rest.others or rest.killing)):
-                break
+            # Without a process of the owner, the lease is about to end, unless a foreign process keeps it: a killed
+            # process is not found any more before it has left the kernel.
+            done = rest.expired or (not rest.own and rest.others)
+            if done and _select_active(directory, files):  # again: processes may have ended during the step
+                raise _still_held(files[0], owner, rest.own, rest.others, KILL_SECONDS if rest.killing else grace)
             process.wait_for_end(rest.own, _LOOK_AGAIN if pause is None else pause)
-        if not left:
-            sweep(directory, [lease.name for lease in files])
-            return tuple(sorted(rest.asked))
-    raise _still_held(files[0], owner, rest.own, rest.others, KILL_SECONDS if rest.killing else grace)
+        sweep(directory, [lease.name for lease in files])
+        return tuple(sorted(rest.asked))
 
 
 def drop_lease(state: StateDirectory, lease_id: str) -> tuple[int, ...]:

@@ -17,6 +17,8 @@ from collections.abc import Iterable, Iterator
 
 from anyaccel.errors import LedgerBusyError
 from anyaccel.ledger.directory import StateDirectory
+from anyaccel.ledger.listing import Listing, find_states
+from anyaccel.ledger.lockfile import Life
 from anyaccel.ledger.names import boot, decode, encode
 from anyaccel.linux.descriptors import lock_owner
 
@@ -77,12 +79,22 @@ def lock_handovers(state: StateDirectory, devices: Iterable[str]) -> Iterator[di
         yield files
 
 
-def list_changed(directory: int) -> dict[str, str]:
-    """Return the devices that a vendor has changed in this boot for a holder, with the identity of its lease.
+def list_unfinished(directory: int, listing: Listing) -> dict[str, str]:
+    """Return the devices that a holder left changed, with the identity of its lease, sorted by device.
 
     Args:
         directory: Descriptor of the state directory.
+        listing: The names there.
     """
+    changed = _list_changed(directory)
+    leases = listing.leases if changed else ()
+    states = find_states(directory, leases)
+    held = {lease.device for lease in leases if states[lease.name].life is not Life.OVER}
+    return {device: changed[device] for device in sorted(changed.keys() - held)}
+
+
+def _list_changed(directory: int) -> dict[str, str]:
+    """Return the devices that a vendor has changed for a holder in this boot, with the identity of its lease."""
     found = {}
     for name in os.listdir(directory):
         if not name.startswith(PREFIX) or (device := decode(name.removeprefix(PREFIX))) is None:

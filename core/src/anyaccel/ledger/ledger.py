@@ -20,7 +20,7 @@ from anyaccel.ledger.listing import Listing, find_states, read
 from anyaccel.ledger.lockfile import Life
 from anyaccel.ledger.names import MAX_PRIORITY, LeaseName
 from anyaccel.ledger.record import LeaseRecord, TicketRecord, list_leases
-from anyaccel.ledger.turns import current_policy, find_ended, list_holdings, own_user, policy_for_display
+from anyaccel.ledger.turns import current_policy, find_ended, list_holdings, own_user, policy_for_display, with_past
 from anyaccel.linux import mark as marks
 from anyaccel.linux import process
 from anyaccel.linux.descriptors import open_files
@@ -341,7 +341,7 @@ class Ledger:
         Raises:
             LedgerError: When the ledger cannot be read.
         """
-        policy = policy_for_display(self._state)
+        policy = with_past(policy_for_display(self._state))
         if policy.half_life is None:
             return None
 
@@ -378,6 +378,16 @@ class Ledger:
 
         found = self._read(inspect)
         return found or policy.over_limits(newcomer.facts, ())  # without a state directory nothing is held
+
+    def unfinished_handovers(self) -> Mapping[str, str]:
+        """Return the devices that a vendor changed for a holder and that were not put back, with the lease's identity.
+
+        Raises:
+            LedgerError: When the ledger cannot be read.
+        """
+        from anyaccel.ledger.handovers import list_unfinished
+
+        return dict(self._read(lambda directory, listing: list_unfinished(directory, listing).items()))
 
     def lock_handovers(self, devices: Iterable[str]) -> AbstractContextManager[Mapping[str, HandoverFile]]:
         """Context with the locked files of handovers of devices; see :func:`~anyaccel.ledger.handovers.lock_handovers`.

@@ -26,6 +26,7 @@ from anyaccel.ledger.turns import (
     list_holdings,
     policy_for_display,
     read_ticket,
+    with_past,
     write_ticket_words,
 )
 from anyaccel.linux import process
@@ -172,8 +173,9 @@ def list_tickets(state: StateDirectory, directory: int, listing: Listing, *, pas
 
     See :meth:`anyaccel.ledger.Ledger.tickets`.
     """
-    now, policy = process.monotonic_ns(), policy_for_display(state, past=past)
-    line, clock = _WaitingLine.collect(policy, directory, listing), process.boot_seconds()
+    now, policy = process.monotonic_ns(), policy_for_display(state)
+    line = _WaitingLine.collect(with_past(policy) if past else policy, directory, listing)
+    clock = process.boot_seconds()
     for position, facts in enumerate(line.order):
         name = str(facts.key)
         ticket, found = parse_ticket(name), line.files[name]
@@ -273,7 +275,7 @@ def forecast_newcomer(state: StateDirectory, directory: int, listing: Listing, o
 
     Yields nothing if the start is unknown, as for a request over a limit of its user.
     """
-    starts = _WaitingLine.collect(policy_for_display(state), directory, listing, own).starts
+    starts = _WaitingLine.collect(with_past(policy_for_display(state)), directory, listing, own).starts
     if own.key in starts:
         yield starts[own.key]
 

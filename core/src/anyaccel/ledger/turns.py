@@ -26,7 +26,7 @@ from anyaccel.linux import process
 from anyaccel.linux.users import outside
 from anyaccel.model import replace
 from anyaccel.model.device import UNITS_PER_DEVICE
-from anyaccel.policy import PLAIN, Holding, Need, Policy, Usage, Waiting
+from anyaccel.policy import PLAIN, Holding, Need, Policy, Waiting
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,12 +39,11 @@ _REMEMBERED = 10_000  # far more than any line has; a bound against processes th
 _known: tuple[Configuration, Policy] = (Configuration(path=""), PLAIN)
 
 
-def current_policy(state: StateDirectory | None = None, *, past: bool = True) -> Policy:
+def current_policy(state: StateDirectory | None = None) -> Policy:
     """Return the queue policy of this machine, from its present configuration.
 
     Args:
         state: The state directory whose drains and reservations count; None for none.
-        past: Whether to read the past usage.
 
     Raises:
         ConfigurationError: When the machine's configuration cannot be trusted or understood.
@@ -53,30 +52,26 @@ def current_policy(state: StateDirectory | None = None, *, past: bool = True) ->
     found = configuration.machine()
     if found is not _known[0]:
         _known = found, Policy.from_configuration(found)
-    return with_facts(_known[1], state, past=past)
+    return with_blocks(_known[1], state)
 
 
-def with_facts(policy: Policy, state: StateDirectory | None, *, past: bool = True) -> Policy:
-    """Return a policy with the drains and reservations of a state directory, and the users' past usage if it counts.
-
-    Args:
-        policy: The policy, whose own blocks and usage are dropped.
-        state: The state directory; None for no blocks and no usage.
-        past: Whether to read the past usage.
-    """
+def with_blocks(policy: Policy, state: StateDirectory | None) -> Policy:
+    """Return a policy with the drains and reservations of a state directory in place of its own; none if None."""
     blocks = () if state is None else read_blocks(state)
-    usage = _read_past(policy.half_life) if past and state is not None and policy.half_life is not None else {}
-    if not (blocks or policy.blocks or usage or policy.past):
+    if not blocks and not policy.blocks:
         return policy
-    return replace(policy, blocks=tuple(block.policy_block for block in blocks), past=usage)
+    return replace(policy, blocks=tuple(block.policy_block for block in blocks))
 
 
-def _read_past(half_life: float) -> dict[int | None, Usage]:
-    """Return the usage of each user by ended leases, by the clock since the boot."""
+def with_past(policy: Policy) -> Policy:
+    """Return a policy with the past usage of each user, by the clock since the boot, if the policy counts it."""
+    if policy.half_life is None:
+        return policy
     from anyaccel.ledger.journal import read_usage  # few machines count use over time
 
     offset = _clock_offset()
-    return {user: replace(each, at=each.at + offset) for user, each in read_usage(half_life).items()}
+    past = {user: replace(each, at=each.at + offset) for user, each in read_usage(policy.half_life).items()}
+    return replace(policy, past=past)
 
 
 def _clock_offset() -> float:
@@ -251,13 +246,8 @@ def _texts(devices: Iterable[object]) -> frozenset[str]:
     return frozenset(map(str, devices))
 
 
-def policy_for_display(state: StateDirectory | None, *, past: bool = True) -> Policy:
-    """Return the queue policy for a process that only inspects: the default policy if the configuration is faulty.
-
-    Args:
-        state: The state directory whose drains and reservations count; None for none.
-        past: Whether to read the past usage.
-    """
+def policy_for_display(state: StateDirectory | None) -> Policy:
+    """Return the queue policy for a process that only inspects: the default policy if the configuration is faulty."""
     with contextlib.suppress(ConfigurationError):
-        return current_policy(state, past=past)
-    return with_facts(PLAIN, state)
+        return current_policy(state)
+    return with_blocks(PLAIN, state)

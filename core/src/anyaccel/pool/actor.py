@@ -38,25 +38,21 @@ class Callee:
     Attributes:
         name: Name of the class in messages.
         options: Options of the calls.
-        process_options: Options of the processes, which run no other calls.
         queue: Method calls that wait.
         closing: Whether no more calls are taken.
         death: Why no call can be run any more, or None.
+        ready: Future of the construction.
     """
+
+    ready: AwaitableFuture[Any]
 
     def __init__(self, core: Engine, name: str, options: Options) -> None:
         self.name = name
         self.options = options
-        self.process_options = options.for_actor_process()
         self.queue: deque[Call] = deque()
         self.closing = False
         self.death: WorkerError | None = None
         self._core = core
-
-    @property
-    def ready(self) -> AwaitableFuture[Any]:
-        """Future of the construction."""
-        raise NotImplementedError
 
     @property
     def plain(self) -> bool:
@@ -115,11 +111,29 @@ class Callee:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Take no more calls, and exit after the queued calls. Returns at once; any thread may call it."""
+        """Take no more calls, and exit after the queued calls. Returns at once; any thread may call it.
+
+        No effect in a forked child.
+        """
+        if not self._core.foreign:
+            reactor().call_soon(self._close)  # before the flag: an interrupt may come in between
+            self.closing = True
+
+    def _close(self) -> None:
+        """Take no more calls, and shut down workers without work; the others are shut down after their last call."""
         raise NotImplementedError
 
     def stop(self, grace: float) -> None:
-        """End at once, with so many seconds between SIGTERM and SIGKILL, without waiting for that; any thread may."""
+        """End at once, with so many seconds between SIGTERM and SIGKILL, without waiting for that; any thread may.
+
+        No effect in a forked child.
+        """
+        if not self._core.foreign:
+            reactor().call_soon(partial(self._stop, grace))
+            self.closing = True
+
+    def _stop(self, grace: float) -> None:
+        """Take no more calls, and stop the workers; calls that wait for the first one fail."""
         raise NotImplementedError
 
     def _make_gone_error(self, death: WorkerError) -> BrokenWorkerError:
@@ -163,26 +177,13 @@ class ActorState(Callee):
         self.construction = Call(name, Options.make(needs=options.needs, max_calls=1), self._on_cancel)
         self.construction.kind = MessageKind.CONSTRUCT
         self.construction.actor = self
-        self.construction.future.add_done_callback(self._on_constructed)
-
-    @property
-    def ready(self) -> CallFuture[int]:
-        """Future of the construction."""
-        return self.construction.future
+        self.ready = self.construction.future
+        self.ready.add_done_callback(self._on_constructed)
 
     def _pull(self) -> None:
         """Have the worker take calls from the queue; no effect without a worker."""
         if self.member is not None:
             self.member.pull()
-
-    def close(self) -> None:
-        """Take no more calls, and exit after the queued calls. Returns at once; any thread may call it.
-
-        No effect in a forked child.
-        """
-        if not self._core.foreign:
-            reactor().call_soon(self._close)  # before the flag: an interrupt may come in between
-            self.closing = True
 
     def _close(self) -> None:
         """Take no more calls, and shut down a worker without work; another one is shut down after its last call."""
@@ -190,15 +191,6 @@ class ActorState(Callee):
         member = self.member
         if member is not None and not (member.outstanding or self.queue or member.ending):
             member.shut_down()
-
-    def stop(self, grace: float) -> None:
-        """End at once, with so many seconds between SIGTERM and SIGKILL, without waiting for that; any thread may.
-
-        No effect in a forked child.
-        """
-        if not self._core.foreign:
-            reactor().call_soon(partial(self._stop, grace))
-            self.closing = True
 
     def _stop(self, grace: float) -> None:
         """Stop the worker; without one, fail the construction and the queued calls."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 from anyaccel.durations import Duration
 from anyaccel.errors import BrokenWorkerError, WorkerError
 from anyaccel.pool.actor import Actor, ActorState, Callee, Method, get_method_name
 from anyaccel.pool.call import AwaitableFuture, Call, Options
 from anyaccel.pool.payload import Pickled, call_each_method
-from anyaccel.pool.results import Batches, MapResults, Results, check_batch
+from anyaccel.pool.results import Batches, MapResults, Results, UnorderedOptions, check_batch
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -36,6 +36,9 @@ class ActorGroup(Callee):
         options: Options of the calls.
         work: The pickled construction of one actor.
         size: Number of actors.
+
+    Attributes:
+        ready: Future of the process ids of the first actors, without later replacements.
     """
 
     def __init__(self, core: Engine, name: str, options: Options, work: Pickled, size: int) -> None:
@@ -43,13 +46,11 @@ class ActorGroup(Callee):
         self._work = work
         self._size = size
         self._states: list[_GroupedActor] = []
-        self._ready: AwaitableFuture[list[int]] = AwaitableFuture()
-        self._ready.set_running_or_notify_cancel()
-        first = [_GroupedActor(self) for _ in range(size)]
-        self._states += first
-        self._first = tuple(first)
-        self._unmade = size
-        for state in first:
+        self.ready = AwaitableFuture()
+        self.ready.set_running_or_notify_cancel()
+        self._first = tuple(_GroupedActor(self) for _ in range(size))
+        self._states += self._first
+        for state in self._first:
             state.ready.add_done_callback(self._on_made)
 
     def begin(self) -> None:
@@ -62,40 +63,24 @@ class ActorGroup(Callee):
         for state in self._first:
             self._core.enter(state.construction, self._work)
 
-    @property
-    def ready(self) -> AwaitableFuture[list[int]]:
-        """Future of the process ids of the first actors, without later replacements."""
-        return self._ready
-
     def _enter(self, call: Call) -> None:
         """Queue a call and have a free actor take calls; replace dead actors. A dead group fails the call."""
         super()._enter(call)
         if len(self._states) < self._size:
             self._replace()
 
-    def close(self) -> None:
-        """Take no more calls, and have each actor exit after the queued calls. Returns at once; any thread may call it.
+    def _close(self) -> None:
+        """Take no more calls, and have each actor exit after the queued calls."""
+        self.closing = True
+        for state in tuple(self._states):
+            state._close()  # noqa: SLF001 - its part
 
-        No effect in a forked child.
-        """
-        if not self._core.foreign:
-            self.closing = True
-            for state in tuple(self._states):
-                state.close()
-
-    def stop(self, grace: float) -> None:
-        """End the actors at once, without replacements; returns before the end. Any thread may call it.
-
-        No effect in a forked child.
-
-        Args:
-            grace: Seconds between SIGTERM and SIGKILL.
-        """
-        if not self._core.foreign:
-            self.closing = True
-            self._size = 0
-            for state in tuple(self._states):
-                state.stop(grace)
+    def _stop(self, grace: float) -> None:
+        """End the actors at once, without replacements."""
+        self.closing = True
+        self._size = 0
+        for state in tuple(self._states):
+            state._stop(grace)  # noqa: SLF001 - its part
 
     def on_actor_gone(self, state: _GroupedActor, death: WorkerError) -> None:
         """Remove a dead actor; construct a replacement if calls wait and the construction had succeeded.
@@ -106,7 +91,7 @@ class ActorGroup(Callee):
         if state not in self._states:
             return
         self._states.remove(state)
-        if not state.made:
+        if not state.ready.done() or state.get_failure() is not None:
             self._size -= 1
         if self._size <= 0 and not self._states:
             self.death = self.death or death
@@ -132,18 +117,17 @@ class ActorGroup(Callee):
                 state.on_gone(BrokenWorkerError(f"it cannot be made again: {error}"))
 
     def _on_made(self, _: Future[Any]) -> None:
-        """Count a first actor whose construction is over; after the last, set the outcome of :attr:`ready`.
+        """Set the outcome of :attr:`ready` after the last construction of a first actor.
 
         The outcome is the first actor's exception by position, if any, else the process ids.
         """
-        self._unmade -= 1
-        if self._unmade:
+        if not all(state.ready.done() for state in self._first):
             return
-        failed = [error for state in self._first if (error := state.get_failure()) is not None]
-        if failed:
-            self._ready.set_exception(failed[0])
-        else:
-            self._ready.set_result([state.ready.result() for state in self._first])
+        for state in self._first:
+            if (failure := state.get_failure()) is not None:
+                self.ready.set_exception(failure)
+                return
+        self.ready.set_result([state.ready.result() for state in self._first])
 
 
 class _GroupedActor(ActorState):
@@ -153,15 +137,9 @@ class _GroupedActor(ActorState):
 
     def __init__(self, group: ActorGroup) -> None:
         super().__init__(group._core, group.name, group.options)  # noqa: SLF001 - its part
-        self.process_options = group.process_options
         self.queue = group.queue
         self.closing = group.closing
         self._group = group
-
-    @property
-    def made(self) -> bool:
-        """Whether the construction has succeeded."""
-        return self.ready.done() and self.get_failure() is None
 
     def get_failure(self) -> BaseException | None:
         """Return why the construction failed or was cancelled; None if it succeeded, or is not over."""
@@ -200,10 +178,7 @@ class Actors(Actor[T]):
         method: Callable[[T, A], R],
         iterable: Iterable[A],
         /,
-        *,
-        timeout: Duration | None = None,
-        batch: int = 1,
-        progress: bool | ProgressCallback = False,
+        **options: Unpack[UnorderedOptions],
     ) -> Results[R]: ...
 
     @overload
@@ -212,9 +187,7 @@ class Actors(Actor[T]):
         method: str,
         /,
         *iterables: Iterable[Any],
-        timeout: Duration | None = None,
-        batch: int = 1,
-        progress: bool | ProgressCallback = False,
+        **options: Unpack[UnorderedOptions],
     ) -> Results[Any]: ...
 
     def map(
@@ -223,7 +196,7 @@ class Actors(Actor[T]):
         /,
         *iterables: Iterable[Any],
         timeout: Duration | None = None,
-        batch: int = 1,
+        batch: int | None = None,
         progress: bool | ProgressCallback = False,
     ) -> Results[Any]:
         """Call a method over arguments; the results come in their order. See :meth:`anyaccel.Pool.map`.
@@ -234,7 +207,7 @@ class Actors(Actor[T]):
             method: The method as an attribute of its class, for type checkers, or its name; see :meth:`call`.
             iterables: Its arguments, one from each; the shortest decides.
             timeout: Time until all results must be there.
-            batch: Number of calls that travel in one message.
+            batch: Number of calls that travel in one message; None for 1.
             progress: As for :meth:`anyaccel.Pool.map`.
 
         Raises:
@@ -249,10 +222,7 @@ class Actors(Actor[T]):
         method: Callable[[T, A], R],
         iterable: Iterable[A],
         /,
-        *,
-        timeout: Duration | None = None,
-        batch: int = 1,
-        progress: bool | ProgressCallback = False,
+        **options: Unpack[UnorderedOptions],
     ) -> Results[R]: ...
 
     @overload
@@ -261,9 +231,7 @@ class Actors(Actor[T]):
         method: str,
         /,
         *iterables: Iterable[Any],
-        timeout: Duration | None = None,
-        batch: int = 1,
-        progress: bool | ProgressCallback = False,
+        **options: Unpack[UnorderedOptions],
     ) -> Results[Any]: ...
 
     def map_unordered(
@@ -272,7 +240,7 @@ class Actors(Actor[T]):
         /,
         *iterables: Iterable[Any],
         timeout: Duration | None = None,
-        batch: int = 1,
+        batch: int | None = None,
         progress: bool | ProgressCallback = False,
     ) -> Results[Any]:
         """Call a method over arguments, as :meth:`map` does; each result comes as soon as it is there."""
@@ -283,7 +251,7 @@ class Actors(Actor[T]):
         method: Method,
         iterables: tuple[Iterable[Any], ...],
         timeout: Duration | None,
-        batch: int,
+        batch: int | None,
         progress: bool | ProgressCallback,
         *,
         in_order: bool,
@@ -298,7 +266,7 @@ class Actors(Actor[T]):
         batches = Batches(
             zip(*iterables, strict=False),
             lambda part, _: self._state.call(call_each_method, (get_method_name(method), part), {}),
-            size=batch,
+            size=batch or 1,
             prefetch_limit=0,
             in_order=in_order,
             progress=progress,

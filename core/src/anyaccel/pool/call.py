@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from anyaccel.durations import Duration, read_seconds
 from anyaccel.errors import RemoteError, UsageError, WorkerError
 from anyaccel.linux.fork import tidy_in_child
-from anyaccel.model import Allocation, Request, Value, replace
+from anyaccel.model import Allocation, Request, Value
 from anyaccel.pool.channel import Message, MessageKind
 from anyaccel.pool.payload import Pickled, call_each, call_each_method, loads
 from anyaccel.pool.reactor import allow_forks, reactor
@@ -66,10 +66,6 @@ class Options(Value):
     concurrency: int
     ahead: int
     alike: int
-
-    def for_actor_process(self) -> Options:
-        """Return these options with a kind of their own and no limit of calls, for the process of an actor."""
-        return replace(self, max_calls=0, alike=next(_kind_numbers))
 
     @classmethod
     def make(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from anyaccel.errors import NeverFitsError, StateDirectoryError
-from anyaccel.launcher.choosing import KnownNames, local_scheduler, validate
+from anyaccel.launcher.choosing import local_scheduler
 from anyaccel.launcher.scope import Scope
 from anyaccel.launcher.usage import OpenLease, UsageMeter
 from anyaccel.ledger import Want
@@ -27,11 +27,6 @@ PRIVATE = "anyaccel-private-"
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - what is made there has mode 0700
 
 ChoiceFactory = Callable[[Request], Choice]
-
-
-def choose_among(inventory: Inventory) -> ChoiceFactory:
-    """Return a factory of choices for requests, among all devices of a machine."""
-    return lambda request: Choice(inventory, request, validate, KnownNames())
 
 
 def check_request(inventory: Inventory, request: Request) -> None:
@@ -165,37 +160,42 @@ class WorkerLease(OpenLease):
             super().take_back()
 
 
-_private: dict[str, int] = {}
-"""Private directories of this process, with the descriptors that lock them."""
+_private: list[tuple[str, int]] = []
+"""The private directory of this process, if there is one, and the descriptor that locks it."""
 
 
-def make_private_directory() -> str:
-    """Make and lock a state directory for this process alone; remove the directories of killed processes.
+def find_private_directory() -> str:
+    """Return the state directory of this process alone; make and lock it on the first call, in one thread at a time.
 
-    It is in ``/dev/shm`` if that is writable, else in the directory for temporary files.
+    It is in ``/dev/shm`` if that is writable, else in the directory for temporary files. The directories of killed
+    processes are removed.
 
     Raises:
         StateDirectoryError: When the directory cannot be made.
     """
     import tempfile
 
+    if _private:
+        return _private[0][0]
     base = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else tempfile.gettempdir()
     try:
         for name in os.listdir(base):
-            if name.startswith(PRIVATE) and (path := os.path.join(base, name)) not in _private:
-                with contextlib.suppress(OSError):
+            if name.startswith(PRIVATE):
+                with contextlib.suppress(OSError):  # a living process has the lock
+                    path = os.path.join(base, name)
                     _remove(path, _lock_directory(path, wait=False))
-        while True:
+        while not _private:
             path = tempfile.mkdtemp(prefix=PRIVATE, dir=base)
             # Another process may remove it as a leftover before we lock it: then the next attempt.
             with contextlib.suppress(FileNotFoundError):
                 descriptor = _lock_directory(path, wait=True)
                 if os.fstat(descriptor).st_nlink:
-                    _private[path] = descriptor
-                    return path
-                os.close(descriptor)
+                    _private.append((path, descriptor))
+                else:
+                    os.close(descriptor)
     except OSError as error:
         raise StateDirectoryError(f"no directory for leases can be made in {base}: {error.strerror}") from error
+    return path
 
 
 def _lock_directory(path: str, *, wait: bool) -> int:
@@ -221,21 +221,15 @@ def _remove(path: str, descriptor: int) -> None:
     os.close(descriptor)
 
 
-def remove_private_directory(path: str) -> None:
-    """Remove a private directory of this process; no effect on another directory."""
-    if (descriptor := _private.pop(path, None)) is not None:
-        _remove(path, descriptor)
-
-
 @atexit.register  # before pools register their end, so it runs after that
-def _remove_all() -> None:
-    """Remove the private directories of this process at exit."""
-    for path in list(_private):
-        remove_private_directory(path)
+def _remove_private_directory() -> None:
+    """Remove the private directory of this process at exit."""
+    while _private:
+        _remove(*_private.pop())
 
 
 @tidy_in_child
-def _disown_directories() -> None:
-    """Close the descriptors in a forked child, and keep the directories: these are the parent's."""
+def _disown_directory() -> None:
+    """Close the descriptor in a forked child, and keep the directory: it is the parent's."""
     while _private:
-        os.close(_private.popitem()[1])
+        os.close(_private.pop()[1])

@@ -19,7 +19,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from anyaccel.errors import (
@@ -27,23 +27,24 @@ from anyaccel.errors import (
     BrokenWorkerError,
     LedgerError,
     TaskTimeoutError,
-    UsageError,
     WorkerError,
     WorkerStartError,
 )
 from anyaccel.forkserver.client import Gone
 from anyaccel.inventory.current import LEASE_VARIABLE
 from anyaccel.inventory.detect import detect
+from anyaccel.launcher.choosing import make_choice
 from anyaccel.launcher.handover import plan_handover
 from anyaccel.launcher.launch import check_start
 from anyaccel.launcher.scope import Scope
 from anyaccel.launcher.use import get_process_lease
 from anyaccel.launcher.verdicts import why
 from anyaccel.ledger import Ledger
+from anyaccel.ledger.acquisition import IMPATIENT_SECONDS
 from anyaccel.linux import mark as marks
 from anyaccel.linux.fork import renew_in_child, tidy_in_child
 from anyaccel.linux.process import describe_end
-from anyaccel.model import Allocation, Inventory, Request
+from anyaccel.model import Allocation, Inventory, Request, replace
 from anyaccel.pool import spawning
 from anyaccel.pool.call import Call, Options, UnreadableError, read_exception, set_outcome
 from anyaccel.pool.channel import MOST_INLINE, Message, MessageKind
@@ -52,14 +53,12 @@ from anyaccel.pool.devices import (
     LocalRequest,
     WorkerLease,
     check_request,
-    choose_among,
-    make_private_directory,
-    remove_private_directory,
+    find_private_directory,
 )
 from anyaccel.pool.engine import Engine, PoolSettings
 from anyaccel.pool.launching import CPU, open_outputs
 from anyaccel.pool.payload import Pickled, dumps
-from anyaccel.pool.quarantine import can_tell, release_when_free
+from anyaccel.pool.quarantine import Quarantine
 from anyaccel.pool.reactor import Timer, reactor
 from anyaccel.probe.machine import Machine, parse_machine
 
@@ -169,15 +168,13 @@ class Broker:
         self.private = not shared
         self._environ = dict(os.environ)
         if self.private:
-            path = make_private_directory()
             # Not the directory itself: its lock says that we live, and the ledger locks its own directory.
-            self._environ["ANYACCEL_STATE_DIR"] = os.path.join(path, "leases")
-            weakref.finalize(self, remove_private_directory, path).atexit = False
+            self._environ["ANYACCEL_STATE_DIR"] = os.path.join(find_private_directory(), "leases")
         self.ledger = Ledger.open(self._environ)
         self.scope = Scope.make(inventory, self._environ)
         used = get_process_lease()
         self._used = None if used is None else used.lease
-        self.choice: Callable[[Request], Choice] = choice or choose_among(inventory)
+        self.choice: Callable[[Request], Choice] = choice or partial(make_choice, inventory)
         self._note = note
         self._queues: dict[object, CallQueue] = {}
         self._idle: list[WorkerProcess] = []
@@ -426,20 +423,23 @@ class Broker:
         allocation = Allocation(id=lease.id, request=resolved.request, grants=resolved.chosen)
         waited = time.monotonic() - queue.asked_at
         opened = WorkerLease(allocation, lease, self._on_release, private=self.private, note=note, waited=waited)
-        opened.handover = plan_handover(lease, allocation, self.inventory, self._environ, self.ledger)
+        opened.handover = plan_handover(allocation.id, allocation.devices, self.inventory, self._environ, self.ledger)
         return opened
 
     def _watch_ledger(self, queue: CallQueue, resolved: LocalRequest, acquisition: Acquisition) -> None:
         """Repeat the attempt after a relevant change of the ledger, or after the acquisition's pause."""
         loop = reactor()
-        queue.timer = loop.call_later(acquisition.pause(), partial(self._request_devices, queue, resolved))
+        queue.watched = acquisition.descriptors()
+        # Without a ticket, the acquisition would look again within a millisecond. Releases of this process serve the
+        # queue anyway, and calls of a few milliseconds would pay for the looks with half of their processor time.
+        pause = acquisition.pause() if queue.watched else IMPATIENT_SECONDS
+        queue.timer = loop.call_later(pause, partial(self._request_devices, queue, resolved))
 
         def on_change(descriptor: int) -> None:
             """Read the event of a descriptor, and attempt again if that is worthwhile."""
             if acquisition.read_event(descriptor):
                 self._request_devices(queue, resolved)
 
-        queue.watched = acquisition.descriptors()
         for descriptor in queue.watched:
             loop.watch(descriptor, partial(on_change, descriptor))
 
@@ -591,7 +591,7 @@ class WorkerProcess:
     def __init__(self, engine: LocalEngine, lease: WorkerLease | None, call: Call) -> None:
         self.engine = engine
         self.actor: ActorState | None = call.actor
-        self.options: Options = call.options if call.actor is None else call.actor.process_options
+        self.options: Options = call.options if call.actor is None else replace(call.actor.options, max_calls=0)
         self.lease = lease
         self.allocation = CPU if lease is None else lease.allocation
         self.ids = frozenset(device.id for device in self.allocation.devices)
@@ -604,6 +604,7 @@ class WorkerProcess:
         self.notices: deque[MessageKind] = deque()
         self.timer: Timer | None = None
         self._process: spawning.Process
+        self._launched = False
         self._ahead = True
         self._group: WorkerGroup | None = None
 
@@ -704,10 +705,13 @@ class WorkerProcess:
         try:
             if refused is not None:
                 raise refused  # noqa: TRY301
+            if self.stopped:  # while its devices were handed over
+                raise BrokenWorkerError("it was stopped before it was started")  # noqa: TRY301
             descriptors = () if lease is None else lease.descriptors
             self._process = spawning.spawn(
                 self, settings.preload, grace=settings.grace, leases=descriptors, ahead=ahead
             )
+            self._launched = True
             server = self._process.server
             self.mark = (() if lease is None else lease.mark) or marks.draw()
             timed = call.options.timeout is not None
@@ -735,7 +739,7 @@ class WorkerProcess:
                 server.fork_ahead()
         except Exception as error:  # noqa: BLE001 - the future reports it
             call.fail(error)
-            if hasattr(self, "_process"):
+            if self._launched:
                 self.stop(0)
             else:
                 engine.on_gone(self, Gone(forked=False))
@@ -848,14 +852,17 @@ class WorkerProcess:
     def stop(self, grace: float, *, answer: bool = True) -> None:
         """Have the process and its descendants ended, and return at once. The worker gets no more calls.
 
+        Without a process yet, :meth:`launch` ends the worker.
+
         Args:
             grace: Seconds between SIGTERM and SIGKILL.
             answer: Whether answers that arrive meanwhile count.
         """
         self.ending = self.stopped = True
-        self._process.stop(grace)
-        if not answer:
-            self._process.shut(socket.SHUT_RD)
+        if self._launched:
+            self._process.stop(grace)
+            if not answer:
+                self._process.shut(socket.SHUT_RD)
 
     def shut_down(self) -> None:
         """Give the worker no more calls, ask the process to exit, and schedule :meth:`stop`.
@@ -947,8 +954,8 @@ class WorkerProcess:
         """Remove and return the call of an answer; None if the number is of no call here.
 
         Such a number makes the process distrusted, except for a second answer to the last call; any number makes the
-        process proven. The arguments of the call are
-        dropped. The start of the following pipelined call is recorded. A failed construction makes the worker end.
+        process proven. The arguments of the call are dropped. The start of the following pipelined call is recorded. A
+        failed construction makes the worker end.
         """
         call = self.running.pop(message.number, None)
         self.proven = True
@@ -984,7 +991,7 @@ class LocalEngine(Engine):
     """The engine of one pool on this machine; see :class:`~anyaccel.pool.engine.Engine`.
 
     Args:
-        broker: Returns the broker of the machine; called once, when it is needed first.
+        broker: Returns the broker of the machine, the same one each time; called when it is needed first.
         settings: The settings of the pool. Without ``max_workers``, the devices limit the number of processes, and the
             processors do for calls without devices.
 
@@ -1002,12 +1009,11 @@ class LocalEngine(Engine):
         self.confined = check_start(settings.preparation.start, forked=True)
         self.members: set[WorkerProcess] = set()
         self._open_broker = broker
-        self._broker: Broker | None = None
         self.servers: set[spawning.WorkerServer] = set()
         self._calls: dict[int, Call] = {}
-        self._quarantined: dict[int, tuple[Allocation, str]] = {}
+        self._quarantine = Quarantine()
 
-    @property
+    @cached_property
     def broker(self) -> Broker:
         """The broker of the machine, opened on first use; any thread may ask.
 
@@ -1015,11 +1021,7 @@ class LocalEngine(Engine):
             MachineError: When the machine cannot be detected.
             StateDirectoryError: When there is no directory for leases that can be trusted.
         """
-        if self._broker is None:
-            with self.lock:
-                if self._broker is None:
-                    self._broker = self._open_broker()
-        return self._broker
+        return self._open_broker()
 
     @property
     def inventory(self) -> Inventory:
@@ -1043,31 +1045,16 @@ class LocalEngine(Engine):
         return 4 * (self.settings.max_workers or (PROCESSORS if options.needs is None else MOST_DEVICES))
 
     def gang(self, options: Options, hosts: int, name: str, work: bytes) -> GangFuture[Any]:
-        """Run a pickled call as a gang of one, on this machine; its meeting address is freed after the call.
+        """Run a pickled call as a gang of one, on this machine.
 
         Raises:
             UsageError: When ``hosts`` is more than 1.
             RuntimeError: When the pool was shut down, or belongs to the parent of this process.
             BrokenPoolError: When the pool is broken.
         """
-        from anyaccel.launcher.rendezvous import Rendezvous
-        from anyaccel.pool.gang import GangFuture, make_ranked_call
+        from anyaccel.pool.gang import run_alone
 
-        if hosts > 1:
-            raise UsageError(
-                f"hosts must be 1 with engine='local', which has this machine alone (got {hosts}); engine='ray' has"
-                " those of a cluster"
-            )
-        rendezvous = Rendezvous()
-        call = Call(name, options, self.on_cancel)
-        future = GangFuture([call.future])
-        future.add_done_callback(lambda _: rendezvous.close())
-        try:
-            self.enter(call, make_ranked_call(0, 1, rendezvous.variables, work))
-        except BaseException:
-            rendezvous.close()
-            raise
-        return future
+        return run_alone(Call(name, options, self.on_cancel), hosts, work, self.enter)
 
     def enter(self, call: Call, work: Pickled | tuple[Any, ...], *, late: bool = False) -> None:
         """Pickle a call, copy its buffers, and queue it by a note to the reactor; any thread may.
@@ -1250,7 +1237,7 @@ class LocalEngine(Engine):
         else:
             state.put_back([*retried, *again])
         if lease is not None:
-            self.release_devices(lease, gone)
+            self._quarantine.release(self.inventory, lease, gone)
         if state is not None and state.death is not None:
             state.on_gone(state.death)
         self.broker.serve()
@@ -1259,7 +1246,7 @@ class LocalEngine(Engine):
     def on_stuck(self, worker: WorkerProcess, reason: str) -> None:
         """Quarantine the devices of a stuck worker, fail its calls and its actor, and serve the queues."""
         if worker.lease is not None:
-            self.quarantine(worker.lease, reason)
+            self._quarantine.keep(worker.lease, reason)
         for call in worker.outstanding:
             call.fail(worker.make_death_error(Gone(reason=reason), call.name))
         if worker.actor is not None:
@@ -1291,47 +1278,14 @@ class LocalEngine(Engine):
             worker.skip_call(call)
         elif worker is not None:
             worker.stop(self.settings.grace, answer=False)
-        elif self._broker is not None:
-            self._broker.drop_if_empty(self, call)
-            self._broker.serve()
+        elif call.number in self._calls:
+            self.broker.drop_if_empty(self, call)
+            self.broker.serve()
         self.remove_call(call)
-
-    # Release of devices
 
     def quarantined(self) -> tuple[tuple[Allocation, str], ...]:
         """Return the devices that are kept although their holder was ended, with reasons; any thread may ask."""
-        return tuple(self._quarantined.values())
-
-    def quarantine(self, lease: WorkerLease, reason: str) -> None:
-        """Record devices as kept, with the reason; a new reason is written into the ledger."""
-        known = self._quarantined.get(id(lease))
-        self._quarantined[id(lease)] = (lease.allocation, reason)
-        if known is None or known[1] != reason:
-            lease.quarantine(reason)
-
-    def release_devices(self, lease: WorkerLease, gone: Gone) -> None:
-        """Release devices: at once after a clean exit, else when the vendor sees nothing of the process on them.
-
-        Also at once if there was no process, or no vendor can tell. Processes that carry the lease's mark keep the
-        devices.
-        """
-        inventory = self.inventory
-
-        def release() -> None:
-            """Remove the record of the quarantine, if any, and release the lease."""
-            self._quarantined.pop(id(lease), None)
-            lease.release(carried=gone.carried)
-
-        if gone.status == 0 or not gone.forked or not can_tell(inventory, lease.allocation):
-            release()
-        else:
-            release_when_free(
-                inventory,
-                lease.allocation,
-                gone.pid,
-                keep=partial(self.quarantine, lease),
-                release=lambda: reactor().call_soon(release),
-            )
+        return self._quarantine.list()
 
     # Shutdown
 
@@ -1390,8 +1344,7 @@ class LocalEngine(Engine):
         if not self.closed or any(call.is_pending() and not call.sent for call in self._calls.values()):
             return
         for worker in list(self.members):
-            if self._broker is not None:
-                self._broker.forget_worker(worker)
+            self.broker.forget_worker(worker)
             if not (worker.running or worker.ending or worker.actor):
                 worker.shut_down()
         if not self.members:

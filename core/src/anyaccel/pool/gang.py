@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from anyaccel.pool.call import AwaitableFuture, CallFuture
+from anyaccel.errors import UsageError
+from anyaccel.pool.call import AwaitableFuture, Call, CallFuture
 from anyaccel.pool.payload import loads
 
 T = TypeVar("T")
@@ -94,6 +95,37 @@ def make_ranked_call(
     from anyaccel.launcher.rendezvous import make_rank_variables
 
     return run_ranked, ({**make_rank_variables(rank, count, local=(0, 1)), **rendezvous}, work), {}
+
+
+def run_alone(call: Call, hosts: int, work: bytes, enter: Callable[[Call, tuple[Any, ...]], None]) -> GangFuture[Any]:
+    """Run a call as a gang of one, on this machine; its meeting address is freed after the call.
+
+    Args:
+        call: The call.
+        hosts: Number of machines that were asked for.
+        work: The pickled function, with its arguments.
+        enter: Queues the call with its function and arguments.
+
+    Raises:
+        UsageError: When ``hosts`` is more than 1.
+        Exception: An exception of ``enter``.
+    """
+    from anyaccel.launcher.rendezvous import Rendezvous
+
+    if hosts > 1:
+        raise UsageError(
+            f"hosts must be 1 with engine='local', which has this machine alone (got {hosts}); engine='ray' has those"
+            " of a cluster"
+        )
+    rendezvous = Rendezvous()
+    future: GangFuture[Any] = GangFuture([call.future])
+    future.add_done_callback(lambda _: rendezvous.close())
+    try:
+        enter(call, make_ranked_call(0, 1, rendezvous.variables, work))
+    except BaseException:
+        rendezvous.close()
+        raise
+    return future
 
 
 def run_ranked(variables: Mapping[str, str], work: bytes) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import io
@@ -13,7 +14,7 @@ import time
 import types
 import weakref
 from collections import ChainMap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from typing import Any, ClassVar, NamedTuple
 
@@ -33,8 +34,8 @@ BEFORE_USERS = {
 
 _NO_FILE = "<dynamic-code>"
 """The file name that cloudpickle 3.1.3 writes in place of the real one."""
-MAKES_FUNCTION = ("cloudpickle.cloudpickle", "_make_function")
-"""The function that cloudpickle calls to make a function that was sent by value."""
+_CLOUDPICKLE = "cloudpickle.cloudpickle"
+"""The module with the functions that cloudpickle calls to make a function sent by value."""
 
 CONSTANT = (*_ATOMS, type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)
 """Types of globals that change only by assignment to the global."""
@@ -102,20 +103,7 @@ def dumps(value: Any) -> Pickled:
     if type(value) in _ATOMS:
         return Pickled(pickle.dumps(value, PROTOCOL), [])
     buffers: list[memoryview] = []
-
-    def keep_inside(buffer: pickle.PickleBuffer) -> bool:
-        """Keep a small buffer inside of the pickle; record a large one, and return False."""
-        view = buffer.raw()
-        if view.nbytes < LARGE:
-            return True
-        buffers.append(view)
-        return False
-
-    data = _dumps(value, keep_inside)
-    if data is None:
-        buffers.clear()
-        data = _dumps_by_value(value, keep_inside)
-    return Pickled(data, buffers)
+    return Pickled(_dumps(value, buffers), buffers)
 
 
 def dumps_whole(value: Any) -> bytes:
@@ -124,8 +112,7 @@ def dumps_whole(value: Any) -> bytes:
     Raises:
         Exception: An exception of the value's own code, or one of pickle's.
     """
-    data = _dumps(value, None)
-    return _dumps_by_value(value, None) if data is None else data
+    return _dumps(value, None)
 
 
 def dumps_error(error: BaseException, text: str) -> Pickled:
@@ -169,27 +156,33 @@ def dump_call_error(error: BaseException, dumps_error: Callable[[BaseException, 
     return dumps_error(error, text)
 
 
-def _dumps(value: Any, keep_inside: Callable[[pickle.PickleBuffer], bool] | None) -> bytes | None:
-    """Pickle by name; return None if the value cannot be pickled so, or the other side could not import a name.
+def _dumps(value: Any, buffers: list[memoryview] | None) -> bytes:
+    """Pickle a value, by name if the other side can import all names, else by value with cloudpickle.
 
     Args:
         value: The value.
-        keep_inside: Called with each buffer; returns False to leave the buffer out. None keeps all inside.
-    """
-    try:
-        data = pickle.dumps(value, PROTOCOL, buffer_callback=keep_inside)
-    except Exception:  # noqa: BLE001 - lambdas and closures raise several kinds; pickling by value raises the real one
-        return None
-    # A name in __main__ would be looked up in the worker's own __main__.
-    return None if SCRIPT in data or _by_value(data) else data
-
-
-def _dumps_by_value(value: Any, keep_inside: Callable[[pickle.PickleBuffer], bool] | None) -> bytes:
-    """Pickle a value with cloudpickle, by value where the other side cannot import; see :func:`_dumps`.
+        buffers: Receives the buffers of :data:`LARGE` bytes or more, which are left out; None keeps all inside.
 
     Raises:
         Exception: An exception of the value's own code, or one of pickle's.
     """
+
+    def keep_inside(buffer: pickle.PickleBuffer) -> bool:
+        """Keep a small buffer inside of the pickle; record a large one, and return False."""
+        view = buffer.raw()
+        if buffers is None or view.nbytes < LARGE:
+            return True
+        buffers.append(view)
+        return False
+
+    # Lambdas and closures raise several kinds of exceptions; pickling by value raises the real one.
+    with contextlib.suppress(Exception):
+        data = pickle.dumps(value, PROTOCOL, buffer_callback=keep_inside)
+        # A name in __main__ would be looked up in the worker's own __main__.
+        if not (SCRIPT in data or _by_value(data)):
+            return data
+    if buffers:
+        buffers.clear()
     file = io.BytesIO()
     _pickler_by_value()(file, PROTOCOL, buffer_callback=keep_inside).dump(value)
     return file.getvalue()
@@ -228,15 +221,17 @@ def loads(data: bytes | memoryview, buffers: Sequence[memoryview] | None = None)
 class SharedGlobals:
     """In a worker: globals set by an initializer, for functions sent by value.
 
-    Each function that is sent by value has the globals that it uses in a dict of its own, not in a module. So the
-    globals that an initializer sets are copied into these dicts before each call, and back after it.
+    cloudpickle makes a function with a dict of the globals that it uses, not with those of a module. Once an
+    initializer has set a global, all functions of its module share one dict, in which later functions leave the global
+    as it is.
     """
 
     def __init__(self) -> None:
-        self._modules: dict[str, tuple[dict[str, Any], set[str]]] = {}
+        self._modules: dict[str, dict[str, Any]] = {}
+        self._names: dict[str, set[str]] = {}
 
     def prepare(self, data: bytes) -> None:
-        """Run the pickled call of an initializer, and record the changed globals of functions sent by value.
+        """Run the pickled call of an initializer, and record the globals that it sets for functions sent by value.
 
         A global counts as set if its value is another object than before, or one whose content may have changed. Names
         with two underscores on both sides are left out.
@@ -244,72 +239,51 @@ class SharedGlobals:
         Raises:
             Exception: An exception of the call, or of unpickling.
         """
-        (function, arguments), spaces = self._loads(data)
-        before = [dict(space) for space in spaces]
+        function, arguments = self._loads(data)
+        before = {module: dict(space) for module, space in self._modules.items()}
         function(*arguments)
-        for space, old in zip(spaces, before, strict=True):
-            first, names = self._modules.setdefault(space["__name__"], (space, set()))
-            found = {name for name, value in space.items() if not (name in old and _same(old[name], value))}
-            found -= {name for name in found if name.startswith("__") and name.endswith("__")}
-            first.update({name: space[name] for name in found})
-            names |= found
+        for module, old in before.items():
+            for name, value in self._modules[module].items():
+                private = name.startswith("__") and name.endswith("__")
+                if not private and not (name in old and _same(old[name], value)):
+                    self._names.setdefault(module, set()).add(name)
 
-    def loads(
-        self, data: bytes | memoryview, buffers: list[memoryview] | None = None
-    ) -> tuple[Any, list[dict[str, Any]]]:
-        """Unpickle a value, which may run any code.
+    def loads(self, data: bytes | memoryview, buffers: list[memoryview] | None = None) -> Any:
+        """Unpickle a value, which may run any code; functions sent by value see the shared globals."""
+        return self._loads(data, buffers) if self._names else loads(data, buffers)
 
-        Returns:
-            The value; and the globals of functions that were sent by value in it, empty if no global is shared.
-        """
-        return self._loads(data, buffers) if self._modules else (loads(data, buffers), [])
-
-    @staticmethod
-    def _loads(data: bytes | memoryview, buffers: list[memoryview] | None = None) -> tuple[Any, list[dict[str, Any]]]:
-        """Unpickle a value; return it with the globals of the functions sent by value in it, each dict once."""
+    def _loads(self, data: bytes | memoryview, buffers: list[memoryview] | None = None) -> Any:
+        """Unpickle a value, with shared globals for the functions sent by value in it."""
         unpickler = _Unpickler(io.BytesIO(data), buffers=buffers or ())
-        value = unpickler.load()
-        spaces = {id(function.__globals__): function.__globals__ for function in unpickler.functions}
-        return value, [space for space in spaces.values() if "__name__" in space]
+        unpickler.replaced = {"_make_function": self._make_function, "_function_setstate": self._set_state}
+        return unpickler.load()
 
-    def enter(self, spaces: list[dict[str, Any]]) -> Callable[[], None]:
-        """Copy the shared globals into the globals of a call.
+    def _make_function(self, make: Callable[..., Any], code: object, space: dict[str, Any], *rest: object) -> Any:
+        """Make a function with cloudpickle's maker, and with the globals of its module."""
+        return make(code, self._modules.setdefault(space.get("__name__", ""), space), *rest)
 
-        Returns:
-            A function that copies reassigned shared globals back.
-        """
-        entered: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = []
-        for space in spaces:
-            if (module := self._modules.get(space["__name__"])) is not None:
-                first, names = module
-                given = {name: first[name] for name in names if name in first}
-                space.update(given)
-                entered.append((space, first, given))
-
-        def leave() -> None:
-            """Copy the shared globals back that were assigned anew since."""
-            for space, first, given in entered:
-                first.update({name: space[name] for name, old in given.items() if space.get(name, old) is not old})
-
-        return leave
+    def _set_state(self, set_state: Callable[..., Any], function: types.FunctionType, state: tuple[Any, Any]) -> None:
+        """Set the attributes and globals of a function with cloudpickle's setter, except globals of an initializer."""
+        space, slots = function.__globals__, state[1]
+        for name in self._names.get(space.get("__name__", ""), ()):
+            if name in space:
+                slots["__globals__"].pop(name, None)
+        set_state(function, state)
 
 
 class _Unpickler(pickle.Unpickler):
-    """An unpickler with a list of the functions sent by value."""
+    """An unpickler that replaces functions of cloudpickle.
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.functions: list[types.FunctionType] = []
+    Attributes:
+        replaced: The replacements by name, each called with the function itself as the first argument.
+    """
+
+    replaced: Mapping[str, Callable[..., Any]]
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return a global of a module; for cloudpickle's maker of functions, a wrapper that records each function."""
+        """Return a global of a module, or the replacement of a function of cloudpickle."""
         found = super().find_class(module, name)
-        return partial(self._made, found) if (module, name) == MAKES_FUNCTION else found
-
-    def _made(self, make: Callable[..., types.FunctionType], *arguments: Any) -> types.FunctionType:
-        """Make a function with cloudpickle's maker, record and return it."""
-        self.functions.append(make(*arguments))
-        return self.functions[-1]
+        return partial(self.replaced[name], found) if module == _CLOUDPICKLE and name in self.replaced else found
 
 
 def _same(old: object, new: object) -> bool:

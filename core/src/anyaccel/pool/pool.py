@@ -23,7 +23,7 @@ from anyaccel.pool.logs import Logs
 from anyaccel.pool.payload import call_each, dumps, dumps_whole
 from anyaccel.pool.progress import ProgressCallback
 from anyaccel.pool.reactor import reactor
-from anyaccel.pool.results import Batches, MapResults, Results, check_batch
+from anyaccel.pool.results import Batches, MapResults, Results, UnorderedOptions, check_batch
 from anyaccel.pool.stream import Stream, YieldedItems
 from anyaccel.probe.machine import Machine
 from anyaccel.scheduler import RequestLike, parse_request
@@ -150,7 +150,7 @@ class Submitter(Executor):
             chunksize: The name of ``batch`` in ``concurrent.futures``; the larger one counts.
             batch: Number of calls that travel in one message. None chooses it by the duration of the calls if processes
                 are used for any number of calls and there are no ``timeout``, ``retries`` and ``logs``; else it is 1.
-            progress: True to show the progress on a terminal or in a notebook, with tqdm or rich if one is installed;
+            progress: True to show the progress on a terminal or in a notebook, with tqdm if that is installed;
                 or a function that is called with the :class:`Progress`.
 
         Raises:
@@ -379,14 +379,6 @@ class CallOptions(TypedDict, total=False):
     ahead: int
 
 
-class UnorderedOptions(TypedDict, total=False):
-    """The options of :meth:`Pool.map_unordered`."""
-
-    timeout: Duration | None
-    batch: int | None
-    progress: bool | ProgressCallback
-
-
 class MapOptions(UnorderedOptions, total=False):
     """The options of :meth:`Pool.map`."""
 
@@ -607,8 +599,8 @@ class Pool(Submitter):
         core = self._core
         if core.foreign:
             return []
-        with core.lock:
-            members = [(member.outstanding, member.allocation) for member in core.members if member.begun]
+        with core.lock:  # of engines of clusters; the local one changes the set in its own thread, so it is copied
+            members = [(member.outstanding, member.allocation) for member in tuple(core.members) if member.begun]
         return sorted(
             (
                 calls[0].name if calls else "idle",

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, TextIO
 
 from anyaccel.model import Value
+from anyaccel.text import elapsed
 
 FASTEST_SECONDS = 0.1
 """Minimum interval in seconds between two updates of the line on a terminal."""
@@ -37,8 +38,8 @@ class Progress(Value):
 
     def __str__(self) -> str:
         failed = f", {self.failed} failed" if self.failed else ""
-        left = "" if self.left_seconds is None else f", {_duration(self.left_seconds)} left"
-        over = f"in {_duration(self.seconds)}"
+        left = "" if self.left_seconds is None else f", {elapsed(self.left_seconds)} left"
+        over = f"in {elapsed(self.seconds)}"
         return f"{self.done} of {self.total} done{failed}{left if self.done < self.total else f' {over}'}"
 
 
@@ -79,7 +80,7 @@ class ProgressCounter:
 
 
 def find_display(total: int) -> ProgressCallback | None:
-    """Open a display of progress on standard error: of tqdm or rich, whichever is installed, else a line.
+    """Open a display of progress on standard error: of tqdm, if that is installed, else a line.
 
     Args:
         total: Number of all calls.
@@ -89,12 +90,10 @@ def find_display(total: int) -> ProgressCallback | None:
     """
     if not (_in_notebook() or sys.stderr.isatty()):
         return None
-    for make in (_tqdm, _rich):
-        try:
-            return make(total)
-        except ImportError:
-            continue
-    return ProgressLine(sys.stderr)
+    try:
+        return _tqdm(total)
+    except ImportError:
+        return ProgressLine(sys.stderr)
 
 
 def _tqdm(total: int) -> ProgressCallback:
@@ -116,29 +115,6 @@ def _tqdm(total: int) -> ProgressCallback:
         bar.update(progress.done - bar.n)
         if progress.done == progress.total:
             bar.close()
-
-    return tell
-
-
-def _rich(total: int) -> ProgressCallback:
-    """Open a progress bar of rich on standard error; return its callback, which stops the bar at the end.
-
-    Raises:
-        ImportError: When rich is not installed.
-    """
-    from rich.console import Console
-    from rich.progress import Progress as Bars
-
-    bars = Bars(console=Console(file=sys.stderr))
-    task = bars.add_task("", total=total)
-    bars.start()
-
-    def tell(progress: Progress) -> None:
-        """Update the bar; stop the bar after the last call."""
-        failed = f"{progress.failed} failed" if progress.failed else ""
-        bars.update(task, completed=progress.done, description=failed)
-        if progress.done == progress.total:
-            bars.stop()
 
     return tell
 
@@ -170,10 +146,3 @@ def _in_notebook() -> bool:
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     return hasattr(shell, "kernel")
-
-
-def _duration(seconds: float) -> str:
-    """Format a duration, rounded to seconds or minutes, as ``1h02m``, ``2m03s`` or ``4s``."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"

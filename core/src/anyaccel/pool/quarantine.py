@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from anyaccel.errors import AnyaccelError
+from anyaccel.forkserver.client import Gone
 from anyaccel.inventory.observe import stats
 from anyaccel.model import Allocation, Inventory, Share, Stats
+from anyaccel.pool.devices import WorkerLease
+from anyaccel.pool.reactor import reactor
 from anyaccel.probe.machine import parse_machine
 from anyaccel.vendors.process import vendor_process
 
@@ -21,6 +24,51 @@ FIRST_LOOK_SECONDS = 0.1
 LAST_LOOK_SECONDS = 10.0
 ORPHANED = 16
 """A device without processes is clean if less than 1/16 of its memory is in use: drivers keep some for themselves."""
+
+
+class Quarantine:
+    """The devices of a pool that are kept although their holder was ended."""
+
+    def __init__(self) -> None:
+        self._kept: dict[WorkerLease, str] = {}
+
+    def list(self) -> tuple[tuple[Allocation, str], ...]:
+        """Return the devices with the reasons; any thread may ask."""
+        return tuple((lease.allocation, reason) for lease, reason in tuple(self._kept.items()))
+
+    def keep(self, lease: WorkerLease, reason: str) -> None:
+        """Record devices as kept, with the reason; a new reason is written into the ledger."""
+        if self._kept.get(lease) != reason:
+            self._kept[lease] = reason
+            lease.quarantine(reason)
+
+    def release(self, inventory: Inventory, lease: WorkerLease, gone: Gone) -> None:
+        """Release devices: at once after a clean exit, else when the vendor sees nothing of the process on them.
+
+        Also at once if there was no process, or no vendor can tell. Processes that carry the lease's mark keep the
+        devices.
+        """
+
+        def release() -> None:
+            """Remove the record of the quarantine, if any, and release the lease; in the reactor's thread."""
+            self._kept.pop(lease, None)
+            lease.release(carried=gone.carried)
+
+        def watch() -> None:
+            """Poll the vendor at growing intervals until nothing is found, then release."""
+            pause = FIRST_LOOK_SECONDS
+            while reason := find_remains(inventory, lease.allocation, gone.pid):
+                self.keep(lease, reason)
+                time.sleep(pause)
+                pause = min(2 * pause, LAST_LOOK_SECONDS)
+            reactor().call_soon(release)
+
+        if gone.status == 0 or not gone.forked or not can_tell(inventory, lease.allocation):
+            release()
+        else:
+            self.keep(lease, "its holder was killed, and its vendor has not said yet that its memory is free")
+            # In a thread of its own: a vendor may take seconds to answer, and the reactor serves all pools.
+            threading.Thread(target=watch, name="anyaccel reclaim", daemon=True).start()
 
 
 def can_tell(inventory: Inventory, allocation: Allocation) -> bool:
@@ -35,38 +83,6 @@ def can_tell(inventory: Inventory, allocation: Allocation) -> bool:
         return any(vendor_process(vendor).implements("anyaccel_stats") for vendor in vendors)
     except AnyaccelError:
         return False
-
-
-def release_when_free(
-    inventory: Inventory,
-    allocation: Allocation,
-    pid: int,
-    *,
-    keep: Callable[[str], None],
-    release: Callable[[], None],
-) -> None:
-    """Release devices once nothing of a dead process is left on them; polls the vendor in a thread of its own.
-
-    Args:
-        inventory: The machine.
-        allocation: The devices.
-        pid: Id of the dead process.
-        keep: Called with the reason, first at once in this thread, then in the other after each poll that found
-            something.
-        release: Called in that thread once the devices are clean, or the vendor cannot tell any more.
-    """
-    keep("its holder was killed, and its vendor has not said yet that its memory is free")
-
-    def watch() -> None:
-        """Poll the vendor at growing intervals until nothing is found, then release."""
-        pause = FIRST_LOOK_SECONDS
-        while reason := find_remains(inventory, allocation, pid):
-            keep(reason)
-            time.sleep(pause)
-            pause = min(2 * pause, LAST_LOOK_SECONDS)
-        release()
-
-    threading.Thread(target=watch, name="anyaccel reclaim", daemon=True).start()
 
 
 def find_remains(inventory: Inventory, allocation: Allocation, pid: int) -> str:

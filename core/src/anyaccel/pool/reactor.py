@@ -44,7 +44,7 @@ class Timer:
 class Reactor:
     """Calls handlers when descriptors become readable and when timers expire, in a thread of its own.
 
-    Any thread may call :meth:`call_soon`, :meth:`call_at` and :meth:`call_later`; the other methods are for handlers.
+    Any thread may call :meth:`call_soon` and :meth:`call_later`; the other methods are for handlers.
     The exception of a handler is logged, and the other handlers go on.
     """
 
@@ -87,18 +87,11 @@ class Reactor:
             if self._sleeps:  # set before the reactor checks _soon for the last time, so no note is missed
                 os.eventfd_write(self._wake, 1)
 
-    def call_at(self, when: float, call: Handler) -> Timer:
-        """Call a handler in the reactor's thread at a time of ``time.monotonic()``; return its timer."""
-        timer = Timer(call)
-        if self.inside:
-            self._set(when, timer)
-        else:
-            self.call_soon(partial(self._set, when, timer))
-        return timer
-
     def call_later(self, seconds: float, call: Handler) -> Timer:
         """Call a handler in the reactor's thread after so many seconds; return its timer."""
-        return self.call_at(time.monotonic() + seconds, call)
+        timer = Timer(call)
+        self.call_soon(partial(self._set, time.monotonic() + seconds, timer))
+        return timer
 
     def abandon(self) -> None:
         """Close the descriptors in a forked child, which has no thread for them."""

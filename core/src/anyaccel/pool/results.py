@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from functools import partial
 from math import inf
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypedDict, TypeVar
 
 from anyaccel.durations import Duration, read_seconds
 from anyaccel.pool.call import AwaitableFuture, CallFuture, is_whole, read_exception
@@ -25,6 +25,14 @@ BATCH_SECONDS = 0.005
 """Duration in seconds that ``map`` aims at for a batch: then the cost of a batch is small beside its calls."""
 
 
+class UnorderedOptions(TypedDict, total=False):
+    """The options of :meth:`anyaccel.Pool.map_unordered`, and of :meth:`anyaccel.Actors.map`."""
+
+    timeout: Duration | None
+    batch: int | None
+    progress: bool | ProgressCallback
+
+
 class Results(Iterator[T]):
     """The results of calls, one after the other.
 
@@ -33,12 +41,11 @@ class Results(Iterator[T]):
     are left are cancelled, also those that run.
 
     Args:
-        futures: Futures to wait for, in order.
         timeout: Time until all results must be there, or None.
     """
 
-    def __init__(self, futures: Iterable[AwaitableFuture[Any]], timeout: Duration | None = None) -> None:
-        self._futures = deque(futures)
+    def __init__(self, timeout: Duration | None = None) -> None:
+        self._futures: deque[AwaitableFuture[Any]] = deque()
         self._values: deque[T] = deque()
         seconds = read_seconds("timeout", timeout, least=-inf)
         self._end = None if seconds is None else time.monotonic() + seconds
@@ -101,7 +108,7 @@ class Results(Iterator[T]):
 
     def _make_canceller(self) -> Callable[[], None]:
         """Return a function that cancels the calls that are left then; the function must not refer to the results."""
-        return partial(cancel_all, self._futures)
+        raise NotImplementedError
 
     def _next_future(self) -> AwaitableFuture[Any] | None:
         """Return the future to wait for.
@@ -112,9 +119,8 @@ class Results(Iterator[T]):
         return None if self._values or self._failure or not self._futures else self._futures[0]
 
     def _accept(self, value: Any) -> None:
-        """Store the value of the first future, and remove the future."""
-        self._futures.popleft()
-        self._values.append(value)
+        """Store the results in the value of the first future, and remove the future."""
+        raise NotImplementedError
 
     def _next(self) -> T:
         """Return the next stored value.
@@ -260,7 +266,7 @@ class MapResults(Results[T]):
     """
 
     def __init__(self, batches: Batches, timeout: Duration | None, *, plain: bool) -> None:
-        super().__init__((), timeout)
+        super().__init__(timeout)
         self._futures = batches.futures
         self._batches = batches
         self._plain = plain

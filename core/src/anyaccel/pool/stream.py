@@ -78,7 +78,7 @@ class Stream(Results[T]):
     """
 
     def __init__(self, state: ActorState, grace: float, owner: object) -> None:
-        super().__init__(())
+        super().__init__()
         self._state = state
         self._grace = grace
         self._owner = owner

@@ -16,6 +16,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -99,7 +100,6 @@ class MessageLoop:
         actor: The object, once it was constructed.
         waiting: Messages that were received while a call ran.
         globals: Globals that the initializer has set.
-        leave_construction: Copies back the globals that the constructor has set.
         lanes: Threads for methods that run at the same time, or None.
         loop: The event loop, from the first coroutine on.
         exit: The SystemExit of a method in a lane.
@@ -113,7 +113,6 @@ class MessageLoop:
         self.actor: Any = None
         self.waiting: deque[Message] = deque()
         self.globals = SharedGlobals()
-        self.leave_construction: Callable[[], None] = lambda: None
         self.lanes: Lanes | None = None
         self.loop: Loop | None = None
         self.exit: SystemExit | None = None
@@ -144,7 +143,7 @@ class MessageLoop:
         """
         handlers: dict[int, Callable[[Message], bool]] = {
             MessageKind.SETUP: self._set_up,
-            MessageKind.CALL: self._call,
+            MessageKind.CALL: partial(self._perform, self._call_function),
             MessageKind.CONSTRUCT: self._construct,
             MessageKind.METHOD: self._method,
         }
@@ -208,24 +207,17 @@ class MessageLoop:
         except Exception as error:
             raise WorkerError(f"the warm-up on {where} failed: {type(error).__name__}: {error}") from error
 
-    def _call(self, message: Message) -> bool:
-        """Run a call and answer; return False if the loop must end."""
-        return self._perform(self._call_function, message)
-
     def _call_function(self, message: Message) -> Any:
-        """Unpickle a call, run the function with the shared globals, and return the value."""
-        (function, args, kwargs), leave = self._unpickle(message)
-        try:
-            return function(*args, **kwargs)
-        finally:
-            leave()
+        """Unpickle a call, run the function, and return the value."""
+        function, args, kwargs = self._unpickle(message)
+        return function(*args, **kwargs)
 
     def _construct(self, message: Message) -> bool:
         """Construct the object of the actor and answer with the process id; return False if that failed."""
 
         def construct(message: Message) -> int:
             """Construct the object, and make lanes if its methods may run at the same time; return the process id."""
-            (kind, args, kwargs, concurrency), self.leave_construction = self._unpickle(message)
+            kind, args, kwargs, concurrency = self._unpickle(message)
             self.actor = kind(*args, **kwargs)
             if concurrency > 1:
                 from anyaccel.pool.together import Lanes
@@ -255,13 +247,12 @@ class MessageLoop:
         return {message.number for message in self.waiting if message.kind == MessageKind.SKIP}
 
     def _call_method(self, message: Message) -> Any:
-        """Copy back the constructor's globals, unpickle a method call, run the method, and return the value.
+        """Unpickle a method call, run the method, and return the value.
 
         A method that is a function gets the object as its first argument.
         """
         with self.lock:
-            self.leave_construction()
-            (method, args, kwargs), _ = self._unpickle(message)
+            method, args, kwargs = self._unpickle(message)
         if callable(method):
             return method(self.actor, *args, **kwargs)
         return getattr(self.actor, method)(*args, **kwargs)
@@ -320,21 +311,20 @@ class MessageLoop:
                 self.loop = Loop()
         return self.loop.finish(value)
 
-    def _unpickle(self, message: Message) -> tuple[Any, Callable[[], None]]:
-        """Unpickle a call, and give it the shared globals; return the call and a function to copy changed globals back.
+    def _unpickle(self, message: Message) -> Any:
+        """Unpickle a call, with the shared globals for functions sent by value.
 
         Raises:
             Exception: An exception of unpickling; a ModuleNotFoundError gets a note with the ways out.
         """
         try:
-            value, spaces = self.globals.loads(message.data, message.buffers)
+            return self.globals.loads(message.data, message.buffers)
         except ModuleNotFoundError as error:
             error.add_note(
                 "The worker has the module path (sys.path) of its caller. Put the module's folder on it, or have the"
                 " module sent along with cloudpickle.register_pickle_by_value(module)."
             )
             raise
-        return value, self.globals.enter(spaces)
 
     def _answer(self, kind: MessageKind, body: Pickled, number: int = 0) -> bool:
         """Send an answer; return False if the caller has closed the channel.

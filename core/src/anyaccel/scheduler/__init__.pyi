@@ -9,12 +9,12 @@ from anyaccel.scheduler.demand import Demand as Demand
 from anyaccel.scheduler.filters import asked as asked
 from anyaccel.scheduler.filters import facts as facts
 from anyaccel.scheduler.filters import shared_facts as shared_facts
-from anyaccel.scheduler.fleet import Fleet as Fleet
 from anyaccel.scheduler.grammar import parse_request as parse_request
 from anyaccel.scheduler.names import goes_by as goes_by
 from anyaccel.scheduler.placement import Validate as Validate
 from anyaccel.scheduler.placement import choose_slots as choose_slots
 from anyaccel.scheduler.placement import with_units as with_units
+from anyaccel.scheduler.scheduler import Fleet as Fleet
 from anyaccel.scheduler.scheduler import Scheduler as Scheduler
 from anyaccel.scheduler.serving import rules as rules
 from anyaccel.scheduler.serving import serves as serves

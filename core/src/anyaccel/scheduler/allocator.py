@@ -17,8 +17,7 @@ from anyaccel.scheduler.grammar import parse_request
 from anyaccel.scheduler.names import LazyNames
 from anyaccel.scheduler.placement import Validate
 from anyaccel.scheduler.plan import Arrangement, RequestPlan
-from anyaccel.scheduler.queue import Queue
-from anyaccel.scheduler.ticket import Ticket, notify, settled
+from anyaccel.scheduler.ticket import Queue, Ticket, notify, settled
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -57,7 +56,7 @@ class Allocator:
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._validate = validate
-        self._known = LazyNames(known)
+        self._known = LazyNames(known)  # one object for all machines: reading the plug-ins' catalogs takes long
         self._lock = Lock()
         self._books: dict[str, Books] = {}
         self._held: dict[str, Allocation] = {}
@@ -169,6 +168,7 @@ class Allocator:
             never = not (plan.ever_fits or plan.request.else_cpu)
             verdict = None
             if never and infeasible == "raise":
+                # Raised without the lock, since the caller's handling of the error may use this scheduler.
                 verdict = self._judge(plan, self._waiting(plan, _LAST, priority, seconds, user))
             else:
                 number = next(self._numbers)
@@ -526,6 +526,7 @@ class Allocator:
         if terms is None or half_life is None:
             return
         user, since, now = terms[0], terms[1], self._clock()
+        # The policy keeps the usage, as it does for the ledger, where the usage comes from the journal.
         devices = sum(each.units for member in allocation.members for each in member.shares) / UNITS_PER_DEVICE
         usage = self._policy.past.get(user, Usage()).with_lease(devices, now - since, now, half_life)
         self._policy = replace(self._policy, past={**self._policy.past, user: usage})

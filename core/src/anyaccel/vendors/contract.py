@@ -279,6 +279,7 @@ class Hook(NamedTuple):
         required: Whether every plug-in must have the hook.
         default: Makes the answer for a plug-in without the hook, given the arguments of the call.
         seconds: Deadline; None where the hook touches the machine: then the caller sets the deadline.
+        changes: Whether the hook changes devices.
     """
 
     name: str
@@ -289,6 +290,12 @@ class Hook(NamedTuple):
     required: bool = False
     default: Callable[[Arguments], Any] = lambda _: None
     seconds: float | None = 5.0
+    changes: bool = False
+
+    @property
+    def pure(self) -> bool:
+        """Whether an answer follows from the arguments alone."""
+        return self.seconds is not None and not self.changes
 
     def fits(self, value: Any) -> bool:
         """Return whether an answer has a type that JSON can carry. The rules are not compared."""
@@ -355,7 +362,7 @@ _TABLE = (
     Hook("validate", str | None, reason_faults, shape=""),
     Hook("stats", Mapping[str, Stats], stats_faults, shape="stats", default=lambda _: {}, seconds=None),
     Hook("container", ContainerEdits, container_faults, shape="ContainerEdits", default=_device_nodes),
-    Hook("handover", type(None), handover_faults, shape="", seconds=10.0),
+    Hook("handover", type(None), handover_faults, shape="", seconds=10.0, changes=True),
     Hook("diagnose", tuple[Finding, ...], shape="Finding", listed="Findings", default=lambda _: (), seconds=None),
     Hook(
         "products",

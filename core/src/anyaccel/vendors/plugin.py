@@ -164,7 +164,11 @@ class VendorPlugin:
         """Return an exception as text, with the line in the plug-in's own package that raised."""
         from traceback import walk_tb
 
-        words = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        try:
+            text = str(error)
+        except Exception:  # noqa: BLE001 - an exception of a plug-in may fail to describe itself
+            text = "its text cannot be read"
+        words = f"{type(error).__name__}: {text}" if text else type(error).__name__
         package = self.source.target.partition(":")[0].partition(".")[0]
         if isinstance(error, ValueError) and hook == "anyaccel_visible":  # the fault is in a variable of the user
             return words

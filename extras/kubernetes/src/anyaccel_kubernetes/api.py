@@ -25,12 +25,12 @@ class ApiError(AnyaccelError):
     """Raised when the API server refuses a request, or cannot be reached.
 
     Attributes:
-        code: The HTTP status; 0 if there was no answer.
+        status: The HTTP status; 0 if there was no answer.
     """
 
-    def __init__(self, message: str, code: int = 0, *, hint: str = "") -> None:
+    def __init__(self, message: str, status: int = 0, *, hint: str = "") -> None:
         super().__init__(message, hint=hint)
-        self.code = code
+        self.status = status
 
 
 class ApiServer:
@@ -107,8 +107,8 @@ class ApiServer:
         """Yield the events of a collection until the server ends the watch.
 
         Raises:
-            ApiError: If the server refuses the watch, or the connection breaks; ``code`` is 410 if the events since the
-                version are gone.
+            ApiError: If the server refuses the watch, or the connection breaks; ``status`` is 410 if events since
+                the version are gone.
         """
         text = urllib.parse.urlencode({"watch": "1", "timeoutSeconds": str(WATCH_SECONDS), **query})
         with self._ask("GET", f"{path}?{text}", None, WATCH_SECONDS + TIMEOUT_SECONDS) as answer:

@@ -85,6 +85,8 @@ def parse_claim(found: Mapping[str, Any], uid: str, node: str) -> Claim:
     own = [each for each in results if each["driver"] == DRIVER]
     if not own:
         raise ClaimError(f"{subject} has no device of {DRIVER} allocated")
+    if any(each.get("adminAccess") for each in own):  # a device beside its user's is against the lease of the user
+        raise ClaimError(f"{subject} asks for admin access, which {DRIVER} does not give")
     if other := next((each["pool"] for each in own if each["pool"] != node), None):
         raise ClaimError(f"{subject} is allocated on node {other}, not on {node}")
     users = [each for each in status.get("reservedFor") or () if each.get("resource") == "pods"]
@@ -265,12 +267,12 @@ class Claims:
         by_vendor: dict[str, list[tuple[Device, float | None]]] = {}
         for each in shares:
             by_vendor.setdefault(each[0].vendor, []).append(each)
-        devices = [
+        devices: list[dict[str, Any]] = [
             {"name": f"{claim.uid}-{vendor}", "containerEdits": self._edits(own)} for vendor, own in by_vendor.items()
         ]
-        for each in devices:
-            each["containerEdits"].setdefault("env", []).append(f"{_VARIABLE}={json.dumps(_to_json(claim))}")
-        groups = any("additionalGids" in each["containerEdits"] for each in devices)
+        for entry in devices:
+            entry["containerEdits"].setdefault("env", []).append(f"{_VARIABLE}={json.dumps(_to_json(claim))}")
+        groups = any("additionalGids" in entry["containerEdits"] for entry in devices)
         document = {"cdiVersion": _GROUPS_VERSION if groups else _VERSION, "kind": KIND, "devices": devices}
         self._cdi.mkdir(parents=True, exist_ok=True)
         write_whole(str(self._path(claim.uid)), json.dumps(document, indent=2) + "\n")

@@ -218,7 +218,7 @@ class Resource:
     def _watch(self, _: Any, context: Any) -> Iterator[Any]:
         """Yield the units with their health, at once and after each change."""
         server, seen = self._server, -1
-        while context.is_active() and not self._node.stopped and self._server is server:
+        while context.is_active() and not self._node.has_stopped() and self._server is server:
             now = self._node.wait(seen, 1.0)
             if now != seen:
                 seen = now
@@ -329,7 +329,7 @@ class DevicePlugin:
         self._node.start()
         folder, known = self._root / "device-plugins", None
         try:
-            while not self._node.stopped:
+            while not self._node.has_stopped():
                 try:
                     found = os.stat(folder / "kubelet.sock")
                     kubelet = found.st_ino, found.st_ctime_ns

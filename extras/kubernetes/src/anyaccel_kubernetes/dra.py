@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from anyaccel_kubernetes.node import Node, broken, log
 from anyaccel_kubernetes.slices import DRIVER, Features, device_names, make_slices
 
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
-RENEW_SECONDS = 60.0
+RENEW_SECONDS = 20.0
+"""Time between two renewals: the first one after a claim was prepared finds the control groups of its pods."""
 RESYNC_SECONDS = 60.0
 _HEALTHY, _UNHEALTHY = 1, 2
 _HEALTH_SECONDS = 60
@@ -87,7 +89,7 @@ class Publisher:
 
         The watch may break at any time: then all slices are compared once more.
         """
-        while not self._node.stopped:
+        while not self._node.has_stopped():
             try:
                 version = self._api.ask("GET", f"{SLICES}?limit=1").get("metadata", {}).get("resourceVersion", "")
                 foreign.set()  # what came before this watch
@@ -96,7 +98,7 @@ class Publisher:
                     known = self._written.get(meta["name"])
                     if event["type"] == "DELETED" or known != meta["resourceVersion"]:
                         foreign.set()
-                    if self._node.stopped:
+                    if self._node.has_stopped():
                         return
             except (ApiError, KeyError) as error:
                 log.warning("watch of slices: %s", error)
@@ -177,11 +179,11 @@ class Driver:
                     f"{package}.DRAPlugin",
                     {
                         "NodePrepareResources": (
-                            lambda request, _, api=api: self._prepare(request, api),
+                            partial(self._prepare, api),
                             api.NodePrepareResourcesRequest, api.NodePrepareResourcesResponse,
                         ),
                         "NodeUnprepareResources": (
-                            lambda request, _, api=api: self._unprepare(request, api),
+                            partial(self._unprepare, api),
                             api.NodeUnprepareResourcesRequest, api.NodeUnprepareResourcesResponse,
                         ),
                     },
@@ -189,7 +191,7 @@ class Driver:
             )  # fmt: skip
         for package, api in wire.health.items():
             method = (
-                lambda _, context, api=api: self._watch_health(context, api),
+                partial(self._watch_health, api),
                 api.NodeWatchResourcesRequest,
                 api.NodeWatchResourcesResponse,
             )
@@ -222,7 +224,7 @@ class Driver:
             log.warning("the kubelet refuses the driver: %s", request.error)
         return wire.registration.RegistrationStatusResponse()
 
-    def _prepare(self, request: Any, api: Any) -> Any:
+    def _prepare(self, api: Any, request: Any, _: Any) -> Any:
         """Prepare claims, each for itself: an error of one fails no other."""
         answer = api.NodePrepareResourcesResponse()
         for asked in request.claims:
@@ -243,7 +245,7 @@ class Driver:
                 answer.claims[asked.uid].error = str(error) or type(error).__name__
         return answer
 
-    def _unprepare(self, request: Any, api: Any) -> Any:
+    def _unprepare(self, api: Any, request: Any, _: Any) -> Any:
         answer = api.NodeUnprepareResourcesResponse()
         for asked in request.claims:
             error = ""
@@ -256,10 +258,10 @@ class Driver:
             answer.claims[asked.uid].error = error
         return answer
 
-    def _watch_health(self, context: Any, api: Any) -> Iterator[Any]:
+    def _watch_health(self, api: Any, _: Any, context: Any) -> Iterator[Any]:
         """Yield the health of all devices at once, then after each change, and often enough to stay known."""
-        seen = -1
-        while context.is_active() and not self._node.stopped:
+        while context.is_active() and not self._node.has_stopped():
+            generation = self._node.generation  # before the look: a change during it ends the wait below
             names, lost = device_names(self._node.inventory), self._claims.lost
             devices = []
             for device in self._node.inventory.devices:
@@ -272,35 +274,33 @@ class Driver:
                     )
                 )  # fmt: skip
             yield api.NodeWatchResourcesResponse(devices=devices)
-            started = time.monotonic()
-            before = seen if seen >= 0 else self._node.generation
-            while context.is_active() and not self._node.stopped and time.monotonic() - started < _HEALTH_SECONDS / 3:
-                seen = self._node.wait(before, 1.0)
-                if seen != before:
+            again = time.monotonic() + _HEALTH_SECONDS / 3
+            while context.is_active() and time.monotonic() < again and not self._node.has_stopped():
+                if self._node.wait(generation, 1.0) != generation:
                     break
 
     def _publish(self) -> None:
         """Publish at each change, when another client has changed the slices, and again after a failure."""
         seen, pause = -1, 0.5
-        while not self._node.stopped:
+        while not self._node.has_stopped():
             try:
                 generation = self._node.generation
                 self._foreign.clear()
                 self._publisher.publish()
                 seen, pause = generation, 0.5
             except AnyaccelError as error:
-                conflict = isinstance(error, ApiError) and error.code in (CONFLICT, NOT_FOUND)
+                conflict = isinstance(error, ApiError) and error.status in (CONFLICT, NOT_FOUND)
                 log.log(20 if conflict else 40, "slices: %s", error)
                 self._node.sleep(0.05 if conflict else pause)
                 pause = min(30.0, pause * 2)
                 continue
             started = time.monotonic()
-            while not self._node.stopped and time.monotonic() - started < RESYNC_SECONDS:
+            while not self._node.has_stopped() and time.monotonic() - started < RESYNC_SECONDS:
                 if self._foreign.is_set() or self._node.wait(seen, 0.5) != seen:
                     break
 
     def _renew(self) -> None:
-        while not self._node.stopped:
+        while not self._node.has_stopped():
             if self._node.sleep(RENEW_SECONDS):
                 return
             try:

@@ -70,9 +70,8 @@ class Node:
         with self.changed:
             self.changed.notify_all()
 
-    @property
-    def stopped(self) -> bool:
-        """Whether :meth:`stop` was called."""
+    def has_stopped(self) -> bool:
+        """Return whether :meth:`stop` was called."""
         return self._stopped.is_set()
 
     def join(self) -> None:
@@ -84,7 +83,7 @@ class Node:
         return self._stopped.wait(seconds)
 
     def _follow_devices(self) -> None:
-        while not self.stopped:
+        while not self.has_stopped():
             try:
                 for change in self._watch:
                     log.info("devices: %s", change)
@@ -129,7 +128,7 @@ class Node:
     def wait(self, seen: int, timeout: float) -> int:
         """Wait for a change after ``seen``, or for some seconds; return the number of changes."""
         with self.changed:
-            self.changed.wait_for(lambda: self.generation != seen or self.stopped, timeout)
+            self.changed.wait_for(lambda: self.generation != seen or self.has_stopped(), timeout)
             return self.generation
 
     def facts(self) -> dict[str, dict[str, str]]:

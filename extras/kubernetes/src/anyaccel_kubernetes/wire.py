@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
@@ -149,7 +149,7 @@ Method = tuple[Callable[[Any, Any], Any], Any, Any]
 """Implementation, class of the request, class of the answer."""
 
 
-def service(name: str, methods: dict[str, Method], streams: dict[str, Method] | None = None) -> Any:
+def service(name: str, methods: Mapping[str, Method], streams: Mapping[str, Method] | None = None) -> Any:
     """Return a handler of a service.
 
     Args:

@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 from anyaccel_testing.check import Check, NotApplicable
-from anyaccel_testing.checks import catalog, detection, environment, faults, loading, observation, placing, process
+from anyaccel_testing.checks import (
+    catalog,
+    detection,
+    environment,
+    faults,
+    handover,
+    loading,
+    observation,
+    placing,
+    process,
+)
 from anyaccel_testing.subject import Subject
 
 VISIBLE = "anyaccel_visible"
@@ -59,4 +69,5 @@ CHECKS: tuple[Check, ...] = (
     Check(id="C27", name="deadline", function=observation.check_deadlines, per_machine=True),
     Check(id="C28", name="presence", function=observation.check_presence),
     Check(id="C29", name="catalog", function=catalog.check_catalog),
+    Check(id="C30", name="handover", function=handover.check_handover, hook=handover.HOOK, per_machine=True),
 )

@@ -299,16 +299,16 @@ class AMD(Vendor):
         """Return True if ROCm's runtime numbers a device."""
         return device.attributes.get("numbered") is not False
 
-    def validate(self, term: Term, devices: Sequence[Device]) -> str | None:
+    def validate(self, request: Term, devices: Sequence[Device]) -> str | None:
         """Refuse integrated GPUs beside a card, too, unless requested by name: programs crash on them."""
         for device in devices:
             names = self.tags(device) if device.attributes.get("secondary") else ()
-            if names and not {name.lower() for name in names} & {name.lower() for name in term.names}:
+            if names and not {name.lower() for name in names} & {name.lower() for name in request.names}:
                 return (
                     f"{device.id} is the GPU inside the CPU, and is given out beside a card only by its name;"
                     f" ask for {names[0]}"
                 )
-        return super().validate(term, devices)
+        return super().validate(request, devices)
 
     def env(self, devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:
         """Set the mask for HIP and OpenCL, and unset the mask of the layer below, which would count twice.

@@ -138,19 +138,19 @@ class Ascend(Vendor):
         """Return True if the runtime has a number for a device."""
         return device.attributes.get("addressable") is not False
 
-    def validate(self, term: Term, devices: Sequence[Device]) -> str | None:
+    def validate(self, request: Term, devices: Sequence[Device]) -> str | None:
         """Refuse devices without an address in the runtime, and mixtures of whole NPUs and vNPUs."""
         partitions = [device for device in devices if _vnpu(device) is not None]
         for device in devices:
             if device.attributes.get("split"):
                 return f"{device.id} is split into vNPUs; ask for one of those by its tag, such as 'vnpu'"
-            if term.fraction and "template" in device.attributes:
+            if request.fraction and "template" in device.attributes:
                 return f"{device.id} is a vNPU, which is given out whole; ask for 1, or for a smaller template"
         if partitions and len(partitions) < len(devices):
             ids = ", ".join(device.id for device in partitions)
             return f"a worker gets either whole NPUs or vNPUs, not both (got the vNPUs {ids} among others)"
         # vNPUs are nameless for the mask by design; their list is the container's.
-        return None if partitions else super().validate(term, devices)
+        return None if partitions else super().validate(request, devices)
 
     def env(self, devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:
         """Set the mask to exactly these devices; for vNPUs, the variables of a container."""

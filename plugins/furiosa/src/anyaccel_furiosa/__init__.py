@@ -39,16 +39,16 @@ class Furiosa(Vendor):
         """Return PARTITIONED: cores are isolated. Isolation of their memory is not published."""
         return Fractional.PARTITIONED if device.slots > 1 else Fractional.NO
 
-    def validate(self, term: Term, devices: Sequence[Device]) -> str | None:
+    def validate(self, request: Term, devices: Sequence[Device]) -> str | None:
         """Refuse shares other than partitions: programs are compiled for 1, 2 or 4 fused cores."""
-        for device in devices if term.fraction else ():
-            cores = device.rounded(term.units) * device.slots // 10_000
+        for device in devices if request.fraction else ():
+            cores = device.rounded(request.units) * device.slots // 10_000
             if cores not in (*FUSED, device.slots):
                 sizes = " or ".join(f"{size / device.slots:g}" for size in FUSED if size < device.slots)
                 return (
                     f"{cores} of {device.slots} cores of {device.id} are no partition (1, 2 or 4 are); ask for {sizes}"
                 )
-        return super().validate(term, devices)
+        return super().validate(request, devices)
 
     def present(self, ctx: ProbeContext) -> bool:
         """Return True if a class of the driver exists; the names of its modules are not published."""

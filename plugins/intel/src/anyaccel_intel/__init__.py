@@ -292,7 +292,7 @@ class Intel(Vendor):
         """Return the devices left by masks and selectors, as the driver and the SYCL runtime read them."""
         return level_zero.visible(environ, devices)
 
-    def validate(self, term: Term, devices: Sequence[Device]) -> str | None:
+    def validate(self, request: Term, devices: Sequence[Device]) -> str | None:
         """Refuse sets that PyTorch would show in part."""
         # One kind alone is as it should be.
         if len({device.attributes.get("integrated") is True for device in devices}) < 2:  # noqa: PLR2004 - both kinds

@@ -13,6 +13,8 @@ CUDA = "CUDA_VISIBLE_DEVICES"
 CONTAINER_DEVICES = "MTHREADS_VISIBLE_DEVICES"
 """Indexes, read by the container runtime alone."""
 MEMORY = "/proc/driver/musa/gpu*"
+# 'mthreads-gmi -q --json' exists, and the vendor does not document its keys. Programs that read it disagree: "GPU" with
+# "PCI" and "Bus ID", or "Attached GPUs" by address. This table is that of captured output.
 # 0    MTT S5000            |00000000:2a:00.0    |0%    66641MiB(81920MiB)
 #      Physical      P0     |16x(16x)            |52C   YES
 TABLE = (

@@ -132,7 +132,7 @@ class Neuron(Vendor):
             unset.add(LNC_CONFIG_OLD)
         return EnvEdits(set=values, unset=frozenset(unset))
 
-    def validate(self, term: Term, devices: Sequence[Device]) -> str | None:
+    def validate(self, request: Term, devices: Sequence[Device]) -> str | None:
         """Return the reason why the runtime cannot use exactly these cores.
 
         On any chip: whole cores, in a contiguous run. On Trainium, collectives also need either cores of a single chip,
@@ -140,7 +140,7 @@ class Neuron(Vendor):
         of the torus.
         """
         cores = sorted(device.index for device in devices)
-        refusal, count = super().validate(term, devices) or _gap(cores), len(cores)
+        refusal, count = super().validate(request, devices) or _gap(cores), len(cores)
         entry = self.entry(devices[0]) if devices else None
         if refusal or entry is None or not entry.model.startswith("Trainium"):
             return refusal

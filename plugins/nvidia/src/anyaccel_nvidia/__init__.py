@@ -218,16 +218,16 @@ class Nvidia(Vendor):
 
     # What a process is told.
 
-    def validate(self, term: Term, devices: Sequence[Device]) -> str | None:
+    def validate(self, request: Term, devices: Sequence[Device]) -> str | None:
         """Refuse several MIG devices per worker, shares of a one-process GPU, and shares too small for MPS."""
         if fault := _never_together(devices):
             return str(fault)
-        for device in devices if term.fraction else ():
+        for device in devices if request.fraction else ():
             if fault := shares.exclusive(device):
                 return str(fault)
-            if "mps_pipe" in device.attributes and term.units < UNITS_PER_PERCENT:
+            if "mps_pipe" in device.attributes and request.units < UNITS_PER_PERCENT:
                 return "an MPS share is at least 1 percent of a GPU: ask for 0.01 or more"
-        return super().validate(term, devices)
+        return super().validate(request, devices)
 
     def env(self, devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:
         """Set the mask to exactly these devices. An empty list hides every GPU; without a mask, a worker would see all.

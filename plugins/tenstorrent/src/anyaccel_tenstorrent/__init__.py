@@ -95,7 +95,7 @@ class Tenstorrent(Vendor):
         """Leave out the card type that is also a GPU of another vendor."""
         return tuple(name for name in super().tags(device) if name != "p100")
 
-    def validate(self, term: Term, devices: Sequence[Device]) -> str | None:
+    def validate(self, request: Term, devices: Sequence[Device]) -> str | None:
         """Require both chips of a p300: tt-umd opens such a board as a whole, or refuses half of it."""
         for device in devices:
             entry = self.entry(device)
@@ -103,7 +103,7 @@ class Tenstorrent(Vendor):
             # Only boards with "chips" in the catalog are opened as a whole.
             if device.parent and sum(other.parent == device.parent for other in devices) < chips:
                 return f"{device.id} is one of {chips} chips of a board, which is opened whole; ask for {chips}"
-        return super().validate(term, devices)
+        return super().validate(request, devices)
 
     def env(self, devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:
         """Write PCI addresses; positions only for ``mask="index"``."""

@@ -181,14 +181,14 @@ class Tpu(Vendor):
         types = (device.attributes.get("pod_type"), device.attributes.get("accelerator_type"))
         return tuple(dict.fromkeys((*(entry.tags if entry else ()), *(str(name) for name in types if name))))
 
-    def validate(self, term: Term, devices: Sequence[Device]) -> str | None:
+    def validate(self, request: Term, devices: Sequence[Device]) -> str | None:
         """Require whole chips, in numbers and rectangles valid for the runtime.
 
         The rules come from Ray (1, 2, 4 or 8 chips), JAX (pairs of a host of 4) and vLLM's tpu-inference (halves of 8).
         """
         # Every chip of a host is linked to each other chip, so each names the rest.
         count, total = len(devices), max((len({device.id, *device.links}) for device in devices), default=0)
-        reason = super().validate(term, devices)
+        reason = super().validate(request, devices)
         if reason or count == total:
             return reason
         entry = self.entry(devices[0])

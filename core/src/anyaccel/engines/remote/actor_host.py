@@ -9,12 +9,13 @@ from typing import Any
 
 from anyaccel.engines.remote.host import (
     POLL_SECONDS,
-    HostedCall,
     NodeAdapter,
     enter_call,
     find_host,
     make_pickled,
+    relay_answer,
     set_log,
+    wait_for_answer,
 )
 from anyaccel.engines.remote.messages import Answer, Order, PoolSpec, Started, make_failure
 from anyaccel.errors import BrokenWorkerError, WorkerError
@@ -72,9 +73,9 @@ class ActorHost:
         state, body = self._state, make_pickled(data, buffers)
         assert state is not None  # noqa: S101 - the construction comes first
         call = state.prepare(method) if method else state.construction
-        hosted = HostedCall(call)
         if method:
             call.body = body
+            relay_answer(call)
             set_log(call, log)
             try:
                 state.enter(call)
@@ -82,7 +83,7 @@ class ActorHost:
                 return make_failure(error)
         else:
             enter_call(self._host, call, body, log)
-        return hosted.wait_for_answer()._replace(started=self._host.make_notice(call))
+        return wait_for_answer(call)._replace(started=self._host.started(call))
 
     def close(self) -> None:
         """Let the object's process exit after the queued calls; returns at once. No effect before the construction."""

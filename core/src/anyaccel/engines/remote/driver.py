@@ -10,7 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from functools import lru_cache, partial
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +48,7 @@ class Driver(Engine):
     def __init__(self, cluster: Cluster[Any], settings: PoolSettings) -> None:
         super().__init__(settings)
         self.cluster = cluster
-        self.members: set[RemoteWork] = set()
+        self.members: set[RemoteCall | RemoteActor] = set()
         self.name = secrets.token_hex(8)
         self._numbers = count()
         self._waiting: deque[Call] = deque()
@@ -237,7 +237,7 @@ class Driver(Engine):
         # Not as plain data: the answer is of the host, which has read the worker's.
         self.mark_broken(read_exception(answer.message(), plain=False), call)
 
-    def remove(self, member: RemoteWork) -> None:
+    def remove(self, member: RemoteCall | RemoteActor) -> None:
         """Remove a finished call or actor, submit queued calls instead, and finish the shutdown of a closed pool."""
         with self.lock:
             self.members.discard(member)
@@ -311,24 +311,8 @@ class RemoteWork:
         """Sent calls without an answer, in order; any thread may ask."""
         return list(self.running.values())
 
-    def launch(self, call: Call) -> None:
-        """Submit the work to the cluster, for the first call."""
-        raise NotImplementedError
-
-    def stop(self, grace: float) -> None:
-        """End the work, with so many seconds between SIGTERM and SIGKILL of the process."""
-        raise NotImplementedError
-
-    def cancel_unstarted(self) -> None:
-        """Cancel the work unless running on a node."""
-        raise NotImplementedError
-
     def close(self) -> None:
         """Handle that the pool takes no more calls."""
-
-    def on_lost(self, error: BaseException) -> None:
-        """Handle that the cluster has no answer and never will."""
-        raise NotImplementedError
 
     def on_started(self, started: Started) -> None:
         """Record the node and the devices, here and for each outstanding call, which does not wait any more."""
@@ -337,10 +321,6 @@ class RemoteWork:
             call.waits = None
             call.worker = self
             call.future.allocation = started.allocation
-
-    def take(self, call: Call) -> bool:
-        """Remove an answered call from ``running``; return False if the call was removed before."""
-        return self.running.pop(call.number, None) is not None
 
     def make_death_error(self, error: BaseException) -> WorkerError:
         """Make the error of a call whose answer the cluster has lost.
@@ -433,9 +413,9 @@ class RemoteCall(RemoteWork):
             return
         answer: Answer = loads(value)  # of our host; the worker's data inside is still unread
         if answer.started is not None:
-            self.on_started(load_notice(answer.started))
+            self.on_started(answer.started)
         call = self.call
-        if not self.take(call):
+        if self.running.pop(call.number, None) is None:
             return
         if answer.kind == FAILED:
             self._fail(loads(answer.data))
@@ -451,7 +431,7 @@ class RemoteCall(RemoteWork):
         No effect on an answered call.
         """
         death = self.make_death_error(error)
-        if not self.take(self.call):
+        if self.running.pop(self.call.number, None) is None:
             return
         if self._recalled and self.driver.cluster.was_recalled(error):
             self.call.future.cancel()
@@ -530,7 +510,7 @@ class RemoteActor(RemoteWork):
         if call.tries >= call.options.retries:
             call.body = None
         if body is None or self._host is None:  # cancelled just now
-            self.take(call)
+            self.running.pop(call.number, None)
             return
         call.future.allocation = self.allocation
         call.worker = self
@@ -608,7 +588,7 @@ class RemoteActor(RemoteWork):
         failure = loads(answer.data) if answer.kind == FAILED else None
         if isinstance(failure, BrokenWorkerError):
             self._end(failure)
-        elif self.take(call):
+        elif self.running.pop(call.number, None) is not None:
             if failure is not None:
                 call.fail(failure)
             elif answer.kind == MessageKind.BROKEN:
@@ -624,7 +604,7 @@ class RemoteActor(RemoteWork):
         After a failed construction, no calls are sent.
         """
         if answer.started is not None:
-            call.future.allocation = load_notice(answer.started).allocation
+            call.future.allocation = answer.started.allocation
         lives = call.kind != MessageKind.CONSTRUCT or answer.kind == MessageKind.RESULT
         if lives:
             self.pull()
@@ -669,7 +649,3 @@ def _verdict_unplaced(request: Request, title: str) -> Verdict:
     """Make the verdict on a call that the cluster has not placed yet: it does not fit now, but may later."""
     reason = Reason(code=ReasonCode.TAKEN, message=f"{title} has not placed it yet")
     return Verdict(request=request, fits_now=False, ever_fits=True, reasons=(reason,))
-
-
-load_notice: Callable[[bytes], Started] = lru_cache(maxsize=64)(loads)
-"""Unpickle a notice of where a call ran; calls that share a process send equal ones."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 import sys
 import threading
 import time
@@ -71,64 +70,49 @@ class Host:
         self.idle = max(spec.settings.idle, 1.0)
         self.core = LocalEngine(lambda: node.broker, spec.settings)
         self.used = time.monotonic()
-        self._notice: tuple[Allocation | None, bytes] = (None, b"")
 
     def started(self, call: Call) -> Started | None:
         """Return the node and the devices of a call, expected or held; None if they are not known yet."""
         allocation = call.future.allocation or self.node.expected(call.options)
         return None if allocation is None else Started(self.node.name, allocation)
 
-    def make_notice(self, call: Call) -> bytes | None:
-        """Return the pickled result of :meth:`started`, made once for consecutive calls with the same allocation.
 
-        None if the devices are not known yet.
-        """
-        allocation, notice = self._notice
-        if allocation is None or call.future.allocation is not allocation:
-            started = self.started(call)
-            if started is None:
-                return None
-            notice = pickle.dumps(started)
-            self._notice = call.future.allocation, notice
-        return notice
+def wait(call: Call, seconds: float) -> bool:
+    """Wait at most so many seconds for the end of a call; return whether the call is over."""
+    with contextlib.suppress(TimeoutError, CancelledError):
+        call.future.exception(seconds)
+    return call.future.done()
 
 
-class HostedCall:
-    """A call of another process's pool, whose answer is returned unread."""
+def wait_for_answer(call: Call) -> Answer:
+    """Wait for the end of a call with :func:`relay_answer`, and return the worker's answer, unread.
 
-    def __init__(self, call: Call) -> None:
-        self.call = call
-        call.relay = self._relay
+    A call without such an answer gets one here: a cancelled or failed call a failure, and a call of a broken pool the
+    exception of the worker's setup, of the kind BROKEN.
+    """
+    while not wait(call, POLL_SECONDS):
+        pass
+    if call.future.cancelled():
+        return make_failure(BrokenWorkerError("it was cancelled"))
+    try:
+        answer: Answer = call.future.result()
+    except BrokenPoolError as error:
+        cause = error.__cause__ or error
+        text = "".join(getattr(cause.__cause__, "args", ())[:1])
+        return Answer(MessageKind.BROKEN, dumps_error(cause, text).data)
+    except Exception as error:  # noqa: BLE001 - the caller's pool reports it
+        return make_failure(error)
+    return answer
 
-    def wait(self, seconds: float) -> bool:
-        """Wait at most so many seconds for the end of the call; return whether the call is over."""
-        with contextlib.suppress(TimeoutError, CancelledError):
-            self.call.future.exception(seconds)
-        return self.call.future.done()
 
-    def wait_for_answer(self) -> Answer:
-        """Wait for the end of the call, and return the worker's answer, unread.
+def relay_answer(call: Call) -> None:
+    """Have a copy of the worker's message, unread, become the result of a call."""
 
-        A call without such an answer gets one here: a cancelled or failed call a failure, and a call of a broken pool
-        the exception of the worker's setup, of the kind BROKEN.
-        """
-        while not self.wait(POLL_SECONDS):
-            pass
-        if self.call.future.cancelled():
-            return make_failure(BrokenWorkerError("it was cancelled"))
-        try:
-            answer: Answer = self.call.future.result()
-        except BrokenPoolError as error:
-            cause = error.__cause__ or error
-            text = "".join(getattr(cause.__cause__, "args", ())[:1])
-            return Answer(MessageKind.BROKEN, dumps_error(cause, text).data)
-        except Exception as error:  # noqa: BLE001 - the caller's pool reports it
-            return make_failure(error)
-        return answer
+    def relay(message: Message) -> None:
+        """Set the result."""
+        call.succeed(Answer(message.kind, bytes(message.data), tuple(map(bytearray, message.buffers))))
 
-    def _relay(self, message: Message) -> None:
-        """Set a copy of the worker's message, unread, as the result of the call."""
-        self.call.succeed(Answer(message.kind, bytes(message.data), tuple(map(bytearray, message.buffers))))
+    call.relay = relay
 
 
 load_cached = lru_cache(maxsize=64)(loads)
@@ -201,27 +185,29 @@ def run_call(
     try:
         host, known = find_host(spec, make_node), load_cached(order)
         call = Call(known.name, host.node.options(known), host.core.on_cancel)
-        hosted = HostedCall(call)
         enter_call(host, call, body, log)
     except Exception as error:  # noqa: BLE001 - the caller's pool reports it
         return make_failure(error)
     started = None
-    while not hosted.wait(POLL_SECONDS if started else NOTICE_SECONDS):
+    while not wait(call, POLL_SECONDS if started else NOTICE_SECONDS):
         if ended():
             call.future.cancel()
         elif started is None and (started := host.started(call)) is not None:
             begun(started)
     host.node.settle(host.core)
     host.used = time.monotonic()
-    return hosted.wait_for_answer()._replace(started=host.make_notice(call))
+    return wait_for_answer(call)._replace(started=host.started(call))
 
 
 def enter_call(host: Host, call: Call, body: Pickled, log: str | None) -> None:
     """Queue a call in the host's local engine, with a file for the output or None; an exception fails the call.
 
+    The answer is relayed.
+
     Raises:
         OSError: When the directory of the file cannot be made.
     """
+    relay_answer(call)
     set_log(call, log)
     try:
         host.core.enter(call, body)

@@ -73,13 +73,13 @@ class Answer(NamedTuple):
         kind: Kind of the worker's message, or :data:`FAILED`.
         data: The pickled value or error.
         buffers: Memory that the pickle refers to.
-        started: A pickled :class:`Started`, if the call ran.
+        started: Where the call ran, if it did.
     """
 
     kind: int
     data: bytes
     buffers: tuple[bytearray, ...] = ()
-    started: bytes | None = None
+    started: Started | None = None
 
     def message(self, number: int = 0) -> Message:
         """Return the worker's message, with the number of the call in this process."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import json
 import signal
 from collections.abc import Callable, Iterator
@@ -13,11 +14,18 @@ from anyaccel.errors import PluginError
 from anyaccel.model import ProblemKind, encode
 from anyaccel.plugin import PciFunction
 from anyaccel.text import listed
-from anyaccel.vendors import ANSWER_LIMIT, RECORDED, presence
+from anyaccel.vendors import ANSWER_LIMIT, HOOKS, RECORDED, presence
 
 from anyaccel_testing.check import CheckFailed, NotApplicable, demand
 from anyaccel_testing.subject import Subject, TestedMachine
 
+EVERYWHERE = {0x8086: "Intel", 0x1022: "AMD", 0x1AF4: "virtio", 0x1B36: "QEMU", 0x15AD: "VMware", 0x1D0F: "Amazon"}
+"""PCI vendors with functions of other kinds on nearly every machine."""
+COMMON_PATHS = (
+    *("/dev", "/dev/dri", "/dev/dri/card0", "/dev/dri/renderD128", "/dev/null", "/etc", "/opt", "/proc"),
+    *("/sys", "/sys/bus/pci", "/sys/bus/pci/devices", "/sys/class", "/sys/class/drm", "/sys/module", "/usr"),
+)
+"""Paths that exist on machines without the vendor."""
 STATS, DIAGNOSE = "anyaccel_stats", "anyaccel_diagnose"
 
 
@@ -69,7 +77,7 @@ def check_deadlines(subject: Subject, machine: TestedMachine) -> None:
     if subject.too_slow:
         raise NotApplicable(f"a hook takes too long on {subject.too_slow} already")
     for hook, call in _make_calls(machine).items():
-        with _limit_time(subject, machine, hook), contextlib.suppress(PluginError):  # other checks report errors
+        with limit_time(subject, machine, hook), contextlib.suppress(PluginError):  # other checks report errors
             # Here everything is one process; in a vendor's own process, a longer answer is lost.
             size = len(json.dumps(encode(call())))
             if size > ANSWER_LIMIT:
@@ -77,7 +85,7 @@ def check_deadlines(subject: Subject, machine: TestedMachine) -> None:
 
 
 @contextlib.contextmanager
-def _limit_time(subject: Subject, machine: TestedMachine, hook: str) -> Iterator[None]:
+def limit_time(subject: Subject, machine: TestedMachine, hook: str) -> Iterator[None]:
     """Fail the check when the hook's deadline passes, with the line of the hook then."""
 
     def end(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the form of signal handlers
@@ -102,9 +110,13 @@ def _limit_time(subject: Subject, machine: TestedMachine, hook: str) -> Iterator
 
 def _find_hook(frame: FrameType | None) -> str:
     """Return the name of the innermost hook; before stats are asked for, the devices are detected by other hooks."""
-    while frame is not None and not frame.f_code.co_name.startswith("anyaccel_"):
+    while frame is not None:
+        name = frame.f_code.co_name
+        # A hook of the kit is a method without the beginning.
+        if name in HOOKS or name.removeprefix("anyaccel_") in HOOKS:
+            return f"anyaccel_{name.removeprefix('anyaccel_')}"
         frame = frame.f_back
-    return frame.f_code.co_name if frame else ""
+    return ""
 
 
 def _format_place(frame: FrameType | None) -> str:
@@ -133,6 +145,7 @@ def _find_presence_faults(subject: Subject, said: presence.Presence, resource: s
             yield f"'names' of {file} must list every name and alias of a product ({listed(missing)} is missing)"
         if unknown := sorted(said.names - names):
             yield f"'names' of {file} must list names and aliases of products alone (got {listed(unknown)})"
+    yield from _find_wide_signs(said)
     yield from _find_wrong_signs(subject, said)
     for machine in subject.machines:
         facts = machine.facts
@@ -140,6 +153,22 @@ def _find_presence_faults(subject: Subject, said: presence.Presence, resource: s
             yield (
                 f"{presence.FILE_NAME} says that the vendor is certainly not on {machine.name}, where it is found: add"
                 " a PCI vendor id, a path or a variable by which it is recognised there"
+            )
+
+
+def _find_wide_signs(said: presence.Presence) -> Iterator[str]:
+    """Yield signs that are there on nearly every machine, so that the plug-in is imported and asked everywhere."""
+    for vendor, classes in said.pci:
+        if vendor in EVERYWHERE and not classes:
+            yield (
+                f"'pci' of {presence.FILE_NAME} must give 'classes' for {vendor:04x}: functions of {EVERYWHERE[vendor]}"
+                " are on nearly every machine, and the plug-in would be asked there"
+            )
+    for path in said.paths:
+        if wide := [known for known in COMMON_PATHS if fnmatch.fnmatchcase(known, path)]:
+            yield (
+                f"{path!r} in 'paths' of {presence.FILE_NAME} exists on machines without the vendor ({wide[0]}): name a"
+                " path of the vendor's driver"
             )
 
 

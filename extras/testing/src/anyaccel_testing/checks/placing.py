@@ -33,20 +33,41 @@ KNOWN_NAMES = "known_names.json"
 SENTENCE = re.compile(r"[^\n]*\S \S+ \S[^\n]*")
 """Three words or more, on one line."""
 LONGEST = 500
+MOST_TIMES = 4
+"""Largest ratio of the memory of a device to that of its product: sizes of a product differ, units differ more."""
 
 
-def check_tags(subject: Subject, machine: TestedMachine) -> None:  # noqa: ARG001 - all checks are called alike
+def check_tags(subject: Subject, machine: TestedMachine) -> None:
     """C15: Every device and product has tags, the product's name first, and a policy for sharing."""
     if machine.problem is not None:
         if machine.problem.hook in ("anyaccel_tags", "anyaccel_fractional", "anyaccel_products"):
             raise CheckFailed(f"{machine.problem.hook}: {machine.problem.reason}")
         raise NotApplicable("detection fails here; see C07 and C09")
     product = machine.product
+    demand(_find_wrong_sizes(subject, machine.devices))
     for device in machine.devices:
         if product is not None and device.tags[:1] != (product,):
             raise CheckFailed(
                 f"the first tag of a {product} must be {product!r}, as Product.name says (got {device.tags!r}); correct"
                 " the product's attributes, or anyaccel_tags"
+            )
+
+
+def _find_wrong_sizes(subject: Subject, devices: Devices) -> Iterator[str]:
+    """Yield devices with a memory far from the memory of the product that their first tag names."""
+    sizes: dict[str, list[int]] = {}  # several products may have one name
+    for product in subject.plugin.products():
+        if product.memory_bytes:
+            sizes.setdefault(product.name, []).append(product.memory_bytes)
+    for device in devices:
+        wanted, memory = sizes.get(device.tags[0], []) if device.tags else [], device.memory_bytes
+        # A part of a card, such as a partition, may have the card's name and some of the memory.
+        if not wanted or not memory or device.parent is not None:
+            continue
+        if not any(each / MOST_TIMES <= memory <= each * MOST_TIMES for each in wanted):
+            yield (
+                f"Device.memory_bytes of {device.id} must be bytes, near the {wanted[0]} of the product"
+                f" {device.tags[0]!r} (got {memory}); correct the unit, the tag or the product"
             )
 
 

@@ -7,12 +7,24 @@ import os
 import selectors
 import signal
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from anyaccel.errors import PluginError
-from anyaccel.model import AGREEMENT, Device, EnvContext, ProblemKind, Severity, Share, Stats, Term, encode
+from anyaccel.model import (
+    AGREEMENT,
+    ContainerEdits,
+    Device,
+    EnvContext,
+    Health,
+    ProblemKind,
+    Severity,
+    Share,
+    Stats,
+    Term,
+    encode,
+)
 from anyaccel.vendors import HOOKS
 
 from anyaccel_testing.check import CheckFailed, demand
@@ -27,8 +39,13 @@ POSSIBLE = {
     "utilization": (0, 1, "a part of one"),
     "temperature_celsius": (-100, 300, "degrees Celsius"),
     "power_watts": (0, 100_000, "watts"),
+    "clock_hz": (1_000_000, 100_000_000_000, "hertz"),
+    "memory_clock_hz": (1_000_000, 100_000_000_000, "hertz"),
 }
 """Possible ranges of statistics with a unit that is easily mistaken, such as percent or millidegrees."""
+
+WHOLE = frozenset(("/", *("/boot", "/dev", "/etc", "/home", "/proc", "/root", "/run", "/sys", "/usr", "/var")))
+"""Directories of the host that no container needs as a whole for a device."""
 
 Answers = dict[str, Any]
 
@@ -41,7 +58,7 @@ def exercise(subject: Subject, machine: TestedMachine, *, replay: bool = True) -
     """
     context = machine.replay if replay else machine.context
     devices = machine.known_devices
-    of_machine = [name for name in HOOKS if name != "info" and not _is_pure(subject, name)]
+    of_machine = [name for name in HOOKS if not (name == "info" or HOOKS[name].changes or _is_pure(subject, name))]
     calls = {f"anyaccel_{name}": machine.call(name, devices=lambda: devices, ctx=context) for name in of_machine}
     for device in devices[:MOST_DEVICES]:
         calls |= _make_pure_calls(subject, machine, device)
@@ -50,7 +67,7 @@ def exercise(subject: Subject, machine: TestedMachine, *, replay: bool = True) -
 
 def _is_pure(subject: Subject, hook: str) -> bool:
     """Return True if a hook answers from its arguments about devices alone."""
-    return HOOKS[hook].seconds is not None and bool(subject.plugin.arguments(hook))
+    return HOOKS[hook].pure and bool(subject.plugin.arguments(hook))
 
 
 def _make_pure_calls(subject: Subject, machine: TestedMachine, device: Device) -> dict[str, Callable[[], Any]]:
@@ -194,15 +211,22 @@ def _set_environ(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def check_observations(subject: Subject, machine: TestedMachine) -> None:
-    """C25: The results of products, stats, diagnose and container keep the contract."""
+    """C25: The results of products, stats, diagnose and container keep the contract, and are possible."""
     demand(_find_observation_faults(subject, machine))
 
 
-def _find_unit_faults(stats: Mapping[str, Stats]) -> Iterator[str]:
+def _find_unit_faults(stats: Mapping[str, Stats], devices: Sequence[Device]) -> Iterator[str]:
+    memory = {device.id: device.memory_bytes for device in devices}
     for device_id, seen in stats.items():
+        used, total = seen.memory_used_bytes, memory.get(device_id)
+        if used is not None and total is not None and used > total:
+            yield (
+                f"Stats.memory_used_bytes must be bytes, at most Device.memory_bytes (got {used} of {total} for"
+                f" {device_id!r})"
+            )
         for name, (least, most, unit) in POSSIBLE.items():
             value = getattr(seen, name)
-            if value is not None and not least <= value <= most:
+            if value and not least <= value <= most:  # 0 is a clock that stands still
                 yield f"Stats.{name} must be {unit}, from {least} to {most} (got {value:g} for {device_id!r})"
 
 
@@ -212,7 +236,7 @@ def _make_observing_calls(subject: Subject, machine: TestedMachine) -> dict[str,
     given = max(list_accepted(subject, machine.devices), key=len, default=())
     found: dict[str, Callable[[], Any]] = {}
     for name, hook in HOOKS.items():
-        if not hook.required and {"environ", "request"}.isdisjoint(subject.plugin.arguments(name)):
+        if not hook.required and not hook.changes and {"environ", "request"}.isdisjoint(subject.plugin.arguments(name)):
             devices = given if _is_pure(subject, name) else machine.devices
             found[name] = machine.call(name, devices=partial(tuple, devices), ctx=machine.replay)
     return found
@@ -220,6 +244,9 @@ def _make_observing_calls(subject: Subject, machine: TestedMachine) -> dict[str,
 
 def _find_observation_faults(subject: Subject, machine: TestedMachine) -> Iterator[str]:
     devices = machine.devices
+    for device in devices:
+        if device.health is Health.UNHEALTHY and not device.health_reason.strip():
+            yield f"an unhealthy device must say why (got no Device.health_reason for {device.id!r})"
     answers: dict[str, Any] = {}
     for name, call in _make_observing_calls(subject, machine).items():
         try:
@@ -230,16 +257,23 @@ def _find_observation_faults(subject: Subject, machine: TestedMachine) -> Iterat
     unknown = set(answers.get("anyaccel_stats", ())) - {device.id for device in devices}
     if unknown:
         yield f"anyaccel_stats tells of {', '.join(sorted(unknown))}, which it was not asked about; use Device.id"
-    yield from _find_unit_faults(answers.get("anyaccel_stats", {}))
+    yield from _find_unit_faults(answers.get("anyaccel_stats", {}), devices)
     for finding in answers.get("anyaccel_diagnose", ()):
         if finding.severity is not Severity.OK and not finding.remedy.strip():
             yield f"anyaccel_diagnose finds {finding.reason!r} without a way out; put it into Finding.remedy"
-    container = answers.get("anyaccel_container")
-    paths = (
-        [*container.nodes, *(m.source for m in container.mounts), *(m.target for m in container.mounts)]
-        if container
-        else []
-    )
-    for path in paths:
+    yield from _find_container_faults(answers.get("anyaccel_container"))
+
+
+def _find_container_faults(container: ContainerEdits | None) -> Iterator[str]:
+    if container is None:
+        return
+    mounts = container.mounts
+    for path in (*container.nodes, *(each.source for each in mounts), *(each.target for each in mounts)):
         if not path.startswith("/"):
             yield f"anyaccel_container must name absolute paths (got {path!r})"
+    for mount in mounts:
+        if os.path.normpath(mount.source) in WHOLE:
+            yield (
+                f"anyaccel_container must not mount {mount.source!r} of the host, which shows a container far more than"
+                " devices; name the vendor's files"
+            )

@@ -1,0 +1,85 @@
+"""The manifests and the unit fit the agents."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from anyaccel_kubernetes.kubernetes_command import KUBELET
+from anyaccel_kubernetes.slices import DRIVER
+
+DEPLOY = Path(__file__).parents[1] / "deploy"
+MANIFESTS = sorted(DEPLOY.glob("*.yaml"))
+
+
+def documents(name="*"):
+    return [each for path in MANIFESTS if path.match(f"{name}.yaml") for each in yaml.safe_load_all(path.read_text())]
+
+
+def expressions(value):
+    """Every CEL expression of a document."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if key == "expression":
+                yield item
+            else:
+                yield from expressions(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from expressions(item)
+
+
+def test_expressions_name_the_driver_and_its_attributes():
+    classes = [each for each in documents() if each["kind"] in ("DeviceClass", "ResourceClaimTemplate")]
+    assert len(classes) > 3
+    known = {"type", "resource", "memory", "vendor"}
+    for expression in (each for document in classes for each in expressions(document)):
+        named = re.findall(r'device\.(?:driver == |attributes\[|capacity\[)"([^"]+)"', expression)
+        assert named
+        assert set(named) == {DRIVER}
+        assert set(re.findall(r'"\]\.(\w+)', expression)) <= known
+        assert expression.count("(") == expression.count(")")
+
+
+def test_a_class_that_a_claim_names_is_there():
+    classes = {each["metadata"]["name"] for each in documents() if each["kind"] == "DeviceClass"}
+    named = re.findall(r"deviceClassName: (\S+)", (DEPLOY / "pod.yaml").read_text())
+    assert named
+    assert set(named) <= classes
+
+
+@pytest.mark.parametrize("name", ["daemonset", "device-plugin"])
+def test_an_agent_in_a_pod_has_its_folders(name):
+    (found,) = documents(name)
+    pod = found["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert container["args"][0] in ("dra", "device-plugin")
+    assert pod["hostPID"] is True
+    mounts = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
+    assert {each["name"]: each["hostPath"]["path"] for each in pod["volumes"]} == mounts
+    assert "/run/anyaccel" in mounts.values()
+    folders = {"daemonset": ("plugins", "plugins_registry"), "device-plugin": ("device-plugins", "pod-resources")}[name]
+    assert {f"{KUBELET}/{folder}" for folder in folders} <= set(mounts.values())
+
+
+def test_options_of_the_unit_are_those_of_the_command():
+    text = (DEPLOY / "anyaccel-dra.service").read_text().replace("\\\n", " ")
+    (command,) = re.findall(r"^ExecStart=\S+anyaccel (.*)$", text, re.MULTILINE)
+    shown = subprocess.run(
+        [sys.executable, "-m", "anyaccel", "kubernetes", "--help"], capture_output=True, text=True, check=True
+    ).stdout
+    assert command.startswith("kubernetes dra ")
+    for option in re.findall(r"--[a-z-]+", command):
+        assert option in shown
+
+
+def test_the_policy_binds_slices_to_the_node_and_the_driver():
+    (policy,) = (each for each in documents("rbac") if each["kind"] == "ValidatingAdmissionPolicy")
+    told = " ".join(expressions(policy))
+    assert "authentication.kubernetes.io/node-name" in told
+    assert f"'{DRIVER}'" in told
+    (account,) = (each for each in documents("rbac") if each["kind"] == "ServiceAccount")
+    name = f"system:serviceaccount:{account['metadata']['namespace']}:{account['metadata']['name']}"
+    assert f'"{name}"' in told
