@@ -36,6 +36,13 @@ def test_options_of_subprocess_run_work(acme, tmp_path):
     assert (done.returncode, done.stdout.strip()) == (4, aa.detect("sim:A1").devices[0].id)
 
 
+def test_a_program_that_runs_many_commands_detects_once(acme, monkeypatch):
+    inventory = aa.detect("sim:A1:2")
+    monkeypatch.setenv("ANYACCEL_PLUGINS", "none")  # another detection would find nothing
+    done = aa.run("acme/1", ["sh", "-c", "echo $ACME_VISIBLE"], inventory=inventory, capture_output=True, text=True)
+    assert done.stdout.strip() == inventory.devices[1].id
+
+
 def test_what_subprocess_run_would_refuse_is_refused_before_the_request_waits(acme):
     with aa.acquire("APU", machine="sim:A1"):
         for command, options, told in (

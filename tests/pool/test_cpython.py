@@ -11,6 +11,7 @@ import weakref
 
 import anyaccel as aa
 import pytest
+from waiting import until
 
 suite = pytest.importorskip(
     "test.test_concurrent_futures.executor", reason="this Python came without its tests, or they are laid out otherwise"
@@ -75,7 +76,17 @@ class TestShutdown(
         "test_hang_gh94440",
     ),
 ):
-    pass
+    def test_cancel_futures(self):
+        """Have the first call run before the others are cancelled: that one runs by then is chance otherwise."""
+        submit, shutdown, made = self.executor.submit, self.executor.shutdown, []
+        self.executor.submit = lambda *call: made.append(submit(*call)) or made[-1]
+
+        def wait_and_shut_down(**options):
+            until(lambda: made[0].running() or made[0].done(), "the first call")
+            shutdown(**options)
+
+        self.executor.shutdown = wait_and_shut_down
+        super().test_cancel_futures()
 
 
 class TestInitializer(Ours):

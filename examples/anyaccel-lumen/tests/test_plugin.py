@@ -26,15 +26,15 @@ class TestLumen(AcceleratorPluginTests):
     ],
 )
 def test_the_mask_means_what_the_runtime_makes_of_it(mask: str, seen: list[str]) -> None:
-    detected = plugin.anyaccel_detect(context(load_recording(RECORDINGS / "lm300-2-of-3-in-container")))
+    detected = plugin.detect(context(load_recording(RECORDINGS / "lm300-2-of-3-in-container")))
     assert detected is not None
-    ids = plugin.anyaccel_visible({"LUMEN_VISIBLE_DEVICES": mask}, detected.devices)
+    ids = plugin.visible({"LUMEN_VISIBLE_DEVICES": mask}, detected.devices)
     assert ids == [f"lumen-{address}" for address in seen]
 
 
 @pytest.mark.parametrize("mask", ["2", "-1", "0000:99", "all", "0,,1"])
 def test_a_mask_that_stops_the_runtime_is_refused(mask: str) -> None:
-    detected = plugin.anyaccel_detect(context(load_recording(RECORDINGS / "lm300-2-of-3-in-container")))
+    detected = plugin.detect(context(load_recording(RECORDINGS / "lm300-2-of-3-in-container")))
     assert detected is not None
     with pytest.raises(ValueError, match="LUMEN_VISIBLE_DEVICES must be PCI addresses or indexes"):
-        plugin.anyaccel_visible({"LUMEN_VISIBLE_DEVICES": mask}, detected.devices)
+        plugin.visible({"LUMEN_VISIBLE_DEVICES": mask}, detected.devices)

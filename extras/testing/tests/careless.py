@@ -1,4 +1,4 @@
-"""Fifty mistakes of authors, each a small change to one correct plug-in, with the check that finds it.
+"""Mistakes of authors, each a small change to one correct plug-in, with the check that finds it.
 
 The vendor is invented: boards on PCI, numbered by address, described by files of the driver and by a tool.
 """
@@ -185,7 +185,7 @@ VARS = 'env_vars=("VOLT_VISIBLE",)'
 MOUNT = 'Mount(source="/opt/volt", target="/opt/volt")'
 NOTES = "notes=() if told"
 
-THREAD = "\nimport threading, time\nthreading.Thread(target=time.sleep, args=(9,), daemon=True).start()"
+THREAD = "\nimport threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()"
 
 MISTAKES: dict[str, Mistake] = {
     # Units.
@@ -243,10 +243,14 @@ MISTAKES: dict[str, Mistake] = {
     "a sound function as a device": Mistake(
         "C28", "'pci' of presence.json must list the vendor b017 and the class 0403", ((FUNCTIONS, "ctx.pci(0xB017)"),)
     ),
-    "an order by chance": Mistake(
+    "an order that changes": Mistake(
         "C08",
         "the second answer.devices[0].index must be ",
-        (("enumerate(functions)", "enumerate(sorted(functions, key=lambda _: os.urandom(4)))"),),
+        (
+            ("", "TURNS = []\n"),
+            # Every other time from behind: by chance, two orders could be the same.
+            ("enumerate(functions)", "enumerate(TURNS.append(0) or functions[:: 1 if len(TURNS) % 2 else -1])"),
+        ),
     ),
     "devices of the machine seen before": Mistake(
         "C09",
@@ -374,11 +378,6 @@ MISTAKES: dict[str, Mistake] = {
         "C08",
         "the plug-in did not survive the check: its process ended with exit sta",
         (_at("anyaccel_detect", "os.closerange(3, 4096)"),),
-    ),
-    "the parent signalled": Mistake(
-        "C25",
-        "its process was killed by SIGTERM before it answered",
-        (_at("anyaccel_stats", "os.kill(os.getppid(), 15)"),),
     ),
     "a cache in the home directory": Mistake(
         "C22",

@@ -46,6 +46,8 @@ def run(request: str | Sequence[str], command: Sequence[str] | str, **options: U
     Args:
         request: The request, such as ``"GPU:2"`` or ``["GPU:1", "TPU:4"]``.
         command: The command and its arguments; a string with ``shell=True``.
+        inventory: The machine's inventory, for programs that run many commands; if None, each call detects the machine,
+            by means of the next two.
         machine: The machine; see :func:`anyaccel.detect`.
         declare: Devices to count by resource name, beside those that are detected; see :func:`anyaccel.declare`.
         environ: The environment to start from; that of this process if None.

@@ -53,6 +53,7 @@ class StartOptions(TypedDict, total=False):
 class TakeOptions(StartOptions, total=False):
     """Options of a request for devices and of the start; see :func:`anyaccel.acquire`."""
 
+    inventory: Inventory | None
     machine: str | Machine | None
     declare: Mapping[str, int] | None
     environ: Mapping[str, str] | None
@@ -67,7 +68,6 @@ class TakeOptions(StartOptions, total=False):
 class AcquireOptions(TakeOptions, total=False):
     """Options of :func:`anyaccel.acquire`."""
 
-    inventory: Inventory | None
     timeout: Duration
     confined: bool
 

@@ -30,10 +30,6 @@ from anyaccel.probe import HOST
 from anyaccel.scheduler import Choice
 from anyaccel.scheduler.choice import extent_of
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    pass
-
 
 class Scope(Value):
     """The ledger's names of the devices of a machine.

@@ -267,21 +267,22 @@ def set_name(name: str) -> None:
 
 def user(pid: int) -> int | None:
     """Return the real user id of a process; None for a process that is gone or hidden."""
-    try:
-        with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
-            return next((int(line.split()[1]) for line in file if line.startswith("Uid:")), None)
-    except OSError:
-        return None
+    found = _status_field(pid, "Uid:")
+    return int(found) if found else None
 
 
 def catches(pid: int, number: int) -> bool:
     """Return whether a process has a handler for a signal; False for a process that is gone or hidden."""
+    return bool(int(_status_field(pid, "SigCgt:") or "0", 16) >> (number - 1) & 1)
+
+
+def _status_field(pid: int, name: str) -> str:
+    """Return the first word of a line of ``/proc/PID/status``; empty for a process that is gone or hidden."""
     try:
         with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
-            caught = next((line.split()[1] for line in file if line.startswith("SigCgt:")), "0")
+            return next((line.split()[1] for line in file if line.startswith(name)), "")
     except OSError:
-        return False
-    return bool(int(caught, 16) >> (number - 1) & 1)
+        return ""
 
 
 def parent_of(pid: int) -> int | None:

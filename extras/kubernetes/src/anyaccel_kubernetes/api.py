@@ -60,6 +60,7 @@ class ApiServer:
         host, port = self._url.hostname or "", self._url.port
         if self._url.scheme == "http":
             return http.client.HTTPConnection(host, port, timeout=timeout)
+        # Made anew each time: the kubelet also replaces its client certificate.
         context = ssl.create_default_context(cafile=self._ca_file or None)
         if self._client_cert:
             context.load_cert_chain(self._client_cert)
@@ -112,7 +113,7 @@ class ApiServer:
         """
         text = urllib.parse.urlencode({"watch": "1", "timeoutSeconds": str(WATCH_SECONDS), **query})
         with self._ask("GET", f"{path}?{text}", None, WATCH_SECONDS + TIMEOUT_SECONDS) as answer:
-            for line in answer:
+            for line in answer:  # one event a line
                 event = json.loads(line)
                 if event.get("type") == "ERROR":
                     raise ApiError("the watch has ended", int(event.get("object", {}).get("code", 0)))

@@ -156,6 +156,7 @@ class Claims:
         with self._lock:
             shares = self._shares(claim)
             self._lease(claim, shares)
+            # After the lease: a container with this file has the devices for itself.
             self._write(claim, shares)
             self._prepared[claim.uid] = claim
         vendors = {name: device.vendor for name, device in self._devices().items()}
@@ -173,6 +174,7 @@ class Claims:
         with self._lock:
             key = f"{KEY}/claim/{uid}"
             # The lease first: a driver that is killed in between finds the file, and is asked once more.
+            # By key, not by what this process remembers: the driver that leased the devices may have been killed.
             for lease in anyaccel.find_on_behalf(self._node.inventory, self._node.environ):
                 if lease.key == key:
                     lease.release()
@@ -272,6 +274,7 @@ class Claims:
         ]
         for entry in devices:
             entry["containerEdits"].setdefault("env", []).append(f"{_VARIABLE}={json.dumps(_to_json(claim))}")
+        # The lowest version that will do, since older engines refuse the file otherwise.
         groups = any("additionalGids" in entry["containerEdits"] for entry in devices)
         document = {"cdiVersion": _GROUPS_VERSION if groups else _VERSION, "kind": KIND, "devices": devices}
         self._cdi.mkdir(parents=True, exist_ok=True)
@@ -303,7 +306,7 @@ def edits_for(node: Node, shares: Sequence[tuple[Device, float | None]]) -> Cont
 
 
 def _share(device: Device, consumed: Mapping[str, Any]) -> float | None:
-    """Return the share of a device by its consumed capacity; None for all of it."""
+    """Return the share of a device by the consumed capacity; None for the whole device."""
     capacities = {name.rpartition("/")[2]: parse_quantity(str(value)) for name, value in consumed.items()}
     if device.slots > 1 and (slots := capacities.get("slots")):
         return None if slots >= device.slots else slots / device.slots

@@ -35,7 +35,7 @@ _ALL = 0.9999
 
 
 class Unit:
-    """What a cluster counts: a device, or a share of one, named ``ID::NUMBER``.
+    """A counted unit of a resource: a device, or a share named ``ID::NUMBER``.
 
     Attributes:
         name: The id in the protocol.
@@ -97,7 +97,7 @@ class Leases:
         self._renewed: dict[str, tuple[float, str]] = {}
 
     def grant(self, units: Sequence[Unit]) -> None:
-        """Lease units for a container that starts: all, or none.
+        """Lease all units of a starting container, or raise and lease no unit.
 
         Raises:
             AnyaccelError: If a device is in use.
@@ -118,7 +118,7 @@ class Leases:
                 raise
 
     def follow(self, pods: dict[str, str]) -> None:
-        """Release the leases of pods that have ended, and take those of pods that run without one.
+        """Release the leases of ended pods, and lease the units of running pods without a lease.
 
         Args:
             pods: Names of pods by unit, as the kubelet lists them.
@@ -130,6 +130,7 @@ class Leases:
                 for lease in anyaccel.find_on_behalf(self._node.inventory, self._node.environ)
                 if lease.key.startswith(PREFIX)
             }
+            # The kubelet lists a pod some time after it has asked for its devices.
             self._granted = {name: at for name, at in self._granted.items() if now - at < STARTING_SECONDS}
             for name, lease in leases.items():
                 if name not in pods and name not in self._granted:
@@ -168,6 +169,7 @@ class Resource:
         self.name = f"{DRIVER}/{name}"
         self._short, self._node, self._units, self._leases = name, node, units, leases
         self._root, self._dev = root, dev
+        # A hash: with the name of a long type, the path would exceed the 107 characters of a socket.
         self.socket = root / f"anyaccel-{hashlib.sha256(name.encode()).hexdigest()[:12]}.sock"
         self._server: Any = None
 
@@ -217,6 +219,7 @@ class Resource:
 
     def _watch(self, _: Any, context: Any) -> Iterator[Any]:
         """Yield the units with their health, at once and after each change."""
+        # A stream of a former server must end, or it would keep a thread of the pool.
         server, seen = self._server, -1
         while context.is_active() and not self._node.has_stopped() and self._server is server:
             now = self._node.wait(seen, 1.0)
@@ -332,7 +335,7 @@ class DevicePlugin:
             while not self._node.has_stopped():
                 try:
                     found = os.stat(folder / "kubelet.sock")
-                    kubelet = found.st_ino, found.st_ctime_ns
+                    kubelet = found.st_ino, found.st_ctime_ns  # another inode: the kubelet has started anew
                 except OSError:
                     kubelet = None
                 if kubelet:
@@ -345,7 +348,7 @@ class DevicePlugin:
                 resource.stop()
 
     def _register(self, folder: Path, *, anew: bool) -> None:
-        """Register the resources that are not served; all of them with another kubelet."""
+        """Register the resources without a server; after a restart of the kubelet, every resource."""
         for name in self._units.resources():
             resource = self._resources.get(name)
             if resource is None:

@@ -50,10 +50,12 @@ class Publisher:
         found = {each["metadata"]["name"]: each for each in self._list()}
         generation = max((each["spec"]["pool"]["generation"] for each in found.values()), default=0)
         wanted = self._make(generation)
+        # The generation is that of the cluster: a driver that starts anew changes nothing by that alone.
         if {each["metadata"]["name"]: each["spec"] for each in wanted} == {n: e["spec"] for n, e in found.items()}:
             self._remember(found.values())
             return
         written = [self._write(each, found.get(each["metadata"]["name"])) for each in self._make(generation + 1)]
+        # Last: until then the former generation of the pool is complete or the new one is not used.
         for name in found.keys() - {each["metadata"]["name"] for each in wanted}:
             self._api.ask("DELETE", f"{SLICES}/{name}")
         self._remember(written)
@@ -124,7 +126,7 @@ def _features(written: list[dict[str, Any]], had: Features, sent: list[dict[str,
 
 
 class Driver:
-    """The driver of this node: its servers, and the threads that publish and renew.
+    """The driver of this node: servers for the kubelet, and threads for slices and renewals.
 
     Args:
         node: The node.
@@ -213,7 +215,7 @@ class Driver:
         )
         self._registration_socket.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
         for path, served in ((endpoint, services), (self._registration_socket, [registration])):
-            path.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)  # of a driver that was killed
             self._servers.append(wire.serve(str(path), served, threads=16))
 
     def _note_registration(self, request: Any) -> Any:
@@ -285,7 +287,7 @@ class Driver:
         while not self._node.has_stopped():
             try:
                 generation = self._node.generation
-                self._foreign.clear()
+                self._foreign.clear()  # before the look: what comes during it counts for the next
                 self._publisher.publish()
                 seen, pause = generation, 0.5
             except AnyaccelError as error:

@@ -1,4 +1,4 @@
-"""The node as a cluster sees it: devices with their health, and what withholds them from pods."""
+"""Devices of the node with health, and the obstacles that withhold devices from pods."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class Node:
         """Read the leases, and notify if a device or an obstacle has changed."""
         obstacles = dict(self._find_obstacles())
         seen = self.inventory.devices, {each: (found.kind, found.reason) for each, found in obstacles.items()}
-        with self.changed:
+        with self.changed:  # not while reading: that takes milliseconds, and streams wait for the condition
             self._obstacles = obstacles
             if seen != self._seen:
                 self._seen = seen
@@ -114,6 +114,7 @@ class Node:
     def _find_obstacles(self) -> Iterator[tuple[str, Obstacle]]:
         """Yield devices in use by others than our pods, then unhealthy ones: the last reason of a device counts."""
         for record in anyaccel.leases(self.inventory, self.environ):
+            # A lease of the other agent counts: a pod of the device plugin is a stranger to the driver.
             if not record.key.startswith(self._prefix):
                 kind = record.state if record.state in BLOCKED else "held"
                 yield record.device, Obstacle(kind=kind, reason=_describe(record))
@@ -122,7 +123,7 @@ class Node:
                 yield device.id, Obstacle(kind="unhealthy", reason=reason)
 
     def obstacles(self) -> Mapping[str, Obstacle]:
-        """Return what withholds devices from pods now, by device id."""
+        """Return the obstacles by device id."""
         return self._obstacles
 
     def wait(self, seen: int, timeout: float) -> int:

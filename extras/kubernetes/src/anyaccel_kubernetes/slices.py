@@ -43,7 +43,7 @@ class Obstacle(Value):
 
 
 class Features(Value):
-    """Optional features of the cluster; an API server drops the fields of those that it lacks.
+    """Optional features of the cluster; an API server drops the fields of missing features.
 
     Attributes:
         taints: Device taints. Without them, devices that cannot be given out are left out.
@@ -87,6 +87,7 @@ def make_slices(
     """
     features = features or Features()
     obstacles, facts, roots = obstacles or {}, facts or {}, roots or {}
+    # Of all devices, hidden ones too: a name must not depend on which devices are shown.
     names = device_names(inventory)
     parents = _parents(inventory)
     entries = []
@@ -127,7 +128,7 @@ def make_slices(
 
 
 def _parents(inventory: Inventory) -> dict[str, list[str]]:
-    """Return the ids of the listed parts of each listed device that has some."""
+    """Return the ids of the visible parts of each divided device."""
     listed = {device.id for device in inventory.devices if device.visible}
     found: dict[str, list[str]] = {}
     for device in inventory.devices:
@@ -137,7 +138,7 @@ def _parents(inventory: Inventory) -> dict[str, list[str]]:
 
 
 def _consumed(device: Device, names: Mapping[str, str], parents: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
-    """Return the counters that a device consumes: all of its own, and one of its parent's."""
+    """Return the consumed counters: the whole counter set of a divided device, one unit of the parent for a part."""
     found = []
     if device.id in parents:
         found.append((device.id, len(parents[device.id])))

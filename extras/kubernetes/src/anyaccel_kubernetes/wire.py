@@ -19,6 +19,7 @@ _SCALARS = {"string": 9, "bool": 8, "int32": 5, "int64": 3}
 """Numbers of scalar types in descriptors."""
 _MESSAGE = 11
 _FIELD = re.compile(r"(\w+)=(\d+):([*{]?)(\w+)\}?")
+# Not the default pool: another library of the process may have declared the same packages.
 _pool = descriptor_pool.DescriptorPool()
 
 
@@ -169,6 +170,7 @@ def service(name: str, methods: Mapping[str, Method], streams: Mapping[str, Meth
 
 def serve(path: str, services: Iterator[Any] | list[Any], threads: int = 8) -> Any:
     """Start a server of services at a socket; return the server, to be stopped."""
+    # Each open stream of health or devices takes a thread.
     server = grpc.server(ThreadPoolExecutor(threads, thread_name_prefix="anyaccel-grpc"))
     server.add_generic_rpc_handlers(tuple(services))
     server.add_insecure_port(f"unix://{path}")
