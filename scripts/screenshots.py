@@ -1,4 +1,4 @@
-"""Draw the screens of ``anyaccel`` and ``anyaccel top``, at 80 and at 160 columns, as SVG for the README.
+"""Draw the screens of ``status``, ``queue``, ``jobs`` and ``top``, at 80 and at 120 columns, as SVG for the pages.
 
 The machine is simulated, and commands hold its devices. A simulation has no load, temperature or power, and one user
 holds all devices here: loads and names of users are invented.
@@ -8,19 +8,24 @@ holds all devices here: loads and names of users are invented.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import contextlib
 import io
 import math
 import os
+import pty
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import anyaccel
-from anyaccel.cli import devices_table
+from anyaccel.cli import devices_table, queue
 from anyaccel.cli import sample as samples
 from anyaccel.cli.sample import Sample
 from anyaccel.ledger import Ledger
@@ -31,14 +36,24 @@ from rich.text import Text
 IMAGES = Path(__file__).parent.parent / "docs" / "images"
 MACHINE = "sim:H100:8"
 HELD = (
-    ("GPU:2,linked", "alice: train 7b"),
-    ("GPU:0.5", "bob: eval"),
-    ("GPU:0.5", "carol: notebook"),
-    ("GPU:1", "dave: sweep"),
+    ("GPU:2,linked", "alice: train 7b", "8h"),
+    ("GPU:0.5", "bob: eval", "90m"),
+    ("GPU:0.5", "carol: notebook", "4h"),
+    ("GPU:1", "bob: sweep", "2h"),
+    ("GPU:1", "carol: render", "7h"),
+    ("GPU:0.25", "alice: debug", "30m"),
 )
-WAITS = (("GPU:8", "frank: pretrain"), ("GPU:4", "erin: fine-tune"))
+"""Request, user and note, and time limit of each holder."""
+DRAINED = ("nvidia/7", "--reason", "new fan on Monday")
+RESERVED = ("GPU:1", "--from", "2030-12-02 09:00", "--to", "4h", "--for", "0", "--note", "course")
+WAITS = (("GPU:4", "carol: pretrain"), ("GPU:2", "alice: fine-tune"))
 """Requests in the order of arrival. The second would fit without the first."""
-WIDTHS = (80, 160)
+JOBS = (
+    (("GPU:1", "--time", "10m", "--note", "prepare"), "python prepare.py --part 1"),
+    (("GPU:2", "--time", "2h", "--note", "train"), "python train.py --config base.toml --epochs 30"),
+    (("GPU:1", "--time", "1h", "--after-ok", "2"), "python evaluate.py"),
+)
+WIDTHS = (80, 120)
 STYLES = {"": "", "bold": "bold", "dim": "dim", "bad": "red", "good": "green", "warn": "yellow", "accent": "cyan"}
 LOOKS = 40
 PATIENCE = 60.0
@@ -51,7 +66,10 @@ def main(directory: Path) -> None:
         os.environ["ANYACCEL_STATE_DIR"] = state
         os.environ["ANYACCEL_MACHINE"] = MACHINE
         inventory = anyaccel.detect()
-        leases = [anyaccel_says("hold", request, "--note", note) for request, note in HELD]
+        os.environ["XDG_STATE_HOME"] = state
+        leases = [anyaccel_says("hold", request, "--note", note, "--for", time) for request, note, time in HELD]
+        anyaccel_says("drain", *DRAINED)
+        anyaccel_says("reserve", *RESERVED)
         waiting: list[subprocess.Popen[bytes]] = []
         try:
             for request, note in WAITS:
@@ -61,6 +79,8 @@ def main(directory: Path) -> None:
             for width in WIDTHS:
                 draw_status(directory / f"status-{width}.svg", made_up(samples.take_sample(inventory), LOOKS), width)
                 draw_top(directory / f"top-{width}.svg", inventory, width)
+                draw_queue(directory / f"queue-{width}.svg", width)
+                draw_jobs(directory / f"jobs-{width}.svg", width)
         finally:
             for process in waiting:
                 process.terminate()
@@ -100,8 +120,8 @@ def made_up(sample: Sample, moment: int) -> Sample:
 
 def named(record: Any, **more: Any) -> Any:
     """Return the record of a lease or ticket with the user that its note names."""
-    user, _, note = record.note.partition(": ")
-    return replace(record, user=user, note=note, **more)
+    user, found, note = record.note.partition(": ")
+    return replace(record, user=user, note=note, **more) if found else record
 
 
 def load(device: Device, moment: int, *, held: bool) -> Stats:
@@ -124,6 +144,67 @@ def draw_status(file: Path, sample: Sample, width: int) -> None:
     for line in [heading, *(line for lines in rows for line in lines)]:
         console.print(Text.assemble(*((text, STYLES[style]) for text, style in line)), no_wrap=True, soft_wrap=True)
     file.write_text(console.export_svg(title="anyaccel", unique_id=file.stem), encoding="utf-8")
+
+
+def draw_queue(file: Path, width: int) -> None:
+    """Draw the waiting requests, with users from their notes."""
+    ledger = Ledger.open()
+    tickets = [named(ticket, waited=ticket.waited + 754) for ticket in ledger.tickets()]
+    screen = Terminal()
+    fake = SimpleNamespace(tickets=lambda: tickets, leases=ledger.leases)
+    with (
+        mock.patch.object(Ledger, "open", return_value=fake),
+        mock.patch.dict(os.environ, {"COLUMNS": str(width)}),
+        contextlib.redirect_stdout(screen),
+        contextlib.redirect_stderr(screen),
+    ):
+        queue.main(argparse.Namespace(json=False))
+    draw_text(file, "anyaccel queue", screen.getvalue(), width)
+
+
+class Terminal(io.StringIO):
+    """What a command prints, which it believes to go to a terminal."""
+
+    def isatty(self) -> bool:
+        """Return True."""
+        return True
+
+
+def draw_jobs(file: Path, width: int) -> None:
+    """Draw the jobs of a user, on a machine where nothing else runs."""
+    with tempfile.TemporaryDirectory(prefix="anyaccel-") as state:
+        environ = {**os.environ, "ANYACCEL_STATE_DIR": state, "XDG_STATE_HOME": state, "COLUMNS": str(width)}
+        anyaccel = [sys.executable, "-m", "anyaccel"]
+        os.mkdir(f"{state}/bin")
+        python = Path(state, "bin", "python")
+        python.write_text("#!/bin/sh\ncase $1 in prepare.py) ;; *) exec sleep 1000;; esac\n")
+        python.chmod(0o755)
+        environ["PATH"] = f"{state}/bin:{environ['PATH']}"
+
+        def call(*arguments: str, output: int = subprocess.DEVNULL) -> None:
+            subprocess.run([*anyaccel, *arguments], env=environ, check=True, stdout=output, stderr=subprocess.DEVNULL)
+
+        for options, command in JOBS:
+            call("run", "--detach", *options, "--", *command.split())
+            if "prepare.py" in command:
+                call("wait", "1")
+        main_end, end = pty.openpty()
+        call("jobs", output=end)
+        os.close(end)
+        printed = b""
+        with contextlib.suppress(OSError):  # raised at the end, when no process has the terminal open
+            while data := os.read(main_end, 1 << 16):
+                printed += data
+        os.close(main_end)
+        call("cancel", "--all")
+    draw_text(file, "anyaccel jobs", printed.decode().replace("\r", ""), width)
+
+
+def draw_text(file: Path, title: str, text: str, width: int) -> None:
+    """Draw the output of a command."""
+    console = Console(record=True, width=width, file=io.StringIO(), color_system="truecolor", force_terminal=True)
+    console.print(Text.from_ansi(text), no_wrap=True, soft_wrap=True)
+    file.write_text(console.export_svg(title=title, unique_id=file.stem), encoding="utf-8")
 
 
 def draw_top(file: Path, inventory: anyaccel.Inventory, width: int) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import time
 
 import anyaccel as aa
@@ -26,6 +27,9 @@ def read(*arguments, code=0):
 def test_a_drained_device_is_seen_by_all(acme):
     drain = read("drain", "acme/1", "--reason", "the fan is loud")
     assert (drain["devices"], drain["reason"]) == (["acme/acme-1"], "the fan is loud")
+    assert "drained: acme/1;" in run("drain", "acme/1")[1]
+    run("undrain", "acme/1")
+    drain = read("drain", "acme/1", "--reason", "the fan is loud")
     first, second = read("status", "--no-stats")["devices"]
     assert (first["free"], first["holders"]) == (1, [])
     assert second["free"] == 0
@@ -37,7 +41,9 @@ def test_a_drained_device_is_seen_by_all(acme):
     assert f"anyaccel undrain {drain['drain']}" in out
     (withheld,) = read("queue")["withheld"]
     assert (withheld["state"], withheld["device"]) == ("drained", "acme-1")
-    assert "is drained by" in run("queue")[1]
+    assert "acme/1: drained by" in run("queue")[1]
+    assert re.search(r"^acme/1 .*drained .*the fan is loud", run("status", "--no-stats")[0], re.MULTILINE)
+    assert "drained by" not in run("status", "--no-stats")[0]
     assert run("run", "APU", "--", "sh", "-c", "echo $ACME_VISIBLE")[0] == "acme-0\n"
     with aa.Pool("APU", machine=MACHINE) as pool:
         assert {each.result(60) for each in [pool.submit(os.getenv, "ACME_VISIBLE") for _ in range(4)]} == {"acme-0"}
@@ -45,7 +51,7 @@ def test_a_drained_device_is_seen_by_all(acme):
     assert "drained by" in str(scheduler.why("APU:2"))
     ticket = scheduler.submit("APU:2")
     assert ticket.allocation is None
-    assert "no longer drained: acme/acme-1" in run("undrain", "acme/1")[1]
+    assert "no longer drained: acme/1" in run("undrain", "acme/1")[1]
     until(lambda: ticket.allocation, "the ticket")
     scheduler.release(ticket.allocation)
     assert "acme/1 is not drained" in run("undrain", "acme/1", code=2)[1]
@@ -57,6 +63,7 @@ def test_a_reservation_is_listed_kept_and_removed(acme):
     (made,) = read("reserve", "APU:2", "--from", begin, "--to", "4h", "--for", me, "--note", "course")["blocks"]
     assert (made["kind"], made["devices"], made["reason"]) == ("reservation", ["acme/acme-0", "acme/acme-1"], "course")
     assert read("reserve")["blocks"] == [made]
+    assert f"{made['id']}  acme/0, acme/1: reserved for" in run("reserve")[0]
     assert "acme/0, acme/1: reserved for" in run("status", "--no-stats")[1]
     assert "reserved for" in run("why", "APU", code=4)[0]
     assert read("why", "APU", "--time", "1h")["fits_now"]

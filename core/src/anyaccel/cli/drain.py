@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from anyaccel.cli import output
-from anyaccel.cli.options import survey
+from anyaccel.cli.options import name_devices, survey
 from anyaccel.launcher.withhold import drain
 from anyaccel.ledger.names import without_scope
 
@@ -25,10 +25,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
-    block = drain(survey(args), args.device, args.reason)
-    devices = [without_scope(device) for device in block.devices]
+    inventory = survey(args)
+    block = drain(inventory, args.device, args.reason)
     if args.json:
+        devices = [without_scope(device) for device in block.devices]
         output.print_json("drain/1", {"drain": block.id, "devices": devices, "reason": block.reason})
     else:
-        output.say(f"drained: {', '.join(devices)}; 'anyaccel undrain {block.id}' gives them out again")
+        names = name_devices(block.devices, inventory)
+        output.say_folded(f"drained: {names}; 'anyaccel undrain {block.id}' gives them out again")
     return 0

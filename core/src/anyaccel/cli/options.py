@@ -15,7 +15,7 @@ from anyaccel.vendors import import_meanwhile
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from typing import Any
 
     from anyaccel.launcher.options import AcquireOptions, StartOptions
@@ -179,7 +179,7 @@ def acquire(
             limit, grace and early signal of the arguments.
     """
     request = anyaccel.parse_request(args.request)
-    inventory = survey(args)
+    inventory = survey(args, "anyaccel.launcher.hold")
     from anyaccel.launcher.hold import take
     from anyaccel.launcher.monitor import start_monitor
     from anyaccel.linux.mark import draw_for_process
@@ -252,9 +252,14 @@ def start_options(args: argparse.Namespace) -> StartOptions:
     return found
 
 
-def survey(args: argparse.Namespace) -> Inventory:
-    """Detect the devices of a command line's machine, and print the remarks of detection."""
-    import_meanwhile("anyaccel.launcher.hold")  # vendors' processes take about as long to answer
+def survey(args: argparse.Namespace, meanwhile: str = "anyaccel.launcher.verdicts") -> Inventory:
+    """Detect the devices of a command line's machine, and print the remarks of detection.
+
+    Args:
+        args: The arguments.
+        meanwhile: A module that the command needs, imported while the vendors' processes answer.
+    """
+    import_meanwhile(meanwhile)
     inventory = anyaccel.detect(**machine_options(args))
     for report in inventory.vendors:
         if args.verbose:
@@ -265,6 +270,15 @@ def survey(args: argparse.Namespace) -> Inventory:
         if report.problem is not None:
             output.say(str(report.problem))
     return inventory
+
+
+def name_devices(devices: Iterable[str], inventory: Inventory) -> str:
+    """Return the names of devices, given by their keys in the ledger; a device that was not detected keeps its id."""
+    from anyaccel.launcher.scope import Scope
+    from anyaccel.ledger.names import without_scope
+
+    ids, names = Scope.make(inventory, os.environ).ids, {device.id: device.name for device in inventory.devices}
+    return ", ".join(sorted({names[ids[key]] if key in ids else without_scope(key) for key in devices}))
 
 
 def machine_options(args: argparse.Namespace) -> dict[str, Any]:

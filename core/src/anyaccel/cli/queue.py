@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 
+import anyaccel
 from anyaccel.cli import output
+from anyaccel.cli.options import name_devices
 from anyaccel.cli.output import take_fields
 from anyaccel.cli.sample import reason
 from anyaccel.cli.table import Column, print_table
@@ -101,6 +103,9 @@ def main(args: argparse.Namespace) -> int:
         for lease in kept:
             device = vendor_and_id(without_scope(lease.device))[1]
             output.say(f"{device} is {lease.reason}; {lease.hint}")
-        for record in blocked:
-            output.say(str(record))
+        if blocked:  # the machine is detected for the names of its devices alone
+            inventory = anyaccel.detect()
+            for withheld_because in dict.fromkeys(record.reason for record in blocked):
+                devices = [record.device for record in blocked if record.reason == withheld_because]
+                output.say_folded(f"{name_devices(devices, inventory)}: {withheld_because}")
     return 0

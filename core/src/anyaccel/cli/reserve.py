@@ -10,7 +10,7 @@ import argparse
 
 import anyaccel
 from anyaccel.cli import output
-from anyaccel.cli.options import survey
+from anyaccel.cli.options import name_devices, survey
 from anyaccel.cli.quantities import end_moment, moment
 from anyaccel.errors import UsageError
 from anyaccel.launcher.withhold import reserve
@@ -56,8 +56,9 @@ def main(args: argparse.Namespace) -> int:
     elif not found:
         output.print_line("No device is drained or reserved.")
     else:
+        inventory = survey(args)  # for the names of the devices
         for block in found:
-            output.print_folded(f"{block.id}  {', '.join(map(without_scope, block.devices))}: {block.describe()}")
+            output.print_folded(f"{block.id}  {name_devices(block.devices, inventory)}: {block.describe()}")
     return 0
 
 

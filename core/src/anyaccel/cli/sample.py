@@ -276,6 +276,10 @@ def holders(device: Device, sample: Sample) -> tuple[Holder, ...]:
     return tuple(found)
 
 
+# The columns STATE and USER say that a device is drained or reserved, and by or for which user.
+_REASONS = {"quarantined": "(quarantined: anyaccel doctor says why)", "drained": "", "reserved": ""}
+
+
 def _of_lease(record: LeaseRecord) -> Holder:
     # The process that took a lease may have ended; a carrier still uses its devices.
     pid = record.carriers[0] if record.carriers else record.pid
@@ -284,7 +288,7 @@ def _of_lease(record: LeaseRecord) -> Holder:
         f"(with {record.through})" if record.through else "",
         f"(slots {format_slots(record.slots)})" if record.slots else "",
         "(confined)" if record.confined else "",
-        "(quarantined: anyaccel doctor says why)" if record.state == "quarantined" else record.reason,
+        _REASONS.get(record.state, record.reason),
         record.note or record.request,
     ]
     return Holder(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from anyaccel.cli import output
-from anyaccel.cli.options import survey
+from anyaccel.cli.options import name_devices, survey
 from anyaccel.launcher.withhold import undrain
 from anyaccel.ledger.names import without_scope
 
@@ -22,9 +22,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
-    devices = [without_scope(device) for block in undrain(survey(args), args.device) for device in block.devices]
+    inventory = survey(args)
+    devices = [device for block in undrain(inventory, args.device) for device in block.devices]
     if args.json:
-        output.print_json("undrain/1", {"devices": devices})
+        output.print_json("undrain/1", {"devices": [without_scope(device) for device in devices]})
     else:
-        output.say(f"no longer drained: {', '.join(devices)}")
+        output.say(f"no longer drained: {name_devices(devices, inventory)}")
     return 0

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from anyaccel.durations import read_seconds
+from anyaccel.durations import Duration, read_seconds
 from anyaccel.errors import UsageError
 from anyaccel.launcher.environment import print_error
 from anyaccel.launcher.hold import DeviceLease, take
@@ -97,7 +97,8 @@ def run(request: str | Sequence[str], command: Sequence[str] | str, **options: U
     check_options("run", given, RunOptions.__annotations__)
     for name in given.keys() & {"time", "timeout"}:
         given[name] = read_seconds(name, given[name])
-    grace = read_seconds("grace", given.pop("grace", GRACE_SECONDS))
+    to_end: Duration = given.pop("grace", GRACE_SECONDS)
+    grace = read_seconds("grace", to_end)
     early = check_early(given.pop("signal", None), given.get("time"))
     terms: dict[str, Any] = {"bind": None}  # whole devices are bound by default: the command is started by us
     terms |= {name: given.pop(name) for name in TakeOptions.__annotations__ if name in given}

@@ -7,7 +7,6 @@ before. The holders of shares of a device have one handover in common: the first
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 
 from anyaccel.errors import AnyaccelError, PluginError
@@ -80,6 +79,8 @@ class Handover:
                 for name in changed:
                     files[name].clear()
         except AnyaccelError as error:
+            import logging  # 8 ms, which a command that hands nothing over does without
+
             logging.getLogger("anyaccel").warning(
                 "devices of lease %s were not put back into their idle state: %s", self._lease, error
             )

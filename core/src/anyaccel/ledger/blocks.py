@@ -100,6 +100,7 @@ class DeviceBlock(Value):
                 units=UNITS_PER_DEVICE,
                 state=state,
                 reason=self.describe(),
+                note=self.reason,
                 hint=f"the administrator ends it with {way_out}",
                 user=self.by if self.drains else user_name(self.user or 0),
                 uid=self.user,
@@ -203,9 +204,9 @@ def check_permission(state: StateDirectory, owner: int) -> None:
         LeasePermissionError: When the user is neither root nor the owner of the state directory.
     """
     if os.geteuid() not in (0, owner):
+        owners = f"root and {user_name(owner)}, who owns {state.path}," if owner else "root"
         raise LeasePermissionError(
-            f"only root and {user_name(owner)}, who owns {state.path}, can drain and reserve devices"
-            f" (this is {user_name(os.geteuid())})",
+            f"only {owners} can drain and reserve devices (this is {user_name(os.geteuid())})",
             hint="ask the administrator, or use sudo",
         )
 

@@ -213,7 +213,7 @@ def cancel(job: Job, *, grace: Duration | None = None) -> Job:
     """
     _must_be_here(job)
     job = _again(job)
-    to_end = job.grace if grace is None else read_seconds("grace", grace)
+    to_end = read_seconds("grace", job.grace if grace is None else grace)
     if job.live:
         # The first signal asks the command to end, the second one kills.
         for seconds in (to_end, _TO_END):
@@ -232,7 +232,7 @@ def cancel(job: Job, *, grace: Duration | None = None) -> Job:
     if job.state == "lost" and job.lease and job.boot == boot():
         # The lease may have ended in the meantime.
         with contextlib.suppress(LeaseNotFoundError):
-            Ledger.open().end_lease(job.lease, grace=grace, force=True)
+            Ledger.open().end_lease(job.lease, grace=to_end, force=True)
     return job
 
 
