@@ -71,7 +71,7 @@ def export(source: ExportSource) -> Export:
 
 
 def _add_group(entries: dict[str, dict[str, Any]], name: str, edits: ContainerEdits, notes: list[str]) -> None:
-    if name in entries:
+    if name in entries:  # a device whose id is the name of a vendor, or "all": CDI permits each name once
         notes.append(f"{KIND}={name} is one device, and no name of several.")
         return
     entries[name] = cdi_edits(edits)  # one name for a vendor's devices, so that a mask is right for the set
@@ -104,6 +104,7 @@ def cdi_edits(edits: ContainerEdits) -> dict[str, Any]:
             {
                 "hostPath": mount.source,
                 "containerPath": mount.target,
+                # A file of the host with the set-uid bit, or a device node below the path, must give the container no rights.
                 "options": ["rbind", "nosuid", "nodev", "ro" if mount.read_only else "rw"],
             }
             for mount in edits.mounts
