@@ -104,7 +104,7 @@ def cdi_edits(edits: ContainerEdits) -> dict[str, Any]:
             {
                 "hostPath": mount.source,
                 "containerPath": mount.target,
-                # A file of the host with the set-uid bit, or a device node below the path, must give the container no rights.
+                # A set-uid file or a device node below the path must give the container no rights.
                 "options": ["rbind", "nosuid", "nodev", "ro" if mount.read_only else "rw"],
             }
             for mount in edits.mounts
