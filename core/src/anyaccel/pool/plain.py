@@ -171,7 +171,7 @@ class _Writer:
     def array_parts(self, array: Any) -> list[Any]:
         """Return the parts of an array: type, shape, order, whether it is writeable, and bytes or a buffer's number.
 
-        The memory of a large array, or a contiguous copy, is appended to the buffers, if there are buffers.
+        The memory of a large array, or a contiguous copy, is appended to ``buffers`` unless that is None.
 
         Raises:
             NotPlainError: When the array holds Python objects.
@@ -401,7 +401,7 @@ def _dtype(first: Any, *more: Any) -> Any:
     """Make a dtype of numpy: of its string; of another dtype and a shape; or of names, fields and a size.
 
     Raises:
-        NotPlainError: When the string is not that of numbers, texts or times, or numpy has not been imported here.
+        NotPlainError: When :data:`_DTYPE` does not match the string, or numpy has not been imported here.
         Exception: When the parts do not match.
     """
     numpy = _numpy()
