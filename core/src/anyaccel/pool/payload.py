@@ -406,7 +406,7 @@ class Batch(NamedTuple):
     Attributes:
         results: The results of the calls before the first that failed.
         failure: The exception of that one; None if all returned.
-        seconds: Duration of the batch.
+        seconds: Duration of the batch, from the first coroutine on if a call returned a coroutine.
     """
 
     results: list[Any]

@@ -144,7 +144,8 @@ class Submitter(Executor):
 
         All arguments are taken at once, and calls start before the first result is asked for. The result is for one
         ``for`` or ``async for``. When that ends early, by an exception of a call, by ``close()``, or because nothing
-        refers to the result any more, the calls that are left are cancelled, also those that run.
+        refers to the result any more, the calls that are left are cancelled, also running calls. Without any iteration,
+        all calls run.
 
         Args:
             fn: The function.
@@ -668,7 +669,7 @@ def _abandon(core: Engine) -> None:
 
 @atexit.register
 def _finish_all() -> None:
-    """Shut down all pools at exit, and wait for the queued calls.
+    """Shut down all pools at exit, and wait for all calls and workers.
 
     If a KeyboardInterrupt ends the program, queued calls are cancelled, and the workers stopped with the pool's grace.
     Ctrl-C during the wait kills the workers of all pools and ends the wait; the KeyboardInterrupt is swallowed.

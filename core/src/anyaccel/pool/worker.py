@@ -359,7 +359,7 @@ def _redirect(descriptors: list[int]) -> None:
 
 
 def _flush() -> None:
-    """Flush standard output, then standard error; the first exception, as of a closed stream, silently ends that."""
+    """Flush standard output, then standard error; return silently at the first exception, as of a closed stream."""
     try:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -368,9 +368,9 @@ def _flush() -> None:
 
 
 def _reset_signals() -> None:
-    """Unblock SIGTERM and make it raise :class:`Terminated`, read standard input from ``/dev/null``, show crashes.
+    """Make SIGTERM raise :class:`Terminated`, read standard input from ``/dev/null``, and enable the fault handler.
 
-    A fatal signal prints the Python stack. If numpy was preloaded, its global random generator gets a new seed.
+    SIGTERM is unblocked. If numpy was imported before, its global random generator gets a new seed.
     """
     signal.signal(signal.SIGTERM, _terminate)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
