@@ -191,7 +191,7 @@ class Batches:
             raise
 
     def cancel(self) -> None:
-        """Submit no more calls, count the rest as failed, and cancel the remaining calls, also running calls."""
+        """Submit no more calls, report the rest as failed, and cancel the submitted calls, also if they run."""
         self._over = True
         lost = len(self._parts)
         self._parts.clear()

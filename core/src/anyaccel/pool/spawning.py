@@ -162,7 +162,7 @@ class Process:
         self.server.stop(self.number, grace, by=signal.SIGTERM)
 
     def shut(self, directions: int) -> None:
-        """Shut down directions of the channel; no effect if the process has closed its end."""
+        """Shut down our end of the channel: ``socket.SHUT_RD``, ``SHUT_WR`` or ``SHUT_RDWR``; errors are ignored."""
         with contextlib.suppress(OSError):
             self.channel.shutdown(directions)
 
@@ -260,7 +260,7 @@ class WorkerServer(client.ForkServer):
         """End the fork server and the workers, and report their end to the owners.
 
         Args:
-            seconds: How long to wait; then the fork server is killed.
+            seconds: How long to wait; then the fork server is killed. 0 does not wait, kill, or return False.
 
         Returns:
             Whether the fork server ended in time; it does not while a process is stuck in the kernel.
