@@ -28,9 +28,10 @@ class Logs:
         self._numbers = count(1 + max((int(found[0]) for found in earlier if found), default=0))
 
     def path_for(self, name: str) -> str:
-        """Make an empty log file for the next started call, and return the path.
+        """Make an empty log file for the next started call, and return the absolute path.
 
-        Its name is the next free number, and the call's name with unfit characters replaced.
+        Its name is the next number and the call's name, with unfit characters replaced and cut to :data:`LONGEST`
+        characters. If the file exists already, the number after that is tried.
 
         Raises:
             OSError: When the file cannot be made.

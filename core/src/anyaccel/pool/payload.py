@@ -94,8 +94,8 @@ class SharedParts:
 def dumps(value: Any) -> Pickled:
     """Pickle a call for a worker, or a result for the caller; buffers of :data:`LARGE` bytes or more are not copied.
 
-    Functions and classes that the other side can import are pickled by name; those of a script, a shell or a closure
-    are pickled by value.
+    Functions and classes are pickled by name; those of a script, a shell or a closure, and those of modules registered
+    with cloudpickle, by value. The value's own code may run twice, as a second attempt is made with cloudpickle.
 
     Raises:
         Exception: An exception of the value's own code, or one of pickle's.
@@ -116,12 +116,12 @@ def dumps_whole(value: Any) -> bytes:
 
 
 def dumps_error(error: BaseException, text: str) -> Pickled:
-    """Pickle an exception with summary and traceback.
+    """Pickle a tuple: the pickled exception, summary and traceback.
 
     The exception is pickled by itself inside, so that the caller can read the texts when its class cannot be imported.
 
     Args:
-        error: The exception; left out if it cannot be pickled or unpickled, which is tried here.
+        error: The exception; its pickle is empty if it cannot be pickled or unpickled, which is tried here.
         text: Its traceback.
     """
     try:
@@ -157,7 +157,10 @@ def dump_call_error(error: BaseException, dumps_error: Callable[[BaseException, 
 
 
 def _dumps(value: Any, buffers: list[memoryview] | None) -> bytes:
-    """Pickle a value, by name if the other side can import all names, else by value with cloudpickle.
+    """Pickle a value, with cloudpickle if pickle fails or the pickle names ``__main__`` or a module sent by value.
+
+    cloudpickle sends functions and classes of these by value. Whether the other side can import the rest is not
+    checked.
 
     Args:
         value: The value.
@@ -233,8 +236,9 @@ class SharedGlobals:
     def prepare(self, data: bytes) -> None:
         """Run the pickled call of an initializer, and record the globals that it sets for functions sent by value.
 
-        A global counts as set if its value is another object than before, or one whose content may have changed. Names
-        with two underscores on both sides are left out.
+        Only modules count of which a function was sent by value by then, such as the initializer. A global counts as
+        set if its value is another object than before, or an object whose content may have changed. Names with two
+        underscores on both sides are left out. The returned value is dropped.
 
         Raises:
             Exception: An exception of the call, or of unpickling.
@@ -249,7 +253,7 @@ class SharedGlobals:
                     self._names.setdefault(module, set()).add(name)
 
     def loads(self, data: bytes | memoryview, buffers: list[memoryview] | None = None) -> Any:
-        """Unpickle a value, which may run any code; functions sent by value see the shared globals."""
+        """Unpickle a value, which may run any code; functions sent by value see the globals that initializers set."""
         return self._loads(data, buffers) if self._names else loads(data, buffers)
 
     def _loads(self, data: bytes | memoryview, buffers: list[memoryview] | None = None) -> Any:
@@ -259,7 +263,10 @@ class SharedGlobals:
         return unpickler.load()
 
     def _make_function(self, make: Callable[..., Any], code: object, space: dict[str, Any], *rest: object) -> Any:
-        """Make a function with cloudpickle's maker, and with the globals of its module."""
+        """Make a function with cloudpickle's maker, and with the shared globals of its module.
+
+        The globals of the first function of a module become the shared globals.
+        """
         return make(code, self._modules.setdefault(space.get("__name__", ""), space), *rest)
 
     def _set_state(self, set_state: Callable[..., Any], function: types.FunctionType, state: tuple[Any, Any]) -> None:
@@ -287,12 +294,18 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _same(old: object, new: object) -> bool:
-    """Return whether a global is unchanged: the same object, of a type whose content cannot change."""
+    """Return whether a global is the same object as before, of a type in :data:`CONSTANT`.
+
+    An object of another type may have changed inside, so the result is False for the same object, too.
+    """
     return old is new and isinstance(new, CONSTANT)
 
 
 def _by_value(data: bytes) -> bool:
-    """Return whether a pickle names a module that the user has registered with cloudpickle for pickling by value."""
+    """Return whether a pickle contains the name of a module that was registered with cloudpickle for pickling by value.
+
+    Any occurrence counts, also in a text.
+    """
     cloudpickle = sys.modules.get("cloudpickle")
     names = () if cloudpickle is None else cloudpickle.list_registry_pickle_by_value()
     return any(name.encode() in data for name in names)
@@ -316,7 +329,8 @@ def write_shared(parts: Sequence[bytes | memoryview]) -> int:
     """Write aligned parts one after the other into new shared memory.
 
     Returns:
-        The descriptor. The size is sealed, so that a process that maps it gets no SIGBUS when the other truncates it.
+        The descriptor, which the caller closes. The size is sealed, so that a process that maps the memory gets no
+        SIGBUS when the other truncates it.
 
     Raises:
         OSError: When no memory or descriptor is left.
@@ -346,7 +360,7 @@ def read_shared(descriptor: int, lengths: Sequence[int]) -> list[memoryview]:
 
     Raises:
         ValueError: When the memory is too small, has holes, or is not sealed.
-        OSError: When it cannot be mapped.
+        OSError: When it cannot be mapped, or can have no seals.
     """
     offsets = [0]
     for length in lengths:
@@ -392,7 +406,7 @@ class Batch(NamedTuple):
     Attributes:
         results: The results of the calls before the first that failed.
         failure: The exception of that one; None if all returned.
-        seconds: Duration of the batch.
+        seconds: Duration of the batch, from the first coroutine on if a call returned a coroutine.
     """
 
     results: list[Any]
@@ -401,12 +415,13 @@ class Batch(NamedTuple):
 
 
 def call_each(function: Callable[..., Any], batch: list[tuple[Any, ...]]) -> Any:
-    """Call a function with the arguments of each call of a batch, until one fails; runs in a worker.
+    """Call a function with the arguments of each call of a batch, until the first failure; runs in a worker.
 
-    A result that is a generator counts as a failure. SystemExit and other exceptions that are no Exception are raised.
+    The exception of the failed call is returned, not raised, except SystemExit and others that are no Exception. A
+    result that is a generator counts as a failure.
 
     Returns:
-        A :class:`Batch`; a coroutine that returns one if a call returns a coroutine.
+        A :class:`Batch`; from the first call that returns a coroutine on, the coroutine of :func:`_await_each`.
     """
     results: list[Any] = []
     began = time.monotonic()
@@ -442,7 +457,9 @@ async def _await_each(
     first: types.CoroutineType[Any, Any, Any],
     left: Iterator[tuple[Any, ...]],
 ) -> Batch:
-    """Continue :func:`call_each` from the first call that returned a coroutine.
+    """Continue :func:`call_each` from the first call that returned a coroutine, and return the whole batch.
+
+    The duration counts from here. From here on, a result that is a generator counts as a result.
 
     Args:
         function: The function. Later calls may return a value instead of a coroutine.
@@ -463,5 +480,9 @@ async def _await_each(
 
 
 def call_each_method(actor: Any, method: str, batch: list[tuple[Any, ...]]) -> Any:
-    """Call a method of an actor for each call of a batch; arguments and return value are those of :func:`call_each`."""
+    """Call a method of an actor, by name, for each call of a batch, and return what :func:`call_each` returns.
+
+    Raises:
+        AttributeError: When there is no such method.
+    """
     return call_each(getattr(actor, method), batch)

@@ -70,7 +70,7 @@ class PlainType(NamedTuple):
 def dumps(value: Any) -> Pickled:
     """Write a result; if it is not plain, write a stand-in for which :func:`loads` raises the reason.
 
-    Large arrays are not copied: their memory becomes ``buffers``.
+    The memory of large contiguous arrays becomes ``buffers`` without a copy.
     """
     buffers: list[memoryview] = []
     try:
@@ -82,7 +82,7 @@ def dumps(value: Any) -> Pickled:
 def dumps_error(error: BaseException, text: str) -> Pickled:
     """Write exception, summary and traceback, for :func:`anyaccel.pool.call.read_exception`.
 
-    The exception itself is left out if it is not plain.
+    The exception itself is left out if it is not plain, or its own code raises meanwhile.
     """
     try:
         body = _pack(_Writer(None).form(error))
@@ -95,7 +95,8 @@ def loads(data: bytes | memoryview, buffers: Sequence[memoryview] | None = None)
     """Read a value. Large arrays use the memory of ``buffers`` without a copy.
 
     Raises:
-        NotPlainError: When the data is not made of plain types, or is damaged.
+        NotPlainError: When the data is not made of plain types, is damaged, is the stand-in of :func:`dumps`, or holds
+            an array and numpy has not been imported here.
     """
     # A copy, because the worker may still write to shared memory while it is read.
     packed, reader = bytes(data), _Reader(buffers or ())
@@ -134,7 +135,7 @@ class _Writer:
         self.repeated = 0
 
     def form(self, value: Any, depth: int = 0) -> Any:
-        """Return the form of a value at a depth of nesting; an atom or empty list is its own form.
+        """Return the form of a value at a depth of nesting; an atom, or a list of atoms, is its own form.
 
         Raises:
             NotPlainError: When the value or a part is not plain, nested too deeply, or repeated too often.
@@ -170,7 +171,7 @@ class _Writer:
     def array_parts(self, array: Any) -> list[Any]:
         """Return the parts of an array: type, shape, order, whether it is writeable, and bytes or a buffer's number.
 
-        The memory of a large array is appended to the buffers.
+        The memory of a large array, or a contiguous copy, is appended to ``buffers`` unless that is None.
 
         Raises:
             NotPlainError: When the array holds Python objects.
@@ -199,7 +200,8 @@ class _Reader:
         Any other exception, such as for an empty map, is one for :func:`loads` to report as damage.
 
         Raises:
-            NotPlainError: When the name is unknown, or no value can be made of the parts.
+            NotPlainError: When the name is unknown, no value can be made of the parts, or the map stands for a refused
+                result; its reason is the text then.
         """
         ((name, parts),) = pairs
         if type(parts) is not list or name not in TYPES:
@@ -216,6 +218,8 @@ class _Reader:
 
     def array(self, kind: Any, shape: Any, order: Any, writeable: Any, data: Any) -> Any:
         """Make an array of the parts of :meth:`_Writer.array_parts`: on the buffer's memory, or on a copy of the bytes.
+
+        The array is read-only unless ``writeable``.
 
         Raises:
             NotPlainError: When numpy has not been imported here.
@@ -314,7 +318,10 @@ def _hashable(keys: Sequence[Any]) -> Sequence[Any]:
 
 
 def _takes_long(key: Any) -> bool:
-    """Return whether a key is a large number, which is slow to compare with a Decimal, or contains one."""
+    """Return whether a key is a large number, which is slow to compare with a Decimal, or contains such a number.
+
+    Large is an integer or fraction whose numerator has more than :data:`_MOST_COMPARED` bits.
+    """
     if isinstance(key, (tuple, frozenset)):
         return any(map(_takes_long, key))
     return isinstance(key, Rational) and int(key.numerator).bit_length() > _MOST_COMPARED
@@ -324,7 +331,8 @@ def _dict(*parts: Any) -> dict[Any, Any]:
     """Make a dict of alternating keys and values.
 
     Raises:
-        ValueError: When a key lacks its value, or too many keys have the same hash.
+        ValueError: When a key lacks its value, or :func:`_hashable` refuses the keys.
+        TypeError: When a key cannot be hashed.
     """
     return dict(zip(_hashable(parts[::2]), parts[1::2], strict=True))
 
@@ -374,8 +382,10 @@ def _numpy() -> Any:
 def _dtype_parts(kind: Any) -> Iterable[Any]:
     """Return the parts of a dtype of numpy, as :func:`_dtype` takes them.
 
+    The dtypes of fields and of a subarray are parts, not checked here but when their own parts are asked for.
+
     Raises:
-        NotPlainError: When it is a type of objects, or defined by another package.
+        NotPlainError: When a dtype without fields and shape is of objects, or defined by another package.
     """
     if kind.subdtype is not None:
         return kind.subdtype  # type: ignore[no-any-return]
@@ -391,7 +401,7 @@ def _dtype(first: Any, *more: Any) -> Any:
     """Make a dtype of numpy: of its string; of another dtype and a shape; or of names, fields and a size.
 
     Raises:
-        NotPlainError: When the string is of a type of objects, or numpy has not been imported here.
+        NotPlainError: When :data:`_DTYPE` does not match the string, or numpy has not been imported here.
         Exception: When the parts do not match.
     """
     numpy = _numpy()
@@ -411,7 +421,7 @@ def _dtype(first: Any, *more: Any) -> Any:
 
 
 def _is_dtype(value: Any) -> Any:
-    """Return the value; raise TypeError unless it is a dtype of numpy."""
+    """Return the value; raise TypeError unless it is a dtype of numpy, NotPlainError if numpy is not imported here."""
     if not isinstance(value, _numpy().dtype):
         raise TypeError
     return value
@@ -427,17 +437,18 @@ def _scalar(kind: Any, data: Any) -> Any:
     """Make a scalar of numpy from dtype and bytes.
 
     Raises:
+        NotPlainError: When numpy has not been imported here.
         TypeError, ValueError: When the parts do not match.
     """
     return _array(kind, [], "C", _is(data, bytes))[()]
 
 
 def _array(kind: Any, shape: Any, order: Any, data: memoryview | bytes) -> Any:
-    """Make an array on the memory of the data, without a copy.
+    """Make an array on the memory of the data, without a copy; writeable if that memory is.
 
     Raises:
-        TypeError: When the shape is no list, or ``kind`` no dtype.
-        ValueError: When the shape does not match the length of the data.
+        NotPlainError: When numpy has not been imported here.
+        TypeError, ValueError: When the shape is no list, ``kind`` no dtype, or the length of the data does not match.
     """
     array = _numpy().ndarray(_is(shape, list), _is_dtype(kind), data, order=order)
     if array.nbytes != len(data) or math.prod(array.shape) > sys.maxsize:

@@ -51,9 +51,10 @@ class Submitter(Executor):
         self._owner = owner  # keeps the pool alive as long as this object can submit to it
 
     def options(self, **options: Unpack[CallOptions]) -> Submitter:
-        """Return the same pool with other options for calls.
+        """Return a submitter to the same pool with other options for calls; the options of this object stay.
 
-        The options that are not given stay as they are, except that ``needs`` resets ``max_calls`` to the default.
+        Options that are not given are those of this object, except that ``needs`` resets ``max_calls`` to the default.
+        The pool lives as long as the submitter.
 
         Args:
             needs: The devices that a call holds while it runs; None for the CPU alone.
@@ -65,7 +66,7 @@ class Submitter(Executor):
             ahead: Number of items that the worker of a :meth:`stream` prefetches.
 
         Raises:
-            UsageError: When the value of an option is not permitted.
+            UsageError: When the value of an option is not permitted, or no device has a name in ``needs``.
             UnknownOptionError: When there is no such option.
             NeverFitsError: When the machine can never serve the request.
         """
@@ -94,11 +95,12 @@ class Submitter(Executor):
 
         Returns:
             The future of its result. It can be cancelled also while the function runs. An exception of pickling is its
-            outcome.
+            outcome. Later changes of the arguments have no effect.
 
         Raises:
             RuntimeError: When the pool was shut down, or belongs to the parent of this process.
-            BrokenPoolError: When its workers cannot be set up.
+            BrokenPoolError: When the setup of a worker has failed before.
+            MachineError: When the machine cannot be detected; the first call of a pool detects the machine.
         """
         return self._core.submit(self._options, fn, args, kwargs)
 
@@ -138,15 +140,17 @@ class Submitter(Executor):
         batch: int | None = None,
         progress: bool | ProgressCallback = False,
     ) -> Results[Any]:
-        """Run a function over arguments; the results come in their order.
+        """Run a function over arguments, up to the end of the shortest iterable; the results come in their order.
 
-        All arguments are taken at once. The result is for one ``for`` or ``async for``. When that ends early, by an
-        exception of a call or by ``close()``, the calls that are left are cancelled, also those that run.
+        All arguments are taken at once, and calls start before the first result is asked for. The result is for one
+        ``for`` or ``async for``. When that ends early, by an exception of a call, by ``close()``, or because nothing
+        refers to the result any more, the calls that are left are cancelled, also running calls. Without any iteration,
+        all calls run.
 
         Args:
             fn: The function.
             iterables: Its arguments, one from each.
-            timeout: Time until all results must be there.
+            timeout: Time from now until all results must be there.
             chunksize: The name of ``batch`` in ``concurrent.futures``; the larger one counts.
             batch: Number of calls that travel in one message. None chooses it by the duration of the calls if processes
                 are used for any number of calls and there are no ``timeout``, ``retries`` and ``logs``; else it is 1.
@@ -155,7 +159,8 @@ class Submitter(Executor):
 
         Raises:
             ValueError: When ``batch`` or ``chunksize`` is no whole number of 1 or more.
-            RuntimeError: When the pool was shut down.
+            UsageError: When ``timeout`` is no time; the calls run nevertheless.
+            RuntimeError: When the pool was shut down, or is broken.
             TimeoutError: When a result is not there in time; raised by the iteration.
             Exception: The exception of a call that failed, in its place in the iteration.
         """
@@ -199,7 +204,11 @@ class Submitter(Executor):
         batch: int | None = None,
         progress: bool | ProgressCallback = False,
     ) -> Results[Any]:
-        """Run a function over arguments, as :meth:`map` does, but return the results in the order of completion."""
+        """Run a function over arguments, as :meth:`map` does, but return the results in the order of completion.
+
+        The results of a batch come together, when the whole batch is over. For arguments and exceptions, see
+        :meth:`map`.
+        """
         check_batch(batch=batch)
         return self._run_all(fn, zip(*iterables, strict=False), timeout, batch, progress, in_order=False)
 
@@ -215,8 +224,8 @@ class Submitter(Executor):
 
         Raises:
             ValueError: When ``chunksize`` is no whole number of 1 or more.
-            RuntimeError: When the pool was shut down.
-            Exception: The exception of the first call that failed; the others are cancelled.
+            RuntimeError: When the pool was shut down, or is broken.
+            Exception: The exception of the first call, in order, that failed; the calls that are left are cancelled.
         """
         check_batch(chunksize=chunksize)
         return list(self._run_all(fn, map(tuple, iterable), None, chunksize, progress=False, in_order=True))
@@ -231,7 +240,7 @@ class Submitter(Executor):
         *,
         in_order: bool,
     ) -> Results[Any]:
-        """Submit a function over tuples of arguments in batches; return the results.
+        """Submit a function over tuples of arguments in batches; return the results, which are still to come.
 
         Args:
             fn: The function.
@@ -243,7 +252,8 @@ class Submitter(Executor):
             in_order: Whether results come in the order of the calls, or as soon as they are there.
 
         Raises:
-            RuntimeError: When the pool was shut down.
+            UsageError: When ``timeout`` is no time; the calls were submitted by then, and run.
+            RuntimeError: When the pool was shut down, or is broken.
         """
         core, options = self._core, self._options
         single = options.max_calls or options.timeout or options.retries or core.settings.logs  # each is per call
@@ -261,22 +271,23 @@ class Submitter(Executor):
     def stream(
         self, fn: Callable[P, Iterable[T] | AsyncIterable[T]], /, *args: P.args, **kwargs: P.kwargs
     ) -> Stream[T]:
-        """Run a function that yields, and return an iterator of its items, each as soon as it is there.
+        """Run a function that yields in a worker, and return an iterator of the items, each without delay.
 
-        The function has a process of its own, and holds its devices until it ends. The worker prefetches as many items
-        as :meth:`options` says, and then waits. A ``timeout`` is for each item. ``retries`` have no effect.
+        The function has a process of its own, and holds its devices until it ends. It starts at once, not with the
+        first ``next``. The worker prefetches as many items as :meth:`options` says, and then waits. A ``timeout`` is
+        for each item. ``retries`` have no effect.
 
         Args:
-            fn: The function, also an ``async`` one. It returns an iterable.
+            fn: A generator function, also an asynchronous one, or a function that returns an iterable of either kind.
             args: Its arguments.
             kwargs: Its keyword arguments.
 
         Returns:
             The stream, for one ``for`` or ``async for``. When that ends early, for instance by ``close()``, the
-            function is ended, too.
+            function is ended, too. The iteration raises exceptions of the function, and of pickling.
 
         Raises:
-            RuntimeError: When the pool was shut down.
+            RuntimeError: When the pool was shut down, or is broken.
         """
         state = ActorState(self._core, get_call_name(fn), replace(self._options, concurrency=1, retries=0))
         stream: Stream[T] = Stream(
@@ -291,7 +302,7 @@ class Submitter(Executor):
         Each call finds its rank in ``RANK`` and ``WORLD_SIZE``, and a port of rank 0's machine in ``MASTER_ADDR`` and
         ``MASTER_PORT``, like programs of ``torchrun``. If devices of several machines are wired together in a slice,
         the machines are those of one slice, and the ranks are their numbers in it. When a call fails, the others are
-        ended.
+        ended. Of the pool's options, ``needs`` and ``timeout`` count; each call has a new process.
 
         Args:
             hosts: Number of machines. The engine ``"local"`` has one.
@@ -303,8 +314,9 @@ class Submitter(Executor):
             The future of a list of the results, by rank.
 
         Raises:
-            RuntimeError: When the pool was shut down.
-            UsageError: When the pool's options are not permitted for a gang.
+            RuntimeError: When the pool was shut down, or is broken.
+            UsageError: When ``hosts`` is no whole number of 1 or more, or more than 1 with the engine ``"local"``; or
+                when the pool has ``retries``.
             NeverFitsError: When the cluster has too few machines that can serve the pool's needs.
             Exception: When the function or an argument cannot be pickled.
         """
@@ -324,10 +336,11 @@ class Submitter(Executor):
             kwargs: Keyword arguments of the class.
 
         Returns:
-            The actor; ``actor.method(...)`` returns a future. The actor may still wait for its devices.
+            The actor; ``actor.method(...)`` returns a future. The actor may still wait for its devices. An exception of
+            pickling or of the class fails ``actor.ready`` and all calls.
 
         Raises:
-            RuntimeError: When the pool was shut down.
+            RuntimeError: When the pool was shut down, or is broken.
         """
         state = ActorState(self._core, get_call_name(cls), replace(self._options, retries=0))
         actor: Actor[T] = Actor(state)  # first: after an interrupt, its finalizer ends the worker
@@ -348,7 +361,7 @@ class Submitter(Executor):
 
         Raises:
             UsageError: When ``n`` is no whole number of 1 or more.
-            RuntimeError: When the pool was shut down.
+            RuntimeError: When the pool was shut down, or is broken.
             Exception: When the class or an argument cannot be pickled.
         """
         check_whole(1, n=n)
@@ -359,11 +372,13 @@ class Submitter(Executor):
         return actors
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take no more calls, run the queued calls, and end every worker. No effect in a forked child.
+        """Take no more calls, close the actors, run the queued calls, and end every worker.
+
+        No effect in a forked child.
 
         Args:
             wait: Whether to return only after that. No effect in a done-callback, which would wait for itself.
-            cancel_futures: Whether to cancel calls that have not started.
+            cancel_futures: Whether to cancel calls that were not sent to a worker.
         """
         self._core.shutdown(wait=wait, cancel_futures=cancel_futures)
 
@@ -431,7 +446,7 @@ def _read_signal(signal: str | None, timeout: float | None) -> EarlySignal | Non
     """Parse the signal before the end of a call's time, such as ``USR1@60s``; None stays None.
 
     Raises:
-        UsageError: When it is no such text, or the time is not shorter than ``timeout``.
+        UsageError: When it is no such text, or the time is not shorter than ``timeout``, if there is a timeout.
     """
     if signal is None:
         return None
@@ -592,8 +607,9 @@ class Pool(Submitter):
         return self._core.quarantined()
 
     def _workers(self) -> list[tuple[str, str, str]]:
-        """Return the current call, the number of pipelined calls, and the devices of each process, sorted.
+        """Return three texts for each process, sorted.
 
+        These are the name of the current call or ``idle``, the number of pipelined calls, and the devices or ``CPU``.
         Workers that still wait for a process are left out. The list is empty in a forked child.
         """
         core = self._core
@@ -625,7 +641,10 @@ class Pool(Submitter):
         return html_table(repr(self)[1:-1], ("runs", "behind it", "devices"), self._workers())
 
     def __exit__(self, kind: type[BaseException] | None, value: object, traceback: object) -> None:
-        """Wait for all calls and workers; Ctrl-C stops the workers, and a second Ctrl-C kills the workers.
+        """Shut the pool down, and wait for all calls and workers, also after an exception of the block.
+
+        After a KeyboardInterrupt of the block, the queued calls are cancelled and the workers stopped with the pool's
+        grace. Ctrl-C during the wait kills the workers.
 
         Raises:
             KeyboardInterrupt: When Ctrl-C has come during the wait.
@@ -650,7 +669,11 @@ def _abandon(core: Engine) -> None:
 
 @atexit.register
 def _finish_all() -> None:
-    """Wait for the calls of all pools at exit; Ctrl-C stops the workers, and a second Ctrl-C kills the workers."""
+    """Shut down all pools at exit, and wait for all calls and workers.
+
+    If a KeyboardInterrupt ends the program, queued calls are cancelled, and the workers stopped with the pool's grace.
+    Ctrl-C during the wait kills the workers of all pools and ends the wait; the KeyboardInterrupt is swallowed.
+    """
     import sys
 
     interrupted = isinstance(getattr(sys, "last_value", None), KeyboardInterrupt)

@@ -64,7 +64,7 @@ class ProgressCounter:
     def count(self, done: int, failed: int) -> None:
         """Count so many calls that are over, of which ``failed`` have failed, and call the function with the progress.
 
-        The function runs in this thread, and one call of it at a time.
+        The function runs in this thread, and one call of it at a time; the caller gets its exceptions.
         """
         with self._lock:  # calls end in the reactor's thread and in threads that cancel
             self._done += done
@@ -131,7 +131,10 @@ class ProgressLine:
         self._last = time.monotonic()
 
     def __call__(self, progress: Progress) -> None:
-        """Overwrite the line with the progress, at most every :data:`FASTEST_SECONDS`, and end the line at the end."""
+        """Overwrite the line with the progress, and end the line after the last call.
+
+        No effect within :data:`FASTEST_SECONDS` of the last update, except after the last call.
+        """
         over = progress.done == progress.total
         now = time.monotonic()
         if not over and now - self._last < FASTEST_SECONDS:

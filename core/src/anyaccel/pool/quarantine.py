@@ -43,10 +43,11 @@ class Quarantine:
             lease.quarantine(reason)
 
     def release(self, inventory: Inventory, lease: WorkerLease, gone: Gone) -> None:
-        """Release devices: at once after a clean exit, else when the vendor sees nothing of the process on them.
+        """Release devices: at once after exit status 0, else when the vendor sees nothing of the process on them.
 
-        Also at once if there was no process, or no vendor can tell. Processes that carry the lease's mark keep the
-        devices.
+        Also at once if there was no process, or no vendor can tell. Else the devices are kept, and a thread polls the
+        vendor; an observation that fails counts as nothing. Processes that carry the lease's mark hold the devices
+        until they exit, even after the release.
         """
 
         def release() -> None:
@@ -86,7 +87,10 @@ def can_tell(inventory: Inventory, allocation: Allocation) -> bool:
 
 
 def find_remains(inventory: Inventory, allocation: Allocation, pid: int) -> str:
-    """Return what is left of a process on devices; empty if nothing is, or the vendor cannot tell."""
+    """Observe the machine, which may take seconds, and return what is left of a process on devices, as clauses.
+
+    Empty if nothing is left, or the vendor cannot tell.
+    """
     try:
         observed, _ = stats(inventory)
     except AnyaccelError:
@@ -95,7 +99,7 @@ def find_remains(inventory: Inventory, allocation: Allocation, pid: int) -> str:
 
 
 def _find_remains(share: Share, pid: int, observed: Mapping[str, Stats]) -> str:
-    """Return what is left of a process on one device; empty if nothing is, or the vendor cannot tell.
+    """Return what is left of a process on one device, as a clause; empty if nothing is, or the vendor cannot tell.
 
     A whole device without processes has remains if more than 1/16 of its memory is in use.
     """

@@ -90,16 +90,19 @@ class Results(Iterator[T]):
         self.close()
 
     def close(self) -> None:
-        """Have the reactor cancel the remaining calls, also running calls; drop the results that were not taken."""
+        """End the iteration: drop the results that were not taken, and have the reactor cancel the remaining calls.
+
+        Running calls are cancelled, too. Returns at once; a further ``next`` raises StopIteration.
+        """
         reactor().call_soon(self._make_canceller())  # not here: Ctrl-C could interrupt it halfway
         if self._abandoned is not None:
             self._abandoned.detach()
         self._futures, self._values, self._failure = deque(), deque(), None
 
     def _watch_references(self) -> None:
-        """Cancel the calls once nothing refers to the results any more.
+        """Have the calls cancelled once nothing refers to the results any more; no effect the second time.
 
-        Called with the first result: a ``map`` whose results are never taken runs to its end.
+        Called before the first result is taken: a ``map`` whose results are never taken runs to its end.
         """
         if self._abandoned is None:
             # A finalizer runs in any thread that collects garbage, perhaps under one of our locks: only leave a note.
@@ -188,7 +191,7 @@ class Batches:
             raise
 
     def cancel(self) -> None:
-        """Submit no more calls, count the rest as failed, and cancel the remaining calls, also running calls."""
+        """Submit no more calls, report the rest as failed, and cancel the submitted calls, also if they run."""
         self._over = True
         lost = len(self._parts)
         self._parts.clear()
@@ -197,12 +200,14 @@ class Batches:
         cancel_all(self._calls)
 
     def _submit_next(self, size: int) -> None:
-        """Submit the next batch of at most this size, in the thread of the caller or of the reactor.
+        """Submit the next batch of at most this size, and append its place to ``futures``.
 
-        No effect without arguments left. A call that is submitted after :meth:`cancel` is cancelled.
+        Runs in the thread of the caller or of the reactor. No effect without arguments left. A call that is submitted
+        after :meth:`cancel` is cancelled.
 
         Raises:
-            BaseException: When the batch cannot be submitted; its place raises that as well.
+            BaseException: When the batch cannot be submitted. Its place, or without an order the last vacant place,
+                gets the exception as well, and the arguments are put back.
         """
         # Not the future of the call: that is done before the next batch is submitted, and so would end the loop.
         slot: AwaitableFuture[CallFuture[Any]] = AwaitableFuture()
@@ -228,14 +233,16 @@ class Batches:
             call.cancel()
 
     def _on_done(self, count: int, slot: AwaitableFuture[CallFuture[Any]], done: Future[Any]) -> None:
-        """Count a finished batch, submit the next if sizes are chosen, then fill the batch's place in ``futures``.
+        """Count a finished batch, submit the next if sizes are chosen, then fill a place in ``futures``.
 
-        A batch that was cancelled, or a next one that cannot be submitted, cancels all.
+        The place's result is ``done`` itself, also when the batch failed or was cancelled. A batch that was cancelled,
+        or a next batch that cannot be submitted, cancels the remaining calls; the exception of the latter is not
+        raised here.
 
         Args:
             count: Number of calls of the batch.
-            slot: Its place, if results come in order.
-            done: The future of the batch.
+            slot: Its place if results come in order; without an order, the oldest vacant place is filled instead.
+            done: The finished future of the batch.
         """
         assert isinstance(done, CallFuture)  # noqa: S101 - one of the calls
         values, seconds = 0, 0.0
@@ -278,8 +285,11 @@ class MapResults(Results[T]):
     def _accept(self, value: Any) -> None:
         """Store the values of the first batch and the exception of its failed call, and remove its future.
 
+        Args:
+            value: The finished future of the batch, or the result of that.
+
         Raises:
-            BaseException: The exception of the whole batch, such as a lost worker.
+            BaseException: The exception of the whole batch, such as a lost worker or a cancellation.
         """
         self._futures.popleft()
         if isinstance(value, CallFuture):

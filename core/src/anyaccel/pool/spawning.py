@@ -98,7 +98,7 @@ class Process:
     def send(
         self, kind: MessageKind, body: Pickled | bytes = b"", descriptors: Sequence[int] = (), *, number: int = 0
     ) -> bool:
-        """Send a message to the process; return False if the process has exited.
+        """Send a message to the process; return False if the process has exited, or the channel is closed.
 
         Raises:
             OSError: When no memory or descriptor is left for the message.
@@ -112,13 +112,17 @@ class Process:
         return True
 
     def receive(self, *, last: bool) -> Message | None:
-        """Receive a message without waiting, or return None; at the end of the channel, stop watching it.
+        """Receive a message without waiting; at the end of the channel, stop watching the channel.
 
         Args:
             last: Whether the process has exited, so that an empty channel is at its end.
 
+        Returns:
+            The message; None if none has arrived, or the channel is at its end.
+
         Raises:
-            ValueError, OSError: When the message cannot be read, which ends the channel as well.
+            ValueError, OSError: When the message cannot be read or passes descriptors along; the channel is at its end
+                then.
         """
         if not self._open:
             return None
@@ -158,7 +162,7 @@ class Process:
         self.server.stop(self.number, grace, by=signal.SIGTERM)
 
     def shut(self, directions: int) -> None:
-        """Shut down directions of the channel; no effect if the process has closed its end."""
+        """Shut down our end of the channel: ``socket.SHUT_RD``, ``SHUT_WR`` or ``SHUT_RDWR``; errors are ignored."""
         with contextlib.suppress(OSError):
             self.channel.shutdown(directions)
 
@@ -209,10 +213,10 @@ class WorkerServer(client.ForkServer):
         self._reactor.watch(self.fileno(), self._on_control)
 
     def start_worker(self, owner: WorkerOwner, *, grace: float, leases: Sequence[int], ahead: bool) -> Process:
-        """Fork a worker, or take the spare; have the fork server keep the leases.
+        """Fork a worker, or take the spare; have the fork server keep the leases, and watch the channel.
 
         Args:
-            owner: The receiver of its events.
+            owner: The receiver of its events; ``owner.read`` is called whenever the channel is readable.
             grace: Seconds between SIGTERM and SIGKILL for processes that it leaves behind.
             leases: Descriptors that are kept until it and everything that it started have exited.
             ahead: Whether the worker that was forked ahead may be taken.
@@ -256,7 +260,7 @@ class WorkerServer(client.ForkServer):
         """End the fork server and the workers, and report their end to the owners.
 
         Args:
-            seconds: How long to wait; then the fork server is killed.
+            seconds: How long to wait; then the fork server is killed. 0 does not wait, kill, or return False.
 
         Returns:
             Whether the fork server ended in time; it does not while a process is stuck in the kernel.
@@ -280,7 +284,7 @@ class WorkerServer(client.ForkServer):
             self._on_death()
 
     def _on_death(self) -> None:
-        """End the processes of its workers in place of the dead fork server; their end is reported after that."""
+        """Reap the dead fork server, and begin to kill the processes of its workers, whose end is reported later."""
         self._reactor.unwatch(self.fileno())
         children = self.take_children()
         code = self.wait()

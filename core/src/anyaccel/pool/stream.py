@@ -29,9 +29,9 @@ class YieldedItems:
         self._items: Any = None  # not called here: an exception of the function is raised where the first item is taken
 
     def take(self) -> Any:
-        """Return the next item in a tuple, or an empty one at the end; a coroutine for an asynchronous iterable.
+        """Return the next item in a tuple, or an empty tuple at the end; a coroutine for an asynchronous iterable.
 
-        The first call runs the function.
+        The first call calls the function.
 
         Raises:
             Exception: The exception of the function or of its iterable.
@@ -46,13 +46,15 @@ class YieldedItems:
         return ()
 
     async def _take(self) -> tuple[Any, ...]:
-        """Return the next item of an asynchronous iterable in a tuple, or an empty one at the end."""
+        """Return the next item of an asynchronous iterable in a tuple, or an empty tuple at the end."""
         async for item in self._items:
             return (item,)
         return ()
 
     def end(self) -> Any:
-        """Close the generator, so the function cleans up; no effect on an iterable that cannot be closed.
+        """Close the generator, so the function cleans up.
+
+        No effect before the first item, or on an iterable that cannot be closed. Exceptions of the clean-up are raised.
 
         Returns:
             A coroutine for an asynchronous generator, else None.
@@ -87,9 +89,9 @@ class Stream(Results[T]):
         self._watch_references()
 
     def _take(self) -> None:
-        """Have the worker produce a further item.
+        """Have the worker produce a further item, and append its future.
 
-        If the pool was shut down, no item is requested; the exception is raised after the items that are there.
+        If the pool was shut down, no item is requested; the RuntimeError is raised after the items requested before.
         """
         try:
             self._futures.append(self._state.call("take", (), {}))
@@ -98,7 +100,10 @@ class Stream(Results[T]):
                 self._failure = error
 
     def _accept(self, value: tuple[T, ...]) -> None:
-        """Store the item of the first future, and have a further one produced; at the end, close the actor."""
+        """Store the item of the first future, and have a further item produced.
+
+        An empty tuple is the end: the other requests are cancelled, and the actor is closed.
+        """
         self._futures.popleft()
         self._values.extend(value)
         if value:
@@ -116,8 +121,8 @@ class Stream(Results[T]):
 def _end_stream(state: ActorState, takes: deque[AwaitableFuture[Any]], grace: float) -> None:
     """End the function of a stream left before the end.
 
-    A construction that is not over is cancelled. While an item is produced, the process is stopped; else the generator
-    is closed, and the process exits after that.
+    Returns at once. If the construction is not over, it is cancelled, and that is all. While an item is produced, the
+    process is stopped; else the generator is closed and the process exits after that, unless it is exiting already.
 
     Args:
         state: The actor of the stream.

@@ -54,6 +54,8 @@ class Loop:
 
         Raises:
             CancelledError: When the loop is closing; the coroutine is not run then, or was cancelled.
+            RuntimeError: When the loop has closed just now.
+            BaseException: The exception of the coroutine.
         """
         if self._closing:
             coroutine.close()

@@ -72,7 +72,8 @@ def _work(descriptor: int, *, ahead: bool) -> int:
         ahead: Whether to rehearse a call before.
 
     Returns:
-        The exit status: 0, that of a SystemExit of user code, or 1 after another exception, shown on standard error.
+        The exit status: 0, the status of a SystemExit of user code, or 1 after another exception, which is written to
+        standard error.
 
     Raises:
         Terminated: When SIGTERM has come.
@@ -161,11 +162,11 @@ class MessageLoop:
     def _set_up(self, message: Message) -> bool:
         """Set up the process as the message says, before any call.
 
-        In order: outputs, leases, environment, READY, sandbox, initializer, warm-up, PREPARED; the notices only if
-        asked for.
+        In order: outputs, leases (inherited by programs that user code starts), format of answers, environment, READY,
+        sandbox, initializer, warm-up, PREPARED; the notices only if asked for.
 
         Returns:
-            False if that failed, which was reported with BROKEN.
+            False if that failed with an Exception, which was reported with BROKEN; a SystemExit passes through.
         """
         outputs, leases = message.descriptors[:2], message.descriptors[2:]
         _redirect(outputs)
@@ -193,14 +194,14 @@ class MessageLoop:
         return True
 
     def _warm_up(self, call: bytes, where: str) -> None:
-        """Run the pickled warm-up.
+        """Run the pickled warm-up, and record globals as :meth:`SharedGlobals.prepare` does.
 
         Args:
             call: The warm-up.
             where: Names of the devices in the error.
 
         Raises:
-            WorkerError: When it fails; the message names the devices.
+            WorkerError: When it raises an Exception; the message names the devices.
         """
         try:
             self.globals.prepare(call)
@@ -213,7 +214,11 @@ class MessageLoop:
         return function(*args, **kwargs)
 
     def _construct(self, message: Message) -> bool:
-        """Construct the object of the actor and answer with the process id; return False if that failed."""
+        """Construct the object of the actor, and answer with the process id or the exception.
+
+        Returns:
+            False if there is no object, which includes None, or the caller has closed the channel.
+        """
 
         def construct(message: Message) -> int:
             """Construct the object, and make lanes if its methods may run at the same time; return the process id."""
@@ -228,9 +233,12 @@ class MessageLoop:
         return self._perform(construct, message) and self.actor is not None
 
     def _method(self, message: Message) -> bool:
-        """Run a method and answer, or hand the message to a lane; return False if the loop must end.
+        """Run a method and answer, or hand the message to a lane and return at once.
 
-        A method to skip is answered with None.
+        A method to skip is answered with None instead, except with lanes, which run each.
+
+        Returns:
+            False if the loop must end: the caller has closed the channel, or the event loop was closed.
         """
         if self.lanes is not None:
             self.lanes.put(message)
@@ -240,7 +248,7 @@ class MessageLoop:
         return self._perform(self._call_method, message)
 
     def _skipped(self) -> set[int]:
-        """Receive the arrived messages into ``waiting``, and return the numbers of calls to skip."""
+        """Receive the arrived messages into ``waiting`` without waiting, and return the numbers of calls to skip."""
         with contextlib.suppress(BlockingIOError):
             while (message := receive(self.channel, wait=False)) is not None:
                 self.waiting.append(message)
@@ -258,7 +266,7 @@ class MessageLoop:
         return getattr(self.actor, method)(*args, **kwargs)
 
     def _run_in_lane(self, message: Message) -> None:
-        """Run a method and answer. A SystemExit is kept for the main thread, and ends its loop."""
+        """Run a method and answer. A SystemExit is kept for the main thread, whose next receive finds the end."""
         try:
             self._perform(self._call_method, message)
         except SystemExit as error:  # the main thread exits the process, once its receive() has ended
@@ -268,13 +276,16 @@ class MessageLoop:
     def _perform(self, call: Callable[[Message], Any], message: Message) -> bool:
         """Run a call, finish its coroutine, flush the outputs, and answer with the value or the exception.
 
-        A generator, or a value that cannot be pickled, is answered with an exception.
+        A generator, or a value that cannot be pickled or sent, is answered with an exception. So are KeyboardInterrupt
+        and others that are no Exception. A :class:`Batch` is answered as a tuple, with its failure pickled.
 
         Returns:
-            False if the caller has closed the channel, or the event loop was closed, which is not answered.
+            False if the caller has closed the channel, or the event loop was closed, which is not answered; True also
+            after an exception of the call.
 
         Raises:
-            SystemExit: When the call has raised it.
+            SystemExit: When the call has raised it; nothing is answered.
+            OSError: When no memory or descriptor is left to send even the exception.
         """
         try:
             value = call(message)
@@ -303,7 +314,7 @@ class MessageLoop:
         return dump_call_error(error, self.dumps_error)
 
     def _finish(self, value: Any) -> Any:
-        """Run a coroutine in the event loop, started if needed, and return the value or raise the exception."""
+        """Run a coroutine in the event loop, started if needed, and wait; return the value or raise the exception."""
         with self.lock:
             if self.loop is None:
                 from anyaccel.pool.together import Loop
@@ -348,7 +359,7 @@ def _redirect(descriptors: list[int]) -> None:
 
 
 def _flush() -> None:
-    """Flush standard output and error; exceptions of closed or replaced streams are ignored."""
+    """Flush standard output, then standard error; return silently at the first exception, as of a closed stream."""
     try:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -359,7 +370,7 @@ def _flush() -> None:
 def _reset_signals() -> None:
     """Make SIGTERM raise :class:`Terminated`, read standard input from ``/dev/null``, and enable the fault handler.
 
-    If numpy was preloaded, its random generator gets a new seed.
+    SIGTERM is unblocked. If numpy was imported before, its global random generator gets a new seed.
     """
     signal.signal(signal.SIGTERM, _terminate)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
@@ -395,7 +406,7 @@ def _terminate(number: int, _: object) -> NoReturn:
 
 
 def _get_status(error: SystemExit) -> int:
-    """Return the exit status of a SystemExit as the interpreter does.
+    """Return the exit status of a SystemExit as the interpreter does: the low 8 bits of the code, 0 for None.
 
     A code that is no number is written to standard error, with status 1.
     """
@@ -406,9 +417,9 @@ def _get_status(error: SystemExit) -> int:
 
 
 def _exit_process(code: int) -> NoReturn:
-    """Wait for non-daemon threads, run the exit handlers, and exit with a status.
+    """Wait for non-daemon threads, run the exit handlers, flush the outputs, and exit with a status.
 
-    A negative code stands for a signal, by which the process dies.
+    The process exits also if the wait is interrupted. A negative code stands for a signal, by which the process dies.
     """
     try:
         threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - as multiprocessing's children do
