@@ -177,6 +177,8 @@ class Acquisition:
     async def get_async(self) -> Lease:
         """Acquire the devices on the running event loop, without a thread.
 
+        An attempt blocks the loop while ``choose`` runs, and while another process has the directory locked.
+
         Cancel the task to cancel the wait. A task that has received the devices is not cancelled. The line is left in
         any case, and any exception undoes the acquisition before it goes on.
         """
@@ -263,7 +265,10 @@ class Acquisition:
             raise self._state.fault(error) from error
 
     async def _sleep_async(self) -> None:
-        """Sleep on the running event loop as in :meth:`sleep`, but without a report."""
+        """Sleep on the running event loop as in :meth:`sleep`, but without a report.
+
+        An error while events are read goes to the loop's exception handler, and the sleep goes on.
+        """
         import asyncio  # loading asyncio takes longer than most waits
 
         loop = asyncio.get_running_loop()
@@ -578,7 +583,10 @@ class Acquisition:
         return False
 
     def _holders(self, directory: int) -> tuple[LeaseRecord, ...]:
-        """Return the leases of suitable devices, and records of suitable devices locked or withheld without a lease."""
+        """Return the leases of suitable devices, and records of suitable devices locked or withheld without a lease.
+
+        Wholes that are only divided are left out.
+        """
         found = record.list_leases(directory, listings.read(directory))
         outside = (
             LeaseRecord(id="", device=device, units=UNITS_PER_DEVICE, state="outside", reason=reason)

@@ -137,9 +137,10 @@ def read_blocks(state: StateDirectory) -> tuple[DeviceBlock, ...]:
 
 
 def find_barred(state: StateDirectory, waiting: Waiting) -> set[str]:
-    """Return the names of devices that are withheld from a request that starts now: drained, or reserved for others.
+    """Return the names of devices that are withheld from a request that starts now: drained or reserved.
 
-    A future reservation counts, unless the time limit of the request ends before.
+    Reservations for the request's own user do not count. A future reservation counts, unless the request has a time
+    limit that ends before.
     """
     now = process.boot_seconds()
     return {
@@ -151,7 +152,7 @@ def _read(path: str, directory: str) -> tuple[DeviceBlock, ...] | None:
     """Read one file, or return the blocks of the last call if the file has not changed.
 
     Returns:
-        The blocks, none of a file with another content; None for a missing or untrusted file: not to be opened, not
+        The blocks, empty for a file with other content. None for a missing or untrusted file: not to be opened, not
         regular, writable for group or others, or of an owner other than root and the owner of ``directory``.
     """
     try:

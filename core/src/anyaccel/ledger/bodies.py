@@ -23,7 +23,7 @@ def read_object(body: bytes) -> dict[str, Any]:
 
 
 def read_number(value: object) -> float | None:
-    """Convert a number of seconds, or the like, from another process; None unless from 0 to below 2**40."""
+    """Convert a number of seconds, or the like, from another process; None unless a number from 0 to below 2**40."""
     return float(value) if type(value) in (int, float) and 0 <= value < 1 << 40 else None  # type: ignore[operator, arg-type] # pyright: ignore[reportOperatorIssue, reportArgumentType]
 
 

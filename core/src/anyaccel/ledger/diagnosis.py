@@ -36,7 +36,7 @@ _LOCK_SECONDS = 1.0  # far longer than any publication: a lock that lasts so lon
 
 
 def diagnose(environ: Mapping[str, str]) -> tuple[Finding, ...]:
-    """Diagnose the state directory; an error of the ledger becomes the only finding instead of being raised.
+    """Diagnose the state directory; an error of the ledger is not raised, but becomes the only finding, ``FAIL``.
 
     A missing directory is not made. A directory without a test in this boot is tested, and missing files of active
     leases are made again: see :meth:`anyaccel.ledger.directory.StateDirectory.open`.
@@ -114,7 +114,7 @@ def _marks() -> Iterator[Finding]:
 
 
 def _separate_users(environ: Mapping[str, str], state: StateDirectory | None = None) -> Iterator[Finding]:
-    """Find users with directories of their own, which this process does not read: one warning that names all users.
+    """Find directories of single users that this process does not read: one warning with the users' names.
 
     Whether leases are there is not checked. Where the state directory is shared, an own former directory of this user
     counts, too. No finding if ``environ`` names the state directory.

@@ -128,7 +128,7 @@ class Lease:
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """Descriptors that carry the lease, for ``pass_fds`` of a worker.
+        """Descriptors that carry the lease, for ``pass_fds`` of a worker; none after the release.
 
         The kernel closes descriptors of a killed process from the highest number down, so a worker must have these
         before it opens its devices: then the devices are closed before the lease ends.
@@ -250,7 +250,10 @@ class Lease:
         self._close()
 
     def _close(self) -> None:
-        """Close the files and device locks of this process; copies in other processes still carry the lease."""
+        """Close the files and device locks of this process, so that :attr:`released` is true.
+
+        No file is removed; copies of the descriptors in other processes still carry the lease.
+        """
         for file in list(self._files.values()):
             file.close()
         self._device_locks.close()
