@@ -358,7 +358,7 @@ class StateDirectory:
         """Check an opened directory, and update :attr:`shared`.
 
         If no test of this boot is recorded, test the locks, make the files of active leases again, and record the test;
-        where this user can make no file, all of this is left out.
+        where this user can make no file, these steps are left out.
 
         Raises:
             StateDirectoryError: When the directory cannot be trusted: owner, mode, network file system, or locks.
@@ -379,7 +379,7 @@ class StateDirectory:
     def bring_over(self) -> None:
         """Make the directory if it is missing; move the leases in users' own directories, and remove those directories.
 
-        Only the machine's directory, for root, replaces users' own; otherwise nothing is moved. A users' directory with
+        Only the machine's directory, for root, replaces users' own; otherwise nothing is moved. A user's directory with
         other files stays.
 
         Raises:
@@ -390,7 +390,7 @@ class StateDirectory:
             self._bring_over(descriptor, clear=True)
 
     def _bring_over(self, descriptor: int, *, clear: bool) -> None:
-        """Make the files of active leases in users' own directories again here, and remove the former if ``clear``.
+        """Make the files of active leases in users' own directories again in the directory that replaces them.
 
         The users' directories are locked meanwhile, if the lock is free within a second. A directory that cannot be
         opened is skipped.

@@ -34,6 +34,9 @@ File = tuple[int, int]
 def end_lease(state: StateDirectory, lease_id: str, *, grace: float, force: bool) -> tuple[int, ...]:
     """End the processes of a lease and remove its files; see :meth:`anyaccel.ledger.Ledger.end_lease`.
 
+    Returns:
+        Sorted ids of the signalled processes.
+
     Raises:
         NoStateDirectoryError: When there is no state directory.
         LeaseNotFoundError: When no active lease has this id.

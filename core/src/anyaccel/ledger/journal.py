@@ -181,7 +181,7 @@ def read(environ: Mapping[str, str] | None = None, *, since: float = 0.0) -> Ite
     """Read the journals that this user may see: the machine's files, and the user's own; lazily.
 
     Files that cannot be opened, and lines that are no lease, are skipped; of a file, at most 16 MiB are read. Leases
-    come in the order of the files, not of time.
+    come in the order of the files: of the machine's, by name; of the user's own, the older first.
 
     Args:
         environ: As for :func:`write`.
