@@ -104,6 +104,9 @@ class SharedScheduler(Scheduler):
         Returns:
             The settled tickets, for the caller to notify: requests that now run on the CPU, and requests that failed
             because the new wait could not begin.
+
+        Raises:
+            ValueError: If two devices have one id; then the machine stays as it was.
         """
         self._drop_others()
         if inventory is not None:  # leases of another machine are named by it, and the name may list its devices

@@ -91,7 +91,8 @@ def make_wrapper(
 ) -> list[str]:
     """Return the words of a wrapper to mark a program and put the program into a cgroup; empty if not needed.
 
-    The words go in front of the command's arguments, the first included.
+    The wrapper is ``prlimit(1)`` if that is enough and installed, else this interpreter. The words go in front of the
+    command's arguments, the first included.
 
     Args:
         program: The program.

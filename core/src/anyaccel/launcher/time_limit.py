@@ -225,7 +225,7 @@ def check_early(text: str | None, seconds: float | None) -> EarlySignal | None:
         The signal; None without a text.
 
     Raises:
-        UsageError: If the text is invalid, if there is no limit, or if the signal does not come after the start.
+        UsageError: If the text is invalid, if there is no limit, or if its time is not less than the limit.
     """
     if text is None:
         return None

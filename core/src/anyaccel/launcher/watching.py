@@ -19,7 +19,7 @@ LOOK_SECONDS = 1.0
 
 
 class LeaseWatch:
-    """An iterator over the leases of a machine: the present ones first, then all of them again after each change.
+    """An iterator over the leases of a machine: the present leases first, then the new list after each change.
 
     :meth:`close` ends the iteration; any thread may call it.
     """

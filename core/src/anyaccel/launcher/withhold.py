@@ -133,7 +133,8 @@ def reserve(  # noqa: PLR0917 -- in the order of the command's arguments
         The reservation.
 
     Raises:
-        UsageError: When the times or the request make no sense, or there is no such user.
+        UsageError: When the end is past or not after the start, when the request asks for a share or permits the CPU,
+            or there is no such user.
         UnknownNameError: When no device has one of the names.
         NeverFitsError: When the machine has no such devices.
         NotFreeError: When they may be in use then: by a lease without an earlier end, or another reservation.

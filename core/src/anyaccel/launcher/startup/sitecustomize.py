@@ -27,7 +27,7 @@ def _cap() -> None:
 def _chain() -> None:
     """Take this directory off the module path, and run the next ``sitecustomize`` on the path, if any, in its place.
 
-    Its exceptions pass through, as without this directory.
+    Exceptions of that module pass through.
     """
     sys.path[:] = [path for path in sys.path if path != _HERE]
     spec = PathFinder.find_spec("sitecustomize", sys.path)
