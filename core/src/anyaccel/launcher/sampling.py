@@ -62,8 +62,9 @@ class Sampler:
     def step(self) -> None:
         """Begin a sample, read an arrived part of an answer, or give up a sample after its time; return at once.
 
-        A complete sample goes to ``tell``. Sampling stops for good after three failures in a row, and if the devices
-        report neither load nor memory.
+        A complete sample goes to ``tell``, whose exceptions pass through. Without an answer, nothing happens before
+        :attr:`seconds` are over. Sampling stops for good after three failures in a row, and if the devices report
+        neither load nor memory.
         """
         over = not self.seconds
         if self._asking and (self._read() or over):
@@ -92,12 +93,13 @@ class Sampler:
         self._at = time.monotonic() + LIMIT_SECONDS
 
     def _answer(self, write: int) -> int:
-        """Ask the vendors, and write load and used memory of each device to a descriptor, as JSON.
+        """Ask the vendors, write load and used memory of the observed devices to a descriptor as JSON, and close it.
 
         Runs in the sampling process.
 
         Returns:
-            The exit status: 1, without an answer, if the vendors report problems alone.
+            The exit status: 1, without an answer, if the vendors report problems alone; else 0, also if no device was
+            observed.
         """
         from anyaccel.inventory.observe import stats
 
@@ -113,7 +115,7 @@ class Sampler:
         return 0
 
     def _read(self) -> bool:
-        """Read the arrived part of the answer; return whether the answer is complete, or was broken off."""
+        """Append the arrived part of the answer; return True at its end and after an error, False if more may come."""
         try:
             while chunk := os.read(self.answer, _CHUNK):
                 self._data += chunk
@@ -126,7 +128,8 @@ class Sampler:
     def _done(self) -> None:
         """End the sampling process, pass the sample to ``tell``, and schedule the next.
 
-        An invalid answer is a failure. Without load and memory of any device, no further sample is taken.
+        An invalid answer is a failure; a valid answer resets the count of failures. Without load and memory of any
+        device, ``tell`` is not called, and no further sample is taken.
         """
         self._end()
         found = _decoded(self._data)
@@ -175,8 +178,8 @@ def make_sampler(
         tell: As for :class:`Sampler`.
 
     Returns:
-        The sampler; None if the machine is simulated, if no device is left, if the user wants no samples, or if the
-        configuration cannot be read.
+        The sampler, which is independent of later changes of the working directory; None if the machine is simulated,
+        if no device is left, if the user wants no samples, or if the user's configuration cannot be read.
     """
     devices = tuple({share.device.id: share.device for share in shares if not share.device.declared}.values())
     machine = inventory.machine

@@ -43,9 +43,12 @@ class Sandbox(Value):
     def apply(self) -> None:
         """Confine this process and later children for good. Call this method last before the worker's own code.
 
+        The process can make no device nodes either.
+
         Raises:
-            EnforcementError: If the process has several threads, or has one of the devices open, or the kernel refuses.
-                The process may then have lost the right to gain privileges, and nothing else.
+            EnforcementError: If the process has several threads, or has one of the devices open, if a closed path is no
+                device node, or if the kernel refuses. The process may then have lost the right to gain privileges, and
+                nothing else.
         """
         threads = len(os.listdir("/proc/self/task"))
         if threads > 1:
@@ -59,7 +62,8 @@ class Sandbox(Value):
         """Start a confined process by a function; the caller stays unconfined.
 
         The function runs in a thread of its own, which is confined and then ends. Do not tie the life of the process to
-        its parent by a parent-death signal: the parent is that thread.
+        its parent by a parent-death signal: the parent is that thread. Devices that the caller has open are not
+        refused: an inherited descriptor stays usable.
 
         Args:
             function: The function, such as ``lambda: subprocess.Popen(...)``.
@@ -68,7 +72,8 @@ class Sandbox(Value):
             The result of the function.
 
         Raises:
-            EnforcementError: If the kernel refuses. Exceptions of the function pass through.
+            EnforcementError: If the kernel refuses, or a closed path is no device node; then the function is not
+                called. Exceptions of the function pass through.
         """
 
         def confined() -> T:
@@ -80,11 +85,15 @@ class Sandbox(Value):
     def _restrict(self, *, check_open: bool) -> None:
         """Confine the calling thread and its later children for good.
 
+        A closed node is closed by every name of its device, unless a kept node is the same device. Paths that do not
+        exist yet are closed, too.
+
         Args:
             check_open: Whether to refuse if this process has a closed device open.
 
         Raises:
-            EnforcementError: If the kernel refuses, if a closed path is no device node, or because of an open device.
+            EnforcementError: If the kernel refuses, if a closed path is no device node, because of an open device, or
+                after any other error of the system.
         """
         from anyaccel.launcher import reach
         from anyaccel.linux import landlock
@@ -106,7 +115,7 @@ class Sandbox(Value):
 
 
 def make_sandbox(allocation: Allocation, inventory: Inventory, *, enforce: Enforce = True) -> Sandbox | None:
-    """Make the sandbox of a worker.
+    """Make the sandbox of a worker, without confining a process. Plug-ins are asked, also those of excluded vendors.
 
     Args:
         allocation: The devices of the worker.
@@ -114,7 +123,8 @@ def make_sandbox(allocation: Allocation, inventory: Inventory, *, enforce: Enfor
         enforce: True to insist, ``"try"`` to go without if the kernel cannot (:func:`find_obstacle`), False for none.
 
     Returns:
-        The sandbox; None for none.
+        The sandbox, whose ``gaps`` also name directories that are not searched, and accesses that this kernel cannot
+        refuse; None with False, or if the kernel cannot confine the worker.
 
     Raises:
         EnforcementError: If the kernel cannot confine the worker, and ``enforce`` is True.
@@ -153,16 +163,17 @@ def find_obstacle() -> str:
 
 
 def describe_obstacle() -> str:
-    """Return a warning about an unconfined worker, with the reason."""
+    """Return a warning about an unconfined worker, with the reason of :func:`find_obstacle`, which must have one."""
     return f"the worker is not confined to its devices: {find_obstacle()}"
 
 
 def plan_sandbox(allocation: Allocation, inventory: Inventory, left_out: Inventory | None = None) -> Sandbox:
-    """Decide which device nodes a worker may not open; changes nothing.
+    """Decide which device nodes a worker may not open; asks the plug-ins, and changes nothing.
 
     Nodes of the worker's devices stay open, and nodes that all devices of their vendors share. All other nodes are
     closed, also those that the devices of another vendor share. If the plug-in of another device cannot name shared
-    nodes, only the listed nodes are closed, and ``gaps`` says so.
+    nodes, only the listed nodes are closed, and ``gaps`` says so. ``gaps`` also warns of other devices without a node
+    to close, and of vendors whose devices could not all be detected. Declared devices are ignored.
 
     Args:
         allocation: The devices of the worker.
@@ -197,7 +208,10 @@ def plan_sandbox(allocation: Allocation, inventory: Inventory, left_out: Invento
 
 
 def _find_needed(devices: Sequence[Device]) -> tuple[str, ...]:
-    """Return every node needed by devices of a vendor: nodes of the devices, and nodes of the whole vendor.
+    """Return every node needed by devices: their listed nodes, then those that the plug-in names for a container.
+
+    Args:
+        devices: The devices, at least one, all of one vendor.
 
     Raises:
         PluginError: If the plug-in cannot name the shared nodes.
@@ -248,7 +262,7 @@ def _make_error(reason: str) -> EnforcementError:
 
 
 def _stat_device(path: str, *, only: bool = False) -> Node | None:
-    """Return the device of a node; None if the path does not exist, or is no device node.
+    """Return the device of a node, or of the target of a link; None if the path does not exist, or is no device node.
 
     Args:
         path: The node.

@@ -58,9 +58,13 @@ class Scope(Value):
 
     @classmethod
     def make(cls, inventory: Inventory, environ: Mapping[str, str]) -> Scope:
-        """Return the names for a process with an environment; they are cached with the inventory.
+        """Return the names for a process with an environment; the result is cached with the inventory.
 
-        The lease that the environment names counts only if it is active and covers this process.
+        The lease that the environment names counts only if :func:`anyaccel.current` finds the lease active and covering
+        this process. Otherwise the names are those of a process without a lease; a warning may be logged.
+
+        Raises:
+            UsageError: If the environment names a lease, and ``ANYACCEL_ALLOCATION`` is invalid.
         """
         leased = environ.get(LEASE_VARIABLE, "")
         if leased:
@@ -96,7 +100,7 @@ class Scope(Value):
         return cls(prefix=prefix, units=units, names=names, ids=ids, parts=parts, wholes=wholes)
 
     def keys(self, device_ids: Iterable[str]) -> frozenset[str]:
-        """Return all ledger names of listed devices, given by id."""
+        """Return all ledger names of devices, given by id; KeyError for the id of an unlisted device."""
         return frozenset().union(*map(self.names.__getitem__, device_ids))
 
     def with_parts(self, device_ids: Iterable[str]) -> frozenset[str]:
@@ -105,12 +109,15 @@ class Scope(Value):
         return ids.union(*(self.parts[each] for each in ids if each in self.parts)) if self.parts else ids
 
     def excluded_by(self, device_ids: Iterable[str]) -> frozenset[str]:
-        """Return the ids of devices and their parts, and of every device that has such a part."""
+        """Return the ids of devices, of all their parts, and of every device with any of these as a part."""
         ids = self.with_parts(device_ids)
         return ids.union(whole for whole, parts in self.parts.items() if not ids.isdisjoint(parts))
 
     def make_want(self, choice: Choice, inventory: Inventory) -> Want:
-        """Make the ledger request of a choice among the devices of a machine; it is cached with the inventory."""
+        """Make the ledger request of a choice among the devices of a machine; the result is cached with the inventory.
+
+        Time limit, mark, confinement and tenure are left out: the caller adds these to a copy.
+        """
 
         def make() -> Want:
             ids = [device.id for device in choice.candidates]
@@ -133,10 +140,10 @@ class Scope(Value):
         )
 
     def to_ledger(self, grants: Iterable[Grant]) -> dict[str, Extent]:
-        """Return the granted part of each device, by the ledger's names; rounded up, so shares never overlap.
+        """Return the granted part of each device, under each of its ledger names; rounded up, so shares never overlap.
 
-        The devices of which a granted device is a part are added as divided. A device that is no longer listed keeps
-        its fraction of a whole device.
+        The devices of which a granted device is a part are added as divided, unless granted themselves. A device that
+        is no longer listed keeps its fraction of a whole device.
         """
         held: dict[str, Extent] = {}
         lost: dict[str, Device] = {}
@@ -155,10 +162,14 @@ class Scope(Value):
         return found
 
     def to_devices(self, taken: Mapping[str, Extent]) -> dict[str, Extent]:
-        """Return the taken part of each device, by device id, given the ledger's count by name.
+        """Return the taken part of each device, by device id, in the device's units rounded up; free ones are left out.
 
-        If a device has several names, the most taken one counts. A device is also taken, as a whole, if a holder that
-        sees other devices has a part of it, or a device of which it is a part. Names of other devices are ignored.
+        If a device has several names, the most taken one counts, with the slots of all. A device is also taken, as a
+        whole, if an unlisted part of the device is taken, or an unlisted device of which the device is a part. Names of
+        other devices are ignored.
+
+        Args:
+            taken: The taken part by ledger name; divided for a device of which a part is taken.
         """
         found: dict[str, Extent] = {}
         divided = set()
@@ -180,14 +191,16 @@ class Scope(Value):
         return found
 
     def device_locks(self, inventory: Inventory, devices: Sequence[Device]) -> dict[str, tuple[DeviceLock, ...]]:
-        """Return the inodes of this host to lock for a device and for its physical parts, by name.
+        """Return the inodes of this host to lock for devices and their listed parents, by ledger name.
+
+        A name that is a physical part has the part's own path in front. Names without inodes are left out.
 
         The inode of a device is the directory of its PCI function in sysfs: two plug-ins that know the function, or a
         node of it, lock the same inode. The lock is shared if the device is a part of what the directory stands
         for: if it has a parent, lists the parts that it occupies, or shares the place with another device of its
-        vendor. A part also locks the inode of its parent, if that is listed.
+        vendor that is no part.
 
-        Devices of another machine, or of a worker's lease, have no inodes.
+        Declared devices, and devices of another machine or of a worker's lease, have no inodes.
         """
         if self.prefix:  # only this host's devices have inodes that other users lock, too
             return {}
@@ -210,8 +223,8 @@ class Scope(Value):
     def select_records(self, records: Iterable[LeaseRecord]) -> tuple[LeaseRecord, ...]:
         """Return the lease records of devices in this scope, with the devices' ids and units; others are dropped.
 
-        Several parts of a device become one record. A lease of a device also holds its parts, and the devices of which
-        it is a part: their records count them as whole, and name the device in ``through``.
+        Several parts of a device become one record of each lease, the first. A lease of a device also holds its parts,
+        and the devices of which it is a part: their records count them as whole, and name the device in ``through``.
         """
         found: dict[tuple[str, str], LeaseRecord] = {}
         further: list[tuple[str, LeaseRecord]] = []
@@ -242,8 +255,8 @@ def _names(device: Device, prefix: str) -> tuple[str, ...]:
 def _find_places(inventory: Inventory, vendor: str) -> Iterator[tuple[Device, tuple[str, ...], bool]]:
     """Yield the detected devices of a vendor, with their directories in sysfs, and whether these are shared.
 
-    A directory is shared if the device is a part, lists physical parts, or has the directory in common with another
-    device.
+    The directories are shared if the device is a part, lists physical parts, or has a directory in common with another
+    device that is no part.
     """
     report = inventory.report(vendor)
     own = [device for device in inventory.of_vendor(vendor) if not device.declared]

@@ -49,7 +49,9 @@ class SharedScheduler(Scheduler):
         self._waits: dict[int, _QueuedRequest] = {}
 
     def release(self, allocation: Allocation) -> None:
-        """Release an allocation and its lease, and write the journal entry; see :meth:`Scheduler.release`.
+        """Release an allocation and its lease, write the journal entry, and have the vendors take back the devices.
+
+        Waiting requests are served by the machine's queue, not by this call.
 
         Raises:
             ValueError: If the allocation is not held by this scheduler.
@@ -60,7 +62,10 @@ class SharedScheduler(Scheduler):
             opened.end_lease()
 
     def cancel(self, ticket: Ticket) -> bool:
-        """Leave the queue, also that of the machine; return whether the ticket waited. See :meth:`Ticket.cancel`."""
+        """Cancel a waiting request; return whether the ticket waited. See :meth:`Ticket.cancel`.
+
+        The machine's queue is left soon after the return, by another thread.
+        """
         waited = super().cancel(ticket)
         wait = self._waits.pop(ticket.number, None) if waited else None
         if wait is not None:
@@ -68,13 +73,23 @@ class SharedScheduler(Scheduler):
         return waited
 
     def free(self, device_id: str) -> int:
-        """Return the free units of a device in 1/10000, given the active leases; see :meth:`Scheduler.free`."""
+        """Return the free units of a device in 1/10000, given the active leases, read anew, and withheld devices.
+
+        Raises:
+            KeyError: If no device has this id.
+            StateDirectoryError: If the ledger cannot be read.
+        """
         with self._lock:
             self._read_leases()
         return super().free(device_id)
 
     def holders(self, device_id: str) -> tuple[Allocation, ...]:
-        """Return the allocations of a device; an allocation of another process has the id of the lease."""
+        """Return the allocations of a device by the leases, read anew; that of another process has the lease's id.
+
+        Raises:
+            KeyError: If no device has this id.
+            StateDirectoryError: If the ledger cannot be read.
+        """
         with self._lock:
             self._read_leases()
         return super().holders(device_id)
@@ -84,9 +99,14 @@ class SharedScheduler(Scheduler):
     def _update(self, machine: str, inventory: Inventory | None) -> list[Ticket]:
         """Take over a changed machine. Each request in the queue keeps the place, and waits for the new devices.
 
+        The machine keeps its former name, since leases have the name. Waits of requests that fit no more are stopped.
+
         Returns:
             The settled tickets, for the caller to notify: requests that now run on the CPU, and requests that failed
             because the new wait could not begin.
+
+        Raises:
+            ValueError: If two devices have one id; then the machine stays as it was.
         """
         self._drop_others()
         if inventory is not None:  # leases of another machine are named by it, and the name may list its devices
@@ -108,9 +128,13 @@ class SharedScheduler(Scheduler):
         return settled
 
     def _read_leases(self, time: float | None = None) -> ActiveLeases:
-        """Enter every active lease into the books, in place of the last reading, and return the leases.
+        """Enter every active lease of other holders into the books, in place of the last reading; return all leases.
 
-        Devices that are withheld from a request with a time limit in seconds are entered as well.
+        Devices that are withheld from a request with a time limit in seconds are entered as well. Own allocations are
+        counted again, and each plan will try the machine again.
+
+        Raises:
+            StateDirectoryError: If the ledger cannot be read.
         """
         held = ActiveLeases.read(self.inventory, self._ledger, self._environ, time=time)
         self._drop_others()
@@ -141,12 +165,14 @@ class SharedScheduler(Scheduler):
     def _try(self, waiting: Waiting, plan: RequestPlan, note: str) -> Allocation | None:
         """Lease the devices of a new request if they are free and no earlier request is ahead; else return None.
 
-        A request that can never fit runs on the CPU, if permitted. The calling line is kept for messages about
-        deadlocks.
+        A request that can never fit runs on the CPU if permitted, else the result is None, too. The vendors change the
+        devices for the holder. The calling line is kept for messages about deadlocks; see also :meth:`_take`.
 
         Raises:
             NeverFitsError: If a limit of the user refuses the request for good.
             LedgerError: If leases cannot be kept.
+            ConfigurationError: If the machine's configuration is invalid or untrusted.
+            PluginError: If a vendor fails to change the devices; the lease is ended.
         """
         if not plan.ever_fits:
             return super()._try(waiting, plan, note)
@@ -172,7 +198,10 @@ class SharedScheduler(Scheduler):
         return self._take(opened)
 
     def _make_request(self, plan: RequestPlan, waiting: Waiting) -> LeaseRequest:
-        """Make the request to the ledger for a plan, on the present machine, with lost devices as known names."""
+        """Make the request to the ledger for a plan that can fit, on the present machine.
+
+        Names of lost devices stay known. The lease gets the mark of this process.
+        """
         inventory, names = self.inventory, self._own.layout.names  # with the names of devices that were lost
         choice = cached(inventory, plan.request, lambda: Choice(inventory, plan.request, validate, names))
         time = waiting.seconds
@@ -180,7 +209,7 @@ class SharedScheduler(Scheduler):
         return LeaseRequest(plan.request, marks.draw_for_process, options, choice=choice)
 
     def _make_choose(self, pending: LeaseRequest) -> Choose:
-        """Return the function to choose devices for a request; allocations without a lease are taken, too."""
+        """Return the function to choose devices for a request; own allocations without a lease count as taken, too."""
 
         def choose(taken: Mapping[str, Extent]) -> dict[str, Extent] | None:
             both = dict(taken)
@@ -200,7 +229,13 @@ class SharedScheduler(Scheduler):
         return opened
 
     def _take(self, opened: OpenLease) -> Allocation:
-        """Enter a new lease into the books, mark this process, begin the journal entry, and return the allocation."""
+        """Enter a new lease into the books, mark this process for good, and begin the journal entry.
+
+        Entries of other holders' leases are removed until the next reading. Called with the lock held.
+
+        Returns:
+            The allocation.
+        """
         self._drop_others()  # a question in between has entered this lease as that of another process
         allocation = opened.allocation
         self._leases[allocation.id] = opened.mark_process().begin_entry()
@@ -215,13 +250,23 @@ class SharedScheduler(Scheduler):
         return []  # the tickets wait in the machine's queue
 
     def _place_in_line(self, ticket: Ticket) -> int:
-        """Return the later of the ticket's positions in this program and in the machine's queue; 0 when not waiting."""
+        """Return the later of the ticket's positions in this program and in the machine's queue; 0 when not waiting.
+
+        The position in the machine's queue is the one last reported.
+        """
         own = super()._place_in_line(ticket)
         wait = self._waits.get(ticket.number)
         return max(own, wait.position) if own and wait else own
 
     def _judge(self, plan: RequestPlan, waiting: Waiting) -> Verdict:
-        """Judge a request by the leases and withheld devices, read anew, then by limits of the user."""
+        """Judge a request by leases, withheld devices and earlier requests, then by limits of the user.
+
+        The leases are read anew into the books. Limits do not count for a request that never fits.
+
+        Raises:
+            ConfigurationError: If the machine's configuration is invalid or untrusted.
+            StateDirectoryError: If the ledger cannot be read.
+        """
         held = self._read_leases(waiting.seconds)
         verdict = held.with_ways_out(super()._judge(plan, waiting))
         if not plan.ever_fits:
@@ -229,7 +274,10 @@ class SharedScheduler(Scheduler):
         return apply_limits(verdict, self._ledger.over_limits(self._make_request(plan, waiting).want, waiting.priority))
 
     def _ahead(self, plan: RequestPlan, waiting: Waiting) -> dict[str, str]:
-        """Return earlier tickets of this program by id, and the number of requests of other programs under ``line``."""
+        """Return descriptions of earlier tickets of this program by id.
+
+        If requests of other programs are ahead, their number is described under ``line``.
+        """
         found = super()._ahead(plan, waiting)
         wait = self._waits.get(waiting.number)
         if wait:
@@ -244,19 +292,23 @@ class SharedScheduler(Scheduler):
     def _wait_in_line(self, ticket: Ticket) -> None:
         """Let a ticket wait for devices of the current machine, at the former place; the caller holds the lock.
 
-        A wait that runs already is cancelled and replaced. Errors of the wait itself go to the ticket.
+        Returns at once: the wait runs in the thread of the waits. A wait that runs already is cancelled and replaced.
+        Errors of the wait itself go to the ticket.
 
         Raises:
             AnyaccelError: If the request to the ledger cannot be made.
+            RuntimeError: If the process is exiting.
         """
         pending = self._make_request(ticket.plan, ticket.waiting)
         wait = self._waits.setdefault(ticket.number, _QueuedRequest())
         wait.start(lambda: self._wait(ticket, pending, wait))
 
     async def _wait(self, ticket: Ticket, pending: LeaseRequest, wait: _QueuedRequest) -> None:
-        """Wait for the lease of a ticket, and settle the ticket with the allocation, or with the error.
+        """Wait for the lease of a ticket, and settle and notify the ticket with the allocation, or with the error.
 
-        The lease is released if the ticket was cancelled, or the machine changed, in the meantime.
+        The devices are handed over before; see also :meth:`_take`. If the ticket was cancelled, or the machine changed,
+        in the meantime, the lease is released, and the ticket stays as it is. A limit of the user becomes a
+        NeverFitsError.
         """
         choosing = self._make_choose(pending)
 
@@ -291,7 +343,7 @@ class SharedScheduler(Scheduler):
             await opened.end_async()
 
     def _fail(self, ticket: Ticket, error: Exception) -> None:
-        """Settle and notify a ticket with an error; does nothing if the ticket has left the queue."""
+        """Forget the wait of a ticket; then settle and notify the ticket with an error unless it has left the queue."""
         with self._lock:
             self._waits.pop(ticket.number, None)
             if not self._leave(ticket):
@@ -320,7 +372,11 @@ class _QueuedRequest:
         self.position = place
 
     def start(self, run: Callable[[], Awaitable[None]]) -> None:
-        """Have the previous wait cancelled, and the next begin after that; return before. Any thread may call this."""
+        """Have the previous wait cancelled, and the next begin after that; return before. Any thread may call this.
+
+        Raises:
+            RuntimeError: If the process is exiting.
+        """
         _wait_thread.call(self._start, run)
 
     def stop(self) -> None:
@@ -360,7 +416,9 @@ class _WaitThread:
         tidy_in_child(self._drop_in_child)
 
     def call(self, function: Callable[..., None], *arguments: object) -> None:
-        """Have the thread call a function, and return before; the first call starts the thread.
+        """Have the thread call a function, and return before.
+
+        The first call starts the thread, and has the thread ended at the exit of this process.
 
         Raises:
             RuntimeError: If the thread has ended, since the process is exiting.
@@ -375,9 +433,10 @@ class _WaitThread:
 
     @staticmethod
     def _leave_queue(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
-        """Cancel all waits, and end the thread, when the process exits; gives up after 5 s.
+        """Cancel all waits, wait for their ends, then end the thread and close its loop, when the process exits.
 
-        Does nothing in a forked child, which has no such thread.
+        Gives up after 5 s: then the thread goes on, and the loop stays open. Does nothing in a forked child, which has
+        no such thread.
         """
         if not thread.is_alive():  # in a forked child
             return

@@ -57,10 +57,14 @@ def start_marked(
         command: The command and its arguments.
         mark: The mark; empty for none.
         group: The cgroup of the command; None for that of this process.
-        options: Options of :class:`subprocess.Popen`.
+        options: Options of :class:`subprocess.Popen`; ``executable`` and ``shell`` work through the wrapper, too.
+
+    Returns:
+        The process. A wrapper that cannot enter the group, or become the command, prints a message and exits with
+        status 126 or 127.
 
     Raises:
-        OSError: If the command cannot be started.
+        OSError: If the command cannot be started; see :func:`check_program`.
     """
     import subprocess
 
@@ -87,7 +91,8 @@ def make_wrapper(
 ) -> list[str]:
     """Return the words of a wrapper to mark a program and put the program into a cgroup; empty if not needed.
 
-    The words go in front of the command's arguments, the first included.
+    The wrapper is ``prlimit(1)`` if that is enough and installed, else this interpreter. The words go in front of the
+    command's arguments, the first included.
 
     Args:
         program: The program.
@@ -113,17 +118,24 @@ def make_wrapper(
 
 @cache
 def _prlimit() -> str | None:
-    """Return the path of ``prlimit(1)``; None if not installed."""
+    """Return the path of ``prlimit(1)``, searched for once; None if not installed."""
     import shutil
 
     return shutil.which("prlimit")
 
 
 def check_program(program: str, environ: Mapping[str, str] | None = None, directory: str | None = None) -> None:
-    """Raise the error of :class:`subprocess.Popen` if a program cannot be started.
+    """Raise the error of :class:`subprocess.Popen` if a program does not exist, or is not executable.
+
+    Other obstacles, such as an unknown file format, are not noticed.
+
+    Args:
+        program: The program; a name without a slash is searched for.
+        environ: The environment whose ``PATH`` is searched; that of this process if None.
+        directory: The directory for relative paths; the working directory if None.
 
     Raises:
-        OSError: If the program does not exist, or is not executable.
+        OSError: ENOENT if no such file exists, EACCES if none is an executable file.
     """
     name = os.fsdecode(program)
     paths = [""] if "/" in name else os.get_exec_path(environ)

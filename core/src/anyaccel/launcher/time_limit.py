@@ -44,10 +44,10 @@ class EarlySignal(Value):
 
     @classmethod
     def parse(cls, text: object) -> EarlySignal:
-        """Parse ``NAME@DURATION``, such as ``USR1@60s``; the name may begin with SIG, or be a number.
+        """Parse ``NAME@DURATION``, such as ``USR1@60s``; the name, in any case, may begin with SIG, or be a number.
 
         Raises:
-            ValueError: If the text is invalid, or no program can catch the signal.
+            ValueError: If the value is no such text, or no program can catch the signal.
         """
         name, _, before = text.partition("@") if isinstance(text, str) else ("", "", "")
         try:
@@ -67,10 +67,10 @@ class EarlySignal(Value):
         return signal.Signals(self.number).name
 
     def send(self, mark: Mark) -> int:
-        """Send the signal to each process of this user with a mark and a handler for the signal.
+        """Send the signal, once, to each other process of this user with a mark and a handler for the signal.
 
-        A shell or a data loader without a handler gets no signal: the default action would end the process. Errors are
-        ignored.
+        A shell or a data loader without a handler gets no signal: the default action would end the process. Processes
+        that start during the search are searched for again, ten times at most. Errors are ignored.
 
         Returns:
             The number of processes that got the signal.
@@ -137,7 +137,8 @@ class TimeLimit(Value):
 
         Args:
             lease: The lease; None if nothing is leased.
-            seconds: The limit of the request; None if the machine's configuration gave the lease its end.
+            seconds: The limit of the request; None if the machine's configuration gave the lease its end: then the
+                limit is the rest of the time, in whole seconds. The end is that of the lease in both cases.
             grace: Seconds between SIGTERM and SIGKILL.
             early: The signal before the end; None for none.
         """
@@ -163,7 +164,10 @@ class TimeLimit(Value):
         return describe_timeout(self.seconds)
 
     def send_early(self, mark: Mark) -> str:
-        """Send the early signal to the carriers of a mark, and return a message for people; empty without a signal."""
+        """Send the early signal to the carriers of a mark that handle it, and return a message about the number.
+
+        The message is empty without a signal; see :meth:`EarlySignal.send`.
+        """
         if self.early is None:
             return ""
         count = self.early.send(mark)
@@ -217,8 +221,11 @@ def check_early(text: str | None, seconds: float | None) -> EarlySignal | None:
         text: The signal and the time, for :meth:`EarlySignal.parse`; None for none.
         seconds: The time limit; None for none.
 
+    Returns:
+        The signal; None without a text.
+
     Raises:
-        UsageError: If the text is invalid, or does not fit the limit.
+        UsageError: If the text is invalid, if there is no limit, or if its time is not less than the limit.
     """
     if text is None:
         return None
@@ -240,7 +247,7 @@ def check_early(text: str | None, seconds: float | None) -> EarlySignal | None:
 
 
 def format_limit(seconds: float) -> str:
-    """Format a time limit: below a minute in seconds, with fractions, else in whole units."""
+    """Format a time limit: below a minute in seconds, with fractions; else in two units, rounded down (``2h14m``)."""
     return f"{seconds:g}s" if seconds < _MINUTE else elapsed(seconds)
 
 

@@ -169,6 +169,9 @@ class OpenLease:
         """Put the mark of the lease on this process for good: it holds the devices for itself. Return the same object.
 
         Does nothing if nothing is held.
+
+        Raises:
+            OSError, ValueError: If the kernel refuses.
         """
         if self.lease:
             marks.put(self.lease.mark)
@@ -176,7 +179,7 @@ class OpenLease:
         return self
 
     def attach_writer(self, writer: EntryWriter, *, at_exit: bool = True) -> None:
-        """Set the writer of the journal entry.
+        """Set the writer of the journal entry; a former writer must have finished.
 
         Args:
             writer: The writer, called once when the lease ends.
@@ -200,12 +203,15 @@ class OpenLease:
             writer.finish(status, timed_out=timed_out or self.timed_out)
 
     def end_lease(self, mark: marks.Mark | None = None) -> None:
-        """Write the journal entry, and release the devices or leave them to a mark; a second call has no effect.
+        """Write the journal entry, release the devices or leave them to a mark, and have the vendors take them back.
 
-        The devices are released even if the entry fails.
+        A second call has no effect. Each step is taken even if the step before fails; the last error is raised.
 
         Args:
             mark: The mark of the processes that keep the devices until they exit; None to release them at once.
+
+        Raises:
+            LedgerError: If the ledger cannot be read while the devices are left to a mark.
         """
         try:
             self.finish_entry()  # before the release: the entry says until when the devices were held
@@ -221,6 +227,8 @@ class OpenLease:
     def hand_over(self) -> None:
         """Have the vendors change the devices for the holder, which must not have started; see :class:`Handover`.
 
+        Does nothing if no vendor has a change to make.
+
         Raises:
             PluginError, LedgerError: When this fails. The end of the lease undoes it.
         """
@@ -228,7 +236,10 @@ class OpenLease:
             self.handover.give()
 
     async def hand_over_async(self) -> None:
-        """Like :meth:`hand_over`, in a thread: a vendor may take long. After an error, the lease is ended."""
+        """Like :meth:`hand_over`, in a thread: a vendor may take long.
+
+        After an error or a cancellation, the lease is ended, and the exception passes through.
+        """
         if self.handover is None:
             return
         import asyncio
@@ -249,7 +260,10 @@ class OpenLease:
         await asyncio.shield(asyncio.to_thread(self.end_lease))
 
     def take_back(self) -> None:
-        """Have the vendors undo the handover of the devices, unless a holder is left; see :class:`Handover`."""
+        """Have the vendors undo the handover of the devices, unless a holder is left; see :meth:`Handover.take_back`.
+
+        A failure is logged. A second call does nothing.
+        """
         handover, self.handover = self.handover, None
         if handover is not None:
             handover.take_back()
@@ -269,7 +283,10 @@ def _register_exit() -> None:
 
 
 def _finish_all() -> None:
-    """Write the entries of all open leases and the sums; from now on, each short lease is written at once."""
+    """Write the entries of all open leases, without exit status, and the sums.
+
+    From now on, each short lease is written at once.
+    """
     while _open_writers:
         _open_writers.pop().finish()
     _short_leases.pause = 0.0  # the exit handlers of pools run after this one
@@ -279,8 +296,13 @@ def _finish_all() -> None:
 def _add_sample(used: Used, seen: Stats, seconds: float) -> Used:
     """Return the usage of a device with another sample, which stands for ``seconds``.
 
-    The sample raises the peak of memory, and counts towards the mean load, and the idle time if the load is low.
-    Without a load or a time, only memory counts.
+    The sample raises the peak of memory, and counts towards the mean load, which is weighted by time, and towards the
+    idle time if the load is below :data:`IDLE_BELOW`. Without a load or a time, only memory counts.
+
+    Args:
+        used: The usage so far.
+        seen: The sample; a load outside of 0 to 1 counts as the nearer of these.
+        seconds: The time.
     """
     if seen.memory_used_bytes is not None:
         used = replace(used, memory_peak_bytes=max(used.memory_peak_bytes or 0, seen.memory_used_bytes))
@@ -309,7 +331,10 @@ class _ShortLeases:
         self._flushed = time.monotonic()
 
     def add(self, entry: JournalEntry) -> None:
-        """Add an entry to the sum of its kind, and write the sums if the pause is over."""
+        """Add an entry to the sum of entries with the same devices, request and note.
+
+        If the last write is ``pause`` seconds ago, all sums are written.
+        """
         key = (entry.devices, entry.request, entry.note)
         with self._lock:
             known = self._entries.get(key)
@@ -323,7 +348,7 @@ class _ShortLeases:
         self._entries = {}
 
     def flush(self) -> None:
-        """Write the sums, and begin new ones."""
+        """Write the sums, and begin new ones; a sum that cannot be written is lost."""
         with self._lock:
             entries, self._entries = list(self._entries.values()), {}
             self._flushed = time.monotonic()
@@ -332,7 +357,10 @@ class _ShortLeases:
 
 
 def _sum(first: JournalEntry, more: JournalEntry) -> JournalEntry:
-    """Return an entry for two of a kind: times, leases and timeouts are added; the rest is the first entry's."""
+    """Return an entry for two of a kind: durations, leases and timeouts are added, and the later end counts.
+
+    The rest, exit status included, is the first entry's.
+    """
     return replace(
         first,
         ended=max(first.ended, more.ended),

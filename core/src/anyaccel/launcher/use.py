@@ -49,7 +49,10 @@ class ProcessLease(DeviceLease):
         self._repeated = self._in_scope = False
 
     def outer_environ(self) -> dict[str, str]:
-        """Return the environment of this process without the variables of the lease."""
+        """Return a copy of the environment of this process, with the variables of the lease as before the lease.
+
+        A variable that the program has changed since gets its former value, too.
+        """
         outer = {**os.environ, **{name: value for name, value in self._former.items() if value is not None}}
         return {name: value for name, value in outer.items() if self._former.get(name, value) is not None}
 
@@ -96,7 +99,7 @@ class ProcessLease(DeviceLease):
             )
 
     def __enter__(self) -> Self:
-        """Return the lease, to be released at the end of the statement.
+        """Return the lease, to be released at the end of the statement; until then, :func:`use` refuses every call.
 
         Raises:
             UsageError: If several calls of :func:`use` returned the lease.
@@ -145,6 +148,7 @@ def use(request: str | Sequence[str] | Request, **options: Unpack[AcquireOptions
             thread is in this function; or if an option is invalid, or applies only to a process before its start.
         UnknownOptionError: If there is no such option.
         AlreadyLoadedError: If the runtime of a vendor on the machine is loaded in this process.
+        RequestError, UnknownNameError: If the request is invalid.
         NeverFitsError, NotFreeError, DeadlockError, LedgerError: As for :func:`anyaccel.acquire`.
 
     Examples:
@@ -185,7 +189,11 @@ def use(request: str | Sequence[str] | Request, **options: Unpack[AcquireOptions
 
 
 def _begin(hold: DeviceLease) -> ProcessLease:
-    """Make this process the holder of a lease, and set its environment to the devices; on an error, undo both."""
+    """Make this process the holder of a lease, set its environment to the devices, and apply cap and binding.
+
+    From then on, :func:`get_process_lease` returns the lease. After an error, the lease is released, and variables and
+    binding are restored; the mark stays on the process.
+    """
     global _active  # noqa: PLW0603 - a process has one environment
     made = ProcessLease(keep(hold))
     try:

@@ -84,7 +84,8 @@ def estimate_start(
         inventory: The machine's inventory.
 
     Returns:
-        Seconds since 1970; None if a lease or an earlier request has no time limit.
+        Seconds since 1970; None if a lease or request ahead has no time limit, if the request is over a limit of this
+        user, or without a state directory.
 
     Raises:
         StateDirectoryError: If the ledger cannot be read.
@@ -93,7 +94,9 @@ def estimate_start(
 
 
 def leases(inventory: Inventory, environ: Mapping[str, str] | None = None) -> tuple[LeaseRecord, ...]:
-    """Return the active leases, drains and reservations of a machine: a record for each device of each.
+    """Return the active leases, drains and begun reservations of a machine: a record for each device of each.
+
+    A lease of a device also has records for its parts, and for devices of which it is a part, with ``through``.
 
     Raises:
         StateDirectoryError: If the ledger cannot be read.
@@ -109,7 +112,7 @@ def leases(inventory: Inventory, environ: Mapping[str, str] | None = None) -> tu
 
 
 def find_limits(request: Request, *, time: float | None, priority: int, inventory: Inventory) -> tuple[OverLimit, ...]:
-    """Return the limits of this user exceeded by a new request.
+    """Return the limits of this user exceeded by a new request, given the user's leases; empty for none.
 
     Args:
         request: The request, which fits the machine.
@@ -167,9 +170,11 @@ def judge(
 ) -> Verdict:
     """Judge a new request by the leases, then by the user's limits, then by earlier requests.
 
-    A request over a limit is not compared with the queue. Arguments are as for :func:`why`, ``time`` in seconds.
+    A request that never fits is not compared with limits. A request that does not fit beside leases and limits is not
+    compared with the queue. Arguments are as for :func:`why`, ``time`` in seconds.
 
     Raises:
+        UnknownNameError: If no device has one of the names.
         ConfigurationError: If the machine's configuration is invalid or untrusted.
         StateDirectoryError: If the ledger cannot be read.
     """
@@ -189,9 +194,12 @@ def judge(
 
 
 def judge_beside(held: ActiveLeases, inventory: Inventory, request: Request) -> Verdict:
-    """Judge a request by the active leases of a machine alone, without limits and earlier requests.
+    """Judge a request by the active leases and withheld devices in ``held`` alone, without limits and earlier requests.
 
     Ways out include the hints of the leases in the way.
+
+    Raises:
+        UnknownNameError: If no device has one of the names.
     """
     scheduler = local_scheduler(inventory)
     for lease, devices in held.devices.items():
@@ -267,7 +275,7 @@ def _make_want(inventory: Inventory, request: Request, environ: Mapping[str, str
 
 
 def _find_gaps(request: Request, inventory: Inventory, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return warnings about devices left open to a worker, served on an idle machine; empty on any error."""
+    """Return warnings about devices left open to a worker, served on an idle machine; empty on an error of anyaccel."""
     with contextlib.suppress(AnyaccelError):
         allocation = local_scheduler(inventory).allocate(request)
         return worker_environment(allocation, inventory, environ=environ).allocation.gaps

@@ -36,7 +36,7 @@ def note_own(lease: Lease | None) -> None:
     """Remember a lease of this process and the acquiring line of the program; drop released leases.
 
     Args:
-        lease: The lease, which only the program releases; None for no devices.
+        lease: The lease, which only the program releases; with None, for no devices, nothing is done.
     """
     if lease is None:
         return
@@ -59,7 +59,7 @@ def own_leases(path: str) -> Mapping[str, tuple[Lease, str]]:
 
 
 def has_other_threads() -> bool:
-    """Return whether this process has another thread, which could release devices while this one waits."""
+    """Return whether this process has another Python thread, which could release devices while this one waits."""
     # A daemon of a library counts, too: no call can tell what a thread will do.
     return any(thread is not threading.current_thread() for thread in threading.enumerate())
 
@@ -76,7 +76,8 @@ def _find_calling_line() -> str:
 def describe_holder(record: LeaseRecord) -> str:
     """Describe the holder of a device: user, process, for how long, for what, and the line of a lease of this process.
 
-    The text for a drain or reservation is its reason; for a kept lease, its user and reason.
+    The text for a drain or reservation is its reason; for a kept lease, its user and reason; for a lease on behalf of
+    other processes, its user, purpose and reason.
     """
     words = record.note or record.request or record.command
     if record.state in BLOCKED:
@@ -96,7 +97,8 @@ def describe_wait(
 ) -> str:
     """Return a sentence with the queue position and the obstacles of a request: limits, then devices and holders.
 
-    Devices with the same holders stand together; of these groups, the first four are named.
+    Devices with the same holders stand together; of these groups, the first four are named, and the others counted.
+    Without limits and holders, earlier requests are the obstacle.
 
     Args:
         place: The queue position, 1 for the next.

@@ -19,7 +19,7 @@ LOOK_SECONDS = 1.0
 
 
 class LeaseWatch:
-    """An iterator over the leases of a machine: the present ones first, then all of them again after each change.
+    """An iterator over the leases of a machine: the present leases first, then the new list after each change.
 
     :meth:`close` ends the iteration; any thread may call it.
     """
@@ -30,7 +30,7 @@ class LeaseWatch:
         self._closed = Event()
 
     def close(self) -> None:
-        """End the iteration."""
+        """End the iteration; a thread that waits for the next change gets StopIteration at once."""
         self._closed.set()
 
     def __iter__(self) -> Self:
@@ -58,8 +58,9 @@ def watch_leases(
         environ: The environment, which may name the state directory; that of this process if None.
 
     Returns:
-        An iterator over the records of :func:`anyaccel.leases`: the present ones at once, then again after each change.
-        The iteration raises StateDirectoryError if the ledger cannot be read.
+        An iterator over the records of :func:`anyaccel.leases`: the present ones at once, then again after each change,
+        for which the iterator waits. A change of a reason or an end alone is none. The iteration raises
+        StateDirectoryError if the ledger cannot be read.
 
     Raises:
         UsageError: If ``every`` is not more than 0.

@@ -27,7 +27,7 @@ def find_devices(inventory: Inventory, name: str) -> tuple[Device, ...]:
     Raises:
         RequestError: When the name is neither an id nor a term.
         UsageError: When the name has a quantity or several terms, which do not say which devices are meant.
-        UnknownNameError: When no device has the name.
+        UnknownNameError: When no device has the name and passes the filters.
     """
     found = find_named(inventory.devices, name)
     if not found:
@@ -65,7 +65,7 @@ def drain(
         The drain.
 
     Raises:
-        RequestError, UnknownNameError: When a name is wrong.
+        RequestError, UnknownNameError, UsageError: When a name is wrong, as of :func:`find_devices`.
         LeasePermissionError: When this user is neither root nor the owner of the state directory.
         LedgerError: When the drain cannot be written.
     """
@@ -88,7 +88,7 @@ def undrain(
         The ended drains.
 
     Raises:
-        UsageError: When a device is not drained.
+        UsageError: When a device is not drained, or a name has a quantity or several terms.
         RequestError, UnknownNameError: When a name is wrong.
         LeasePermissionError: When this user is neither root nor the owner of the state directory.
         LedgerError: When the blocks cannot be read or written.
@@ -123,8 +123,8 @@ def reserve(  # noqa: PLR0917 -- in the order of the command's arguments
     Args:
         inventory: The machine.
         request: The devices.
-        begin: Start, in seconds since 1970.
-        end: End, in seconds since 1970.
+        begin: Start, in seconds since 1970; may be in the past.
+        end: End, in seconds since 1970; not in the past.
         user: Name or number of the user.
         note: Purpose, for display.
         environ: As for :func:`drain`.
@@ -133,7 +133,8 @@ def reserve(  # noqa: PLR0917 -- in the order of the command's arguments
         The reservation.
 
     Raises:
-        UsageError: When the times or the request make no sense, or there is no such user.
+        UsageError: When the end is past or not after the start, when the request asks for a share or permits the CPU,
+            or there is no such user.
         UnknownNameError: When no device has one of the names.
         NeverFitsError: When the machine has no such devices.
         NotFreeError: When they may be in use then: by a lease without an earlier end, or another reservation.

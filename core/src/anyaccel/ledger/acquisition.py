@@ -177,6 +177,8 @@ class Acquisition:
     async def get_async(self) -> Lease:
         """Acquire the devices on the running event loop, without a thread.
 
+        An attempt blocks the loop while ``choose`` runs, and while another process has the directory locked.
+
         Cancel the task to cancel the wait. A task that has received the devices is not cancelled. The line is left in
         any case, and any exception undoes the acquisition before it goes on.
         """
@@ -193,12 +195,14 @@ class Acquisition:
         return lease
 
     def attempt(self) -> Lease | None:
-        """Acquire the devices if they are free and this request is next; otherwise enter the line, or stay in line.
+        """Acquire the devices if they are free and this request is next; else enter the line once that is worthwhile.
 
-        A missing state directory is made. Each call after the first adopts a changed policy of the machine.
+        A missing state directory is made. Each call after the first adopts a changed policy of the machine. A ticket
+        is made after ``IMPATIENT_SECONDS`` or repeated lost races, and at once with a kept position.
 
         Returns:
-            The lease; None if the caller has to sleep and call again.
+            The lease; None if the caller has to sleep and call again, also after the deadline if the directory was
+            replaced during the last try.
 
         Raises:
             LedgerError: When the ledger cannot be used.
@@ -243,7 +247,8 @@ class Acquisition:
         """Report the wait to ``on_wait``, and sleep until another attempt may succeed: at most for :meth:`pause`.
 
         Raises:
-            LedgerError: When the report cannot read the ledger, or the wait for events fails.
+            LedgerError: When the report cannot read the ledger, or the wait for events fails. Exceptions of ``on_wait``
+                pass unchanged.
         """
         self.report()
         try:
@@ -260,7 +265,10 @@ class Acquisition:
             raise self._state.fault(error) from error
 
     async def _sleep_async(self) -> None:
-        """Sleep until another attempt may succeed, on the running event loop and without a report."""
+        """Sleep on the running event loop as in :meth:`sleep`, but without a report.
+
+        An error while events are read goes to the loop's exception handler, and the sleep goes on.
+        """
         import asyncio  # loading asyncio takes longer than most waits
 
         loop = asyncio.get_running_loop()
@@ -284,10 +292,11 @@ class Acquisition:
     def report(self) -> None:
         """Call ``on_wait`` and update ``limits`` if the queue position, or whether limits stop the request, is new.
 
-        Without a ticket or without ``on_wait``, do nothing.
+        Without a ticket or without ``on_wait``, do nothing. A missing state directory is made. A report that fails is
+        not repeated.
 
         Raises:
-            LedgerError: When the ledger cannot be read.
+            LedgerError: When the ledger cannot be read. Exceptions of ``on_wait`` pass unchanged.
         """
         now = self.place, self._limited
         if self.on_wait and self._ticket and self._told != now:
@@ -311,7 +320,8 @@ class Acquisition:
     def _try_repeatedly(self, directory: int) -> Lease | None:
         """Try until there is a reason to wait, or several races are lost to requests that got a chosen device first.
 
-        A chosen device whose own lock is held counts as taken from then on, which is no lost race.
+        Several are three, or a hundred in the last try at the deadline. A chosen device whose own lock is held counts
+        as taken from then on, which is no lost race.
 
         Returns:
             The lease; None if the request has to wait. After lost races only, ``_conflicts`` goes up by 1.
@@ -396,7 +406,11 @@ class Acquisition:
         return [device for device in self._want.concerned if device in barred]
 
     def _count_out(self, directory: int, leases: Iterable[LeaseName]) -> None:
-        """Add ended leases to ``_over``; for the rest, watch visible processes whose end frees a suitable device."""
+        """Add ended leases to ``_over``, and watch processes that keep a suitable device without the lease's lock.
+
+        These are holders that have not left the kernel yet, and a carrier of a mark, which is remembered. A lease on
+        behalf of other processes makes the next pause short. Leases whose lock is held are not watched here.
+        """
         asked = {}
         for lease in leases:
             carrier = self._carriers.get(lease.name)
@@ -433,7 +447,8 @@ class Acquisition:
             A copy of the choice; None if the free devices do not suffice.
 
         Raises:
-            ValueError: When the choice has a device that is no candidate, or impossible units or slots.
+            ValueError: When the choice has impossible units or slots, or a device that is no candidate; ``wholes`` may
+                be chosen as divided.
             OSError: As ``choose`` raises; also recorded, so that the error is not taken for a fault of the directory.
         """
         try:
@@ -464,12 +479,13 @@ class Acquisition:
             marked: The marks of the leases that were listed before the choice.
 
         Returns:
-            The lease, also kept for :meth:`undo`. None if the state directory stays locked or has changed, or if a
-            device's own lock is held, which is recorded in ``_contradicted``; then the files are withdrawn.
+            The lease, also kept for :meth:`undo`. None, with the files withdrawn, if the request is not next or an
+            extent not free any more, if the state directory stays locked or was replaced, if an unfinished file is
+            lost, if a new lease has the same mark, or if a device's own lock is held: see ``_contradicted``.
 
         Raises:
             LedgerBusyError: When the wait for the lock of the directory has expired.
-            OSError: When a file cannot be made or renamed.
+            OSError: When a file cannot be made or renamed, or no descriptor is left for a device's own lock.
         """
         nonce = new_nonce()
         done = False
@@ -516,7 +532,7 @@ class Acquisition:
         return body if want.tenure is None else with_entry(body, ENTRY, want.tenure().encode())
 
     def _withdraw(self) -> None:
-        """Remove the files of an unpublished lease; unlock its devices."""
+        """Remove the files of an unpublished lease, failures ignored; unlock and close the devices' own locks."""
         self._device_locks.unlock()  # explicitly: a child that was forked meanwhile has copies of the descriptors
         self._device_locks.close()
         while self._files:
@@ -544,6 +560,8 @@ class Acquisition:
     def _lock(self, directory: int) -> bool:
         """Lock the directory; return False, and have the next pause short, if the lock is not free within a moment.
 
+        A moment is 0.2 s, and 1 s in the last try at the deadline.
+
         Raises:
             LedgerBusyError: When the request's time is up, or the same owner has kept the lock for ``BUSY_SECONDS``.
         """
@@ -565,7 +583,10 @@ class Acquisition:
         return False
 
     def _holders(self, directory: int) -> tuple[LeaseRecord, ...]:
-        """Return the leases of suitable devices, and records of suitable devices locked or withheld without a lease."""
+        """Return the leases of suitable devices, and records of suitable devices locked or withheld without a lease.
+
+        Wholes that are only divided are left out.
+        """
         found = record.list_leases(directory, listings.read(directory))
         outside = (
             LeaseRecord(id="", device=device, units=UNITS_PER_DEVICE, state="outside", reason=reason)
@@ -597,7 +618,10 @@ class Acquisition:
     # The machine's queue policy
 
     def _go_by(self, policy: Policy) -> None:
-        """Adopt a queue policy; a request without a time limit gets the longest that the policy allows this user."""
+        """Adopt a queue policy without checking limits, and drop the cached :attr:`facts`.
+
+        A request without a time limit gets the longest that the policy allows this user.
+        """
         self._policy = policy
         longest = policy.limits_of(own_user()).seconds if not policy.plain else None
         given = self._asked.seconds
@@ -667,8 +691,9 @@ class Acquisition:
         """Compute the queue position, and whether a request ahead must be waited for: set ``place`` and ``before``.
 
         Locks and stamps are read from the front of the line until a live request is found, and from the back for the
-        nearest live request. The own ticket is stamped, or dropped if ``listing`` lacks it. Passable and ended tickets
-        are recorded for :meth:`_in_front` and the next sweep.
+        nearest live request; ``before`` stays None if backfill allows passing all of them, but ``place`` counts them.
+        The own ticket is stamped, or dropped if ``listing`` lacks it. Passable and ended tickets are recorded for
+        :meth:`_in_front` and the next sweep.
         """
         if self._ticket and self._ticket.name not in listing.tickets:  # the directory was emptied or replaced
             self._drop_ticket()
@@ -734,7 +759,10 @@ class Acquisition:
         return self._policy.may_pass(self.facts, waiting, list_holdings(directory, listing), process.boot_seconds())
 
     def _in_front(self, directory: int, listing: Listing) -> bool:
-        """Return False if :meth:`update_position` has not seen a competing ticket ahead, or backfill has ended."""
+        """Return whether :meth:`update_position` found every competing ticket ahead passable, and backfill goes on.
+
+        The tickets ahead are read again; their locks are not.
+        """
         rivals = self._rivals(directory, listing)
         if not all(rival in self._passed for rival in rivals):
             return False
@@ -742,7 +770,7 @@ class Acquisition:
 
     @property
     def _watches_all(self) -> bool:
-        """Whether every lease matters: the request may pass earlier ones, or the order depends on usage."""
+        """Whether every lease matters: a time limit lets the request pass others, or a queue policy is configured."""
         return not self._policy.plain or self._want.seconds is not None
 
     def _enter_line(self, directory: int) -> bool:
@@ -761,12 +789,13 @@ class Acquisition:
         return self._ticket is not None and self._aim(directory)
 
     def _make_ticket(self, directory: int) -> None:
-        """Publish a ticket, and record its number in a kept position.
+        """Publish a ticket with the number of the kept position, else at the end of the line.
 
-        No ticket is made if the directory is locked or was replaced, or if the unfinished file is lost.
+        A kept position records the number and the arrival. No ticket is made if the directory is not free within a
+        moment or was replaced, or if the unfinished file is lost; the next look comes soon then.
 
         Raises:
-            LedgerBusyError: When the wait for the lock of the directory has expired.
+            LedgerBusyError: When the request's time is up, or one owner has kept the directory locked for too long.
             OSError: When the ticket cannot be made.
         """
         if not self._lock(directory):
@@ -805,7 +834,9 @@ class Acquisition:
     def _aim(self, directory: int) -> bool:
         """Watch the ticket ahead, or the directory; return whether an event may have come before the watch.
 
-        Return False if the watch stays as it was, or if the request polls: far back in the line, or without inotify.
+        The directory is watched if no ticket ahead must be waited for, or if every lease matters; the answer for a new
+        watch of the directory is True, for a ticket only if the ticket has gone or ended. Return False if the watch
+        stays as it was, or if the request polls: far back in the line, or without inotify.
         """
         before = None if self._watches_all else self.before
         if self.place >= _WATCHING:
@@ -836,6 +867,7 @@ class Acquisition:
     def read_event(self, ready: int) -> bool:
         """Read the pending events, and return whether another attempt is worthwhile.
 
+        Events of candidates' leases and of the watched path itself count, and removed tickets if every lease matters.
         After a file was closed, the next pause is short, since the lock may be dropped a moment later.
 
         Args:
@@ -857,9 +889,10 @@ class Acquisition:
         return worth
 
     def pause(self) -> float:
-        """Return the seconds after which to look again without an event; random without a ticket.
+        """Return the seconds after which to look again without an event.
 
-        The pause ends at the deadline. A call also resets the flag for a quick second look.
+        Without a ticket: at random up to 1 ms, or ``IMPATIENT_SECONDS`` behind an earlier request. The pause ends
+        at the deadline. A call also resets the flag for a quick second look.
         """
         if self._ticket is None:  # no watch yet: random pauses, so that rivals do not poll in lockstep
             import random
@@ -875,10 +908,12 @@ class Acquisition:
 
 
 def _period(seconds: float, *, passes: bool) -> Period:
-    """Return the period of a lease that begins now; with the start if the request passes earlier requests.
+    """Return the period of a lease that begins now, in milliseconds since the boot.
+
+    The start is included only if the request passes earlier requests.
 
     Args:
-        seconds: Time limit; at least a millisecond counts.
+        seconds: Time limit, cut to whole milliseconds, at least one.
         passes: Whether the request passes earlier requests.
     """
     now = int(process.boot_seconds() * 1000)

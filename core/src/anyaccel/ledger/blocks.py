@@ -67,7 +67,7 @@ class DeviceBlock(Value):
 
     @property
     def policy_block(self) -> Block:
-        """The block as the queue policy sees it, by the clock since the boot."""
+        """The block as the queue policy sees it, in seconds since the boot, with hashed devices; a drain never ends."""
         offset = process.boot_seconds() - time.time()  # people give times of day, and leases end by the boot clock
         return Block(
             devices=frozenset(map(hash_device, self.devices)),
@@ -77,7 +77,7 @@ class DeviceBlock(Value):
         )
 
     def describe(self) -> str:
-        """Return the reason why requests do not get the devices, as a clause without subject."""
+        """Return the reason why requests do not get the devices, as a clause without subject, in local time."""
         if self.drains:
             return f"drained by {self.by or 'the administrator'}" + (f": {self.reason}" if self.reason else "")
         times = " to ".join(time.strftime("%Y-%m-%d %H:%M", time.localtime(each)) for each in self._times)
@@ -90,7 +90,10 @@ class DeviceBlock(Value):
         return self.begin or 0.0, self.end or 0.0
 
     def records(self) -> Iterable[LeaseRecord]:
-        """Yield a record for each device, in the form of a lease without identity."""
+        """Yield a record for each device, in the form of a lease of the whole device without identity.
+
+        The state is ``drained`` or ``reserved``; the hint says how the administrator removes the block.
+        """
         state = "drained" if self.drains else "reserved"
         way_out = f"'anyaccel {'undrain' if self.drains else 'reserve --remove'} {self.id}'"
         for device in self.devices:
@@ -121,7 +124,7 @@ def new_block_id() -> str:
 
 
 def read_blocks(state: StateDirectory) -> tuple[DeviceBlock, ...]:
-    """Return the drains and reservations of a state directory; ended reservations are left out.
+    """Return the drains and reservations of a state directory, also future ones; ended reservations are left out.
 
     The first trusted file counts: the directory's own, else for the machine's directory the copy in :data:`KEPT`.
     """
@@ -134,7 +137,11 @@ def read_blocks(state: StateDirectory) -> tuple[DeviceBlock, ...]:
 
 
 def find_barred(state: StateDirectory, waiting: Waiting) -> set[str]:
-    """Return the names of devices that are withheld from a request that starts now: drained or reserved ones."""
+    """Return the names of devices that are withheld from a request that starts now: drained or reserved.
+
+    Reservations for the request's own user do not count. A future reservation counts, unless the request has a time
+    limit that ends before.
+    """
     now = process.boot_seconds()
     return {
         device for block in read_blocks(state) if block.policy_block.meets(waiting, now) for device in block.devices
@@ -145,8 +152,8 @@ def _read(path: str, directory: str) -> tuple[DeviceBlock, ...] | None:
     """Read one file, or return the blocks of the last call if the file has not changed.
 
     Returns:
-        The blocks; None for a missing or untrusted file: not regular, writable for others, or of an owner other than
-        root and the owner of ``directory``.
+        The blocks, empty for a file with other content. None for a missing or untrusted file: not to be opened, not
+        regular, writable for group or others, or of an owner other than root and the owner of ``directory``.
     """
     try:
         os.stat(path, follow_symlinks=False)  # mostly there is no file, and stat works without free descriptors
@@ -171,7 +178,10 @@ def _read(path: str, directory: str) -> tuple[DeviceBlock, ...] | None:
 
 
 def _decode(body: bytes) -> Iterable[DeviceBlock]:
-    """Decode blocks, 10,000 at most; skip implausible blocks, and every block of another version."""
+    """Decode the first 10,000 blocks; skip implausible blocks, and every block of another version.
+
+    Texts are cut to 250 characters.
+    """
     words = read_object(body)
     listed = words.get("blocks") if words.get("v") == VERSION else None
     for each in listed[:_MOST] if isinstance(listed, list) else ():
@@ -216,6 +226,8 @@ def change_blocks(
 ) -> None:
     """Add and remove blocks: write the changed list to the file and, for the machine's directory, to :data:`KEPT`.
 
+    :data:`KEPT` is written first. Ended reservations and blocks that :func:`read_blocks` skips are dropped.
+
     Args:
         state: The state directory.
         directory: Its descriptor, locked: a lease that is published later is checked against the new blocks.
@@ -243,10 +255,10 @@ def change_blocks(
 
 @contextlib.contextmanager
 def locked(state: StateDirectory) -> Iterator[int]:
-    """Context with the state directory, which is made if missing, open and locked.
+    """Context with the descriptor of the state directory, which is made if missing, open and locked.
 
     Raises:
-        LedgerBusyError: When another process keeps the directory locked.
+        LedgerBusyError: When another process keeps the directory locked for ``BUSY_SECONDS``.
         LedgerError: When the directory cannot be used, or a system call fails in the context.
     """
     with state.opened(make=True) as directory:

@@ -23,22 +23,22 @@ def read_object(body: bytes) -> dict[str, Any]:
 
 
 def read_number(value: object) -> float | None:
-    """Parse a number of seconds, or the like, from another process; None for a negative, huge or other value."""
+    """Convert a number of seconds, or the like, from another process; None unless a number from 0 to below 2**40."""
     return float(value) if type(value) in (int, float) and 0 <= value < 1 << 40 else None  # type: ignore[operator, arg-type] # pyright: ignore[reportOperatorIssue, reportArgumentType]
 
 
 def clean(value: object) -> str:
-    """Make a foreign text printable, and cut it to 250 characters; empty for anything but a text."""
+    """Cut a foreign text to 250 characters, and make the text one printable line; empty for anything but a text."""
     return printable(value[:_TEXT_LIMIT]) if isinstance(value, str) else ""
 
 
 def with_entry(body: bytes, name: str, value: Any) -> bytes:
-    """Return the body of a lease with another value of an entry.
+    """Return the body of a lease with an entry added or replaced, as JSON of any length.
 
     Args:
         body: The current content: any carrier of the lease may have written it, so anything but a JSON object is
             dropped.
         name: Name of the entry.
-        value: The value.
+        value: The value, which JSON must be able to encode.
     """
     return json.dumps(read_object(body) | {name: value}, ensure_ascii=False).encode(errors="replace")

@@ -46,7 +46,8 @@ class DeviceLocks:
             locks: Inodes by device name.
 
         Raises:
-            OSError: When this process, or the kernel, is out of descriptors or memory.
+            OSError: When this process, or the kernel, is out of descriptors or memory; inodes that were opened before
+                stay open until :meth:`close`.
         """
         for device, extent in choice.items():
             whole = extent.units == UNITS_PER_DEVICE
@@ -66,10 +67,13 @@ class DeviceLocks:
         return tuple(fd for _, _, _, fd in self._opened)
 
     def lock(self) -> tuple[str, str] | None:
-        """Lock each opened inode without waiting; an inode whose file system has no such locks is skipped.
+        """Lock each opened inode without waiting: exclusively for a whole device, unless the inode is shared.
+
+        An inode whose file system has no such locks is skipped.
 
         Returns:
-            None, or the device's name and the path that another process has locked; then nothing is locked.
+            None on success; else the device's name and the path that another process has locked, with every inode
+            unlocked again.
         """
         for device, path, kind, fd in self._opened:
             try:

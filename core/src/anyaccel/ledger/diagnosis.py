@@ -36,10 +36,13 @@ _LOCK_SECONDS = 1.0  # far longer than any publication: a lock that lasts so lon
 
 
 def diagnose(environ: Mapping[str, str]) -> tuple[Finding, ...]:
-    """Diagnose the state directory.
+    """Diagnose the state directory; an error of the ledger is not raised, but becomes the only finding, ``FAIL``.
+
+    A missing directory is not made. A directory without a test in this boot is tested, and missing files of active
+    leases are made again: see :meth:`anyaccel.ledger.directory.StateDirectory.open`.
 
     Args:
-        environ: The environment that names the state directory.
+        environ: The environment that may name the state directory.
 
     Returns:
         The findings. The last finding names the directory, unless no directory can be used.
@@ -111,9 +114,10 @@ def _marks() -> Iterator[Finding]:
 
 
 def _separate_users(environ: Mapping[str, str], state: StateDirectory | None = None) -> Iterator[Finding]:
-    """Find users with leases of the same devices in directories that this process does not read.
+    """Find directories of single users that this process does not read: one warning with the users' names.
 
-    None if ``environ`` names the state directory.
+    Whether leases are there is not checked. Where the state directory is shared, an own former directory of this user
+    counts, too. No finding if ``environ`` names the state directory.
 
     Args:
         environ: The environment.
@@ -140,9 +144,9 @@ def _separate_users(environ: Mapping[str, str], state: StateDirectory | None = N
 
 
 def _occupied_places(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Find files of other users at this user's own places, unless other directories are in use.
+    """Find files of other users at this user's own places in ``/dev/shm``, with severity OK.
 
-    None if ``environ`` names a directory, or if the machine's exists.
+    No finding if ``environ`` names a directory, or if the machine's exists.
     """
     if environ.get(VARIABLE) or os.path.lexists(MACHINE_WIDE):
         return
@@ -155,7 +159,7 @@ def _occupied_places(environ: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _unreadable_leases(state: StateDirectory, directory: int) -> Iterator[Finding]:
-    """Find leases' files that cannot be opened: their devices count as held forever."""
+    """Find leases' files that cannot be opened: their devices count as held forever. One warning for each file."""
     for lease in read(directory).leases:
         reason = find_obstacle(directory, lease.name)
         if reason:
@@ -168,7 +172,10 @@ def _unreadable_leases(state: StateDirectory, directory: int) -> Iterator[Findin
 
 
 def _leftover_files(state: StateDirectory, directory: int) -> Iterator[Finding]:
-    """Find leftover files of other users, unless this process may remove them as root or owner of the directory."""
+    """Find leftover files of other users, unless this process may remove them as root or owner of the directory.
+
+    One finding for all files: a warning from :data:`MANY` files on, else OK. Nothing is removed.
+    """
     users: dict[str, int] = {}
     for name in _dead(directory, read(directory)):
         uid = owner_of(directory, name)
@@ -187,7 +194,7 @@ def _leftover_files(state: StateDirectory, directory: int) -> Iterator[Finding]:
 
 
 def _unfinished_handovers(directory: int) -> Iterator[Finding]:
-    """Find devices that a vendor has changed for a holder that ended without undoing the change."""
+    """Warn of devices that a vendor has changed in this boot for a holder that ended without undoing the change."""
     for device, lease in list_unfinished(directory, read(directory)).items():
         message = f"{without_scope(device)} was not put back into its idle state after lease {lease}"
         fix = f"nothing: the next lease of it does that; to do it now: anyaccel run {without_scope(device)} -- true"
@@ -195,7 +202,10 @@ def _unfinished_handovers(directory: int) -> Iterator[Finding]:
 
 
 def _blocked_devices(state: StateDirectory) -> Iterator[Finding]:
-    """Name the devices with a drain or a reservation that has not ended: a forgotten drain costs a device."""
+    """Name the devices with a drain, or a reservation that has not ended: a forgotten drain costs a device.
+
+    One finding with severity OK for each device of a block, also of a future reservation.
+    """
     for block in read_blocks(state):
         for record in block.records():
             yield Finding(severity=Severity.OK, reason=str(record), remedy=record.hint)
@@ -226,6 +236,8 @@ def _dead(directory: int, listing: Listing) -> Iterator[str]:
 
 def _summary(state: StateDirectory, directory: int | None, environ: Mapping[str, str]) -> Finding:
     """Make the finding about the state directory: path, file system, whether all users share it; always OK.
+
+    The remedy advises a shared directory, or tmpfs, where that is missing.
 
     Args:
         state: The state directory.

@@ -97,9 +97,10 @@ class StateDirectory:
     def open(self, *, make: bool = False) -> int:
         """Open the directory; pass the descriptor to :meth:`close`.
 
-        A directory that is new to this object, or lacks the marker of a test, is checked: owner, mode, file system and
-        locks. Files of active leases that are missing there are then made again. A made directory for all users takes
-        over users' own.
+        A directory that is new to this object, or lacks the marker of a test, is checked: owner, mode, file system.
+        Without the marker its locks are tested, too, missing files of active leases are made again, and the marker is
+        written. A made directory for all users takes over users' own. Each check updates :attr:`path` and
+        :attr:`shared`.
 
         Args:
             make: Whether to make a missing directory: only to take devices.
@@ -155,7 +156,9 @@ class StateDirectory:
             self.close(directory)
 
     def _open_first(self) -> tuple[Location, int] | None:
-        """Open the first place that has a directory of an acceptable owner.
+        """Open the first place that has a directory; at a place that may be skipped, only a directory of this user.
+
+        The owner at any other place is checked later.
 
         Returns:
             The place and the descriptor; None if no place has one.
@@ -180,8 +183,11 @@ class StateDirectory:
     def _make(self) -> tuple[Location, int, bool]:
         """Make and open the directory at the first possible place. A directory of a concurrent process is used as well.
 
+        A directory that was deleted gets its former mode again. If a place of higher precedence has appeared meanwhile,
+        that place is opened, and the empty directory that was made is removed.
+
         Returns:
-            The place, the descriptor, and whether this process has made a directory that replaces users' own.
+            The place, the descriptor, and whether this process has made a directory for all users.
 
         Raises:
             StateDirectoryError: When no place can be used.
@@ -229,7 +235,10 @@ class StateDirectory:
         )
 
     def close(self, descriptor: int) -> None:
-        """Close a descriptor of :meth:`open`. Unlock before: a child that was forked meanwhile may have a copy."""
+        """Close a descriptor of :meth:`open`, ignoring errors.
+
+        Unlock before: a child that was forked meanwhile may have a copy.
+        """
         _open.discard(descriptor)
         with contextlib.suppress(OSError):  # the kernel closes it even where it reports an error
             os.close(descriptor)
@@ -237,7 +246,10 @@ class StateDirectory:
     def lock(self, descriptor: int, seconds: float) -> bool:
         """Lock the directory as soon as no other process or thread has the lock; return False after ``seconds``.
 
-        The wait yields the processor a few times, then polls with growing random pauses.
+        The wait yields the processor a few times, also with ``seconds`` 0, then polls with growing random pauses.
+
+        Raises:
+            OSError: When the file system refuses the lock for another reason.
         """
         deadline = time.monotonic() + seconds
         spins, pause = 0, _FIRST_PAUSE
@@ -259,12 +271,17 @@ class StateDirectory:
                 return False
 
     def unlock(self, descriptor: int) -> None:
-        """Unlock the directory explicitly, since a child that was forked meanwhile has a copy of the descriptor."""
+        """Unlock the directory explicitly, ignoring errors.
+
+        A child that was forked meanwhile has a copy of the descriptor.
+        """
         with contextlib.suppress(OSError):  # the descriptor is closed next
             fcntl.flock(descriptor, fcntl.LOCK_UN)
 
     def replaced(self, descriptor: int) -> bool:
         """Return whether the directory was deleted or emptied since it was opened, or is not the active one any more.
+
+        Emptied means that the marker of its test is gone; without a marker at the check, this goes unnoticed.
 
         A publisher calls this with the directory locked, and a migration locks the directory, too: so no lease is left
         behind.
@@ -286,13 +303,15 @@ class StateDirectory:
     def remove(self, name: str, *, lost: bool) -> None:
         """Remove the file of an own lease; a missing file is no error.
 
+        If the file is lost, or missing in the active directory, the files that were made again for the lease and its
+        device are removed from every place, also with other processes in their names.
+
         Args:
             name: Name of the file.
-            lost: Whether the open file was unlinked by another process: then the files that were made again are
-                removed.
+            lost: Whether the open file was unlinked by another process.
 
         Raises:
-            OSError: When the file exists and cannot be removed.
+            OSError: When a file exists and cannot be removed, or a place cannot be listed.
         """
         if not lost:
             with contextlib.suppress(FileNotFoundError):
@@ -324,7 +343,10 @@ class StateDirectory:
         )
 
     def fault(self, error: OSError) -> LedgerError:
-        """Make the error for a failed system call in the directory: a StateDirectoryError for want of permission."""
+        """Make the error for a failed system call in the directory.
+
+        The error is a StateDirectoryError for want of permission or on a read-only file system, else a LedgerError.
+        """
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             return StateDirectoryError(
                 f"the state directory {self.path} cannot be written: {error.strerror}",
@@ -335,10 +357,11 @@ class StateDirectory:
     def _verify(self, descriptor: int, found: os.stat_result, path: str) -> None:
         """Check an opened directory, and update :attr:`shared`.
 
-        If no test of this boot is recorded, test the locks, make the files of active leases again, and record the test.
+        If no test of this boot is recorded, test the locks, make the files of active leases again, and record the test;
+        where this user can make no file, these steps are left out.
 
         Raises:
-            StateDirectoryError: When the directory cannot be trusted.
+            StateDirectoryError: When the directory cannot be trusted: owner, mode, network file system, or locks.
             OSError: When a file cannot be made again.
         """
         check(descriptor, found, path)
@@ -356,23 +379,25 @@ class StateDirectory:
     def bring_over(self) -> None:
         """Make the directory if it is missing; move the leases in users' own directories, and remove those directories.
 
-        Only the machine's directory, for root, replaces users' own.
+        Only the machine's directory, for root, replaces users' own; otherwise nothing is moved. A user's directory with
+        other files stays.
 
         Raises:
-            StateDirectoryError: When the directory cannot be made.
+            StateDirectoryError: When the directory cannot be trusted or made.
             LedgerError: When a system call fails.
         """
         with self.opened(make=True) as descriptor:
             self._bring_over(descriptor, clear=True)
 
     def _bring_over(self, descriptor: int, *, clear: bool) -> None:
-        """Move the leases in users' own directories, locked meanwhile if the lock is free within a second.
+        """Make the files of active leases in users' own directories again in the directory that replaces them.
 
-        A directory that cannot be opened is skipped.
+        The users' directories are locked meanwhile, if the lock is free within a second. A directory that cannot be
+        opened is skipped.
 
         Args:
             descriptor: The directory that replaces users' own.
-            clear: Whether to remove the users' directories; files of other programs stay there.
+            clear: Whether to remove the ledger's files and the users' directories; a directory with other files stays.
 
         Raises:
             OSError: When a file cannot be written, or no descriptor is left.
@@ -403,8 +428,11 @@ class StateDirectory:
 def find(environ: Mapping[str, str]) -> StateDirectory:
     """Find the state directory for an environment, and check an existing one; a missing directory is not made.
 
+    The check may write to the directory: see :meth:`StateDirectory.open`.
+
     Raises:
         StateDirectoryError: When the directory cannot be trusted, or the environment names a relative path.
+        LedgerError: When a system call fails.
     """
     found, others = places(environ)
     return StateDirectory(found, others)

@@ -32,7 +32,17 @@ File = tuple[int, int]
 
 
 def end_lease(state: StateDirectory, lease_id: str, *, grace: float, force: bool) -> tuple[int, ...]:
-    """End the processes of a lease and remove its files; see :meth:`anyaccel.ledger.Ledger.end_lease`."""
+    """End the processes of a lease and remove its files; see :meth:`anyaccel.ledger.Ledger.end_lease`.
+
+    Returns:
+        Sorted ids of the signalled processes.
+
+    Raises:
+        NoStateDirectoryError: When there is no state directory.
+        LeaseNotFoundError: When no active lease has this id.
+        LeasePermissionError: When the lease belongs to another user, and this process is not root's.
+        LedgerError: When the lease is still held in the end, is held by this process, or is on behalf of others.
+    """
     with state.opened() as directory:
         files, owner = _files(state, directory, lease_id)
         for lease in files:
@@ -59,7 +69,17 @@ def end_lease(state: StateDirectory, lease_id: str, *, grace: float, force: bool
 
 
 def drop_lease(state: StateDirectory, lease_id: str) -> tuple[int, ...]:
-    """Free the devices of an own lease; see :meth:`anyaccel.ledger.Ledger.drop_lease`."""
+    """Free the devices of an own lease without ending processes; see :meth:`anyaccel.ledger.Ledger.drop_lease`.
+
+    Returns:
+        Sorted ids of the visible processes, other than this one, that still run with the devices.
+
+    Raises:
+        NoStateDirectoryError: When there is no state directory.
+        LeaseNotFoundError: When no active lease has this id.
+        LeasePermissionError: When the lease belongs to another user, also for root.
+        LedgerError: When a system call fails; or when the files are removed, but a process keeps the lock on a device.
+    """
     with state.opened() as directory:
         files, owner = _files(state, directory, lease_id)
         if os.geteuid() != owner:
@@ -96,7 +116,8 @@ def _files(state: StateDirectory, directory: int, lease_id: str) -> tuple[list[L
     Raises:
         LeaseNotFoundError: When no active lease has this id.
         LeasePermissionError: When the lease belongs to another user, and this process is not root's.
-        LedgerError: When several other users have files with this id.
+        LedgerError: When several other users have files with this id, also for root.
+        FileNotFoundError: When the lease is released during the call.
     """
     files = _select_active(directory, read(directory).find_lease(lease_id))
     owners = {os.stat(lease.name, dir_fd=directory, follow_symlinks=False).st_uid for lease in files}
@@ -123,19 +144,22 @@ def _files(state: StateDirectory, directory: int, lease_id: str) -> tuple[list[L
 
 
 def _ownerless(directory: int, lease: LeaseName) -> Tenure | None:
-    """Return the tenure of a lease that no process holds; None for another lease."""
+    """Return the tenure of a lease that lasts by the tenure alone; None for any other lease."""
     state = find_states(directory, (lease,))[lease.name]
     return read_tenure(directory, lease) if state.life is Life.ON_BEHALF else None
 
 
 def _select_active(directory: int, files: Iterable[LeaseName]) -> list[LeaseName]:
-    """Return the leases that have not ended."""
+    """Return the leases that have not ended, after tests of locks and, if needed, a scan of all processes."""
     found: dict[str, LeaseState] = find_states(directory, files := tuple(files))
     return [lease for lease in files if found[lease.name].life is not Life.OVER]
 
 
 def _find_holders(directory: int, files: Iterable[LeaseName], visit: Visit) -> bool:
     """Visit each other process with the lock of a file or with a mark, as the kernel confirms; skip missing files.
+
+    A process with both is visited twice. For a lock, the second argument of ``visit`` confirms always; for a mark, the
+    mark is read again. Processes that this process may not inspect are passed over.
 
     Returns:
         Whether the scan for marks was complete.
@@ -158,7 +182,10 @@ def _locked(files: set[File]) -> Iterator[tuple[int, int]]:
 
 
 def _device_locks(directory: int, files: Iterable[LeaseName]) -> set[File]:
-    """Return the inodes of devices that the leases' bodies name as locked beside the leases' files."""
+    """Return the inodes of devices that the leases' bodies name as locked beside the leases' files.
+
+    Missing paths and unreadable bodies are skipped.
+    """
     found = set()
     for lease in files:
         for path in read_locks(read_body(directory, lease.name)):
@@ -169,9 +196,9 @@ def _device_locks(directory: int, files: Iterable[LeaseName]) -> set[File]:
 
 
 def _unlock(pid: int, files: set[File]) -> bool:
-    """Unlock files of an own process through copies of its descriptors; return False if copying fails.
+    """Unlock files of an own process, exclusively or shared locked, through copies of its descriptors.
 
-    A process that has ended, or holds no lock on the files, is no failure.
+    Return False if copying or unlocking fails; a process that has ended, or holds no lock on the files, is no failure.
     """
     descriptors = [number for _, number in open_files(files, pid) if has_lock(pid, number, shared=True)]
     if not descriptors:
@@ -196,6 +223,8 @@ def _still_held(
     lease: LeaseName, owner: int, ours: Iterable[int], others: Iterable[int], seconds: float
 ) -> LedgerError:
     """Make the error for a lease that is still active, with the reason and the way out.
+
+    Without the owner's or foreign processes, the error names the process in the lease's name if that process lives.
 
     Args:
         lease: A file of the lease.

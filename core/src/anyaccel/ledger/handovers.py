@@ -42,7 +42,7 @@ class HandoverFile:
 
     @property
     def changed(self) -> bool:
-        """Whether the device may not be in its idle state."""
+        """Whether the device may not be in its idle state: the file is not empty, also since an earlier boot."""
         return os.fstat(self._descriptor).st_size > 0
 
     @property
@@ -51,19 +51,25 @@ class HandoverFile:
         return (_parse(os.pread(self._descriptor, 64, 0)) or ("", ""))[1] == "given"
 
     def write(self, lease: str, state: str) -> None:
-        """Write the identity of a lease, and the state: ``changing`` before, ``given`` after a call of the vendor."""
+        """Write the identity of a lease, and the state: ``changing`` before, ``given`` after a call of the vendor.
+
+        Raises:
+            OSError: When the file cannot be written.
+        """
         data = f"{boot()} {lease} {state}\n".encode()
         os.pwrite(self._descriptor, data, 0)
         os.ftruncate(self._descriptor, len(data))
 
     def clear(self) -> None:
-        """Write that the device is in its idle state."""
+        """Empty the file: the device is in its idle state."""
         os.ftruncate(self._descriptor, 0)
 
 
 @contextlib.contextmanager
 def lock_handovers(state: StateDirectory, devices: Iterable[str]) -> Iterator[dict[str, HandoverFile]]:
     """Context with the open and locked files of devices, by their names in the ledger.
+
+    A missing state directory and missing files are made. The end of the context unlocks the files.
 
     Raises:
         LedgerBusyError: When another process keeps a file locked for ``LOCK_SECONDS``.
@@ -80,7 +86,9 @@ def lock_handovers(state: StateDirectory, devices: Iterable[str]) -> Iterator[di
 
 
 def list_unfinished(directory: int, listing: Listing) -> dict[str, str]:
-    """Return the devices that a holder left changed, with the identity of its lease, sorted by device.
+    """Return the devices that a holder left changed in this boot, with the identity of the lease, sorted by device.
+
+    Devices with an active lease are left out.
 
     Args:
         directory: Descriptor of the state directory.
@@ -94,7 +102,10 @@ def list_unfinished(directory: int, listing: Listing) -> dict[str, str]:
 
 
 def _list_changed(directory: int) -> dict[str, str]:
-    """Return the devices that a vendor has changed for a holder in this boot, with the identity of its lease."""
+    """Return the devices that a vendor has changed for a holder in this boot, with the identity of the lease.
+
+    An interrupted change counts, too. Files that cannot be read are skipped.
+    """
     found = {}
     for name in os.listdir(directory):
         if not name.startswith(PREFIX) or (device := decode(name.removeprefix(PREFIX))) is None:
@@ -110,7 +121,7 @@ def _list_changed(directory: int) -> dict[str, str]:
 
 
 def _parse(data: bytes) -> tuple[str, str] | None:
-    """Return the lease and the state that a file names; None for an idle device, and for a file of an earlier boot."""
+    """Return the lease and the state that a file names; None for an idle device, an earlier boot, or other content."""
     match = _CONTENT.fullmatch(data)
     if match is None or match["boot"].decode() != boot():
         return None
@@ -142,10 +153,10 @@ def _open(directory: int, name: str, *, shared: bool) -> int:
 
 
 def _lock(descriptor: int, device: str) -> None:
-    """Lock the file of a device.
+    """Lock the file of a device, polling.
 
     Raises:
-        LedgerBusyError: When another process keeps the lock.
+        LedgerBusyError: When another process keeps the lock for ``LOCK_SECONDS``.
     """
     deadline = time.monotonic() + LOCK_SECONDS
     while True:

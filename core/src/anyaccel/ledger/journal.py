@@ -72,7 +72,7 @@ class Used(Value):
 
     @property
     def was_idle(self) -> bool:
-        """Whether the device was idle for more than half of the observed time."""
+        """Whether the device was idle for more than half of the observed time; False if nothing was observed."""
         return self.idle > self.observed / 2
 
 
@@ -111,12 +111,15 @@ class JournalEntry(Value):
 
     @property
     def device_seconds(self) -> float:
-        """Seconds of the lease, times the number of devices; a share counts as a fraction of a device."""
+        """Seconds for which the devices were held, times their number; a share counts as a fraction of a device."""
         return self.held * sum(used.units for used in self.devices) / 10_000
 
 
 def write(entry: JournalEntry, environ: Mapping[str, str] | None = None) -> bool:
     """Append a line to the journal of this user: to the first possible file of several, which is made if missing.
+
+    In the machine's directory the line has the user's usage, too, if the machine counts past use. A full file is put
+    aside first. No error is raised.
 
     Args:
         entry: The ended lease.
@@ -124,7 +127,7 @@ def write(entry: JournalEntry, environ: Mapping[str, str] | None = None) -> bool
             environment of this process when None.
 
     Returns:
-        Whether the line was written. False for a line over 16 KiB, or if no file can be written.
+        Whether the line was written. False for a line over 16 KiB, if no file can be opened, or if a write fails.
     """
     try:
         for path, mode in _own_files(os.environ if environ is None else environ):
@@ -175,9 +178,10 @@ def read_usage(half_life: float) -> dict[int, Usage]:
 
 
 def read(environ: Mapping[str, str] | None = None, *, since: float = 0.0) -> Iterator[JournalEntry]:
-    """Read the journals that this user may see: the machine's files, and the user's own.
+    """Read the journals that this user may see: the machine's files, and the user's own; lazily.
 
-    Files that cannot be read, and lines that are no lease, are skipped. Leases come in the order of the files.
+    Files that cannot be opened, and lines that are no lease, are skipped; of a file, at most 16 MiB are read. Leases
+    come in the order of the files: of the machine's, by name; of the user's own, the older first.
 
     Args:
         environ: As for :func:`write`.
@@ -193,7 +197,10 @@ users this takes 0.25 ms, and 3.6 ms without this cache."""
 
 
 def _file_usage(path: str, user: int, half_life: float) -> Usage:
-    """Return the usage at the end of a file of a user, or of the file that was put aside if that is new.
+    """Return the usage at the end of a file of a user, or of the file that was put aside if the former has none.
+
+    A file counts if not empty, regular, readable for every user, and of the given user. Without such a file the usage
+    is 0. The result is remembered until the file changes.
 
     Args:
         path: The file.
@@ -227,8 +234,8 @@ def _identity(found: os.stat_result) -> tuple[int, ...]:
 def _last_usage(fd: int, size: int, half_life: float) -> Usage:
     """Return the usage after the last line of a file.
 
-    The last line with a total for this half-life counts, and each lease after it. Without such a line in the last
-    MiB, the leases there count.
+    The last line with a total for this half-life counts, and each lease after that. Without such a line in the last
+    MiB, the leases there count; without leases the usage is 0.
     """
     for most in (_LONGEST_LINE, _TAIL_BYTES):
         start = max(0, size - most)
@@ -249,13 +256,16 @@ def _last_usage(fd: int, size: int, half_life: float) -> Usage:
 
 
 def _with_entry(usage: Usage, entry: JournalEntry, half_life: float) -> Usage:
-    """Return a user's usage with another ended lease."""
+    """Return a user's usage with another ended lease, at its end; an end in the future counts as now."""
     devices = sum(used.units for used in entry.devices) / 10_000
     return usage.with_lease(devices, entry.held, min(entry.ended, time.time()), half_life)
 
 
 def _total(value: object, half_life: float) -> Usage | None:
-    """Decode the usage in a line; None if it is implausible or for another half-life. A time to come counts as now."""
+    """Decode the usage in a line: a list of half-life, seconds and time since 1970. A time to come counts as now.
+
+    None for anything else, or for another half-life.
+    """
     if not isinstance(value, list) or len(value) != 3 or value[0] != half_life:  # noqa: PLR2004
         return None
     seconds, at = read_number(value[1]), read_number(value[2])
@@ -263,7 +273,10 @@ def _total(value: object, half_life: float) -> Usage | None:
 
 
 def _line(entry: JournalEntry, usage: Usage | None = None, half_life: float | None = None) -> bytes:
-    """Encode an entry as a line of JSON, with rounded times, at most 128 devices, and the user's usage if given."""
+    """Encode an entry as a line of JSON, with at most 128 devices, and the user's usage if given.
+
+    Seconds are rounded to milliseconds. Texts are cut to 250 characters; the user is left out.
+    """
     words = {
         "v": VERSION,
         "lease": entry.lease,
@@ -285,7 +298,7 @@ def _line(entry: JournalEntry, usage: Usage | None = None, half_life: float | No
 
 
 def _words(used: Used) -> list[Any]:
-    """Encode a device, with its utilization if known."""
+    """Encode a device as a list of 3 fields, or of 7 if utilization or memory use was observed; rounded."""
     held = [used.device, used.type, used.units]
     if not used.observed and used.memory_peak_bytes is None:
         return held
@@ -294,7 +307,10 @@ def _words(used: Used) -> list[Any]:
 
 
 def is_machine_wide() -> bool:
-    """Return whether the machine's directory is fit: root owns it, and no user can remove files of other users."""
+    """Return whether the machine's directory exists and is fit.
+
+    Fit means that root owns it, and that no user can remove files of other users.
+    """
     try:
         found = os.stat(MACHINE_DIRECTORY, follow_symlinks=False)
     except OSError:
@@ -312,6 +328,7 @@ def own_file(environ: Mapping[str, str]) -> str:
 def _own_files(environ: Mapping[str, str]) -> Iterator[tuple[str, int]]:
     """Yield the possible files for this user's lines, best first, each with the mode of a new file.
 
+    In the machine's directory, if fit and writable, ten names are possible. The user's own file is the last.
     The directory of the user's own file is made before its path is yielded.
 
     Raises:
@@ -328,7 +345,7 @@ def _own_files(environ: Mapping[str, str]) -> Iterator[tuple[str, int]]:
 
 
 def _all_files(environ: Mapping[str, str]) -> Iterator[str]:
-    """Yield the paths of possible journals: the machine's, then the user's own, the older file first."""
+    """Yield the paths of possible journals: the machine's by name, then the user's own, of these the older first."""
     if is_machine_wide():
         with contextlib.suppress(OSError):
             for name in sorted(os.listdir(MACHINE_DIRECTORY)):
@@ -340,13 +357,15 @@ def _all_files(environ: Mapping[str, str]) -> Iterator[str]:
 
 
 def _append(path: str, entry: JournalEntry, mode: int, half_life: float | None) -> bool:
-    """Append an entry to a file of this user; a full file is renamed first.
+    """Append an entry to a file of this user, made if missing; a full file is renamed to ``.1`` first.
+
+    The rest of an earlier write that was cut off gets a line of its own.
 
     Args:
         path: The file.
         entry: The entry.
         mode: Permissions of a new file, whatever the umask is.
-        half_life: The half-life of the usage in the line; None for a line without usage.
+        half_life: The half-life in seconds of the usage in the line; None for a line without usage.
 
     Returns:
         False if the file cannot be opened, is not regular, or belongs to another user, if the line is over 16 KiB, or
@@ -387,7 +406,7 @@ def _append(path: str, entry: JournalEntry, mode: int, half_life: float | None) 
 
 
 def _lock_briefly(fd: int) -> None:
-    """Lock a file, so that no other process of the user adds to the same usage; give up within 40 ms.
+    """Lock a file until its close, so that no other process of the user adds to the same usage; give up after 40 ms.
 
     Every user who can read the file can lock it: so a lock that stays must not keep a lease from its end. Without the
     lock, the usage may miss a lease that ends at this moment.
@@ -423,7 +442,7 @@ def _other(path: str, known: os.stat_result) -> bool:
 def _entries(path: str, since: float) -> Iterator[JournalEntry]:
     """Yield the leases of a file that ended at ``since`` or later; none if the file cannot be opened.
 
-    At most 16 MiB are read, and the lines count for the owner of the file.
+    At most 16 MiB are read; a line over 16 KiB is skipped. The lines count for the owner of the file.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -443,7 +462,10 @@ def _entries(path: str, since: float) -> Iterator[JournalEntry]:
 
 
 def _entry(words: Mapping[str, Any], user: str) -> JournalEntry | None:
-    """Decode a line, of any writer; None for anything but a lease. Implausible optional values are left out."""
+    """Decode a line, of any writer; None for another version, or if a time is implausible.
+
+    Other implausible values are replaced by their defaults; texts are cut to 250 characters.
+    """
     if words.get("v") != VERSION:
         return None
     times = [read_number(words.get(name)) for name in ("began", "ended", "held", "waited")]
@@ -478,7 +500,10 @@ def _used(value: Any) -> Iterable[Used]:
 
 
 def _fared(observed: object, utilization: object, idle: object, memory: object) -> dict[str, Any]:
-    """Decode the utilization of a device as fields of :class:`Used`; implausible values are left out."""
+    """Decode the utilization of a device as fields of :class:`Used`; implausible values are left out.
+
+    If seconds, utilization or idle time are implausible or 0 s were observed, these three are left out together.
+    """
     found: dict[str, Any] = {}
     seconds, busy, stood = read_number(observed), _share(utilization), read_number(idle)
     if seconds and busy is not None and stood is not None:
@@ -489,7 +514,7 @@ def _fared(observed: object, utilization: object, idle: object, memory: object) 
 
 
 def _count(value: object) -> int:
-    """Return a plausible positive number; 0 for anything else."""
+    """Return a positive whole number below 2**40; 0 for anything else."""
     return value if type(value) is int and 0 < value < 1 << 40 else 0
 
 

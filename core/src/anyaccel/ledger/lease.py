@@ -113,7 +113,7 @@ class Lease:
 
     @property
     def id(self) -> str:
-        """Identity, as shown by ``anyaccel status``."""
+        """Identity, as shown by ``anyaccel status``: the nonce without the tag of the boot."""
         return self._nonce.removeprefix(boot())
 
     @property
@@ -128,7 +128,7 @@ class Lease:
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """Descriptors that carry the lease, for ``pass_fds`` of a worker.
+        """Descriptors that carry the lease, for ``pass_fds`` of a worker; none after the release.
 
         The kernel closes descriptors of a killed process from the highest number down, so a worker must have these
         before it opens its devices: then the devices are closed before the lease ends.
@@ -142,7 +142,10 @@ class Lease:
 
     @property
     def intact(self) -> bool:
-        """Whether other processes can see the lease; False if released, or if a file was removed by another process."""
+        """Whether other processes can see the lease; False if released, or if a file was removed by another process.
+
+        True for a lease without devices.
+        """
         return not self.released and all(os.fstat(file.fd).st_nlink > 0 for file in self._files.values())
 
     def inherit(self) -> tuple[int, ...]:
@@ -156,14 +159,14 @@ class Lease:
         return self.fds
 
     def _rename(self, owner: tuple[int, int], mark: Mark) -> None:
-        """Rename the files, with the directory locked.
+        """Rename the files, with the directory locked; after an error, files may have the new name already.
 
         Args:
             owner: Process id and start time of the new holder; zeros if only carriers of the mark keep the lease.
             mark: The new mark.
 
         Raises:
-            LedgerError: When the directory stays locked, or a file cannot be renamed.
+            LedgerError: When the directory stays locked for ``BUSY_SECONDS``, or a file cannot be renamed.
         """
         with self._state.opened(make=True) as directory:
             if not self._state.lock(directory, BUSY_SECONDS):
@@ -179,7 +182,7 @@ class Lease:
         """Hand the lease over to started processes; the last process with the mark or the descriptors ends the lease.
 
         This process closes its descriptors. If the files cannot be renamed, a warning is logged, and the lease also
-        lasts until this process ends. Files of ended leases are removed.
+        lasts until this process ends. Files of this lease that no process keeps any more are removed.
 
         Args:
             mark: Mark of the processes that were started with the devices: the lease's own, or a mark drawn inside the
@@ -190,7 +193,7 @@ class Lease:
             closes its copies.
 
         Raises:
-            LedgerError: When the state directory cannot be read in the end.
+            LedgerError: When the state directory cannot be read in the end; the lease is handed over nevertheless.
         """
         if self.released or self._owner != os.getpid():
             self._close()
@@ -210,8 +213,10 @@ class Lease:
     def quarantine(self, reason: str) -> None:
         """Publish the reason why the devices are kept although no process uses them. A failed write is ignored.
 
+        No effect on a released lease.
+
         Args:
-            reason: The reason, for display.
+            reason: The reason, for display; cut to 250 characters.
         """
         for file in list(self._files.values()):
             with contextlib.suppress(OSError):  # without space the reason is lost, but the devices are kept
@@ -220,7 +225,8 @@ class Lease:
     def release(self) -> None:
         """Release the devices. Needs neither the lock of the ledger nor free space; a second call has no effect.
 
-        A file that cannot be removed is logged as a warning. A forked child only closes its copies.
+        The lease ends, even if other processes still have its descriptors or carry its mark. A file that cannot be
+        removed is logged as a warning. A forked child only closes its copies.
         """
         try:
             self._release()
@@ -229,7 +235,10 @@ class Lease:
             raise
 
     def _release(self) -> None:
-        """Unlock the devices, then close and remove the files; in a forked child, only close."""
+        """Unlock the devices, then close and remove the files, also copies made again; in a forked child, only close.
+
+        A second call does the steps that an interrupt has left.
+        """
         ours = self._owner == os.getpid()
         if ours:
             self._device_locks.unlock()
@@ -241,7 +250,10 @@ class Lease:
         self._close()
 
     def _close(self) -> None:
-        """Close the files and device locks of this process; copies in other processes still carry the lease."""
+        """Close the files and device locks of this process, so that :attr:`released` is true.
+
+        No file is removed; copies of the descriptors in other processes still carry the lease.
+        """
         for file in list(self._files.values()):
             file.close()
         self._device_locks.close()

@@ -12,7 +12,10 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 def _cap() -> None:
-    """Install the caps of ``caps.py`` beside this directory, loaded by path: this interpreter may lack anyaccel."""
+    """Install the caps of ``caps.py`` beside this directory, loaded by path: this interpreter may lack anyaccel.
+
+    Exceptions pass through: the caller prints them.
+    """
     path = os.path.join(os.path.dirname(_HERE), "caps.py")
     spec = importlib.util.spec_from_file_location("_anyaccel_caps", path)
     if spec is not None and spec.loader is not None:
@@ -22,7 +25,10 @@ def _cap() -> None:
 
 
 def _chain() -> None:
-    """Take this directory off the module path, and run the next ``sitecustomize`` on the path, if there is one."""
+    """Take this directory off the module path, and run the next ``sitecustomize`` on the path, if any, in its place.
+
+    Exceptions of that module pass through.
+    """
     sys.path[:] = [path for path in sys.path if path != _HERE]
     spec = PathFinder.find_spec("sitecustomize", sys.path)
     if spec is not None and spec.loader is not None:
