@@ -77,8 +77,8 @@ def test_a_new_project_and_the_example_work_in_a_clean_environment(anyaccel, tmp
         tests = run(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", cwd=tmp_path / project, env=alone)
         # The checks of optional hooks are skipped.
         assert re.search(r"^\d+ passed(, \d+ skipped)? in", tests, re.MULTILINE), tests
-        types = (python, "-m", "mypy", f"--cache-dir={tmp_path / 'types'}", "src", "tests")  # stubs are read once for all
-        assert "Success" in run(*types, cwd=tmp_path / project)
+        cache = f"--cache-dir={tmp_path / 'types'}"  # the stubs of the standard library are read once for all projects
+        assert "Success" in run(python, "-m", "mypy", cache, "src", "tests", cwd=tmp_path / project)
     cli = (python, "-m", "anyaccel")
     listed = json.loads(run(*cli, "plugins", "--json"))["plugins"]
     assert [(plugin["vendor"], plugin["state"], plugin["resource"]) for plugin in listed] == [
