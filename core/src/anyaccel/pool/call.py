@@ -271,7 +271,7 @@ class CallFuture(AwaitableFuture[T]):
 
 
 def _on_cancelled(call: Call) -> None:
-    """Report the cancellation to other waiters, and call the call's ``on_cancel``; runs in the reactor's thread."""
+    """Report a cancellation to the waiters, and call the call's ``on_cancel``; runs in the reactor's thread."""
     call.future.notify_cancelled()
     call.on_cancel(call)
 

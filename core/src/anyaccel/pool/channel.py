@@ -120,7 +120,7 @@ def receive(channel: socket.socket, *, wait: bool = True, passes: bool = True) -
         BlockingIOError: When there is none and ``wait`` is False.
         ValueError: When the packet is empty, cut short, not one of our messages, or passes descriptors without leave,
             or its shared memory is too small or not sealed; all descriptors are closed.
-        OSError: When its memory cannot be mapped.
+        OSError: When its descriptor is not of shared memory, or the memory cannot be mapped.
     """
     flags = _CLOSE_ON_EXEC if wait else _CLOSE_ON_EXEC | _NO_WAIT
     try:
@@ -151,7 +151,8 @@ def _unpack(packet: bytes, descriptors: array[int]) -> Message:
     Raises:
         ValueError: When the packet is not one of our messages, or its shared memory is too small or not sealed; all
             descriptors are closed.
-        OSError: When its memory cannot be mapped; all descriptors are closed.
+        OSError: When its descriptor is not of shared memory, or the memory cannot be mapped; all descriptors are
+            closed.
     """
     kind, form, number = _HEAD.unpack_from(packet)
     if form not in (_INLINE, _SHARED) or (form == _SHARED and not descriptors):
@@ -175,7 +176,7 @@ def _send(channel: socket.socket, packet: bytes, descriptors: Sequence[int]) -> 
 
 
 def _hung_up(channel: socket.socket) -> bool:
-    """Return whether the other side has closed the channel: an empty packet of a faulty worker is read as the same."""
+    """Return whether the other side has closed the channel; an empty packet of a faulty worker is no such end."""
     poll = select.poll()
     poll.register(channel, select.POLLRDHUP)
     return bool(poll.poll(0))

@@ -122,7 +122,7 @@ class WorkerLease(OpenLease):
 
     @property
     def lease_id(self) -> str:
-        """Id of the lease for other processes; empty if the lease is private."""
+        """Id of the lease for other processes; empty if the lease is private, or there is none."""
         return self.lease.id if self.lease and not self._private else ""
 
     @property

@@ -144,7 +144,7 @@ class CallQueue:
 
 
 class Broker:
-    """The devices of one machine and the calls that wait for them: one broker for all pools of this process.
+    """The devices of a machine, and the calls that wait for devices, of all pools of this process.
 
     Args:
         inventory: The machine.
@@ -237,7 +237,7 @@ class Broker:
             reactor().call_soon(self._serve_all)
 
     def _serve_all(self) -> None:
-        """Serve the queues step by step."""
+        """Serve the queues step by step until nothing can be done now."""
         self._due = False
         while self._queues and self._serve_one():
             pass
@@ -246,10 +246,10 @@ class Broker:
         """Do a single step for the oldest queue that permits a step.
 
         The step is to send a call to an idle worker, to launch a worker, to request devices, or to evict an idle worker
-        from a full pool. Devices are not requested for a queue that has asked since the last release.
+        from a full pool. Devices are not requested again for a queue that was refused after the last release.
 
         Returns:
-            False if there is nothing to do.
+            Whether a step was done.
         """
         for queue in self._list_queues():
             engine, resolved = queue.engine, queue.resolved
@@ -272,7 +272,10 @@ class Broker:
         return False
 
     def _launch(self, queue: CallQueue, lease: WorkerLease | None) -> None:
-        """Launch a worker with a lease, or without devices, for the first call of a queue."""
+        """Remove the first call of a queue, and launch a worker for the call, with a lease or without devices.
+
+        If vendors must change the devices before, a thread has this done, and the launch follows later.
+        """
         call = self._pop(queue)
         worker = queue.engine.add_worker(call, lease)
         if lease is None or lease.handover is None:
@@ -323,7 +326,7 @@ class Broker:
         )
 
     def _find_queue(self, engine: LocalEngine, call: Call) -> CallQueue:
-        """Return the queue for a call; make it if there is none.
+        """Return the queue for a call; make a queue if there is none, and resolve the request once per kind.
 
         Raises:
             UnknownNameError, NeverFitsError: When the request of a new queue can never be served.
@@ -342,7 +345,8 @@ class Broker:
     def _pop(self, queue: CallQueue) -> Call:
         """Remove and return the first call of a queue, which must exist.
 
-        An empty queue is dropped. The place in the machine's queue is given up if the next call must not overtake.
+        An empty queue is dropped. The place in the machine's queue is given up if the next call would overtake an older
+        call of another queue.
         """
         call = queue.calls.popleft()
         if queue.first() is None:
@@ -358,19 +362,22 @@ class Broker:
         queue.leave_machine_queue()
 
     def why(self, request: Request) -> Verdict:
-        """Explain what a request waits for on this machine, by the leases that this broker sees; any thread may ask."""
+        """Judge whether a new request would get devices now, and why not, by the leases and requests of this ledger.
+
+        Any thread may ask.
+        """
         return why(request, inventory=self.inventory, environ=self._environ)
 
     # Devices
 
     def _request_devices(self, queue: CallQueue, resolved: LocalRequest) -> None:
-        """Try to get devices for the first call of a queue, and launch the call.
+        """Try to get devices for the first call of a queue, and launch the call; then have all queues served.
 
-        Otherwise an idle worker is evicted, and a retry is arranged. An error fails the call. Devices that are granted
-        after a cancellation, or although an older call competes by now, are released.
+        Otherwise an idle worker with such devices is evicted, and a retry is arranged. An error fails the call. Devices
+        that are granted after a cancellation, or although an older call competes by now, are released.
 
         Args:
-            queue: The queue; without a pending call, only its timer and watches are cancelled.
+            queue: The queue. Its timer and watches are cancelled first; without a pending call, nothing else is done.
             resolved: Its request.
         """
         queue.stop_watching()
@@ -398,8 +405,9 @@ class Broker:
         """Attempt to get a lease from the ledger for the first call of a queue, starting an acquisition if needed.
 
         Returns:
-            The lease, with a usage meter unless leases are private; None if the devices are in use. Then the
-            acquisition keeps its place in the machine's queue, and the ledger is watched.
+            The lease, with a usage meter unless leases are private, and with the handover planned and not begun; None
+            if the devices are in use, or an earlier request is ahead. Then the acquisition keeps its place in the
+            machine's queue, and the ledger is watched.
 
         Raises:
             AnyaccelError: When the request cannot be granted, or the lease in which the broker was made has been
@@ -427,7 +435,11 @@ class Broker:
         return opened
 
     def _watch_ledger(self, queue: CallQueue, resolved: LocalRequest, acquisition: Acquisition) -> None:
-        """Repeat the attempt after a relevant change of the ledger, or after the acquisition's pause."""
+        """Have the devices requested again after a relevant change of the ledger, or after a pause.
+
+        Sets the queue's timer and watches. The pause is the acquisition's, or :data:`IMPATIENT_SECONDS` without a
+        watch.
+        """
         loop = reactor()
         queue.watched = acquisition.descriptors()
         # Without a ticket, the acquisition would look again within a millisecond. Releases of this process serve the
@@ -454,7 +466,8 @@ class Broker:
         """Keep a worker without work for later calls, and serve the queues.
 
         It is shut down instead if another process waits for its devices. The first idle worker with devices starts
-        periodic checks. If queues compete for the worker's devices, an idle worker is evicted for the oldest of them.
+        periodic checks. If queues with room compete for the worker's devices, an idle worker is evicted for the oldest
+        of these queues.
         """
         worker.idle_since = time.monotonic()
         self._idle.append(worker)
@@ -473,15 +486,15 @@ class Broker:
         self.serve()
 
     def forget_worker(self, worker: WorkerProcess) -> None:
-        """Remove a worker that ends from the idle and evicted workers, if it is one."""
+        """Remove a worker from the idle and the evicted workers; no effect on any other worker."""
         self._evicted.discard(worker)
         if worker in self._idle:
             self._idle.remove(worker)
 
     def _take_idle(self, engine: LocalEngine, alike: int) -> WorkerProcess | None:
-        """Remove and return the most recently used idle worker for calls of a kind; None if there is none.
+        """Remove and return the most recently used idle worker of a pool for calls of a kind; None if there is none.
 
-        So other workers reach their idle time.
+        So the least used workers reach their idle time.
         """
         # A linear search: the list is no longer than the number of processes.
         for place in range(len(self._idle) - 1, -1, -1):
@@ -507,8 +520,8 @@ class Broker:
     def _evict_for(self, queue: CallQueue) -> None:
         """Evict the least recently used of the idle workers whose devices a queue competes for.
 
-        None is evicted while another one ends. One at a time: its devices may suffice, and their release serves the
-        queue again.
+        No effect while an evicted worker with such devices is still ending. One at a time: its devices may suffice, and
+        their release serves the queue again.
         """
         if self._idle:
             near = self.scope.excluded_by(queue.ids)
@@ -516,7 +529,7 @@ class Broker:
                 self._evict(*[worker for worker in self._idle if not worker.ids.isdisjoint(near)][:1])
 
     def _evict(self, *workers: WorkerProcess) -> None:
-        """Shut down idle workers."""
+        """Move workers from the idle to the evicted workers, and shut down each."""
         for worker in workers:
             self._idle.remove(worker)
             self._evicted.add(worker)
@@ -641,7 +654,7 @@ class WorkerProcess:
 
     @property
     def outstanding(self) -> list[Call]:
-        """Sent calls without an answer, in order; any thread may ask."""
+        """Calls that the worker was given and has not answered, in order; any thread may ask."""
         return list(self.running.values())
 
     @property
@@ -697,7 +710,7 @@ class WorkerProcess:
         Args:
             call: The call.
             ahead: Whether a process that was forked ahead may be taken.
-            refused: Why no process must be started; None if one may be.
+            refused: Exception that fails the call in place of a start; None to start.
         """
         engine, settings, lease = self.engine, self.engine.settings, self.lease
         self._ahead = ahead
@@ -784,7 +797,7 @@ class WorkerProcess:
     def _send_body(self, call: Call, body: Pickled) -> bool:
         """Send the message of a call, with the log file if any; return False if the process has exited.
 
-        In a pool with logs, the file is made here for a call without one.
+        In a pool with logs, the file is made here for a call without one. The call's future gets the path.
 
         Raises:
             OSError: When no memory or descriptor is left for the message, or the log file cannot be made.
@@ -852,7 +865,7 @@ class WorkerProcess:
     def stop(self, grace: float, *, answer: bool = True) -> None:
         """Have the process and its descendants ended, and return at once. The worker gets no more calls.
 
-        Without a process yet, :meth:`launch` ends the worker.
+        Without a process yet, a later :meth:`launch` fails the call and ends the worker.
 
         Args:
             grace: Seconds between SIGTERM and SIGKILL.
@@ -917,7 +930,9 @@ class WorkerProcess:
                 return
 
     def _read_message(self, *, last: bool = False) -> bool:
-        """Handle an arrived message, and return whether there was one; distrust the process for an unreadable one.
+        """Handle an arrived message, and return True; return False if none can be read.
+
+        An unreadable message, such as one that passes descriptors, makes the process distrusted.
 
         Args:
             last: Whether the process has exited, so that an empty channel is at its end.
@@ -934,7 +949,8 @@ class WorkerProcess:
     def on_message(self, message: Message) -> None:
         """Handle an answer, a failed setup or a due notice; distrust the process for anything else.
 
-        READY starts the time limit of the first call. After a fault, messages are ignored.
+        Notices are due before the first answer. READY starts the time limit of the first call. After a fault, messages
+        are ignored.
         """
         kind, engine = message.kind, self.engine
         if self.fault:
@@ -954,8 +970,8 @@ class WorkerProcess:
         """Remove and return the call of an answer; None if the number is of no call here.
 
         Such a number makes the process distrusted, except for a second answer to the last call; any number makes the
-        process proven. The arguments of the call are dropped. The start of the following pipelined call is recorded. A
-        failed construction makes the worker end.
+        process proven. The arguments of the call are dropped. The start of the following pipelined call is recorded,
+        and its time limit begins. A failed construction makes the worker end.
         """
         call = self.running.pop(message.number, None)
         self.proven = True
@@ -1045,10 +1061,12 @@ class LocalEngine(Engine):
         return 4 * (self.settings.max_workers or (PROCESSORS if options.needs is None else MOST_DEVICES))
 
     def gang(self, options: Options, hosts: int, name: str, work: bytes) -> GangFuture[Any]:
-        """Run a pickled call as a gang of one, on this machine.
+        """Run a pickled call as a gang of one, on this machine; return the future of the list of the result.
 
         Raises:
             UsageError: When ``hosts`` is more than 1.
+            AnyaccelError: When no port is free for the meeting address.
+            MachineError, StateDirectoryError: As for :meth:`enter`.
             RuntimeError: When the pool was shut down, or belongs to the parent of this process.
             BrokenPoolError: When the pool is broken.
         """
@@ -1096,8 +1114,8 @@ class LocalEngine(Engine):
 
         The copy, with data too large for a packet, goes to shared memory at once, in the thread of the caller: a
         gigabyte copied by the reactor would delay every pool. The buffers are copied to private memory instead if
-        shared memory is exhausted, if :data:`MOST_STORED` calls wait, or if the call may be retried, because a worker
-        may write to what it is sent.
+        shared memory is exhausted, if :data:`MOST_STORED` calls are unfinished, or if the call may be retried, because
+        a worker may write to the arguments that it gets.
         """
         body = call.body
         if body is None or body.stored is not None or not (body.buffers or len(body.data) > MOST_INLINE):
@@ -1362,9 +1380,10 @@ _opening = renew_in_child(threading.Lock())
 
 
 def broker_of(machine: str | Machine | None, declare: Mapping[str, int] | None, *, shared: bool) -> Broker:
-    """Return the broker of a machine: the same one for all pools that live at the same time, inside of the same lease.
+    """Return the broker of a machine; pools that live at the same time share a broker.
 
-    A new broker detects the machine.
+    That is so for equal arguments, and the same state directory and lease in the environment. A new broker detects the
+    machine.
 
     Args:
         machine: The machine; see :func:`anyaccel.detect`.
