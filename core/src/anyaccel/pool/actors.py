@@ -59,6 +59,7 @@ class ActorGroup(Callee):
         Raises:
             RuntimeError: When the pool was shut down, or belongs to the parent of this process.
             BrokenPoolError: When the pool is broken.
+            AnyaccelError: When the engine cannot take calls, for instance without a machine; see its ``enter``.
         """
         for state in self._first:
             self._core.enter(state.construction, self._work)

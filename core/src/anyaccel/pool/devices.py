@@ -132,7 +132,7 @@ class WorkerLease(OpenLease):
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        """Descriptors of the lease, active until the last copy is closed."""
+        """Descriptors of the lease, which is active until the last copy is closed; empty without a lease."""
         return self.lease.fds if self.lease else ()
 
     def quarantine(self, reason: str) -> None:

@@ -365,6 +365,10 @@ class Broker:
         """Judge whether a new request would get devices now, and why not, by the leases and requests of this ledger.
 
         Any thread may ask.
+
+        Raises:
+            ConfigurationError: When the machine's configuration is invalid or untrusted.
+            StateDirectoryError: When the ledger cannot be read.
         """
         return why(request, inventory=self.inventory, environ=self._environ)
 
@@ -626,7 +630,8 @@ class WorkerProcess:
     def ended(self, gone: Gone) -> None:
         """Handle the last messages of the process, then its end.
 
-        The timer is cancelled, the control group is removed, and the engine requeues or fails the calls.
+        The timer is cancelled, the control group is removed, which tells of a kill for memory, and the engine requeues
+        or fails the calls.
         """
         self.ending = True
         self._process.shut(socket.SHUT_RDWR)  # from now on, sends fail instead of filling a channel without a reader
@@ -762,8 +767,8 @@ class WorkerProcess:
 
         A call that is not pending any more is not sent; the worker gets its next call instead, unless ``fresh``. After
         the last of ``max_calls``, the channel is shut down, so that the worker exits after its answer. If no memory or
-        descriptor is left, the call fails and the worker is stopped. If the process has exited, the call stays unsent
-        in ``running``. The call's future gets the allocation.
+        descriptor is left, or the log file cannot be made, the call fails and the worker is stopped. If the process has
+        exited, the call stays unsent in ``running``. The call's future gets the allocation.
 
         Args:
             call: The call. Its arguments are dropped if it cannot be retried.
@@ -1061,7 +1066,7 @@ class LocalEngine(Engine):
         return 4 * (self.settings.max_workers or (PROCESSORS if options.needs is None else MOST_DEVICES))
 
     def gang(self, options: Options, hosts: int, name: str, work: bytes) -> GangFuture[Any]:
-        """Run a pickled call as a gang of one, on this machine; return the future of the list of the result.
+        """Run a pickled call as a gang of one, on this machine; return the future of a list with the result.
 
         Raises:
             UsageError: When ``hosts`` is more than 1.
@@ -1220,9 +1225,9 @@ class LocalEngine(Engine):
     def on_gone(self, worker: WorkerProcess, gone: Gone) -> None:
         """Requeue or fail the calls of an exited worker, release the devices, and serve the queues.
 
-        Calls that the worker never started, and calls with retries left, are requeued, and the others fail. A worker
-        that died unused is replaced at once, on the same devices. An actor dies with its worker, unless its
-        construction is run again.
+        Calls that the worker never started are requeued, and so are calls with retries left unless the worker was
+        stopped; the others fail. A worker that died unused is replaced at once, on the same devices. After a kill, the
+        devices may stay in quarantine for a while. An actor dies with its worker, unless its construction is run again.
         """
         self.members.discard(worker)
         self.broker.forget_worker(worker)
@@ -1285,10 +1290,10 @@ class LocalEngine(Engine):
         worker.stop(self.settings.grace, answer=False)
 
     def on_cancel(self, call: Call) -> None:
-        """Drop the arguments of a cancelled call, and take the call from the worker or the queue.
+        """Drop the arguments and the record of a cancelled call, and stop the worker that has the call.
 
-        A worker is stopped, except that of a method, which only skips the call unless it has started. Without a worker,
-        the queue is dropped if it is empty, and the queues are served.
+        The worker of a method is not stopped: it only skips the call unless it has started. Without a worker, the queue
+        is dropped if no pending call is left, and the queues are served.
         """
         worker = next((worker for worker in self.members if call.number in worker.running), None)
         call.body = None

@@ -192,8 +192,8 @@ class Engine(Protocol):
     def mark_broken(self, cause: BaseException, *others: Call) -> None:
         """Break the pool because a worker could not be set up: fail every call, also the calls in ``others``.
 
-        The first cause is kept for later calls. The engine is stopped: it takes no more calls, and ends every worker
-        with the grace period of the settings.
+        All fail with the same BrokenPoolError. The first cause is kept for later calls. The engine is stopped: it takes
+        no more calls, and ends every worker with the grace period of the settings.
         """
         error = BrokenPoolError(f"the pool is broken: setting up a worker failed with {type(cause).__name__}: {cause}")
         error.__cause__ = cause
