@@ -827,10 +827,10 @@ class WorkerProcess:
     def collect_unstarted(self, gone: Gone) -> list[Call]:
         """Return the pending calls never started by this process, which has exited; reset them, also cancelled ones.
 
-        If the worker was not stopped, unread messages are received, and their arguments restored to their calls. A
-        message that is still in the channel was never read. That proves it only for a process that has answered before,
-        or that was forked ahead and has not even read its setup. Any other process may have died of its setup, and so
-        would the next one.
+        Calls that were not sent count as never started. If the worker was not stopped, messages that the process has
+        not read are received; their calls count, too, and get the arguments back. That is so only for a process that
+        has answered before, or that was forked ahead and has not even read its setup: any other process may have died
+        of its setup, and so would the next one.
         """
         self.ending = True
         message = self._process.receive_unread() if gone.forked and not self.stopped else None
@@ -914,8 +914,8 @@ class WorkerProcess:
         """Make the error of a call of this name that the process did not answer.
 
         Returns:
-            A WorkerStartError if there was no process; else a BrokenWorkerError with the exit status and the known
-            reasons.
+            A WorkerStartError if there was no process; else a BrokenWorkerError with the exit status and the fault, or
+            else with the known reasons.
         """
         if not gone.forked:
             return WorkerStartError(f"no worker can be started for {name}: {gone.reason}")
