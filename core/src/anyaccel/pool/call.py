@@ -113,7 +113,7 @@ class InterruptibleCondition(_thread.RLock, threading.Condition):  # type: ignor
         """Return at once if ``pending`` returns False; else wait for :meth:`notify_all`, or until time is over.
 
         The caller does not hold the lock, and ``pending`` is not asked again after the wait. ``seconds`` is None for no
-        limit, else 0 or more.
+        limit, else 0 or more and at most ``threading.TIMEOUT_MAX``.
 
         :meth:`wait` is not interruptible: a signal handler may raise between the release of the lock and the statement
         that takes it again. Its caller then releases the lock twice, which is a RuntimeError. Here an exception of a
