@@ -60,10 +60,10 @@ class Callee:
         return self._core.settings.preparation.plain
 
     def call(self, method: Method, args: Any, kwargs: Any) -> CallFuture[Any]:
-        """Pickle a call of a method and queue it behind earlier calls; an exception of pickling fails the call.
+        """Pickle a call of a method, copy the buffers, and queue the call behind earlier calls.
 
         Returns:
-            The future of its result. If the actor is dead, it fails.
+            The future of its result. An exception of pickling, or the death of the actor, fails it.
 
         Raises:
             RuntimeError: When the actor was closed, or belongs to the parent of this process.
@@ -86,10 +86,10 @@ class Callee:
     def enter(self, call: Call) -> None:
         """Copy the arguments' buffers, and queue a call by a note to the reactor; any thread may.
 
-        A dead actor fails the call.
+        A dead actor fails the call, also after :meth:`close`.
 
         Raises:
-            RuntimeError: When the actor was closed, or belongs to the parent of this process.
+            RuntimeError: When the actor was closed and is not dead, or belongs to the parent of this process.
         """
         if self._core.foreign:
             self._core.check_open()
@@ -120,20 +120,26 @@ class Callee:
             self.closing = True
 
     def _close(self) -> None:
-        """Take no more calls, and shut down workers without work; the others are shut down after their last call."""
+        """Take no more calls, and shut down workers without work; each subclass defines how.
+
+        A worker with work is shut down by the engine after the last call.
+        """
         raise NotImplementedError
 
     def stop(self, grace: float) -> None:
-        """End at once, with so many seconds between SIGTERM and SIGKILL, without waiting for that; any thread may.
+        """Take no more calls, and have the reactor stop the workers; return before they end. Any thread may call it.
 
-        No effect in a forked child.
+        Calls without an answer fail. No effect in a forked child.
+
+        Args:
+            grace: Seconds between SIGTERM and SIGKILL.
         """
         if not self._core.foreign:
             reactor().call_soon(partial(self._stop, grace))
             self.closing = True
 
     def _stop(self, grace: float) -> None:
-        """Take no more calls, and stop the workers; calls that wait for the first one fail."""
+        """Take no more calls, and stop the workers; without a worker, fail the calls. Each subclass defines how."""
         raise NotImplementedError
 
     def _make_gone_error(self, death: WorkerError) -> BrokenWorkerError:
@@ -186,14 +192,20 @@ class ActorState(Callee):
             self.member.pull()
 
     def _close(self) -> None:
-        """Take no more calls, and shut down a worker without work; another one is shut down after its last call."""
+        """Take no more calls, and shut down a worker without work.
+
+        A worker that has calls, or is not made yet, is shut down by the engine after the last call.
+        """
         self.closing = True
         member = self.member
         if member is not None and not (member.outstanding or self.queue or member.ending):
             member.shut_down()
 
     def _stop(self, grace: float) -> None:
-        """Stop the worker; without one, fail the construction and the queued calls."""
+        """Take no more calls, and stop the worker.
+
+        Without a worker, fail the construction and the queued calls, and have the engine drop the construction.
+        """
         self.closing = True
         if self.member is not None:
             self.member.stop(grace)
@@ -231,7 +243,10 @@ class ActorState(Callee):
         self._fail_waiting(self.death or death)
 
     def _on_constructed(self, future: Future[Any]) -> None:
-        """Fail the queued calls if the construction has failed; no effect after a result or a cancellation."""
+        """Record the death and fail the queued calls if the construction has failed; else no effect.
+
+        Also no effect if it was cancelled: :meth:`_on_cancel` does the same.
+        """
         cause = None if future.cancelled() else future.exception()
         if cause is not None:
             death = BrokenWorkerError(f"it could not be made: {type(cause).__name__}: {cause}")
@@ -303,7 +318,9 @@ class Actor(Generic[T]):
     def call(self, method: str, /, *args: Any, **kwargs: Any) -> CallFuture[Any]: ...
 
     def call(self, method: Method, /, *args: Any, **kwargs: Any) -> CallFuture[Any]:
-        """Call a method of the object, after earlier calls; return the future of its result.
+        """Call a method of the object, after earlier calls; return the future of the result.
+
+        Arguments are copied before the return. An exception of pickling, or the death of the actor, fails the future.
 
         Args:
             method: The method as an attribute of its class, such as ``Model.score``, so that type checkers know its
@@ -321,7 +338,10 @@ class Actor(Generic[T]):
         self._state.close()
 
     def kill(self) -> None:
-        """Have the process killed, and return at once. Calls without an answer fail. No effect in a forked child."""
+        """Take no more calls, have the process killed, and return at once. No effect in a forked child.
+
+        Calls without an answer fail.
+        """
         self._state.stop(0)
 
     def __reduce__(self) -> str:

@@ -59,6 +59,7 @@ class ActorGroup(Callee):
         Raises:
             RuntimeError: When the pool was shut down, or belongs to the parent of this process.
             BrokenPoolError: When the pool is broken.
+            AnyaccelError: When the engine cannot take calls, for instance without a machine; see its ``enter``.
         """
         for state in self._first:
             self._core.enter(state.construction, self._work)
@@ -76,7 +77,7 @@ class ActorGroup(Callee):
             state._close()  # noqa: SLF001 - its part
 
     def _stop(self, grace: float) -> None:
-        """End the actors at once, without replacements."""
+        """Take no more calls, and stop the actors without replacements; queued calls fail with the last actor."""
         self.closing = True
         self._size = 0
         for state in tuple(self._states):
@@ -142,7 +143,10 @@ class _GroupedActor(ActorState):
         self._group = group
 
     def get_failure(self) -> BaseException | None:
-        """Return why the construction failed or was cancelled; None if it succeeded, or is not over."""
+        """Return the exception of the construction; None if it succeeded, or is not over.
+
+        A cancelled construction gives a new BrokenWorkerError each time.
+        """
         if self.ready.cancelled():
             return BrokenWorkerError("its construction was cancelled")
         return self.ready.exception() if self.ready.done() else None
@@ -206,13 +210,14 @@ class Actors(Actor[T]):
         Args:
             method: The method as an attribute of its class, for type checkers, or its name; see :meth:`call`.
             iterables: Its arguments, one from each; the shortest decides.
-            timeout: Time until all results must be there.
+            timeout: Time until all results must be there, counted from the end of the submission; None for no limit.
             batch: Number of calls that travel in one message; None for 1.
             progress: As for :meth:`anyaccel.Pool.map`.
 
         Raises:
             ValueError: When ``batch`` is no whole number of 1 or more.
-            RuntimeError: When the actors were closed.
+            RuntimeError: When the actors were closed, or belong to the parent of this process.
+            UsageError: When ``timeout`` is no duration; the calls were submitted by then.
         """
         return self._run_all(method, iterables, timeout, batch, progress, in_order=True)
 
@@ -260,7 +265,8 @@ class Actors(Actor[T]):
 
         Raises:
             ValueError: When ``batch`` is no whole number of 1 or more.
-            RuntimeError: When the actors were closed.
+            RuntimeError: When the actors were closed, or belong to the parent of this process.
+            UsageError: When ``timeout`` is no duration; the calls were submitted by then.
         """
         check_batch(batch=batch)
         batches = Batches(

@@ -112,7 +112,8 @@ class InterruptibleCondition(_thread.RLock, threading.Condition):  # type: ignor
     def wait_while(self, pending: Callable[[], bool], seconds: float | None) -> None:
         """Return at once if ``pending`` returns False; else wait for :meth:`notify_all`, or until time is over.
 
-        The caller does not hold the lock, and ``pending`` is not asked again after the wait.
+        The caller does not hold the lock, and ``pending`` is not asked again after the wait. ``seconds`` is None for no
+        limit, else 0 or more and at most ``threading.TIMEOUT_MAX``.
 
         :meth:`wait` is not interruptible: a signal handler may raise between the release of the lock and the statement
         that takes it again. Its caller then releases the lock twice, which is a RuntimeError. Here an exception of a
@@ -203,6 +204,7 @@ class CallFuture(AwaitableFuture[T]):
             TimeoutError: When that takes longer than ``timeout``; the call goes on.
             CancelledError: When it was cancelled.
             RuntimeError: When this process is a fork of the one that made the call.
+            UsageError: When ``timeout`` is no duration.
             Exception: The exception of the call, or the reason why it was not run to its end.
         """
         return super().result(self._wait(timeout))
@@ -214,6 +216,7 @@ class CallFuture(AwaitableFuture[T]):
             TimeoutError: When that takes longer than ``timeout``; the call goes on.
             CancelledError: When it was cancelled.
             RuntimeError: When this process is a fork of the one that made the call.
+            UsageError: When ``timeout`` is no duration.
         """
         return super().exception(self._wait(timeout))
 
@@ -221,10 +224,11 @@ class CallFuture(AwaitableFuture[T]):
         """Wait at most so many seconds for the end of the call.
 
         Returns:
-            The seconds left; None without a limit.
+            The seconds left, 0 if time is over; the whole timeout if the call was over before; None without a limit.
 
         Raises:
-            RuntimeError: When this process is a fork of the one that made the call.
+            RuntimeError: When this process is a fork of the one that made the call, and the call is not over.
+            UsageError: When ``timeout`` is no duration.
         """
         timeout = read_seconds("timeout", timeout, least=-inf)
         call = self._call
@@ -258,13 +262,16 @@ class CallFuture(AwaitableFuture[T]):
         self._call = None
 
     def notify_cancelled(self) -> None:
-        """Wake the waiters of a cancelled call; no effect the second time."""
+        """Report the cancellation to waiters in ``concurrent.futures.wait`` and ``as_completed``.
+
+        No effect the second time, or on a call that was not cancelled.
+        """
         if self._state == CANCELLED:
             self.set_running_or_notify_cancel()
 
 
 def _on_cancelled(call: Call) -> None:
-    """Wake the waiters of a cancelled call, and call its ``on_cancel``; runs in the reactor's thread."""
+    """Report a cancellation to the waiters, and call the call's ``on_cancel``; runs in the reactor's thread."""
     call.future.notify_cancelled()
     call.on_cancel(call)
 
@@ -328,7 +335,10 @@ class Call:
         self.reset()
 
     def reset(self) -> None:
-        """Take the call away from the worker, and cancel its timer: the time limit starts anew with the next worker."""
+        """Take the call away from the worker, count the call as not sent, and cancel its timer.
+
+        The time limit starts anew with the next worker.
+        """
         if self.timer is not None:
             self.timer.cancel()
         self.worker = None

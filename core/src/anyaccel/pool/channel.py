@@ -114,13 +114,13 @@ def receive(channel: socket.socket, *, wait: bool = True, passes: bool = True) -
     Args:
         channel: The channel.
         wait: Whether to wait for a message.
-        passes: Whether the other side may pass descriptors along.
+        passes: Whether the other side may pass descriptors along, beside that of a message in shared memory.
 
     Raises:
         BlockingIOError: When there is none and ``wait`` is False.
-        ValueError: When the packet is empty, cut short, not one of our messages, or passes descriptors without leave;
-            they are closed.
-        OSError: When its memory cannot be mapped.
+        ValueError: When the packet is empty, cut short, not one of our messages, or passes descriptors without leave,
+            or its shared memory is too small or not sealed; all descriptors are closed.
+        OSError: When its descriptor is not of shared memory, or the memory cannot be mapped.
     """
     flags = _CLOSE_ON_EXEC if wait else _CLOSE_ON_EXEC | _NO_WAIT
     try:
@@ -149,8 +149,10 @@ def _unpack(packet: bytes, descriptors: array[int]) -> Message:
     """Make a message of a packet; map its shared memory, and close the memory's descriptor.
 
     Raises:
-        ValueError: When the packet is not one of our messages; all descriptors are closed.
-        OSError: When its memory cannot be mapped; all descriptors are closed.
+        ValueError: When the packet is not one of our messages, or its shared memory is too small or not sealed; all
+            descriptors are closed.
+        OSError: When its descriptor is not of shared memory, or the memory cannot be mapped; all descriptors are
+            closed.
     """
     kind, form, number = _HEAD.unpack_from(packet)
     if form not in (_INLINE, _SHARED) or (form == _SHARED and not descriptors):
@@ -174,13 +176,13 @@ def _send(channel: socket.socket, packet: bytes, descriptors: Sequence[int]) -> 
 
 
 def _hung_up(channel: socket.socket) -> bool:
-    """Return whether the other side has closed the channel; an empty packet of a faulty worker looks the same."""
+    """Return whether the other side has closed the channel; an empty packet of a faulty worker is no such end."""
     poll = select.poll()
     poll.register(channel, select.POLLRDHUP)
     return bool(poll.poll(0))
 
 
 def _close(descriptors: Sequence[int]) -> None:
-    """Close all of these descriptors."""
+    """Close descriptors."""
     for descriptor in descriptors:
         os.close(descriptor)

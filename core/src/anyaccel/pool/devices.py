@@ -81,7 +81,8 @@ class LocalRequest:
             taken: The taken extents, by name in the ledger.
 
         Returns:
-            The chosen extents, by name in the ledger; None if the devices are in use.
+            The chosen extents, by name in the ledger, and the devices of which a chosen one is a part, as divided;
+            None if the free devices do not suffice, and ``chosen`` stays.
         """
         grants = self._choice.choose(self._scope.to_devices(taken))
         if grants is None:
@@ -121,7 +122,7 @@ class WorkerLease(OpenLease):
 
     @property
     def lease_id(self) -> str:
-        """Id of the lease for other processes; empty if the lease is private."""
+        """Id of the lease for other processes; empty if the lease is private, or there is none."""
         return self.lease.id if self.lease and not self._private else ""
 
     @property
@@ -131,16 +132,21 @@ class WorkerLease(OpenLease):
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        """Descriptors of the lease, active until the last copy is closed."""
+        """Descriptors of the lease, which is active until the last copy is closed; empty without a lease."""
         return self.lease.fds if self.lease else ()
 
     def quarantine(self, reason: str) -> None:
-        """Write into the lease why the devices are kept although their holder was ended; no effect without a lease."""
+        """Write into the lease why the devices are kept although their holder was ended.
+
+        No effect without a lease; a failed write is ignored.
+        """
         if self.lease:
             self.lease.quarantine(reason)
 
     def release(self, *, carried: bool = False) -> None:
-        """Write the journal's line, release the devices, and report that; no effect the second time or without a lease.
+        """Write the journal's line, release the devices, start to undo the handover, and call ``on_release``.
+
+        No effect the second time or without a lease.
 
         Args:
             carried: Whether processes still carry the mark of the lease, for instance under another user's id. Then the
@@ -151,7 +157,10 @@ class WorkerLease(OpenLease):
             self._on_release()
 
     def take_back(self) -> None:
-        """Have the vendors undo the handover in a thread: a vendor may take long, and the dispatcher must not wait."""
+        """Have the vendors undo the handover in a new thread: a vendor may take long, and the dispatcher must not wait.
+
+        No effect without a handover. If no thread can be started, the caller waits.
+        """
         if self.handover is None:
             return
         try:
@@ -165,10 +174,10 @@ _private: list[tuple[str, int]] = []
 
 
 def find_private_directory() -> str:
-    """Return the state directory of this process alone; make and lock it on the first call, in one thread at a time.
+    """Return the path of the state directory of this process alone.
 
-    It is in ``/dev/shm`` if that is writable, else in the directory for temporary files. The directories of killed
-    processes are removed.
+    The first call makes and locks the directory, in ``/dev/shm`` if that is writable, else in the directory for
+    temporary files, and removes the directories of killed processes there. Threads must not call it at the same time.
 
     Raises:
         StateDirectoryError: When the directory cannot be made.

@@ -144,7 +144,7 @@ class CallQueue:
 
 
 class Broker:
-    """The devices of one machine and the calls that wait for them: one broker for all pools of this process.
+    """The devices of a machine, and the calls that wait for devices, of all pools of this process.
 
     Args:
         inventory: The machine.
@@ -237,7 +237,7 @@ class Broker:
             reactor().call_soon(self._serve_all)
 
     def _serve_all(self) -> None:
-        """Serve the queues step by step."""
+        """Serve the queues step by step until nothing can be done now."""
         self._due = False
         while self._queues and self._serve_one():
             pass
@@ -246,10 +246,10 @@ class Broker:
         """Do a single step for the oldest queue that permits a step.
 
         The step is to send a call to an idle worker, to launch a worker, to request devices, or to evict an idle worker
-        from a full pool. Devices are not requested for a queue that has asked since the last release.
+        from a full pool. Devices are not requested again for a queue that was refused after the last release.
 
         Returns:
-            False if there is nothing to do.
+            Whether a step was done.
         """
         for queue in self._list_queues():
             engine, resolved = queue.engine, queue.resolved
@@ -272,7 +272,10 @@ class Broker:
         return False
 
     def _launch(self, queue: CallQueue, lease: WorkerLease | None) -> None:
-        """Launch a worker with a lease, or without devices, for the first call of a queue."""
+        """Remove the first call of a queue, and launch a worker for the call, with a lease or without devices.
+
+        If vendors must change the devices before, a thread has this done, and the launch follows later.
+        """
         call = self._pop(queue)
         worker = queue.engine.add_worker(call, lease)
         if lease is None or lease.handover is None:
@@ -323,7 +326,7 @@ class Broker:
         )
 
     def _find_queue(self, engine: LocalEngine, call: Call) -> CallQueue:
-        """Return the queue for a call; make it if there is none.
+        """Return the queue for a call; make a queue if there is none, and resolve the request once per kind.
 
         Raises:
             UnknownNameError, NeverFitsError: When the request of a new queue can never be served.
@@ -342,7 +345,8 @@ class Broker:
     def _pop(self, queue: CallQueue) -> Call:
         """Remove and return the first call of a queue, which must exist.
 
-        An empty queue is dropped. The place in the machine's queue is given up if the next call must not overtake.
+        An empty queue is dropped. The place in the machine's queue is given up if the next call would overtake an older
+        call of another queue.
         """
         call = queue.calls.popleft()
         if queue.first() is None:
@@ -358,19 +362,26 @@ class Broker:
         queue.leave_machine_queue()
 
     def why(self, request: Request) -> Verdict:
-        """Explain what a request waits for on this machine, by the leases that this broker sees; any thread may ask."""
+        """Judge whether a new request would get devices now, and why not, by the leases and requests of this ledger.
+
+        Any thread may ask.
+
+        Raises:
+            ConfigurationError: When the machine's configuration is invalid or untrusted.
+            StateDirectoryError: When the ledger cannot be read.
+        """
         return why(request, inventory=self.inventory, environ=self._environ)
 
     # Devices
 
     def _request_devices(self, queue: CallQueue, resolved: LocalRequest) -> None:
-        """Try to get devices for the first call of a queue, and launch the call.
+        """Try to get devices for the first call of a queue, and launch the call; then have all queues served.
 
-        Otherwise an idle worker is evicted, and a retry is arranged. An error fails the call. Devices that are granted
-        after a cancellation, or although an older call competes by now, are released.
+        Otherwise an idle worker with such devices is evicted, and a retry is arranged. An error fails the call. Devices
+        that are granted after a cancellation, or although an older call competes by now, are released.
 
         Args:
-            queue: The queue; without a pending call, only its timer and watches are cancelled.
+            queue: The queue. Its timer and watches are cancelled first; without a pending call, nothing else is done.
             resolved: Its request.
         """
         queue.stop_watching()
@@ -398,8 +409,9 @@ class Broker:
         """Attempt to get a lease from the ledger for the first call of a queue, starting an acquisition if needed.
 
         Returns:
-            The lease, with a usage meter unless leases are private; None if the devices are in use. Then the
-            acquisition keeps its place in the machine's queue, and the ledger is watched.
+            The lease, with a usage meter unless leases are private, and with the handover planned and not begun; None
+            if the devices are in use, or an earlier request is ahead. Then the acquisition keeps its place in the
+            machine's queue, and the ledger is watched.
 
         Raises:
             AnyaccelError: When the request cannot be granted, or the lease in which the broker was made has been
@@ -427,7 +439,11 @@ class Broker:
         return opened
 
     def _watch_ledger(self, queue: CallQueue, resolved: LocalRequest, acquisition: Acquisition) -> None:
-        """Repeat the attempt after a relevant change of the ledger, or after the acquisition's pause."""
+        """Have the devices requested again after a relevant change of the ledger, or after a pause.
+
+        Sets the queue's timer and watches. The pause is the acquisition's, or :data:`IMPATIENT_SECONDS` without a
+        watch.
+        """
         loop = reactor()
         queue.watched = acquisition.descriptors()
         # Without a ticket, the acquisition would look again within a millisecond. Releases of this process serve the
@@ -454,7 +470,8 @@ class Broker:
         """Keep a worker without work for later calls, and serve the queues.
 
         It is shut down instead if another process waits for its devices. The first idle worker with devices starts
-        periodic checks. If queues compete for the worker's devices, an idle worker is evicted for the oldest of them.
+        periodic checks. If queues with room compete for the worker's devices, an idle worker is evicted for the oldest
+        of these queues.
         """
         worker.idle_since = time.monotonic()
         self._idle.append(worker)
@@ -473,15 +490,15 @@ class Broker:
         self.serve()
 
     def forget_worker(self, worker: WorkerProcess) -> None:
-        """Remove a worker that ends from the idle and evicted workers, if it is one."""
+        """Remove a worker from the idle and the evicted workers; no effect on any other worker."""
         self._evicted.discard(worker)
         if worker in self._idle:
             self._idle.remove(worker)
 
     def _take_idle(self, engine: LocalEngine, alike: int) -> WorkerProcess | None:
-        """Remove and return the most recently used idle worker for calls of a kind; None if there is none.
+        """Remove and return the most recently used idle worker of a pool for calls of a kind; None if there is none.
 
-        So other workers reach their idle time.
+        So the least used workers reach their idle time.
         """
         # A linear search: the list is no longer than the number of processes.
         for place in range(len(self._idle) - 1, -1, -1):
@@ -507,8 +524,8 @@ class Broker:
     def _evict_for(self, queue: CallQueue) -> None:
         """Evict the least recently used of the idle workers whose devices a queue competes for.
 
-        None is evicted while another one ends. One at a time: its devices may suffice, and their release serves the
-        queue again.
+        No effect while an evicted worker with such devices is still ending. One at a time: its devices may suffice, and
+        their release serves the queue again.
         """
         if self._idle:
             near = self.scope.excluded_by(queue.ids)
@@ -516,7 +533,7 @@ class Broker:
                 self._evict(*[worker for worker in self._idle if not worker.ids.isdisjoint(near)][:1])
 
     def _evict(self, *workers: WorkerProcess) -> None:
-        """Shut down idle workers."""
+        """Move workers from the idle to the evicted workers, and shut down each."""
         for worker in workers:
             self._idle.remove(worker)
             self._evicted.add(worker)
@@ -613,7 +630,8 @@ class WorkerProcess:
     def ended(self, gone: Gone) -> None:
         """Handle the last messages of the process, then its end.
 
-        The timer is cancelled, the control group is removed, and the engine requeues or fails the calls.
+        The timer is cancelled, the control group is removed, which tells of a kill for memory, and the engine requeues
+        or fails the calls.
         """
         self.ending = True
         self._process.shut(socket.SHUT_RDWR)  # from now on, sends fail instead of filling a channel without a reader
@@ -641,7 +659,7 @@ class WorkerProcess:
 
     @property
     def outstanding(self) -> list[Call]:
-        """Sent calls without an answer, in order; any thread may ask."""
+        """Calls that the worker was given and has not answered, in order; any thread may ask."""
         return list(self.running.values())
 
     @property
@@ -697,7 +715,7 @@ class WorkerProcess:
         Args:
             call: The call.
             ahead: Whether a process that was forked ahead may be taken.
-            refused: Why no process must be started; None if one may be.
+            refused: Exception that fails the call in place of a start; None to start.
         """
         engine, settings, lease = self.engine, self.engine.settings, self.lease
         self._ahead = ahead
@@ -749,8 +767,8 @@ class WorkerProcess:
 
         A call that is not pending any more is not sent; the worker gets its next call instead, unless ``fresh``. After
         the last of ``max_calls``, the channel is shut down, so that the worker exits after its answer. If no memory or
-        descriptor is left, the call fails and the worker is stopped. If the process has exited, the call stays unsent
-        in ``running``. The call's future gets the allocation.
+        descriptor is left, or the log file cannot be made, the call fails and the worker is stopped. If the process has
+        exited, the call stays unsent in ``running``. The call's future gets the allocation.
 
         Args:
             call: The call. Its arguments are dropped if it cannot be retried.
@@ -784,7 +802,7 @@ class WorkerProcess:
     def _send_body(self, call: Call, body: Pickled) -> bool:
         """Send the message of a call, with the log file if any; return False if the process has exited.
 
-        In a pool with logs, the file is made here for a call without one.
+        In a pool with logs, the file is made here for a call without one. The call's future gets the path.
 
         Raises:
             OSError: When no memory or descriptor is left for the message, or the log file cannot be made.
@@ -809,10 +827,10 @@ class WorkerProcess:
     def collect_unstarted(self, gone: Gone) -> list[Call]:
         """Return the pending calls never started by this process, which has exited; reset them, also cancelled ones.
 
-        If the worker was not stopped, unread messages are received, and their arguments restored to their calls. A
-        message that is still in the channel was never read. That proves it only for a process that has answered before,
-        or that was forked ahead and has not even read its setup. Any other process may have died of its setup, and so
-        would the next one.
+        Calls that were not sent count as never started. If the worker was not stopped, messages that the process has
+        not read are received; their calls count, too, and get the arguments back. That is so only for a process that
+        has answered before, or that was forked ahead and has not even read its setup: any other process may have died
+        of its setup, and so would the next one.
         """
         self.ending = True
         message = self._process.receive_unread() if gone.forked and not self.stopped else None
@@ -852,7 +870,7 @@ class WorkerProcess:
     def stop(self, grace: float, *, answer: bool = True) -> None:
         """Have the process and its descendants ended, and return at once. The worker gets no more calls.
 
-        Without a process yet, :meth:`launch` ends the worker.
+        Without a process yet, a later :meth:`launch` fails the call and ends the worker.
 
         Args:
             grace: Seconds between SIGTERM and SIGKILL.
@@ -896,8 +914,8 @@ class WorkerProcess:
         """Make the error of a call of this name that the process did not answer.
 
         Returns:
-            A WorkerStartError if there was no process; else a BrokenWorkerError with the exit status and the known
-            reasons.
+            A WorkerStartError if there was no process; else a BrokenWorkerError with the exit status and the fault, or
+            else with the known reasons.
         """
         if not gone.forked:
             return WorkerStartError(f"no worker can be started for {name}: {gone.reason}")
@@ -917,7 +935,9 @@ class WorkerProcess:
                 return
 
     def _read_message(self, *, last: bool = False) -> bool:
-        """Handle an arrived message, and return whether there was one; distrust the process for an unreadable one.
+        """Handle an arrived message, and return True; return False if none can be read.
+
+        An unreadable message, such as one that passes descriptors, makes the process distrusted.
 
         Args:
             last: Whether the process has exited, so that an empty channel is at its end.
@@ -934,7 +954,8 @@ class WorkerProcess:
     def on_message(self, message: Message) -> None:
         """Handle an answer, a failed setup or a due notice; distrust the process for anything else.
 
-        READY starts the time limit of the first call. After a fault, messages are ignored.
+        Notices are due before the first answer. READY starts the time limit of the first call. After a fault, messages
+        are ignored.
         """
         kind, engine = message.kind, self.engine
         if self.fault:
@@ -954,8 +975,8 @@ class WorkerProcess:
         """Remove and return the call of an answer; None if the number is of no call here.
 
         Such a number makes the process distrusted, except for a second answer to the last call; any number makes the
-        process proven. The arguments of the call are dropped. The start of the following pipelined call is recorded. A
-        failed construction makes the worker end.
+        process proven. The arguments of the call are dropped. The start of the following pipelined call is recorded,
+        and its time limit begins. A failed construction makes the worker end.
         """
         call = self.running.pop(message.number, None)
         self.proven = True
@@ -1045,10 +1066,12 @@ class LocalEngine(Engine):
         return 4 * (self.settings.max_workers or (PROCESSORS if options.needs is None else MOST_DEVICES))
 
     def gang(self, options: Options, hosts: int, name: str, work: bytes) -> GangFuture[Any]:
-        """Run a pickled call as a gang of one, on this machine.
+        """Run a pickled call as a gang of one, on this machine; return the future of a list with the result.
 
         Raises:
             UsageError: When ``hosts`` is more than 1.
+            AnyaccelError: When no port is free for the meeting address.
+            MachineError, StateDirectoryError: As for :meth:`enter`.
             RuntimeError: When the pool was shut down, or belongs to the parent of this process.
             BrokenPoolError: When the pool is broken.
         """
@@ -1096,8 +1119,8 @@ class LocalEngine(Engine):
 
         The copy, with data too large for a packet, goes to shared memory at once, in the thread of the caller: a
         gigabyte copied by the reactor would delay every pool. The buffers are copied to private memory instead if
-        shared memory is exhausted, if :data:`MOST_STORED` calls wait, or if the call may be retried, because a worker
-        may write to what it is sent.
+        shared memory is exhausted, if :data:`MOST_STORED` calls are unfinished, or if the call may be retried, because
+        a worker may write to the arguments that it gets.
         """
         body = call.body
         if body is None or body.stored is not None or not (body.buffers or len(body.data) > MOST_INLINE):
@@ -1202,9 +1225,9 @@ class LocalEngine(Engine):
     def on_gone(self, worker: WorkerProcess, gone: Gone) -> None:
         """Requeue or fail the calls of an exited worker, release the devices, and serve the queues.
 
-        Calls that the worker never started, and calls with retries left, are requeued, and the others fail. A worker
-        that died unused is replaced at once, on the same devices. An actor dies with its worker, unless its
-        construction is run again.
+        Calls that the worker never started are requeued, and so are calls with retries left unless the worker was
+        stopped; the others fail. A worker that died unused is replaced at once, on the same devices. After a kill, the
+        devices may stay in quarantine for a while. An actor dies with its worker, unless its construction is run again.
         """
         self.members.discard(worker)
         self.broker.forget_worker(worker)
@@ -1267,10 +1290,10 @@ class LocalEngine(Engine):
         worker.stop(self.settings.grace, answer=False)
 
     def on_cancel(self, call: Call) -> None:
-        """Drop the arguments of a cancelled call, and take the call from the worker or the queue.
+        """Drop the arguments and the record of a cancelled call, and stop the worker that has the call.
 
-        A worker is stopped, except that of a method, which only skips the call unless it has started. Without a worker,
-        the queue is dropped if it is empty, and the queues are served.
+        The worker of a method is not stopped: it only skips the call unless it has started. Without a worker, the queue
+        is dropped if no pending call is left, and the queues are served.
         """
         worker = next((worker for worker in self.members if call.number in worker.running), None)
         call.body = None
@@ -1362,9 +1385,10 @@ _opening = renew_in_child(threading.Lock())
 
 
 def broker_of(machine: str | Machine | None, declare: Mapping[str, int] | None, *, shared: bool) -> Broker:
-    """Return the broker of a machine: the same one for all pools that live at the same time, inside of the same lease.
+    """Return the broker of a machine; pools that live at the same time share a broker.
 
-    A new broker detects the machine.
+    That is so for equal arguments, and the same state directory and lease in the environment. A new broker detects the
+    machine.
 
     Args:
         machine: The machine; see :func:`anyaccel.detect`.

@@ -144,6 +144,8 @@ class Engine(Protocol):
     ) -> CallFuture[Any]:
         """Run a function as soon as there are a worker and the needed devices; return the future of the result.
 
+        An exception of pickling fails the future.
+
         Args:
             options: Options of the call.
             function: The function.
@@ -170,9 +172,9 @@ class Engine(Protocol):
         """
 
     def copy_arguments(self, call: Call) -> None:
-        """Copy the buffers of a queued call, so that later changes by the caller have no effect.
+        """Copy the buffers of a queued call to private memory, so that later changes by the caller have no effect.
 
-        No effect if the call was sent meanwhile.
+        No effect without buffers, or if the call was sent meanwhile.
         """
         body = call.body
         if body is not None and body.buffers:
@@ -190,7 +192,8 @@ class Engine(Protocol):
     def mark_broken(self, cause: BaseException, *others: Call) -> None:
         """Break the pool because a worker could not be set up: fail every call, also the calls in ``others``.
 
-        The first cause is kept. The engine is stopped: it takes no more calls, and ends every worker.
+        All fail with the same BrokenPoolError. The first cause is kept for later calls. The engine is stopped: it takes
+        no more calls, and ends every worker with the grace period of the settings.
         """
         error = BrokenPoolError(f"the pool is broken: setting up a worker failed with {type(cause).__name__}: {cause}")
         error.__cause__ = cause
@@ -254,6 +257,7 @@ def open_engine(name: str, settings: PoolSettings) -> Engine:
 
     Raises:
         UsageError: When there is no engine of this name, its extra is not installed, or it refuses a setting.
+        Exception: Another exception of the import or of the engine, such as an EnforcementError.
     """
     module, _, attribute = find_engine(name).partition(":")
     made: Engine = getattr(import_module(module), attribute)(settings)

@@ -108,7 +108,8 @@ def run_alone(call: Call, hosts: int, work: bytes, enter: Callable[[Call, tuple[
 
     Raises:
         UsageError: When ``hosts`` is more than 1.
-        Exception: An exception of ``enter``.
+        AnyaccelError: When no port is free for the meeting address.
+        Exception: An exception of ``enter``; the address is freed.
     """
     from anyaccel.launcher.rendezvous import Rendezvous
 

@@ -57,7 +57,7 @@ class Preparation(Value):
         path: list[str],
         ready: bool,
     ) -> tuple[WorkerEnvironment, Pickled]:
-        """Make the first message to a worker.
+        """Make the first message to a worker, and the worker's cgroup if a limit needs one; the caller removes that.
 
         Args:
             allocation: Its devices.
@@ -65,7 +65,8 @@ class Preparation(Value):
             lease: Id of the lease that other processes see; empty if there is none.
             mark: The mark that the worker sets on itself.
             environ: The environment that it was forked with.
-            path: The module path that it was forked with.
+            path: The module path that it was forked with; if that of this process differs now, the message has the
+                latter.
             ready: Whether it sends READY before it runs user code.
 
         Returns:
@@ -74,6 +75,7 @@ class Preparation(Value):
         Raises:
             EnforcementError: When the worker must be confined or held to memory, and the kernel cannot.
             EnvConflictError, PluginError: When the environment or the sandbox cannot be made.
+            UsageError: When the memory limit is invalid.
             WorkerStartError: When the working directory does not exist any more.
         """
         launch = plan_launch(allocation, inventory, self.start, lease=lease, forked=True)
