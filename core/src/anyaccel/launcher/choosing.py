@@ -23,7 +23,9 @@ def local_scheduler(inventory: Inventory) -> Scheduler:
 
 
 def count_capacity(inventory: Inventory, request: Request, most: int = MAX_CAPACITY) -> int:
-    """Count how many copies of a request fit an idle machine at once.
+    """Count how many copies of a request fit an idle machine at once, whatever is leased now.
+
+    A plug-in that fails to judge a set of devices counts as refusing the set.
 
     Args:
         inventory: The machine.
@@ -35,7 +37,6 @@ def count_capacity(inventory: Inventory, request: Request, most: int = MAX_CAPAC
 
     Raises:
         UnknownNameError, NeverFitsError: If the request does not fit at all.
-        PluginError: If a plug-in cannot say whether devices serve the request.
     """
     # By allocation, not by division: parts, links and vendors' rules decide what fits side by side.
     scheduler = local_scheduler(inventory)

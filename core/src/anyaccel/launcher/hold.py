@@ -468,7 +468,8 @@ class LeaseRequest:
     def choose(self, taken: Mapping[str, Extent]) -> dict[str, Extent] | None:
         """Choose free devices, and keep the choice for :meth:`make_allocation`.
 
-        The choice also avoids use without a lease, which may be observed anew, if the request asks for that.
+        The choice also avoids use without a lease, which may be observed anew, if the request asks for that. A plug-in
+        that fails to judge a set of devices counts as refusing the set.
 
         Args:
             taken: The taken part of each device, by the ledger's names.
@@ -476,9 +477,6 @@ class LeaseRequest:
         Returns:
             The part of each device to hold, by the ledger's names; None if the request does not fit, with the last
             choice kept.
-
-        Raises:
-            PluginError: If a plug-in cannot say whether devices serve the request.
         """
         leased = self.scope.to_devices(taken)
         unleased = {} if self._unleased is None else self._unleased.find_taken(leased)

@@ -396,7 +396,7 @@ def _wait(pid: int, pause: float, until: float | None, sampler: Sampler | None) 
 def _seconds_left(over: float, until: float | None) -> float:
     """Return the seconds until the earlier of two deadlines, by the monotonic clock and the clock since the boot.
 
-    Only the clock since the boot goes on while the machine sleeps.
+    Negative once a deadline is past. Only the clock since the boot goes on while the machine sleeps.
     """
     left = over - time.monotonic()
     return left if until is None else min(left, until - process.boot_seconds())

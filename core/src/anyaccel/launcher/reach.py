@@ -166,7 +166,7 @@ def _relative(path: str, directory: str) -> str | None:
 
 
 def list_paths_around(closed: Collection[str]) -> Iterator[str]:
-    """Yield the fewest paths that cover all files but the closed ones.
+    """Yield the fewest paths that cover every file except the closed files.
 
     These are whole directories without a closed file, and the other entries of the directories above closed files; just
     ``/`` if no file is closed.
