@@ -55,8 +55,8 @@ class AdoptedProcess:
             inventory: The inventory of this host.
 
         Raises:
-            UsageError: If the process has no device open, has exited, or hides its open files; or if the inventory is
-                not of this host.
+            UsageError: If the process has no listed device open, has exited, or hides its open files; or if the
+                inventory is not of this host.
         """
         if inventory.machine != HOST:
             raise UsageError(f"processes run on this host, not on {inventory.machine}", hint="leave --machine out")
@@ -86,7 +86,7 @@ class AdoptedProcess:
 
 
 def _stat_nodes(device: Device) -> set[int]:
-    """Return the device numbers of a device's nodes; a missing node has none."""
+    """Return the device numbers of a device's nodes; a node that is missing or unreadable is left out."""
     numbers = set()
     for node in device.nodes:
         try:

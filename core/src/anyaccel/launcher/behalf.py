@@ -58,7 +58,8 @@ class LeaseOnBehalf:
             note: The purpose, shown to other users; None leaves it as it is.
 
         Raises:
-            LeaseNotFoundError: If the lease has ended.
+            LeaseNotFoundError: If the lease has ended, or may have counted as ended during the call, which then removes
+                the lease's files.
             LeasePermissionError: If the lease belongs to another user.
             LedgerError: If the ledger cannot be written.
             ValueError: If a value is out of range.
@@ -66,13 +67,14 @@ class LeaseOnBehalf:
         Ledger.open(self._environ).renew(self.id, _make_tenure(self.key, seconds, groups), note=note)
 
     def release(self) -> None:
-        """End the lease, even if processes still use the devices; a second call has no effect.
+        """End the lease, even if processes still use the devices; does nothing if the lease has ended.
 
-        Vendors that have changed the devices for the holder undo that.
+        Vendors that have changed the devices for the holder undo the change; a failure is logged as a warning.
 
         Raises:
-            LeasePermissionError: If the lease belongs to another user.
-            LedgerError: If the ledger cannot be written.
+            LeasePermissionError: If the lease belongs to another user, also for root.
+            LedgerError: If the ledger cannot be written. Also if the lease has ended, but a process keeps the lock on a
+                device itself; then vendors undo nothing.
         """
         try:
             Ledger.open(self._environ).drop_lease(self.id)
@@ -86,7 +88,7 @@ class LeaseOnBehalf:
 
         Raises:
             PluginError: If a vendor fails.
-            LedgerError: If another handover takes too long.
+            LedgerError: If another handover takes too long, or the ledger cannot be written.
         """
         if (handover := self._plan_handover()) is not None:
             handover.complete()
@@ -114,20 +116,23 @@ def acquire_on_behalf(
     Args:
         request: The request; :func:`anyaccel.request_devices` makes one for given devices.
         key: Identity of the use, such as the identity of a pod: an active lease of this user with this key is returned
-            as it is.
-        seconds: Seconds until the lease ends, unless :meth:`LeaseOnBehalf.renew` postpones the end.
+            without a comparison with the request, and not renewed; only an interrupted handover is completed.
+        seconds: Seconds from the acquisition until the lease ends, unless :meth:`LeaseOnBehalf.renew` postpones the
+            end.
         groups: Paths of control groups (cgroup v2) below the root of the hierarchy: the lease lasts while one of them
             has processes. Missing groups are left out.
         options: As for :func:`anyaccel.acquire`; ``wait`` is 0 by default.
 
     Returns:
-        The lease.
+        The lease. If the request fell back to the CPU, the lease has no id and no devices, and is not kept.
 
     Raises:
         RequestError, UnknownNameError: If the request is invalid.
+        UnknownOptionError, UsageError: If there is no such option, or its value is invalid.
         NeverFitsError, NotFreeError: If the devices are not available, or not in time.
         LedgerError: If leases cannot be kept on this machine.
-        ValueError: If a value is out of range.
+        EnvConflictError, PluginError: If the environment cannot be made, or a vendor cannot change the devices.
+        ValueError: If ``key``, ``seconds`` or the number of groups is out of range.
 
     Examples:
         >>> lease = anyaccel.acquire_on_behalf("GPU:1", "pod 7", seconds=600, machine="sim:H100:2")
@@ -167,6 +172,8 @@ def acquire_on_behalf(
 
 def find_on_behalf(inventory: Inventory, environ: Mapping[str, str] | None = None) -> tuple[LeaseOnBehalf, ...]:
     """Return the active leases of this user on behalf of other processes, with devices of a machine.
+
+    Shares of unlisted devices are left out, and so are leases without a listed device.
 
     Args:
         inventory: The machine.

@@ -18,16 +18,16 @@ Bind = bool | None
 
 
 def find_processors(allocation: Allocation, inventory: Inventory, bind: Bind) -> tuple[int, ...]:
-    """Return the processors nearest to the devices of an allocation.
+    """Return the processors on the NUMA nodes of all devices of an allocation, in ascending order; binds nothing.
 
     Args:
         allocation: The devices of the worker.
         inventory: The machine. With ``bind`` True, a simulated or recorded machine counts as this host.
-        bind: Whether to bind the worker.
+        bind: Whether to bind the worker; None for whole devices of this host only.
 
     Returns:
-        Numbers of processors that this thread may use; empty if the worker is not to be bound, if the node of a device
-        is unknown, or if this thread may use no processor there.
+        Numbers of processors that this thread may use; empty if the worker is not to be bound, if there is no device,
+        if the node of a device is unknown, or if this thread may use no processor there.
     """
     if bind is None:
         bind = inventory.machine == HOST and all(share.whole for share in allocation.shares)

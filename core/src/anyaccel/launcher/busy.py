@@ -34,11 +34,13 @@ class UnleasedUse:
     def find_taken(self, leased: Mapping[str, Extent]) -> dict[str, Extent]:
         """Return the whole of each device without a lease and unavailable to the request, by id.
 
-        A device is taken if a process runs on it (with ``avoid_busy``), or if it has less free memory than the request
-        asks for. A device that cannot be observed counts as free. An observation serves for ``FRESH_SECONDS``.
+        A device is taken if a process runs on it (with ``avoid_busy``), or if it has less free memory than the largest
+        memory filter of the request asks for. A device that cannot be observed counts as free. An observation starts
+        processes, and serves for ``FRESH_SECONDS``.
 
         Args:
-            leased: The leased part of each device, by id.
+            leased: The leased part of each device, by id. These devices are left out of the result, even if leased in
+                part.
         """
         if not (self._avoid_busy or self._memory):
             return {}

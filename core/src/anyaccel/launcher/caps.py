@@ -40,7 +40,10 @@ _VARIABLE_NAMES = re.compile(r"PYTORCH_([A-Z]+_)?ALLOC_CONF")
 
 
 def frameworks(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Name the frameworks capped by :func:`install` in an environment with a fraction."""
+    """Name the frameworks capped by :func:`install` in an environment with a fraction.
+
+    TensorFlow is capped only with :data:`GROWTH_VARIABLE` in the environment.
+    """
     return ("PyTorch", "TensorFlow") if GROWTH_VARIABLE in environ else ("PyTorch",)
 
 
@@ -86,7 +89,8 @@ class _Finder:
     ) -> ModuleSpec | None:
         """Return the spec of the other finders, with a loader to call the function after the import.
 
-        Return None for other modules, and if no other finder knows the module.
+        Return None for other modules, if no other finder knows the module, and while this thread is asking the others.
+        A loader without ``exec_module`` stays as found, so that the function is never called.
         """
         thread = get_ident()
         if name != self.name or thread in self._asking:  # another finder of this kind asks this one, too
@@ -120,7 +124,7 @@ class _Loader:
         return getattr(self._loader, name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Put the real loader back into the module, execute the module, and call the function."""
+        """Put the real loader back into the module, execute the module, and call the function if that succeeds."""
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
@@ -129,9 +133,10 @@ class _Loader:
 
 
 def _cap_tensorflow(module: Any, environ: MutableMapping[str, str]) -> None:
-    """Patch TensorFlow, so that the first use of a device caps all devices at the limit in the environment.
+    """Patch TensorFlow, so that the first use of a device caps all GPUs at the limit in the environment.
 
-    With the cap, the growth variable is removed from the environment. An unknown version or a refusal is reported on
+    A limit that is missing or under 1 MiB at that time caps nothing. There is one attempt, and after a success the
+    growth variable is removed from the environment. An unknown version or a refusal is reported on
     standard error, and the program goes on.
     """
     # Private, in versions 2.0 to 2.21: any use of a device initializes the context first.
@@ -157,9 +162,10 @@ def _cap_tensorflow(module: Any, environ: MutableMapping[str, str]) -> None:
 
 
 def _limit_logical(config: Any, most: int) -> None:
-    """Limit the logical devices of each GPU to ``most`` MiB in total; scale down the program's own.
+    """Limit the logical devices of each GPU to ``most`` MiB in total; scale down the program's own, rounded down.
 
-    Memory growth is switched off on a GPU that gets new limits.
+    A GPU whose own limits fit stays unchanged. Memory growth is switched off on a GPU that gets new limits. Errors of
+    TensorFlow pass through.
     """
     for device in config.list_physical_devices("GPU"):
         chosen = [each.memory_limit for each in config.get_logical_device_configuration(device) or ()]
@@ -175,7 +181,8 @@ def _limit_logical(config: Any, most: int) -> None:
 def _cap(torch: Any, environ: MutableMapping[str, str]) -> None:
     """Queue the cap in each backend of PyTorch, until its initialization; also in later registered backends.
 
-    An unknown version is reported on standard error, and the program goes on.
+    For the latter, PyTorch's function for the registration is replaced. Backends without the needed functions are left
+    out. Other errors are reported on standard error, and the program goes on.
     """
     queued: list[object] = []
 
@@ -210,8 +217,8 @@ def _try(then: Callable[[], None]) -> None:
 def _make_setter(torch: Any, backend: Any, environ: MutableMapping[str, str]) -> Callable[[], None]:
     """Return a function that caps each device of a backend; errors are reported on standard error.
 
-    The cap is the least of the fraction and of the program's own settings, at the time of the call. From PyTorch 2.10
-    on, it is also written into the settings; see :func:`_write`. Without a fraction, nothing is capped.
+    The cap is the least of the fraction and of the fractions in PyTorch's variables, at the time of the call. From
+    PyTorch 2.10 on, it is also written into the settings; see :func:`_write`. Without a fraction, nothing is capped.
     """
 
     def set_each() -> None:
@@ -229,7 +236,10 @@ def _make_setter(torch: Any, backend: Any, environ: MutableMapping[str, str]) ->
 
 
 def _write(torch: Any, part: float, environ: MutableMapping[str, str]) -> None:
-    """Add the cap to PyTorch's settings and to their variable; change neither if this build refuses the cap.
+    """Put the cap into PyTorch's settings and their variable; change neither, silently, if this build refuses the cap.
+
+    The cap replaces an earlier one. The variables that hold the present settings are changed, else
+    ``PYTORCH_ALLOC_CONF``.
 
     Not earlier, since a program may set the variable after the import of PyTorch.
     """
@@ -245,7 +255,7 @@ def _write(torch: Any, part: float, environ: MutableMapping[str, str]) -> None:
 
 
 def _parse_setting(text: str) -> float | None:
-    """Return the fraction in a value of the variable; None if missing or invalid."""
+    """Return the fraction in a value of the variable; None if missing, invalid, or not between 0 and 1."""
     match = re.search(r"(?:^|,)\s*" + _KEY + r"\s*:\s*([0-9.]+)", text)
     return _parse_fraction(match.group(1) if match else None)
 

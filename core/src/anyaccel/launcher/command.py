@@ -43,6 +43,9 @@ class Completed(subprocess.CompletedProcess[Any]):
 def run(request: str | Sequence[str], command: Sequence[str] | str, **options: Unpack[RunOptions]) -> Completed:
     """Run a command on accelerators and wait for the exit.
 
+    Descendants of the command that still run then keep the devices until their own exit. The run goes into the journal,
+    if one is kept.
+
     Args:
         request: The request, such as ``"GPU:2"`` or ``["GPU:1", "TPU:4"]``.
         command: The command and its arguments; a string with ``shell=True``.
@@ -71,7 +74,8 @@ def run(request: str | Sequence[str], command: Sequence[str] | str, **options: U
             to go without if the kernel cannot. Do not combine it with a ``preexec_fn`` that ties the command's life to
             its parent's.
         options: ``avoid_busy``, ``unallocated`` and ``mask`` as for :func:`anyaccel.acquire`, and options of
-            :func:`subprocess.run`: ``cwd``, ``input``, ``capture_output``, ``text``, ``timeout``, ``check`` and so on.
+            :func:`subprocess.run`: ``cwd``, ``input``, ``capture_output``, ``text``, ``timeout``, ``check`` and so on,
+            but not ``env``: the environment is made from ``environ``.
 
     Returns:
         The result of :func:`subprocess.run`, with ``timed_out``: whether ``time`` ended the command.
@@ -80,8 +84,11 @@ def run(request: str | Sequence[str], command: Sequence[str] | str, **options: U
         UsageError, RequestError, UnknownNameError: If the command or the request is invalid.
         UnknownOptionError: If there is no such option.
         NeverFitsError, NotFreeError, DeadlockError: If the request cannot be served, or not in time.
+        LedgerError: If leases cannot be kept on this machine, or the request was cancelled.
+        EnvConflictError, PluginError: If the environment cannot be made, or a vendor cannot change the devices.
         EnforcementError: If the kernel cannot apply ``enforce`` or ``memory``.
         CommandNotFoundError, CommandNotRunnableError: If the command cannot be started.
+        OSError: If the start fails because of another file, such as a missing ``cwd``.
         subprocess.TimeoutExpired, subprocess.CalledProcessError: As for :func:`subprocess.run`.
 
     Examples:
@@ -213,9 +220,10 @@ class _TimedEnd:
             self._thread.start()
 
     def finish(self) -> None:
-        """Stop watching after the exit of the command.
+        """Stop watching, after the exit of the command or an error.
 
-        After the time limit, wait for the exit of the descendants, too, and print the message about the limit.
+        If the time limit ended the command, wait for the exit of the descendants, too, and print the message about the
+        limit.
         """
         self._exited.set()
         if self._limit is not None and self._thread is not None and self.timed_out:
@@ -223,7 +231,10 @@ class _TimedEnd:
             print_error(self._limit.message)
 
     def _watch(self, limit: TimeLimit, pid: int, started: int) -> None:
-        """Send the early signal in time, and end the processes at the limit, unless the command exits before."""
+        """Send the early signal in time; at the limit, set :attr:`timed_out` and end the processes.
+
+        Return early once :meth:`finish` is called.
+        """
         countdown = Countdown(limit, self._mark, self._print_soon)
         while left := countdown.step():
             if self._exited.wait(min(left, _LONGEST_WAIT)):

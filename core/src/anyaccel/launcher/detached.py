@@ -14,7 +14,7 @@ JOB_NAME = "anyaccel-job"
 
 
 def fork_child(body: Callable[[], int]) -> int:
-    """Run a function in a forked child, and return its process id at once.
+    """Run a function in a forked child, and return the child's process id at once; the caller reaps the child.
 
     No other code of the caller runs there, exit handlers included.
 
@@ -31,7 +31,7 @@ def fork_child(body: Callable[[], int]) -> int:
 
 
 def start_helper(body: Callable[[int], int]) -> tuple[int, int]:
-    """Start a child that the kernel kills with this process, until the child calls :func:`process.live_on`.
+    """Start a child that the kernel kills with the calling thread, until the child calls :func:`process.live_on`.
 
     The caller reaps the child, and closes the descriptor.
 
@@ -42,7 +42,7 @@ def start_helper(body: Callable[[int], int]) -> tuple[int, int]:
         The process id, and the descriptor from which to read the report.
 
     Raises:
-        OSError: If no process can be made.
+        OSError: If no process can be made, or no descriptor is free.
     """
     parent = os.getpid()
     report, reporting = os.pipe()
@@ -64,16 +64,18 @@ def start_helper(body: Callable[[int], int]) -> tuple[int, int]:
 def start_detached(body: Callable[[int], int]) -> tuple[bytes, int]:
     """Start a helper in a new session, and wait for the report or the exit.
 
-    A helper that has reported runs on, and is not reaped.
+    A helper that has reported runs on, and is not reaped; without :func:`process.live_on`, the kernel kills the helper
+    with the calling thread.
 
     Args:
-        body: As for :func:`start_helper`; a report has 64 bytes at most.
+        body: As for :func:`start_helper`; a report is one write of 64 bytes at most.
 
     Returns:
-        The report and 0; nothing and the exit status if it exited without a report.
+        The report and 0; if the helper exited without a report, nothing and the exit status: 128 plus the number of a
+        signal that killed the helper.
 
     Raises:
-        OSError: If no process can be made.
+        OSError: If no process can be made, or no descriptor is free.
     """
 
     def run(reporting: int) -> int:
@@ -91,7 +93,7 @@ def _run(body: Callable[[], int]) -> int:
 
     Returns:
         The result of the function; 130 after an interrupt, without a message; the error's own status after an
-        AnyaccelError; 1 after any other exception.
+        AnyaccelError; 1 after any other exception, SystemExit included, with the traceback as message.
     """
     try:
         return body()

@@ -17,7 +17,7 @@ def container(devices: Iterable[Device]) -> ContainerEdits:
 
     Raises:
         EnvConflictError: If two vendors set one variable differently.
-        PluginError: If a plug-in cannot answer.
+        PluginError: If a plug-in is not installed, or cannot answer.
 
     Examples:
         >>> edits = anyaccel.container(anyaccel.detect("sim:TPU-V4:4").devices[:1])
@@ -31,10 +31,13 @@ def container(devices: Iterable[Device]) -> ContainerEdits:
 
 
 def container_edits(devices: tuple[Device, ...]) -> ContainerEdits:
-    """Return the container edits for devices of a vendor; declared devices have no plug-in and no edits.
+    """Return the container edits for devices of a vendor; declared devices have no plug-in and empty edits.
+
+    Args:
+        devices: The devices, at least one, all of one vendor.
 
     Raises:
-        PluginError: If the plug-in cannot answer.
+        PluginError: If the plug-in is not installed, or cannot answer.
     """
     if devices[0].declared:  # from a file of the administrator
         return ContainerEdits()
@@ -42,7 +45,9 @@ def container_edits(devices: tuple[Device, ...]) -> ContainerEdits:
 
 
 def merge_edits(edits: Mapping[str, ContainerEdits]) -> ContainerEdits:
-    """Merge the container edits of several vendors: each node, group and mount target once.
+    """Merge the container edits of several vendors: each node, group and mount target once, groups sorted.
+
+    Of different mounts at one target, the last vendor's is kept.
 
     Raises:
         EnvConflictError: If two vendors set one variable differently.

@@ -106,6 +106,9 @@ def worker_environment(
 ) -> WorkerEnvironment:
     """Make the environment in which a worker sees exactly the devices of an allocation.
 
+    Devices that stay visible in spite of this are named by sentences in ``gaps`` of the result's allocation; nothing is
+    printed.
+
     Args:
         allocation: The devices.
         inventory: The inventory from which the allocation was made.
@@ -114,7 +117,7 @@ def worker_environment(
         mask: Whether masks name devices by stable id or by index, if the vendor's runtime accepts both.
         lease: Identity of the machine-wide lease of the allocation; empty for none.
         cap: Whether PyTorch and TensorFlow are also capped at the worker's share of memory, at the start of its
-            interpreter.
+            interpreter, by an entry in ``PYTHONPATH``; only for a worker with a part of a single device.
         bind: Whether the worker will run on the processors nearest to its devices: the allocation names them, and the
             caller binds the worker. None for whole devices of this host.
 
@@ -165,7 +168,10 @@ _warned: set[str] = set()
 
 
 def warn_once(gaps: Iterable[str]) -> None:
-    """Print warnings about open devices on standard error, each text once in this process; errors are ignored."""
+    """Print warnings about open devices on standard error, each text once in this process.
+
+    Control characters are escaped; errors of the output are ignored.
+    """
     for gap in gaps:
         if gap not in _warned:
             _warned.add(gap)
@@ -173,7 +179,7 @@ def warn_once(gaps: Iterable[str]) -> None:
 
 
 def print_error(text: str) -> None:
-    """Print a line on standard error, after ``anyaccel:``; does nothing if standard error is closed."""
+    """Print a line on standard error, after ``anyaccel:``; errors, as of a closed stream, are ignored."""
     with contextlib.suppress(OSError, ValueError, AttributeError):  # no reader, closed, or None
         sys.stderr.write(f"anyaccel: {text}\n")
         sys.stderr.flush()
@@ -182,9 +188,9 @@ def print_error(text: str) -> None:
 def _regions(held: Mapping[str, Share], edits: Mapping[str, EnvEdits]) -> dict[str, tuple[str, int]]:
     """Return the memory region and the held bytes of each device in a region to be limited, by device id.
 
-    A region is limited if it has a share of known size. Then whole devices in the region count, too. A region in which
-    a device has no known size is left out: its limit would be too low. A name with a space or control characters is
-    ignored.
+    A region is limited if a part of a device, of known size, is held there. Then whole devices in the region count,
+    too. A region in which a device has no known size is left out: its limit would be too low. A name with a space or
+    control characters is ignored.
     """
     found = {}
     for device_id, share in held.items():
@@ -211,9 +217,10 @@ def _edits(
 ) -> tuple[dict[str, EnvEdits], list[str]]:
     """Return the edits of the vendors on the machine, and warnings about devices left visible.
 
-    A vendor outside the allocation edits only to hide its devices. If its plug-in cannot say how, there is a warning
-    and no edit. A vendor's process is asked only for edits that its detection did not report. There are no warnings
-    about visible devices for a confined worker: its sandbox reports what stays open.
+    A vendor outside the allocation edits only to hide its devices: if ``unallocated`` is ``"hide"`` and the detection
+    found the vendor or failed. The edits are those of the detection's report; without these, the plug-in is asked. If
+    the plug-in cannot say how, there is a warning and no edit. For a confined worker, whose sandbox reports open
+    devices, there are no other warnings, and none about a plug-in that gave no resource name.
 
     Raises:
         PluginError: If the plug-in of a vendor of the allocation cannot make its edits.
@@ -244,7 +251,9 @@ def _edits(
 
 
 def _warn_visible(report: VendorReport, edits: EnvEdits, what: str) -> list[str]:
-    """Return the warning about a vendor's devices visible under some edits; empty if the devices are hidden.
+    """Return the warning about a vendor's devices visible under some edits; no warning if the devices are hidden.
+
+    A variable that binds only certain software does not hide the devices.
 
     Args:
         report: The vendor's report.
@@ -287,7 +296,10 @@ def _vendor(name: str) -> VendorProcess:
 
 
 def _keep_obeyed(edits: Mapping[str, EnvEdits], inventory: Inventory) -> dict[str, EnvEdits]:
-    """Return the edits, without the removal of a variable that another vendor on the machine obeys."""
+    """Return the edits; a removal of another vendor's variable is left out if a vendor on the machine obeys it.
+
+    A vendor is on the machine if the detection found the vendor or failed.
+    """
     here = [report for report in inventory.vendors if report.state in {VendorState.OK, VendorState.FAILED}]
     obeyed: set[str] = set()
     for report in here:
@@ -372,7 +384,10 @@ def _conflict(name: str, wanted: Mapping[str, str | None]) -> str:
 
 
 def _fraction(share: Share | None) -> float | None:
-    """Return a share's fraction of the device's memory, rounded down; None if no share, unknown, or below 0.0001."""
+    """Return a share's fraction of the device's memory, rounded down to four decimals.
+
+    None without a share, if the memory of share or device is unknown, or for a fraction below 0.0001.
+    """
     if share is None or not share.memory_bytes or not share.device.memory_bytes:
         return None
     # Rounded down: two halves of a device must not add up to more than the device.
@@ -390,6 +405,8 @@ def _only_share(held: Mapping[str, Share]) -> Share | None:
 
 def _name_enforcement(allocation: Allocation, edits: Mapping[str, EnvEdits], *, cap: bool) -> Allocation:
     """Return the allocation with the enforcement of each part of a device, and the self-limiting frameworks.
+
+    A part without an enforcement in the edits is held by :data:`AGREEMENT`.
 
     Args:
         allocation: The allocation; whole devices stay the same.
@@ -410,13 +427,16 @@ def _name_enforcement(allocation: Allocation, edits: Mapping[str, EnvEdits], *, 
 
 
 def map_shares(allocation: Allocation, change: Callable[[Share], Share]) -> Allocation:
-    """Return an allocation whose shares a function has changed."""
+    """Return a copy of an allocation with each share replaced by the result of ``change``."""
     grants = [Grant(term=grant.term, shares=tuple(map(change, grant.shares))) for grant in allocation.grants]
     return replace(allocation, grants=tuple(grants))
 
 
 def _own_variables(allocation: Allocation, inventory: Inventory, lease: str) -> dict[str, str]:
-    """Return the variables for :func:`anyaccel.current`, and for programs without this library."""
+    """Return the variables for :func:`anyaccel.current`, and for programs without this library.
+
+    These are the device ids and the allocation, the lease unless empty, and the machine unless it is this host.
+    """
     own = {
         DEVICES_VARIABLE: ",".join([share.device.id for share in allocation.shares]),
         ALLOCATION_VARIABLE: _ENCODER.encode(allocation),

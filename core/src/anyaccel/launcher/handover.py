@@ -36,8 +36,8 @@ class Handover:
     def give(self) -> None:
         """Put the devices into their idle state, then change them for the holder; call it before the holder starts.
 
-        A device of which another holder has a share stays as it is. After an error or an interrupt, :meth:`take_back`
-        undoes the change.
+        A device in another active lease stays unchanged if its handover is complete. The call waits for other handovers
+        of the devices. After an error or an interrupt, :meth:`take_back` undoes the change.
 
         Raises:
             PluginError: When a vendor fails.
@@ -54,7 +54,7 @@ class Handover:
                 files[name].write(self._lease, "given")
 
     def complete(self) -> None:
-        """Give the devices unless that is done: for a lease whose program was killed before its holder started.
+        """Give the devices unless all are given: for a lease whose program was killed before its holder started.
 
         The errors are those of :meth:`give`.
         """
@@ -94,7 +94,14 @@ class Handover:
         }
 
     def _call(self, names: Sequence[str], *, given: bool) -> None:
-        """Call the hooks of the vendors of devices; raise the first problem as PluginError."""
+        """Call the hooks of the vendors of devices, all at once; then raise the first problem as PluginError.
+
+        Does nothing without devices.
+
+        Args:
+            names: The devices, by their names in the ledger.
+            given: Whether to change the devices for a holder, or to put them into their idle state.
+        """
         devices = [self._devices[name] for name in names]
         if devices and (problems := hand_over(devices, self._environ, given=given)):
             raise PluginError(problems[0])
@@ -107,9 +114,10 @@ def plan_handover(
     environ: Mapping[str, str],
     ledger: Ledger | None = None,
 ) -> Handover | None:
-    """Return the handover for a new lease; None if no vendor of its devices has the hook.
+    """Return the handover of the lease's detected devices whose vendors have the hook; nothing is changed yet.
 
-    Also None inside an outer lease: its devices were handed over to the holder of that.
+    None without such a device, without a lease, and on a machine that is not this host. Also None inside an outer
+    lease: its devices were handed over to the holder of that.
 
     Args:
         lease: Identity of the lease; empty if the request fell back to the CPU.

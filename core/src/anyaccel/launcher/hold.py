@@ -53,7 +53,7 @@ class DeviceLease(OpenLease):
 
     @property
     def id(self) -> str:
-        """Identity of the lease, as in ``anyaccel status``; empty if nothing is held."""
+        """Identity of the lease, as in ``anyaccel status``, also after the release; empty for a fallback to the CPU."""
         return self.lease.id if self.lease else ""
 
     @property
@@ -79,7 +79,8 @@ class DeviceLease(OpenLease):
 
         Args:
             command: The command and its arguments; a string with ``shell=True``.
-            options: Options of :class:`subprocess.Popen`. The default of ``env`` is :attr:`environ`.
+            options: Options of :class:`subprocess.Popen`. The default of ``env`` is :attr:`environ`; another ``env``
+                is used as given, without the masks of the lease.
 
         Raises:
             EnforcementError: If the command cannot be confined.
@@ -94,8 +95,8 @@ class DeviceLease(OpenLease):
     def release(self) -> None:
         """Write the journal entry, and release the devices; a second call has no effect.
 
-        Devices on which commands of :meth:`popen` still run are left to these, until their exit. The cgroup is removed
-        if it is empty.
+        Devices are left to commands of :meth:`popen` that still run, until their exit. Vendors undo the handover of
+        devices without a holder. The cgroup is removed if it is empty.
         """
         self.end_lease(self._started)
         self.remove_group()
@@ -134,7 +135,8 @@ def acquire(request: str | Sequence[str] | Request, **options: Unpack[AcquireOpt
 
     Requests for the same devices are served in order, whichever process of this machine they come from. If this process
     dies, its devices are free once all processes have exited that it started since the first call.
-    :meth:`DeviceLease.release` frees them at once, except for commands of :meth:`DeviceLease.popen`.
+    :meth:`DeviceLease.release` frees them at once, except for commands of :meth:`DeviceLease.popen`. The environment of
+    this process stays the same; this process and its later children get the mark of the lease, for good.
 
     Args:
         request: The request, such as ``"GPU:2"``.
@@ -155,7 +157,7 @@ def acquire(request: str | Sequence[str] | Request, **options: Unpack[AcquireOpt
             such commands are confined to their devices, as for :func:`anyaccel.run`.
 
     Returns:
-        The lease, for a ``with`` statement.
+        The lease, for a ``with`` statement; without id and devices if the request fell back to the CPU.
 
     Raises:
         RequestError, UnknownNameError: If the request is invalid.
@@ -165,6 +167,7 @@ def acquire(request: str | Sequence[str] | Request, **options: Unpack[AcquireOpt
         DeadlockError: If ``wait`` is None, and only this process could release what the request needs, but has no
             other thread to do so; the error says where the devices were acquired.
         LedgerError: If leases cannot be kept on this machine, or the request was cancelled.
+        EnvConflictError, PluginError: If the environment cannot be made, or a vendor cannot change the devices.
         EnforcementError: If the kernel cannot apply ``memory`` or ``enforce``.
 
     Examples:
@@ -180,7 +183,8 @@ def acquire(request: str | Sequence[str] | Request, **options: Unpack[AcquireOpt
 async def acquire_async(request: str | Sequence[str] | Request, **options: Unpack[AcquireOptions]) -> DeviceLease:
     """Lease devices like :func:`acquire`, on the running event loop; cancel the task to stop waiting.
 
-    Detection runs in a thread.
+    Detection runs in a thread, and so do the vendors' changes of the devices. No DeadlockError is raised, since other
+    tasks may release.
 
     Examples:
         >>> import asyncio
@@ -217,7 +221,7 @@ def keep(lease: DeviceLease) -> DeviceLease:
     """Make this process the holder of a lease; return the lease.
 
     The process gets the mark for good, the journal entry begins, and the calling line is kept for messages about
-    deadlocks.
+    deadlocks. Without held devices, nothing is done.
     """
     note_own(lease.mark_process().begin_entry().lease)
     return lease
@@ -233,7 +237,8 @@ def take(
 ) -> DeviceLease:
     """Lease devices like :func:`acquire`, for a process with a mark: this process does not become the holder.
 
-    No journal entry is begun. The errors are those of :func:`acquire`.
+    No journal entry is begun, and the lease does not count in the check for deadlocks. The vendors have changed the
+    devices for the holder. The errors are those of :func:`acquire`.
 
     Args:
         request: The request.
@@ -332,10 +337,10 @@ class LeaseRequest:
         self._began = monotonic()
 
     def get(self, finish: Callable[[DeviceLease], T]) -> T:
-        """Wait for the devices, and return the result of ``finish``.
+        """Wait for the devices, have the vendors change these for the holder, and return the result of ``finish``.
 
-        An error or an interrupt at any point leaves no device leased. Errors of the ledger, of the start plan, of
-        ``on_wait`` and of ``finish`` pass through.
+        An error or an interrupt at any point leaves no device leased. Errors of the ledger, of the start plan, of the
+        vendors, of ``on_wait`` and of ``finish`` pass through.
 
         Args:
             finish: Called with the lease; its result goes to the caller.
@@ -356,7 +361,10 @@ class LeaseRequest:
             raise
 
     async def get_async(self, finish: Callable[[DeviceLease], T]) -> T:
-        """Wait like :meth:`get` on the running event loop; no deadlock is reported, since other tasks may release."""
+        """Wait like :meth:`get` on the running event loop; no deadlock is reported, since other tasks may release.
+
+        The vendors' changes are made in a thread; the start plan and ``finish`` run on the loop.
+        """
         try:
             made = self._make_lease(None if self.on_cpu else await self._begin().get_async())
             await made.hand_over_async()
@@ -380,7 +388,10 @@ class LeaseRequest:
             self._attempt.undo()
 
     def _observe_unleased(self, *, avoid_busy: bool) -> UnleasedUse | None:
-        """Return an observer of use without a lease, which is slow; None if the request has no need of observation."""
+        """Return an observer of use without a lease; None without ``avoid_busy`` and without filters in the request.
+
+        Nothing is observed yet, since an observation is slow.
+        """
         if not avoid_busy and not any(term.filters for term in self.request.terms):
             return None
         from anyaccel.launcher.busy import UnleasedUse
@@ -388,7 +399,7 @@ class LeaseRequest:
         return UnleasedUse(self.inventory, self.request, self.environ, avoid_busy=avoid_busy)
 
     def _report_wait(self, place: int, records: tuple[LeaseRecord, ...]) -> None:
-        """Report the wait: to ``on_wait``, else to ``tell``, else once to the logger.
+        """Report the wait: to ``on_wait``, else to ``tell``, else to the logger, after which reports stop.
 
         Does nothing before the acquisition has begun.
 
@@ -417,10 +428,13 @@ class LeaseRequest:
     def _refuse_deadlock(self) -> None:
         """Check that another process or thread could release the devices of the request.
 
-        A process with another thread passes, and so does a request that fits beside the leases of this process.
+        A process without leases or with another thread passes, and so does a request that fits beside the leases of
+        this process without exceeding the user's limits.
 
         Raises:
             DeadlockError: If only this thread could release the devices.
+            ConfigurationError: If the machine's configuration is invalid or untrusted.
+            StateDirectoryError: If the ledger cannot be read.
         """
         own = own_leases(self.ledger.path)
         if not own or has_other_threads():
@@ -441,19 +455,28 @@ class LeaseRequest:
         )
 
     def _exceeds_limits(self, leases: Collection[str]) -> bool:
-        """Return whether the request is over a limit of the user if only some leases, by id, count."""
+        """Return whether the given leases alone, by id, already make the request exceed a limit of the user.
+
+        All other leases of the user are ignored. The machine's configuration and the ledger are read anew.
+
+        Raises:
+            ConfigurationError: If the machine's configuration is invalid or untrusted.
+            StateDirectoryError: If the ledger cannot be read.
+        """
         return bool(self.ledger.over_limits(self.want, self._terms["priority"], only=leases))
 
     def choose(self, taken: Mapping[str, Extent]) -> dict[str, Extent] | None:
         """Choose free devices, and keep the choice for :meth:`make_allocation`.
 
-        The choice also avoids use without a lease, which may be observed anew, if the request asks for that.
+        The choice also avoids use without a lease, which may be observed anew, if the request asks for that. A plug-in
+        that fails to judge a set of devices counts as refusing the set.
 
         Args:
             taken: The taken part of each device, by the ledger's names.
 
         Returns:
-            The part of each device to hold, by the ledger's names; None if the request does not fit.
+            The part of each device to hold, by the ledger's names; None if the request does not fit, with the last
+            choice kept.
         """
         leased = self.scope.to_devices(taken)
         unleased = {} if self._unleased is None else self._unleased.find_taken(leased)
@@ -469,7 +492,10 @@ class LeaseRequest:
         return Allocation(id=lease_id, request=self.request, grants=self._grants, confined=self._confined)
 
     def _make_lease(self, lease: Lease | None) -> DeviceLease:
-        """Plan the launch, and make the lease, kept for :meth:`_undo`; an error of the plan passes through."""
+        """Plan the launch and the handover, and make the lease, kept for :meth:`_undo`; errors pass through.
+
+        The vendors are not called for the handover yet.
+        """
         allocation = self.make_allocation(lease)
         terms: dict[str, Any] = {"environ": self.environ, "lease": allocation.id, "grouped": self._grouped}
         # After the choice of devices, since the environment depends on them: an error here releases the lease.
@@ -480,10 +506,16 @@ class LeaseRequest:
         return self._made
 
     def _explain(self, error: DevicesBusyError | LimitError) -> NotFreeError | NeverFitsError:
-        """Make the error of a refused request, with the reasons of :func:`why` at this moment.
+        """Make the error of a refused request.
 
         Returns:
-            :class:`NeverFitsError` for a limit of the user, else :class:`NotFreeError`.
+            For a limit of the user, :class:`NeverFitsError` with the reasons of ``error``; the ledger is not read.
+            Else :class:`NotFreeError` with the reasons of :func:`why`, judged anew: if the request fits by now, the
+            message is that of ``error``.
+
+        Raises:
+            ConfigurationError: If the machine's configuration is invalid or untrusted.
+            StateDirectoryError: If the ledger cannot be read.
         """
         if isinstance(error, LimitError):
             return make_limit_error(self.request, error)
@@ -495,6 +527,9 @@ class LeaseRequest:
         return NotFreeError(message, verdict=verdict, hint=verdict.hint)
 
     def _judge(self) -> Verdict:
-        """Judge the request at this moment by the ledger; see :func:`anyaccel.launcher.verdicts.judge`."""
+        """Judge the request at this moment by the ledger, as if it came now.
+
+        The errors are those of :func:`anyaccel.launcher.verdicts.judge`.
+        """
         terms = {"time": self.want.seconds, "priority": self._terms["priority"]}
         return judge(self.inventory, self.request, self.ledger, self.environ, **terms)

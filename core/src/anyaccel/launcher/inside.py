@@ -51,11 +51,11 @@ class ProcessSetup(NamedTuple):
     sandbox: Sandbox | None = None
 
     def apply(self) -> None:
-        """Take the steps on this process, the sandbox last.
+        """Take all steps on this process, the mark first and the sandbox last; steps before an error stay.
 
         Raises:
             EnforcementError: If the process cannot be confined.
-            OSError: If the kernel refuses the cgroup or the directory.
+            OSError, ValueError: If the kernel refuses the mark, the cgroup or the directory.
         """
         marks.put(self.mark)  # first: whatever happens later, the lease knows of this process
         if self.group is not None:
@@ -80,9 +80,10 @@ class ProcessSetup(NamedTuple):
     def start(self, begin: Callable[[], T]) -> T:
         """Start a process by a function, in a thread from which the process inherits processors and sandbox.
 
-        Without a sandbox, the function runs in this thread, whose processors are restored afterwards. A sandbox cannot
-        be taken off again: with one, the function runs in a thread of its own, which then ends. Do not tie the life of
-        the process to its parent by a parent-death signal in that case: the parent is that thread.
+        The other steps are not taken. Without a sandbox, the function runs in this thread, whose processors are
+        restored afterwards. A sandbox cannot be taken off again: with one, the function runs in a thread of its own,
+        which then ends. Do not tie the life of the process to its parent by a parent-death signal in that case: the
+        parent is that thread.
 
         Args:
             begin: Starts the process.

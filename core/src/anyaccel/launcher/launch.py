@@ -54,7 +54,8 @@ class Launch(Value):
 
         Args:
             command: The command and its arguments; a string with ``shell=True``.
-            options: Options of :class:`subprocess.Popen`. The default of ``env`` is the environment of the plan.
+            options: Options of :class:`subprocess.Popen`. The default of ``env`` is the environment of the plan;
+                another ``env`` is used as given. The descriptors of the lease are added to ``pass_fds``.
 
         Raises:
             EnforcementError: If the process cannot be confined.
@@ -110,6 +111,9 @@ class Launch(Value):
     def make_setup(self, environ: Mapping[str, str] | None = None) -> ProcessSetup:
         """Make the steps by which a running process follows this plan, with mark, cgroup and changed variables.
 
+        Variables that are not in the environment of the plan are unset. Frameworks are capped only if the plan has a
+        fraction of the memory.
+
         Args:
             environ: The environment of the process; the one from which the plan was made if None.
         """
@@ -143,10 +147,10 @@ def check_start(options: StartOptions, *, forked: bool = False) -> bool:
         forked: As for :func:`plan_launch`.
 
     Returns:
-        Whether the process will be confined.
+        Whether the process will be confined: False without ``enforce``, and with ``"try"`` if the kernel cannot.
 
     Raises:
-        EnforcementError: If the kernel cannot apply an option.
+        EnforcementError: If the kernel cannot limit ``memory``, or cannot confine a process with ``enforce`` True.
     """
     if options.get("memory") is not None:
         from anyaccel.launcher.limits import check_memory_limit
@@ -171,6 +175,8 @@ def plan_launch(
     told: bool = True,
 ) -> Launch:
     """Make a start plan, and the cgroup of a worker with limits, which the caller removes after the exit.
+
+    A cgroup is made for ``memory``, and with ``grouped`` for shares whose memory the kernel can limit.
 
     Args:
         allocation: The devices.

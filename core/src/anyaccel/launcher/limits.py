@@ -56,7 +56,7 @@ def check_memory_limit(*, direct: bool = False) -> None:
 
 
 def limit_memory(made: WorkerEnvironment, memory: int | None = None, *, direct: bool = False) -> WorkerEnvironment:
-    """Make the cgroup of a worker before the start; without limits, no group is made.
+    """Make the cgroup of a worker before the start; without limits that the kernel permits, no group is made.
 
     The caller starts the worker in the group, and removes the group after the exit of the worker: see
     :func:`anyaccel.linux.cgroup.enter`, :func:`remove_group` and :func:`anyaccel.launcher.start.start_marked`.
@@ -64,11 +64,12 @@ def limit_memory(made: WorkerEnvironment, memory: int | None = None, *, direct: 
     Args:
         made: The environment of the worker. Its ``regions`` are limited if the kernel permits. Otherwise its shares
             stay by agreement, and ``unlimited`` of the result says why.
-        memory: Limit of host memory, in bytes; None for no limit.
+        memory: Limit of host memory, in bytes, with swap forbidden; None for no limit.
         direct: Whether this process or its fork server forks the worker, so that no wrapper program can run first.
 
     Returns:
-        The environment with the group, and with the limits in its allocation; without a group if there is none.
+        The environment with the group, and with the limits in its allocation and the worker's variable. Without a
+        group, the environment with ``unlimited`` alone changed.
 
     Raises:
         EnforcementError: If ``memory`` is given and the kernel cannot limit it.
@@ -94,7 +95,7 @@ def limit_memory(made: WorkerEnvironment, memory: int | None = None, *, direct: 
 
 
 def remove_group(group: WorkerGroup) -> str:
-    """Remove an empty cgroup; with a process inside, the maker of the next cgroup does so later.
+    """Remove an empty cgroup; with a process inside, the maker of the next cgroup does so later. Errors are ignored.
 
     Returns:
         A clause with the limit of host memory, if the kernel killed a process in the group because of the limit; else
@@ -107,7 +108,7 @@ def remove_group(group: WorkerGroup) -> str:
 
 
 def _make_error(error: OSError | UnavailableError) -> EnforcementError:
-    """Make the error about a failed limit of host memory, with the remedy of an :class:`UnavailableError`."""
+    """Make the error about a failed limit of host memory; the hint is an :class:`UnavailableError`'s, else general."""
     remedy = getattr(error, "remedy", "look at that directory's owner and at what the kernel's log (dmesg) says")
     return EnforcementError(f"the kernel cannot limit the host memory of a worker: {error}", hint=remedy)
 

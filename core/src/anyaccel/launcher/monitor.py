@@ -53,9 +53,10 @@ def start_monitor(
     the handover of the devices, and removes the cgroup. Call this function before this process gets the mark, and while
     it has one thread.
 
-    No monitor is started if nothing is leased, or if no process can be made; then there is no journal entry. If the
-    lease has no end, a process that ``stays`` gets a monitor only for samples, and otherwise writes the entry itself;
-    another process gets a monitor only for the journal, the handover or the cgroup.
+    No monitor is started if nothing is leased, or if no process can be made; then, silently, there is no journal entry,
+    and no monitor enforces the time limit. If the lease has no end, a process that ``stays`` gets a monitor only for
+    samples or the handover, and otherwise writes the entry itself; another process gets a monitor only for the journal,
+    the handover or the cgroup.
 
     Args:
         lease: The lease.
@@ -103,6 +104,8 @@ def start_monitor(
 
 def end_in_time(lease: str, until: float) -> None:
     """Start a monitor to end the processes of a lease at a time, without a message and without a journal entry.
+
+    The processes get SIGTERM, and SIGKILL after ``GRACE_SECONDS``. The call returns once the monitor runs.
 
     Call this function in a process with a single thread. Does nothing if no process can be made.
 
@@ -166,7 +169,7 @@ class _StatusPipe:
 
 
 def _read_status(pipe: int) -> tuple[int | None, bool]:
-    """Read the report of :class:`_StatusPipe`; does not wait.
+    """Read the report of :class:`_StatusPipe`; does not wait. An error, or an invalid report, counts as no report.
 
     Returns:
         The exit status, None if unknown; and whether the time limit was reached, False without a report.
@@ -236,7 +239,8 @@ class _LeaseWatch:
         """Wait for the end of the lease, and sample the devices meanwhile; stop the sampler at the end.
 
         Unless the holder enforces the time limit, send the early signal, and end the processes at ``until``; again
-        after growing pauses while the lease lasts.
+        after growing pauses while the lease lasts. While the ledger cannot be read, the wait goes on. Standard error of
+        the command is closed once the watched process has exited.
 
         Args:
             until: The end of the lease's time, in seconds since the boot; None for none.
@@ -279,7 +283,10 @@ class _LeaseWatch:
                 sampler.stop()
 
     def _holder_enforces(self, holder: tuple[int, int]) -> bool:
-        """Return whether the holder lives and enforces the time limit; after its exit, drop an early signal due."""
+        """Return whether the holder lives and enforces the time limit; False for good once the holder is gone.
+
+        At that moment, an early signal that was due already is dropped: the holder has sent the signal.
+        """
         if self._stays and process.gone(*holder):
             self._stays = False
             if _is_past(self._countdown.early_at):  # the holder has sent it
@@ -298,7 +305,10 @@ class _LeaseWatch:
             return True
 
     def _end(self, *, printed: bool) -> bool:
-        """Print the time limit, and end the processes of the lease; errors of the ledger are ignored.
+        """Print the time limit, and end the processes of the lease: SIGTERM, grace, SIGKILL.
+
+        Returns once the lease has ended, or the processes that are left cannot be ended; errors of the ledger are
+        ignored. Without a limit, nothing is printed.
 
         Args:
             printed: Whether the time limit is on standard error already.
@@ -314,7 +324,7 @@ class _LeaseWatch:
         return limit is not None
 
     def _print(self, text: str) -> None:
-        """Print a line on the command's standard error, if open, or give up after ``_PRINT_SECONDS``."""
+        """Print a line on the command's standard error, if open, or give up after ``_PRINT_SECONDS``, by SIGALRM."""
 
         def give_up(*_: object) -> None:
             raise TimeoutError
@@ -386,7 +396,7 @@ def _wait(pid: int, pause: float, until: float | None, sampler: Sampler | None) 
 def _seconds_left(over: float, until: float | None) -> float:
     """Return the seconds until the earlier of two deadlines, by the monotonic clock and the clock since the boot.
 
-    Only the clock since the boot goes on while the machine sleeps.
+    Negative once a deadline is past. Only the clock since the boot goes on while the machine sleeps.
     """
     left = over - time.monotonic()
     return left if until is None else min(left, until - process.boot_seconds())

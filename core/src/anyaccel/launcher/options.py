@@ -113,12 +113,12 @@ _VALUES: Mapping[str, tuple[object, ...]] = {
 
 
 def check_options(function: str, given: Mapping[str, object], *known: Iterable[str] | None) -> None:
-    """Check the names of a function's options, and the values of start options.
+    """Check the names of a function's options, and the values of ``unallocated``, ``mask``, ``enforce`` and ``memory``.
 
     Args:
         function: Name of the function, for the message.
         given: The options.
-        known: Names of the options of the function, such as the keys of :class:`StartOptions`.
+        known: Names of the options of the function, such as the keys of :class:`StartOptions`; None for no names.
 
     Raises:
         UnknownOptionError: If the function has no such option.

@@ -38,7 +38,11 @@ def find_nodes(directory: str, nodes: Collection[Node]) -> Iterator[str]:
     """Yield nodes of devices below a directory, also on mounted file systems in memory; links are not followed.
 
     Other file systems are not searched: a disk may be huge, and a network may never answer. See
-    :func:`find_unsearched`. A directory that this process may not list is passed over.
+    :func:`find_unsearched`. File systems mounted without device nodes are not searched either. A directory below that
+    this process may not list is passed over.
+
+    Raises:
+        PermissionError: If ``directory`` itself cannot be listed.
     """
     below = _mounts_relative(directory)
     unasked = {mount.point for mount in below if mount.kind not in _IN_MEMORY | _ON_DISK}
@@ -86,7 +90,7 @@ def _mounts_relative(directory: str) -> list[MountPoint]:
 
 
 def _list_directory(directory: str) -> list[str]:
-    """Return the paths in a directory; none for a vanished directory, such as that of an unplugged device.
+    """Return the paths in a directory; none for a file, or a vanished directory, such as that of an unplugged device.
 
     Raises:
         PermissionError: If the directory cannot be listed.
@@ -131,7 +135,10 @@ def _unescape(text: str) -> str:
 
 
 def _find_aliases(path: str, mounts: list[MountPoint]) -> Iterator[str]:
-    """Yield the names of a file through each mount of its file system, its own name included."""
+    """Yield the names of a file through each mount of its file system, its own name included.
+
+    Nothing if no mount holds the file, as in a chroot. The file need not exist.
+    """
     holding = [mount for mount in mounts if _relative(path, mount.point) is not None]
     if not holding:  # in a chroot, the root directory need not be a mount
         return
@@ -159,10 +166,16 @@ def _relative(path: str, directory: str) -> str | None:
 
 
 def list_paths_around(closed: Collection[str]) -> Iterator[str]:
-    """Yield the fewest paths around the closed files: whole directories without a closed file.
+    """Yield the fewest paths that cover every file except the closed files.
+
+    These are whole directories without a closed file, and the other entries of the directories above closed files; just
+    ``/`` if no file is closed.
 
     Args:
         closed: Absolute paths without links.
+
+    Raises:
+        PermissionError: If a directory above a closed file cannot be listed.
     """
     above = {parent for path in closed for parent in _parents(path)}
     pending = ["/"]

@@ -45,12 +45,12 @@ class Rendezvous:
         self._socket.set_inheritable(True)
 
     def close(self) -> None:
-        """Free the port."""
+        """Close the descriptor; the port is free once inherited copies are closed, too."""
         self._socket.close()
 
 
 def make_rank_variables(rank: int, count: int, *, local: tuple[int, int]) -> dict[str, str]:
-    """Return the environment variables with the rank of a process.
+    """Return ``RANK``, ``LOCAL_RANK``, ``WORLD_SIZE`` and ``LOCAL_WORLD_SIZE`` of a process, as text.
 
     Args:
         rank: The rank, from 0.
