@@ -232,8 +232,8 @@ class Ledger:
 
         Args:
             choose: Chooses names of devices, given the devices that may be in use or withheld then, each as a whole;
-                None if the others do not suffice. Called with the state directory locked. A lease without a time limit
-                may last until any ``begin``.
+                None if the others do not suffice. Called with the state directory locked. A device of a lease without a
+                time limit may be in use at any ``begin``.
             begin: Start, in seconds since 1970.
             end: End, in seconds since 1970; the order of both is not checked.
             user: Number of the user as this process sees it; stored as the number outside of user namespaces.
@@ -318,8 +318,8 @@ class Ledger:
         A faulty configuration of the machine counts as none.
 
         Returns:
-            Seconds since 1970. None if unknown: a lease or request ahead has no time limit, the request is over a limit
-            of this user, or there is no state directory.
+            Seconds since 1970. None if unknown: a lease or request ahead has no time limit, ``want`` has no needs, the
+            request is over a limit of this user, or there is no state directory.
 
         Raises:
             LedgerError: When the ledger cannot be read.
@@ -559,8 +559,8 @@ class Ledger:
     def explain_refusal(self, lease_id: str) -> str:
         """Return the reason why a lease does not cover this process, as a clause; empty if the lease does.
 
-        An active lease covers the holder and each process that was started with it. An unknown identity counts as
-        ended.
+        An active lease covers each process that was started with it and, unless the lease has a mark, the holder. An
+        unknown identity counts as ended.
 
         Raises:
             LedgerError: When the ledger cannot be read.

@@ -83,7 +83,7 @@ class Listing:
 
 
 def sum_taken(leases: Iterable[LeaseName], over: Collection[str] = ()) -> dict[str, Extent]:
-    """Sum the taken extents by device name, without the leases whose names are in ``over``; locks are not tested."""
+    """Sum the taken extents by device name, up to the whole device, without the leases whose names are in ``over``."""
     found: dict[str, Extent] = {}
     for lease in leases:
         if lease.name not in over:  # leases of one device add up

@@ -102,7 +102,8 @@ def private_directories() -> Iterator[str]:
 def check(descriptor: int, found: os.stat_result, path: str) -> None:
     """Check that only root and the owner of a lease can remove the lease's file.
 
-    The directory must belong to root or to this user, and be sticky if its group or others may write to it.
+    The directory must belong to root, to this user, or to a hidden owner who must have the rights of root; and must be
+    sticky if its group or others may write to it.
 
     Args:
         descriptor: The directory.
@@ -259,7 +260,7 @@ def test_lock(descriptor: int, path: str) -> bool:
         True when the directory passed the test; False where no file can be made, which taking devices reports.
 
     Raises:
-        StateDirectoryError: When the second lock is granted, or the first is refused.
+        StateDirectoryError: When the second lock is granted, or locking fails in another way.
     """
     name = hidden_name()
     try:

@@ -275,7 +275,7 @@ def _until(lease: LeaseName) -> float | None:
 
 
 def since_1970(boot: float) -> float:
-    """Convert a time since the boot to seconds since 1970 by the present clock."""
+    """Convert seconds since the boot to seconds since 1970 by the present clock."""
     return time.time() - process.boot_seconds() + boot
 
 

@@ -187,7 +187,7 @@ class _WaitingLine(NamedTuple):
 def list_tickets(state: StateDirectory, directory: int, listing: Listing, *, past: bool) -> Iterator[TicketRecord]:
     """Describe the waiting requests in the order of service; tickets whose process has ended are left out.
 
-    See :meth:`anyaccel.ledger.Ledger.tickets`.
+    A stopped process is listed as not ``responsive``. See :meth:`anyaccel.ledger.Ledger.tickets`.
     """
     now, policy = process.monotonic_ns(), policy_for_display(state)
     line = _WaitingLine.collect(with_past(policy) if past else policy, directory, listing)
