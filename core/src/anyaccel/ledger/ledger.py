@@ -57,12 +57,17 @@ class Ledger:
     def open(cls, environ: Mapping[str, str] | None = None) -> Ledger:
         """Open the ledger of this machine. A missing directory is not made, and is no error.
 
+        An existing directory is checked. The first check after a boot also tests the locks there, and makes missing
+        files of active leases again.
+
         Args:
             environ: The environment, in which ``ANYACCEL_STATE_DIR`` names another directory than ``/run/anyaccel``;
                 the environment of this process when None.
 
         Raises:
-            StateDirectoryError: When no directory can be trusted, or this is not Linux.
+            StateDirectoryError: When no directory can be trusted, the variable has a relative path, or this is not
+                Linux.
+            LedgerError: When a system call fails.
         """
         if sys.platform != "linux":
             raise StateDirectoryError(f"leases need Linux (this is {sys.platform}); devices can still be listed")
@@ -70,12 +75,12 @@ class Ledger:
 
     @property
     def path(self) -> str:
-        """The state directory."""
+        """The state directory; before there is one, the place where this user would make it."""
         return self._state.path
 
     @property
     def shared(self) -> bool:
-        """Whether other users take part."""
+        """Whether other users can take part; before there is a directory, as in one made by this user."""
         return self._state.shared
 
     def acquire(
@@ -116,7 +121,8 @@ class Ledger:
             StateDirectoryError: When the state directory cannot be used (any more).
             LedgerBusyError: When another process keeps the directory locked.
             LedgerError: When the kernel is out of space or descriptors.
-            ValueError: When ``wait``, ``priority`` or a choice is out of range.
+            UsageError: When ``wait`` or ``priority`` is out of range.
+            ValueError: When a choice is impossible. Exceptions of ``choose`` itself pass unchanged.
         """
         return self.begin(want, choose, wait=wait, priority=priority, note=note, on_wait=on_wait).get()
 
@@ -131,9 +137,10 @@ class Ledger:
         on_wait: OnWait | None = None,
         place: Place | None = None,
     ) -> Acquisition:
-        """Start an acquisition that the caller drives, or can undo after an interrupt; see :meth:`acquire`.
+        """Prepare an acquisition that the caller drives, or can undo after an interrupt; see :meth:`acquire`.
 
-        With the ``place`` of an abandoned request, the new request keeps the old queue position.
+        Nothing is taken and no line entered before the first attempt, but ``wait`` counts from now. With the ``place``
+        of an abandoned request, the new request keeps the old queue position.
 
         Raises:
             UsageError: When ``wait`` or ``priority`` is out of range.
@@ -151,6 +158,8 @@ class Ledger:
     def make(self) -> None:
         """Make the state directory if it is missing; root also moves users' own leases to the machine's directory.
 
+        Users' own directories are removed after the move, unless other files are left there.
+
         Raises:
             LedgerError: When the directory cannot be made, or leases cannot be moved.
         """
@@ -159,7 +168,7 @@ class Ledger:
     def leases(self) -> tuple[LeaseRecord, ...]:
         """List the active leases, one record for each device of each lease; and devices drained or reserved now.
 
-        Without a state directory, no lease is active.
+        Leases are sorted by device; drained and reserved devices follow. Without a state directory, no lease is active.
 
         Raises:
             LedgerError: When the ledger cannot be read.
@@ -170,6 +179,8 @@ class Ledger:
 
     def find_obstacles(self, seconds: float | None) -> tuple[LeaseRecord, ...]:
         """List the active leases, and devices that are withheld from a request of this user that starts now.
+
+        Withheld devices are drained, or reserved for another user from before the request would end.
 
         Args:
             seconds: Time limit of the request; None for no limit.
@@ -183,22 +194,22 @@ class Ledger:
         return (*self._read(list_leases), *(record for block in blocks for record in block.records()))
 
     def blocks(self) -> tuple[DeviceBlock, ...]:
-        """List the drains and reservations that have not ended, also future ones."""
+        """List the drains and reservations that have not ended, also future ones; none if their file is not trusted."""
         return read_blocks(self._state)
 
     def drain(self, devices: Iterable[str], reason: str) -> DeviceBlock:
-        """Withhold devices from every request; running leases go on.
+        """Withhold devices from every request; running leases go on. A missing state directory is made.
 
         Args:
-            devices: Names of the devices in the ledger.
-            reason: Reason, for display.
+            devices: Names of the devices in the ledger; not verified.
+            reason: Reason, for display; cut to 250 characters.
 
         Returns:
             The block.
 
         Raises:
             LeasePermissionError: When this user is neither root nor the owner of the state directory.
-            LedgerError: When the blocks cannot be written.
+            LedgerError: When the directory stays locked, or the blocks cannot be written.
         """
         block = DeviceBlock(
             id=new_block_id(), devices=tuple(sorted(devices)), reason=clean(reason), by=user_name(os.geteuid())
@@ -217,23 +228,24 @@ class Ledger:
         note: str,
         request: str,
     ) -> DeviceBlock | None:
-        """Withhold devices from the requests of other users for a time.
+        """Withhold devices from the requests of other users for a time. A missing state directory is made.
 
         Args:
-            choose: Chooses names of devices, given the devices that may be in use or withheld then; None if the others
-                do not suffice. Called with the state directory locked.
+            choose: Chooses names of devices, given the devices that may be in use or withheld then, each as a whole;
+                None if the others do not suffice. Called with the state directory locked. A device of a lease without a
+                time limit may be in use at any ``begin``.
             begin: Start, in seconds since 1970.
-            end: End, in seconds since 1970.
-            user: Number of the user, as the rest of the machine knows it.
-            note: Purpose, for display.
+            end: End, in seconds since 1970; the order of both is not checked.
+            user: Number of the user as this process sees it; stored as the number outside of user namespaces.
+            note: Purpose, for display; cut to 250 characters.
             request: Text of the request, for display.
 
         Returns:
-            The reservation; None if ``choose`` has found no devices.
+            The reservation; None if ``choose`` has returned None.
 
         Raises:
             LeasePermissionError: When this user is neither root nor the owner of the state directory.
-            LedgerError: When the blocks cannot be written.
+            LedgerError: When the directory stays locked, or the blocks cannot be written.
         """
         with locked(self._state) as directory:
             check_permission(self._state, os.fstat(directory).st_uid)
@@ -272,9 +284,9 @@ class Ledger:
             ids: Their identities.
 
         Raises:
-            LeaseNotFoundError: When an identity belongs to no drain and no reservation.
+            LeaseNotFoundError: When an identity belongs to no drain and no reservation, or to an ended reservation.
             LeasePermissionError: When this user is neither root nor the owner of the state directory.
-            LedgerError: When the blocks cannot be written.
+            LedgerError: When the directory stays locked, or the blocks cannot be written.
         """
         with locked(self._state) as directory:
             known = {block.id for block in self.blocks()}
@@ -301,11 +313,13 @@ class Ledger:
         return self._read(partial(list_tickets, self._state, past=past))
 
     def forecast_start(self, want: Want) -> float | None:
-        """Forecast the start of a request that came now, if every lease lasted until its time limit.
+        """Forecast the start of a request with priority 0 that came now, if every lease lasted until its time limit.
+
+        A faulty configuration of the machine counts as none.
 
         Returns:
-            Seconds since 1970. None if unknown: a lease or request ahead has no time limit, the request is over a limit
-            of this user, or there is no state directory.
+            Seconds since 1970. None if unknown: a lease or request ahead has no time limit, ``want`` has no needs, the
+            request is over a limit of this user, or there is no state directory.
 
         Raises:
             LedgerError: When the ledger cannot be read.
@@ -317,8 +331,9 @@ class Ledger:
         return found[0] if found else None
 
     def count_ahead(self, want: Want, priority: int) -> int:
-        """Count the requests ahead of a request that came now; return 0 if each may be passed.
+        """Count the competing requests ahead of a request that came now; 0 if each may be passed.
 
+        Ended and silent requests are left out at the front of the line only. Without a state directory, none is ahead.
         A faulty configuration of the machine counts as none.
 
         Raises:
@@ -336,7 +351,8 @@ class Ledger:
     def count_usage(self) -> float | None:
         """Return the device-seconds that fair shares count for this user; None if the machine counts none over time.
 
-        A faulty configuration of the machine counts as none.
+        Past and active leases count, each half after every half-life; 0 without a state directory. A faulty
+        configuration of the machine counts as none.
 
         Raises:
             LedgerError: When the ledger cannot be read.
@@ -352,7 +368,10 @@ class Ledger:
         return sum(self._read(inspect))
 
     def _make_newcomer(self, want: Want, priority: int = 0) -> Acquisition:
-        """Return an acquisition for the queue position of a request that came now; no device is ever chosen."""
+        """Return an acquisition for the queue position of a request that came now; no device is ever chosen.
+
+        Limits of the user are not checked, and a faulty configuration of the machine counts as none.
+        """
         return Acquisition(self._state, want, lambda _: None, priority=priority, policy=policy_for_display(self._state))
 
     def over_limits(self, want: Want, priority: int, *, only: Collection[str] | None = None) -> tuple[OverLimit, ...]:
@@ -361,11 +380,11 @@ class Ledger:
         Args:
             want: The request.
             priority: The higher, the earlier.
-            only: Identities of the leases that count; every lease when None.
+            only: Identities of the active leases that count; every active lease when None.
 
         Raises:
             ConfigurationError: When the machine's configuration cannot be trusted or understood.
-            StateDirectoryError: When the ledger cannot be read.
+            LedgerError: When the ledger cannot be read.
         """
         policy = current_policy(self._state)
         if policy.plain:
@@ -382,6 +401,8 @@ class Ledger:
     def unfinished_handovers(self) -> Mapping[str, str]:
         """Return the devices that a vendor changed for a holder and that were not put back, with the lease's identity.
 
+        Devices of active leases, and changes before this boot, are left out.
+
         Raises:
             LedgerError: When the ledger cannot be read.
         """
@@ -392,15 +413,25 @@ class Ledger:
     def lock_handovers(self, devices: Iterable[str]) -> AbstractContextManager[Mapping[str, HandoverFile]]:
         """Context with the locked files of handovers of devices; see :func:`~anyaccel.ledger.handovers.lock_handovers`.
 
+        Entering makes missing files, and a missing state directory.
+
         Args:
             devices: Names of the devices in the ledger.
+
+        Raises:
+            LedgerBusyError: On entering, when another process keeps a file locked.
+            LedgerError: When a file cannot be opened or written, also by the context.
         """
         from anyaccel.ledger.handovers import lock_handovers
 
         return lock_handovers(self._state, devices)
 
     def find_wanted(self, devices: frozenset[str]) -> frozenset[str]:
-        """Return the subset of ``devices`` that requests of other processes wait for; none without a directory."""
+        """Return the subset of ``devices`` that requests of other processes wait for; none without a directory.
+
+        Raises:
+            LedgerError: When the ledger cannot be read.
+        """
         from anyaccel.ledger.tickets import find_wanted_by_others
 
         return frozenset(self._read(lambda directory, listing: find_wanted_by_others(directory, listing, devices)))
@@ -411,7 +442,7 @@ class Ledger:
         Without a directory, ``inspect`` is not called, and the result is empty.
 
         Raises:
-            LedgerError: When the directory cannot be trusted, or a system call fails.
+            LedgerError: When the directory cannot be trusted, or a system call fails, also in ``inspect``.
         """
         try:
             with self._state.opened() as directory:
@@ -422,7 +453,8 @@ class Ledger:
     def find_carriers(self, lease_id: str) -> tuple[int, ...] | None:
         """Return the visible processes that keep a lease whose holder has ended; None if the lease has ended.
 
-        Empty while the holder lives, and if only hidden processes keep the lease.
+        The processes carry the mark of the lease; sorted. Empty while the holder lives, for a lease on behalf of other
+        processes, and if only hidden processes keep the lease. An unknown identity counts as ended.
 
         Raises:
             LedgerError: When the ledger cannot be read.
@@ -447,12 +479,13 @@ class Ledger:
             force: Whether to kill processes that have not ended by then.
 
         Returns:
-            Ids of the signalled processes.
+            Ids of the signalled processes, sorted; empty if the lease ended without a signal.
 
         Raises:
-            LeaseNotFoundError: When there is no such lease.
+            LeaseNotFoundError: When no such lease is active.
             LeasePermissionError: When the lease belongs to another user.
-            LedgerError: When the lease is still held in the end, or by this process itself.
+            LedgerError: When the lease is still held in the end, is held by this process itself, or is on behalf of
+                other processes.
         """
         from anyaccel.ledger.ending import end_lease
 
@@ -462,17 +495,17 @@ class Ledger:
             raise LeaseNotFoundError(f"no lease {lease_id!r} is active: {error}") from error
 
     def renew(self, lease_id: str, tenure: Tenure, *, note: str | None = None) -> None:
-        """Replace the tenure of an own lease on behalf of other processes.
+        """Replace the tenure of an own lease on behalf of other processes; each file is replaced in one step.
 
         Args:
             lease_id: Identity of the lease.
             tenure: The new tenure.
-            note: The new purpose of the lease, for display; None leaves it as it is.
+            note: The new purpose of the lease, for display, cut to 250 characters; None leaves the old purpose.
 
         Raises:
             LeaseNotFoundError: When the lease has ended, or may have been taken for ended during the call, which then
-                removes its files.
-            LeasePermissionError: When the lease belongs to another user.
+                removes its files; also for a lease that has no tenure.
+            LeasePermissionError: When the lease belongs to another user, also for root.
             LedgerError: When the directory stays locked, or a file cannot be written.
         """
         from anyaccel.ledger.renewal import renew
@@ -504,17 +537,18 @@ class Ledger:
         return cancel(self._state, ticket_id, seconds=seconds)
 
     def drop_lease(self, lease_id: str) -> tuple[int, ...]:
-        """Free the devices of an own lease, although processes go on using them.
+        """Free the devices of an own lease, although processes go on using them; none is signalled.
 
         The files are removed, and locks on the devices themselves are dropped through copies of the processes'
-        descriptors.
+        descriptors. A device lock that another active lease names stays.
 
         Returns:
-            Ids of the visible processes, other than this one, that still run with the devices.
+            Ids of the visible processes, other than this one, that still run with the devices; sorted.
 
         Raises:
-            LeaseNotFoundError: When there is no such lease.
+            LeaseNotFoundError: When no such lease is active.
             LeasePermissionError: When the lease belongs to another user, also for root.
+            StateDirectoryError: When there is no state directory.
             LedgerError: When the ledger cannot be written, or when the lease is gone but a process keeps the lock on
                 the device itself.
         """
@@ -525,7 +559,8 @@ class Ledger:
     def explain_refusal(self, lease_id: str) -> str:
         """Return the reason why a lease does not cover this process, as a clause; empty if the lease does.
 
-        An active lease covers each process that was started with it.
+        An active lease covers each process that was started with it and, unless the lease has a mark, the holder. An
+        unknown identity counts as ended.
 
         Raises:
             LedgerError: When the ledger cannot be read.
@@ -546,12 +581,12 @@ class Ledger:
 
 
 def _covers(directory: int, lease: LeaseName) -> bool:
-    """Return whether this process carries a lease's mark or, without a mark, is or descends from the holder.
+    """Return whether this process carries a lease's mark, or a mark inside; whether the lease is active is not tested.
 
-    Without a mark, a process that has the lease's file open is covered, too.
+    A lease without a mark covers the process in its name, the descendants, and each process with the file open.
 
     Raises:
-        OSError: When the lease's file is gone.
+        OSError: When the lease has no mark and its file, which is examined last, is gone.
     """
     if lease.mark:
         return marks.carried(lease.mark)

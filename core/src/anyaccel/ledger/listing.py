@@ -58,7 +58,7 @@ class Listing:
     def summary(self) -> Summary:
         """The summary of the names of leases, computed on first use: most waiting requests do not need the summary.
 
-        The last summary in this process is used again for equal names.
+        The last summary in this process is used again for equal names. Unreadable names are left out.
         """
         global _last  # noqa: PLW0603 -- see there
         known, found = _last
@@ -71,16 +71,19 @@ class Listing:
 
     @property
     def leases(self) -> tuple[LeaseName, ...]:
-        """The parsed names of leases."""
+        """The parsed names of leases, also of ended leases; unreadable names are left out."""
         return self.summary.leases
 
     def find_lease(self, lease_id: str) -> list[LeaseName]:
-        """Return the parsed names of a lease, one for each device; none for an empty id."""
+        """Return the parsed names of a lease, also of an ended lease; none for an unknown or empty id.
+
+        Each device has a name, and after a recovery further names for further processes.
+        """
         return [lease for lease in self.leases if lease.id == lease_id and lease.id]
 
 
 def sum_taken(leases: Iterable[LeaseName], over: Collection[str] = ()) -> dict[str, Extent]:
-    """Sum the taken extents by device name, without the leases in ``over``."""
+    """Sum the taken extents by device name, up to the whole device, without the leases whose names are in ``over``."""
     found: dict[str, Extent] = {}
     for lease in leases:
         if lease.name not in over:  # leases of one device add up
@@ -89,7 +92,10 @@ def sum_taken(leases: Iterable[LeaseName], over: Collection[str] = ()) -> dict[s
 
 
 def read(directory: int) -> Listing:
-    """List the state directory of a descriptor, sorted by kind of name; names of other kinds are left out."""
+    """List the state directory of a descriptor by kind of name, which the first letter tells; omit other kinds.
+
+    Only the tickets are sorted. Names are not parsed, and files are not opened.
+    """
     named, tickets, hidden = [], [], []
     for name in os.listdir(directory):
         first = name[0]
@@ -118,12 +124,15 @@ class LeaseState(NamedTuple):
 
 
 def find_states(directory: int, leases: Iterable[LeaseName]) -> dict[str, LeaseState]:
-    """Find out why each lease is active, by name; scans the processes at most once.
+    """Find out why each lease is active, by name: ``OVER`` if it has ended. Scans the processes at most once.
 
     A lease that has ended stays ended in this directory: names are never reused. Only if the directory was deleted, the
     names are made again in the next directory. A lease whose holder has ended, and whose descriptors are still open in
     a carrier of its mark, is kept like a lease with the mark alone. If ``/proc`` hides processes of other users, only
     the owner of a lease and root can tell that no process carries the mark.
+
+    Raises:
+        OSError: When a lock cannot be tested, as for want of descriptors.
     """
     found, marked = {}, []
     for lease in leases:
@@ -154,14 +163,21 @@ def fits(choice: Mapping[str, Extent], taken: Mapping[str, Extent]) -> bool:
 
 
 def sweep(directory: int, names: Iterable[str]) -> None:
-    """Remove the named files, which the caller found to be of ended leases or tickets; any failure is ignored."""
+    """Remove the named files, which the caller found to be of ended leases or tickets; any failure is ignored.
+
+    Locks are not tested again.
+    """
     for name in names:
         with contextlib.suppress(OSError):
             os.unlink(name, dir_fd=directory)
 
 
 def find_debris(directory: int, hidden: Iterable[str]) -> list[str]:
-    """Return the hidden names of unlocked files whose makers have ended."""
+    """Return the hidden names whose files are unlocked or gone and whose makers have ended; nothing is removed.
+
+    Raises:
+        OSError: When a lock cannot be tested.
+    """
     found = []
     for name in hidden:
         maker = parse_hidden(name)
@@ -172,13 +188,13 @@ def find_debris(directory: int, hidden: Iterable[str]) -> list[str]:
 
 
 def owner_of(directory: int, name: str) -> int | None:
-    """Return the user id of a file's owner; None if the file is gone: its holder released the lease and lives on."""
+    """Return the user id of a file's owner, by the number in this user namespace; None if the file is gone."""
     found = stat_of(directory, name)
     return None if found is None else found.st_uid
 
 
 def stat_of(directory: int, name: str) -> os.stat_result | None:
-    """Return the state of a file; None if the file is gone."""
+    """Return the state of a file, of a symbolic link itself; None if the file is gone. Other errors pass."""
     try:
         return os.stat(name, dir_fd=directory, follow_symlinks=False)
     except FileNotFoundError:

@@ -60,7 +60,7 @@ class LockedFile:
         return self._fd[0] if self._fd else -1
 
     def make(self, directory: int, body: bytes) -> None:
-        """Make the file under its hidden name, locked; after a conflict, again under a new name.
+        """Make the file under its hidden name, locked; after a conflict, again under a new name, 100 times at most.
 
         Args:
             directory: Descriptor of the directory.
@@ -80,11 +80,11 @@ class LockedFile:
         raise OSError(errno.EWOULDBLOCK, "another process locks every new file")
 
     def _make(self, directory: int, body: bytes) -> None:
-        """Make, lock and write the file once.
+        """Make, lock and write the file once. After a failure, a made file stays for :meth:`discard`.
 
         Raises:
             BlockingIOError: When another process has the new file locked.
-            OSError: When the file could not be made.
+            OSError: When the file could not be made, or not be written in full.
         """
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         self._fd.append(os.open(self.name, flags, 0o644, dir_fd=directory))
@@ -98,7 +98,7 @@ class LockedFile:
         """Replace the content, but not the times of the file; readers see the old or the new content.
 
         Args:
-            body: JSON, which ignores the spaces that fill the rest.
+            body: JSON; spaces fill the rest of longer old content.
 
         Raises:
             OSError: When the file could not be written.
@@ -108,11 +108,13 @@ class LockedFile:
         os.utime(self.fd, ns=(before.st_atime_ns, before.st_mtime_ns))  # the start of the lease
 
     def read(self) -> bytes:
-        """Return the content, up to :data:`BODY_LIMIT` bytes."""
+        """Return the content of the open file from its start, up to :data:`BODY_LIMIT` bytes."""
         return os.pread(self.fd, BODY_LIMIT, 0)
 
     def rename(self, directory: int, name: str) -> None:
-        """Rename the file. After an interrupt both names are recorded, so that :meth:`discard` finds the file.
+        """Rename the file, in place of any file with the new name.
+
+        After an interrupt both names are recorded, so that :meth:`discard` finds the file.
 
         Raises:
             OSError: When the file could not be renamed; :attr:`name` is the old name then.
@@ -125,14 +127,20 @@ class LockedFile:
             raise
 
     def discard(self) -> None:
-        """Remove the file, then unlock. A file that cannot be removed is debris once unlocked."""
+        """Remove the file under its current and former name, then unlock.
+
+        Failures are ignored: a file that cannot be removed is debris once unlocked.
+        """
         for name in {self.name, self._former or self.name}:
             with contextlib.suppress(OSError):
                 os.unlink(f"{self._path}/{name}")
         self.close()
 
     def close(self) -> None:
-        """Close the descriptor, which unlocks the file unless another process has a copy. Thread-safe."""
+        """Close the descriptor, which unlocks the file unless another process has a copy; the file stays.
+
+        Errors are ignored, and a second call has no effect. Thread-safe.
+        """
         with contextlib.suppress(IndexError, OSError):  # the kernel closes the descriptor even if it reports an error
             list(map(os.close, map(list.pop, (self._fd,))))  # in one step: an interrupt in between would keep the lock
 
@@ -144,9 +152,9 @@ def probe_lock(directory: int, name: str) -> tuple[Life, os.stat_result | None]:
     meanwhile.
 
     Returns:
-        ``HELD`` or ``OVER``, and the file's state if there is one. A file that cannot be opened, for want of permission
-        or because of a kernel lease (``F_SETLEASE``), counts as held: its owner could keep the device by a lock, too. A
-        file that is not regular is ``OVER``, since no version makes one, and so is a missing file.
+        ``HELD`` or ``OVER``, and the state of a regular file, else None. A file that cannot be opened, for want of
+        permission or because of a kernel lease (``F_SETLEASE``), counts as held: its owner could keep the device by a
+        lock, too. A file that is not regular is ``OVER``, since no version makes one, and so is a missing file.
 
     Raises:
         OSError: When the file cannot be tested for another reason, as for want of descriptors.
@@ -177,7 +185,10 @@ def probe_lock(directory: int, name: str) -> tuple[Life, os.stat_result | None]:
 
 
 def find_obstacle(directory: int, name: str) -> str:
-    """Return the reason why an existing file cannot be opened and so counts as held, as a clause; else empty."""
+    """Return the reason why an existing file cannot be opened and so counts as held, as a clause without subject.
+
+    Empty if the file can be opened, is gone, or cannot be opened for another reason.
+    """
     try:
         os.close(os.open(name, _LOOKING, dir_fd=directory))
     except BlockingIOError:
@@ -190,7 +201,7 @@ def find_obstacle(directory: int, name: str) -> str:
 
 
 def is_left_behind(pid: int, start: int, tag: str) -> bool:
-    """Return whether the maker of a file has left the kernel, so that it cannot use a device any more.
+    """Return whether the maker of a file has left the kernel, so that it cannot use a device any more; in doubt False.
 
     Args:
         pid: Process id of the maker.
@@ -201,7 +212,10 @@ def is_left_behind(pid: int, start: int, tag: str) -> bool:
 
 
 def read_body(directory: int, name: str, limit: int = BODY_LIMIT) -> bytes:
-    """Read the content of another process's file, up to ``limit`` bytes; empty if not a regular, readable file."""
+    """Read the content of another process's file, up to ``limit`` bytes.
+
+    Empty if the file is not regular, or cannot be opened for any reason.
+    """
     try:
         fd = os.open(name, _LOOKING, dir_fd=directory)
     except OSError:

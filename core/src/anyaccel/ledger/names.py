@@ -132,7 +132,10 @@ class TicketName(NamedTuple):
 
 @cache
 def boot() -> str:
-    """Return the tag of this boot: eight hexadecimal digits, zeros if the kernel has no boot id."""
+    """Return the tag of this boot: eight hexadecimal digits, zeros if the kernel shows no valid boot id.
+
+    The tag is kept from the first call.
+    """
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             tag = file.read(8)
@@ -146,11 +149,11 @@ def device_name(vendor: str, device: str, scope: str = "") -> str:
 
     Args:
         vendor: Key of the vendor; empty for none.
-        device: Id of the device, which may begin with the vendor already.
+        device: Id of the device, which may begin with ``vendor/`` already.
         scope: Prefix of the id for a device that is not a device of this host as every process sees it.
 
     Returns:
-        The name, with a hash for an id that would make the file name too long.
+        The name; if longer than 128 characters, with a SHA-256 hash in place of the id.
     """
     of_vendor = f"{vendor}/" if vendor else ""
     own = device.removeprefix(of_vendor)
@@ -163,29 +166,33 @@ def device_name(vendor: str, device: str, scope: str = "") -> str:
 
 
 def vendor_and_id(name: str) -> tuple[str, str]:
-    """Split the name of a device in the ledger into vendor and id; a physical part has an empty vendor and its path."""
+    """Split the name of a device in the ledger into vendor and id, which includes the scope.
+
+    A name without a vendor, as of a physical part, gives an empty vendor and the whole name.
+    """
     match = _OF_VENDOR.fullmatch(name)
     return (match["vendor"], match["id"]) if match else ("", name)  # a physical part has no vendor
 
 
 def without_scope(name: str) -> str:
-    """Return the name of a device without the scope, for display: ``vendor/id``."""
+    """Return the name of a device without the scope, for display: ``vendor/id``, or the id alone without a vendor."""
     vendor, own = vendor_and_id(name)
     own = own.rpartition("|")[2]
     return f"{vendor}/{own}" if vendor else own
 
 
 def is_inner(name: str) -> bool:
-    """Return whether a device is a part of a lease, as seen by a worker with that lease."""
+    """Return whether a device is a part of a lease, as seen by a worker with that lease: the name has such a scope."""
     return _INNER.match(vendor_and_id(name)[1]) is not None
 
 
 def encode(device: str, room: int = _ESCAPED_LENGTH) -> str:
-    """Encode a device id for a file name, reversibly: letters, digits and ``:@+-_`` stay as they are.
+    """Encode a device id for a file name, reversibly: letters, digits and ``:@+-_`` stay, other characters are ``%XX``.
 
     Args:
         device: The id.
-        room: Number of characters that are left in the name; a longer result is written in base64 instead.
+        room: Number of characters that are left in the name; a longer result is written as ``=`` and base64 instead,
+            which is not checked against the room.
 
     Raises:
         ValueError: When the id is not 1 to 128 printable ASCII characters.
@@ -199,7 +206,7 @@ def encode(device: str, room: int = _ESCAPED_LENGTH) -> str:
 
 
 def decode(text: str, room: int = _ESCAPED_LENGTH) -> str | None:
-    """Decode an id that :func:`encode` wrote; None for any other text."""
+    """Decode an id that :func:`encode` wrote with the same ``room``; None for any other text."""
     try:
         if text.startswith("="):
             device = urlsafe_b64decode(text[1:] + "=" * (-len(text[1:]) % 4)).decode("ascii")
@@ -211,12 +218,12 @@ def decode(text: str, room: int = _ESCAPED_LENGTH) -> str | None:
 
 
 def new_nonce() -> str:
-    """Return the tag of the boot and 12 random hexadecimal digits, which are the identity of the lease."""
+    """Return the tag of the boot and 12 random hexadecimal digits, which are the identity of the lease or ticket."""
     return boot() + os.urandom(6).hex()
 
 
 def hidden_name() -> str:
-    """Return a new name for an unfinished file."""
+    """Return a new random name for an unfinished file, which names this process as the maker."""
     pid, start = me()
     return f".{pid}.{start}.{new_nonce()}"
 
@@ -230,6 +237,14 @@ def lease_name(  # noqa: PLR0917 -- in the order of the name
     period: Period = ENDLESS,
 ) -> str:
     """Return the name of a lease of this process, or of the process with the given id and start time.
+
+    Args:
+        device: Name of the device in the ledger.
+        extent: The extent that is held.
+        nonce: Tag of the boot and identity of the lease; see :func:`new_nonce`.
+        owner: Process id and start time; zeros for no process, this process when None.
+        mark: Mark of processes that are started with the lease; empty for none.
+        period: The time limit.
 
     Raises:
         ValueError: When the device's id cannot be encoded; see :func:`encode`.
@@ -255,7 +270,11 @@ def _named(device: str) -> str:
 
 
 def ticket_name(priority: int, number: int, nonce: str, candidates: frozenset[str]) -> str:
-    """Return the name of a ticket of this process; with more than 32 candidates, the body must list them."""
+    """Return the name of a ticket of this process, with the hashes of the candidates.
+
+    With more than 32 candidates the name has none, and the caller lists the hashes in the body. A number of more than
+    16 digits becomes the highest number of 16 digits.
+    """
     pid, start = me()
     packed = b"".join(each.to_bytes(4) for each in sorted(hashes(candidates)))
     wanted = urlsafe_b64encode(packed).decode().rstrip("=") if listed_in_name(candidates) else _IN_BODY
@@ -272,7 +291,8 @@ def _room(vendor: str) -> int:
 def parse_lease(name: str) -> LeaseName | None:
     """Parse the name of a lease; None for any other name, or if the device cannot be read.
 
-    A name of another version, or with an impossible extent or mark, gives the whole device, not ``understood``.
+    A name of another version, or with an impossible extent or mark, gives the whole device, not ``understood``;
+    process, identity and time limit are left out then.
     """
     match = _LEASE.fullmatch(name)
     named = _device_of(match)
@@ -299,7 +319,7 @@ def parse_lease(name: str) -> LeaseName | None:
 
 
 def _device_of(match: re.Match[str] | None) -> str | None:
-    """Return the device of a matched name; None if the id cannot be read."""
+    """Return the device of a matched name, ``vendor/id`` or a path; None without a match, or for an unreadable id."""
     if match is None:
         return None
     vendor = match["vendor"] or ""
@@ -308,7 +328,12 @@ def _device_of(match: re.Match[str] | None) -> str | None:
 
 
 def _read_extent(units: str, slots: str) -> Extent | None:
-    """Return the extent in the name of a lease; None for an impossible extent."""
+    """Return the extent in the name of a lease; None for an impossible extent.
+
+    Args:
+        units: Units in decimal digits; without slots, 0 is a device of which a part is held.
+        slots: Bit mask in hexadecimal digits; empty for any slots.
+    """
     number, mask = int(units), int(slots, 16) if slots else ANY_SLOTS
     if not number and not slots:
         return DIVIDED
@@ -347,7 +372,7 @@ def parse_hidden(name: str) -> tuple[int, int, str] | None:
 
 @lru_cache(maxsize=256)
 def hashes(candidates: frozenset[str]) -> frozenset[int]:
-    """Return the devices of a request as the numbers that tickets compare: see :func:`hash_device`."""
+    """Return the devices of a request as the numbers that tickets compare, possibly fewer: see :func:`hash_device`."""
     return frozenset(map(hash_device, candidates))
 
 
@@ -357,7 +382,7 @@ def hash_device(device: str) -> int:
 
 
 def listed_in_name(candidates: frozenset[str]) -> bool:
-    """Return whether the name of a ticket has room for the wanted devices."""
+    """Return whether the name of a ticket has room for the wanted devices, which are 32 at most."""
     return len(candidates) <= _LISTED_IN_NAME
 
 

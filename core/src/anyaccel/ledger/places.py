@@ -53,7 +53,8 @@ def places(environ: Mapping[str, str]) -> tuple[list[Location], Callable[[], Ite
 
     Returns:
         Places of the state directory in order of precedence; and a function that finds the directories of other users,
-        whose leases root takes over. For any other user, and for a named place, the function finds none.
+        whose leases root takes over. For any other user, for root without write access to ``/run``, and for a named
+        place, the function finds none.
 
     Raises:
         StateDirectoryError: When the environment names a relative path.
@@ -82,7 +83,10 @@ def private_places(uid: int) -> list[str]:
 
 
 def private_directories() -> Iterator[str]:
-    """Yield the visible directories of single users; skip directories that another user made in their place."""
+    """Yield the paths of visible directories of single users, own ones too.
+
+    Directories that another user made in their place are skipped, and so are unreadable parents.
+    """
     candidates = []
     for parent in (PRIVATE, "/run/user"):
         with contextlib.suppress(*UNSEEN):
@@ -98,7 +102,8 @@ def private_directories() -> Iterator[str]:
 def check(descriptor: int, found: os.stat_result, path: str) -> None:
     """Check that only root and the owner of a lease can remove the lease's file.
 
-    The directory must belong to root or to this user, and be sticky if other users may write to it.
+    The directory must belong to root, to this user, or to a hidden owner who must have the rights of root; and must be
+    sticky if its group or others may write to it.
 
     Args:
         descriptor: The directory.
@@ -107,6 +112,7 @@ def check(descriptor: int, found: os.stat_result, path: str) -> None:
 
     Raises:
         StateDirectoryError: When another user could; says why.
+        OSError: When the parent of the machine's directory, whose owner is not shown, cannot be opened.
     """
     if found.st_uid not in (0, os.geteuid()) and not _made_outside(path, descriptor, found):
         raise _foreign(path, found.st_uid)
@@ -123,12 +129,15 @@ def make(path: str, mode: int, fill: Callable[[int], None]) -> None:
 
     Args:
         path: Path of the directory.
-        mode: Access mode. A directory for all users appears at once with its content, since a request of any user may
-            come next; after a failure it is removed.
-        fill: Called with the descriptor of a directory for all users, to fill it before it gets its name.
+        mode: Access mode. A directory for all users (:data:`MODE_SHARED`) is made and filled under a hidden name and
+            then renamed, in place of an existing empty directory: a request of any user may come next. After a failure
+            it is removed with its content; a directory of another mode stays.
+        fill: Called with the descriptor of a directory for all users, to fill it before it gets its name; not called
+            for other modes. Exceptions pass.
 
     Raises:
-        OSError: When the directory cannot be made, as if the path exists.
+        OSError: When the directory cannot be made. An existing path gives FileExistsError, but for all users ENOTEMPTY
+            if it is a filled directory, or ENOTDIR if it is no directory.
     """
     name = path if mode != MODE_SHARED else f"{path}{hidden_name()}"
     os.mkdir(name, MODE_PRIVATE)  # closed until it is filled
@@ -153,8 +162,12 @@ def make(path: str, mode: int, fill: Callable[[int], None]) -> None:
 def _made_outside(path: str, descriptor: int, found: os.stat_result) -> bool:
     """Return whether the owner of a directory, whom the user namespace does not show, must have the rights of root.
 
-    So it is for the machine's directory if it is a mount of its own, made by the container's administrator, or if the
-    owner of the parent is not shown, either, and this user cannot write to the parent.
+    False for a path other than the machine's directory, and for a shown owner. True if the directory is a mount of its
+    own, made by the container's administrator, or if the owner of the parent is not shown, either, and this user cannot
+    write to the parent.
+
+    Raises:
+        OSError: When the parent cannot be opened.
     """
     if path != MACHINE_WIDE or not unmapped(found.st_uid):
         return False
@@ -210,7 +223,7 @@ def refuse_network(descriptor: int, path: str) -> None:
 
 
 def mount(descriptor: int) -> str:
-    """Return the mount id of a descriptor, as text; empty when unknown."""
+    """Return the mount id of a descriptor of this process, as decimal digits; empty when unknown."""
     with contextlib.suppress(*UNSEEN), open(f"/proc/self/fdinfo/{descriptor}", encoding="ascii") as info:
         return next((line.split()[1] for line in info if line.startswith("mnt_id:")), "")
     return ""
@@ -227,7 +240,10 @@ def file_system(descriptor: int) -> str:
 
 
 def tested(descriptor: int, user: int) -> bool:
-    """Return whether a directory has the marker of a test in this boot, by the user or by root for the user."""
+    """Return whether a directory has the marker of a test in this boot, by the user or by root for the user.
+
+    The marker is made by :func:`note_test`; root or the user must own the marker.
+    """
     try:
         return os.stat(_marker(user), dir_fd=descriptor, follow_symlinks=False).st_uid in (0, user)
     except FileNotFoundError:
@@ -237,13 +253,14 @@ def tested(descriptor: int, user: int) -> bool:
 def test_lock(descriptor: int, path: str) -> bool:
     """Check that a file with a lock of one open file cannot be locked through another open file.
 
-    A file system that ignores ``flock``, or gives each process locks of its own, grants the second lock.
+    A file system that ignores ``flock``, or gives each process locks of its own, grants the second lock. The test makes
+    a hidden file and removes it.
 
     Returns:
-        Whether the directory was tested; False where no file can be made, which taking devices reports.
+        True when the directory passed the test; False where no file can be made, which taking devices reports.
 
     Raises:
-        StateDirectoryError: When the second lock is granted.
+        StateDirectoryError: When the second lock is granted, or locking fails in another way.
     """
     name = hidden_name()
     try:
@@ -273,7 +290,7 @@ def test_lock(descriptor: int, path: str) -> bool:
 
 
 def note_test(descriptor: int) -> None:
-    """Record the test of a directory by a marker file, so that :func:`tested` is true until the next boot.
+    """Record the test of a directory by a marker file of this user, so that :func:`tested` is true until the next boot.
 
     A failure is ignored: then the next process tests again.
     """

@@ -140,6 +140,7 @@ class TicketRecord(Value):
 def write_body(request: str, note: str, *, confined: bool = False, **more: Any) -> bytes:
     """Encode the facts for other users as JSON: request, note, command's name, namespace, and ``more`` as it is given.
 
+    Texts are made printable and cut to 250 characters, except in ``more``, which may replace entries of the same name.
     Callers pass names only, never arguments or values of variables.
     """
     words = {
@@ -162,7 +163,7 @@ def add_reason(body: bytes, reason: str) -> bytes:
 
     Args:
         body: The current content; see :func:`anyaccel.ledger.bodies.with_entry`.
-        reason: The reason, for display.
+        reason: The reason, for display; cut to 250 characters.
     """
     return with_entry(body, "quarantined", clean(reason))
 
@@ -171,8 +172,9 @@ def read_words(body: bytes) -> dict[str, Any]:
     """Parse the body of a lease or ticket into short printable texts, whatever another user has written.
 
     Returns:
-        The texts, empty where missing; ``confined``; ``here``, whether process ids are valid in this container; and
-        ``arrived``, in nanoseconds of the monotonic clock, which is now if the body lacks it.
+        The texts ``request``, ``note``, ``command`` and ``quarantined``, empty where missing, cut to 250 characters;
+        ``confined``; ``here``, whether process ids are valid in this container, also True if the body names no
+        namespace; and ``arrived``, in nanoseconds of the monotonic clock, which is now if the body lacks it.
     """
     words = read_object(body)
     texts = {key: clean(words.get(key)) for key in ("request", "note", "command", "quarantined")}
@@ -192,7 +194,11 @@ def read_locks(body: bytes) -> tuple[str, ...]:
 
 
 def list_leases(directory: int, listing: Listing) -> Iterator[LeaseRecord]:
-    """Describe the active leases, sorted by device; ended leases are left out."""
+    """Describe the active leases, a record for each file, sorted by device; ended leases are left out.
+
+    Raises:
+        OSError: When a lock cannot be tested, as for want of descriptors.
+    """
     leases = sorted(listing.leases, key=lambda lease: (lease.device, lease.name))
     found = find_states(directory, leases)
     for lease in leases:
@@ -203,6 +209,9 @@ def list_leases(directory: int, listing: Listing) -> Iterator[LeaseRecord]:
 
 def _describe(directory: int, lease: LeaseName, state: LeaseState) -> LeaseRecord:
     """Describe one device of an active lease by the lease's name, file and process.
+
+    State, reason and hint follow from ``state``, the body and the process: see :class:`LeaseRecord`. A file that is
+    gone leaves owner, start and texts unknown.
 
     Args:
         directory: Descriptor of the state directory.
@@ -266,7 +275,7 @@ def _until(lease: LeaseName) -> float | None:
 
 
 def since_1970(boot: float) -> float:
-    """Convert a time since the boot to seconds since 1970 by the present clock."""
+    """Convert seconds since the boot to seconds since 1970 by the present clock."""
     return time.time() - process.boot_seconds() + boot
 
 
@@ -284,7 +293,7 @@ def _kept(carriers: tuple[int, ...]) -> str:
 
 
 def _who(pid: int) -> str:
-    """Return user and program of a process, in printable form; empty if the process cannot be read."""
+    """Return user and program's name of a process, with a comma; empty if the process cannot be read."""
     try:
         with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
             program = file.read(64).rstrip("\n")
@@ -294,7 +303,12 @@ def _who(pid: int) -> str:
 
 
 def _way_out(lease: LeaseName, file: os.stat_result | None) -> str:
-    """Return the commands with which the owner can end a kept lease."""
+    """Return the commands that end a kept lease, after the users who may run them unless this user owns the lease.
+
+    Args:
+        lease: The lease.
+        file: State of the lease's file; None if unknown.
+    """
     who = (
         "" if file and file.st_uid == os.geteuid() else f"{user_name(file.st_uid)} or root: " if file else "its owner: "
     )

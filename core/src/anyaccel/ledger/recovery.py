@@ -44,13 +44,15 @@ class _Carrier(NamedTuple):
 def recover(directory: int, paths: Iterable[str], former: Iterable[tuple[str, int]]) -> None:
     """Make the files of active leases again that are missing in the active directory; nothing is removed elsewhere.
 
+    Deleted files are found only through visible processes that hold their locks. Leases of other versions are left out.
+
     Args:
         directory: Descriptor of the active directory.
-        paths: Paths of deleted directories in which leases may have been.
-        former: Paths and descriptors of other directories with leases.
+        paths: Paths of directories from which files may have been deleted, also with the directory.
+        former: Paths and descriptors of other directories, whose present files of leases count, too.
 
     Raises:
-        OSError: When a file cannot be made.
+        OSError: When a file cannot be made, or a lock cannot be tested.
     """
     places: dict[tuple[str, int], bool] = {}
     for path in map(os.path.realpath, paths):
@@ -72,7 +74,8 @@ def recover(directory: int, paths: Iterable[str], former: Iterable[tuple[str, in
 def clear(directory: int) -> None:
     """Remove the ledger's files from a replaced directory; waiting requests start again in the active one.
 
-    Files that cannot be removed stay.
+    The beginning of a name decides: ``v``, ``t1.``, ``checked.`` or a dot, so that any hidden file is removed, but no
+    drain. Files that cannot be removed stay.
 
     Args:
         directory: Descriptor of the directory; locked, so that no process publishes there meanwhile.
@@ -85,6 +88,8 @@ def clear(directory: int) -> None:
 
 def remove(path: str, name: str) -> None:
     """Remove the files of one device's lease: the file with this name, and the files of further processes.
+
+    No such file is no error; nothing is removed for a name that is not a lease's.
 
     Args:
         path: The directory.
@@ -107,11 +112,16 @@ def _device(path: str) -> Iterator[int]:
 
 
 def _carriers(places: dict[tuple[str, int], bool]) -> Iterator[_Carrier]:
-    """Find the visible processes that have locked leases' files of given directories.
+    """Find the visible processes that have exclusively locked leases' files of given directories.
+
+    A process comes once for each descriptor with a lock; files of other versions are left out.
 
     Args:
-        places: Directories and their file systems, each with whether to include files that still exist. In another
-            container the same path may lead to another file system.
+        places: Directories and the device numbers of their file systems, each with whether to include files that still
+            exist beside deleted ones. In another container the same path may lead to another file system.
+
+    Raises:
+        OSError: When this process has no descriptor left to look.
     """
     folders = {folder for folder, _ in places}
     for pid in filter(str.isdigit, os.listdir("/proc")):
@@ -135,9 +145,10 @@ def _carriers(places: dict[tuple[str, int], bool]) -> Iterator[_Carrier]:
 
 
 def _make_for(directory: int, carrier: _Carrier) -> None:
-    """Make the file of a lease again for a process with its lock, with that process in the name and as owner.
+    """Make the file of a lease again for a process with its lock, with that process in the name.
 
-    A process that has just ended gets no file. The body is copied, except by root.
+    The owner is the owner of the lost file or, for a process other than in the lost name, the user of that process. A
+    process that has just ended gets no file. The body is copied if it can be read, except by root.
 
     Raises:
         OSError: When the file cannot be made.
@@ -159,14 +170,17 @@ def _make_for(directory: int, carrier: _Carrier) -> None:
 
 
 def _make(directory: int, name: str, found: os.stat_result, owner: int, body: bytes) -> None:
-    """Make the file of a lease with the times of the lost file; an existing file stays as it is.
+    """Make the file of a lease, unlocked, with the times of the lost file; an existing file stays as it is.
+
+    An owner that cannot be set, and a body that cannot be written, are ignored.
 
     Args:
         directory: Descriptor of the directory.
         name: Name of the file.
         found: State of the lost file.
         owner: User who may remove the file; set only by root.
-        body: Content. Root leaves it empty: a user could have replaced the file by one that other users may not read.
+        body: Content; ignored for root, since a user could have replaced the lost file by one that other users may not
+            read.
 
     Raises:
         OSError: When the file cannot be made.

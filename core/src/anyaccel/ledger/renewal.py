@@ -16,7 +16,10 @@ from anyaccel.linux.users import user_name
 
 
 def renew(state: StateDirectory, lease_id: str, tenure: Tenure, note: str | None) -> None:
-    """Replace the tenure of a lease; see :meth:`anyaccel.ledger.Ledger.renew`."""
+    """Replace the tenure of a lease; see :meth:`anyaccel.ledger.Ledger.renew`.
+
+    A missing state directory raises NoStateDirectoryError here.
+    """
     with state.opened() as directory:
         # The lock keeps requests from publishing a lease of the same devices meanwhile.
         if not state.lock(directory, BUSY_SECONDS):
@@ -39,14 +42,17 @@ def renew(state: StateDirectory, lease_id: str, tenure: Tenure, note: str | None
 
 
 def _last(tenures: list[Tenure | None]) -> bool:
-    """Return whether each tenure lasts now."""
+    """Return whether each tenure lasts now; False if a lease has none, True for an empty list."""
     return all(each is not None and each.reason() for each in tenures)
 
 
 def _replace(state: StateDirectory, directory: int, lease: LeaseName, tenure: Tenure, note: str | None) -> None:
     """Replace a file of a lease by one with another tenure and note, in one step, so that no reader sees half a body.
 
+    The new file is not locked, keeps the start of the lease, and has no process in its name: see :func:`_settled`.
+
     Raises:
+        OSError: When the new file cannot be made or named.
         LeaseNotFoundError: When the file is gone.
         LeasePermissionError: When the file belongs to another user.
     """
@@ -71,7 +77,7 @@ def _replace(state: StateDirectory, directory: int, lease: LeaseName, tenure: Te
 
 
 def _settled(lease: LeaseName) -> str:
-    """Return the name of a lease without a holder: a program that was killed while it took the lease left its id."""
+    """Return the name of a lease without process and mark, which a program killed while taking the lease left there."""
     return lease_name(lease.device, lease.extent, lease.boot + lease.id, (0, 0), (), lease.period)
 
 

@@ -35,7 +35,7 @@ class Step(Value):
 
 
 def steps(root: str = "") -> list[Step]:
-    """Return the steps of the setup, in order; nothing is made before a step is performed.
+    """Return each step of the setup, in order, also steps that are done; nothing is made before a step is performed.
 
     Args:
         root: A directory that is another system's ``/``, such as an image that is being built; this system when empty.
@@ -92,7 +92,7 @@ def check_user(root: str) -> None:
 
 
 def _is_shared(path: str) -> bool:
-    """Return whether a path belongs to root and has the mode of a directory for all users."""
+    """Return whether a path belongs to root and has mode 1777; False for a missing path and a symbolic link."""
     with contextlib.suppress(OSError):
         found = os.lstat(path)
         return found.st_uid == 0 and found.st_mode & 0o7777 == MODE_SHARED
@@ -101,6 +101,8 @@ def _is_shared(path: str) -> bool:
 
 def _share() -> None:
     """Make the machine's directory, or correct owner and mode, and move the active leases of users there.
+
+    ``ANYACCEL_STATE_DIR`` is ignored. A symbolic link is not corrected.
 
     Raises:
         LedgerError: When the directory cannot be made, or leases cannot be moved.
@@ -114,7 +116,9 @@ def _share() -> None:
 
 
 def _make_journal(path: str) -> None:
-    """Make the directory in which each user appends to a file of their own, or correct its mode.
+    """Make the directory in which each user appends to a file of their own, with its parents, or correct the mode.
+
+    The owner of an existing directory is not changed.
 
     Raises:
         AnyaccelError: When that fails.
@@ -136,7 +140,7 @@ def _holds(path: str, text: str) -> bool:
 
 
 def _write(path: str, text: str) -> None:
-    """Write a file of the machine, replacing a present one, and make its directory.
+    """Write a file of the machine, atomically in place of a present file or link, and make its directories.
 
     Raises:
         AnyaccelError: When that fails.

@@ -31,7 +31,7 @@ _LONGEST_PATHS = 2048
 
 
 class Tenure(Value):
-    """What keeps a lease that no process holds.
+    """The condition under which a lease that no process holds stays active.
 
     Attributes:
         key: Identity of the use, given by the program that took the lease.
@@ -49,7 +49,10 @@ class Tenure(Value):
         return {"key": self.key, "until": self.until, "groups": [list(group) for group in self.groups]}
 
     def reason(self) -> str:
-        """Return the reason why the lease is active now, as a clause; empty once the tenure has ended."""
+        """Return the reason why the lease is active now, as a clause; empty once the tenure has ended.
+
+        After ``until``, a control group that cannot be seen from here counts as having processes.
+        """
         left = self.until - process.boot_seconds()
         if left > 0:
             return f"{RENEWED} {elapsed(left)} unless renewed"
@@ -63,7 +66,10 @@ class Tenure(Value):
 
 
 def read_tenure(directory: int, lease: LeaseName) -> Tenure | None:
-    """Return the tenure of a lease; None for a lease without one, of another boot, or if the body is not valid."""
+    """Return the tenure of a lease, which may have ended; None if there is no valid tenure of this boot.
+
+    Implausible groups, and groups beyond 16, are left out. An unreadable file counts as a file without a tenure.
+    """
     if not lease.understood or lease.boot != boot():
         return None
     found = read_object(read_body(directory, lease.name)).get(ENTRY)
@@ -86,9 +92,10 @@ def make_tenure(key: str, seconds: float, groups: tuple[tuple[str, int], ...] = 
     """Make a tenure that begins now.
 
     Args:
-        key: Identity of the use.
-        seconds: Seconds until the tenure ends unless renewed.
-        groups: Control groups by path and inode.
+        key: Identity of the use: 1 to 250 printable characters.
+        seconds: Seconds until the tenure ends unless renewed; more than 0 and finite.
+        groups: Control groups by path and inode: 16 at most, with paths of 2048 characters in all. While a group has
+            processes, the lease stays active after ``seconds``.
 
     Raises:
         ValueError: When a value is out of range.

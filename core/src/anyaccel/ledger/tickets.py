@@ -49,7 +49,10 @@ _files: set[LockedFile] = set()
 
 @tidy_in_child
 def _close_in_child() -> None:
-    """Close the copies of ticket files: in a forked child their locks would keep positions after the parent's end."""
+    """Close the copies of ticket files: in a forked child their locks would keep positions after the parent's end.
+
+    The files stay. Runs in each forked child.
+    """
     while _files:
         _files.pop().close()
 
@@ -80,7 +83,7 @@ class TicketFile:
     def publish(  # noqa: PLR0917 -- what a ticket says
         self, directory: int, want: Want, priority: int, since: float, note: str, number: int | None = None
     ) -> int:
-        """Enter the line: make the ticket's file, stamped and locked, and set its name.
+        """Enter the line: make the ticket's file, stamped and locked under a hidden name, and then rename the file.
 
         Args:
             directory: Descriptor of the state directory, locked: numbers are given in order.
@@ -88,10 +91,10 @@ class TicketFile:
             priority: The higher, the earlier.
             since: Arrival, in seconds since the boot.
             note: Purpose.
-            number: The position that the request had before; None for the last position.
+            number: Number of the request's former ticket, to keep the position; None for the end of the line.
 
         Returns:
-            The position.
+            The number: the position in the order of arrival, not the count of requests ahead.
 
         Raises:
             OSError: When the file cannot be made or named; call :meth:`drop` then.
@@ -109,14 +112,23 @@ class TicketFile:
         return number
 
     def stamp(self) -> None:
-        """Show by a new stamp: this process still looks for devices. No effect in a forked child."""
+        """Show that this process still looks for devices: set the file's times to the monotonic clock.
+
+        No effect in a forked child.
+
+        Raises:
+            OSError: When the times cannot be set, as before :meth:`publish`.
+        """
         now = process.monotonic_ns()
         if self._owner == os.getpid():
             os.utime(self._file.fd, ns=(now, now))
 
     @property
     def cancelled(self) -> bool:
-        """Whether the owner, or root, has cancelled the ticket: see :func:`cancel`. False if the file is unreadable."""
+        """Whether the owner, or root, has cancelled the ticket by making the file read-only: see :func:`cancel`.
+
+        False before :meth:`publish`, and if the file's state cannot be read.
+        """
         if not self.name:
             return False
         try:
@@ -125,7 +137,10 @@ class TicketFile:
             return False
 
     def drop(self) -> None:
-        """Leave the line: remove and unlock the file. In a forked child, the position stays with the parent."""
+        """Leave the line: remove and unlock the file, whose name stays in :attr:`name`; failures are ignored.
+
+        No effect in a forked child: the position stays with the parent.
+        """
         if self._owner == os.getpid():
             self._file.discard()
             _files.discard(self._file)
@@ -153,7 +168,8 @@ class _WaitingLine(NamedTuple):
     def collect(cls, policy: Policy, directory: int, listing: Listing, *newcomers: Waiting) -> _WaitingLine:
         """Sort the live tickets and the newcomers, which have no ticket, in the order of service; forecast the starts.
 
-        Requests over a limit of their user get no start.
+        Requests over a limit of their user get no start. Without rules that depend on leases (:attr:`Policy.plain`),
+        ended leases whose files are left count as held.
         """
         clock = process.boot_seconds()
         held = list_holdings(directory, listing, () if policy.plain else find_ended(directory, listing))
@@ -171,7 +187,7 @@ class _WaitingLine(NamedTuple):
 def list_tickets(state: StateDirectory, directory: int, listing: Listing, *, past: bool) -> Iterator[TicketRecord]:
     """Describe the waiting requests in the order of service; tickets whose process has ended are left out.
 
-    See :meth:`anyaccel.ledger.Ledger.tickets`.
+    A stopped process is listed as not ``responsive``. See :meth:`anyaccel.ledger.Ledger.tickets`.
     """
     now, policy = process.monotonic_ns(), policy_for_display(state)
     line = _WaitingLine.collect(with_past(policy) if past else policy, directory, listing)
@@ -209,7 +225,12 @@ def cancel(state: StateDirectory, ticket_id: str, *, seconds: float) -> int:
 
     See :meth:`anyaccel.ledger.Ledger.cancel`. A ticket is cancelled by making its file read-only, which the kernel
     permits only to the owner and root. No process is signalled. Returns the id of the waiting process, once the ticket
-    has gone.
+    is gone or unlocked.
+
+    Raises:
+        LeaseNotFoundError: When no request waits with this ticket.
+        LeasePermissionError: When the ticket belongs to another user.
+        LedgerError: When the ticket is still there after ``seconds``; the ticket stays cancelled.
     """
     try:
         with state.opened() as directory:
@@ -224,8 +245,16 @@ def cancel(state: StateDirectory, ticket_id: str, *, seconds: float) -> int:
 def _cancel(state: StateDirectory, directory: int, ticket_id: str, seconds: float) -> int:
     """Cancel the tickets with an id, and poll until their processes have dropped them; see :func:`cancel`.
 
+    Tickets of other users with the same id are skipped, but if there is no own ticket, that is an error.
+
+    Returns:
+        Id of the first waiting process, as the ticket's name says.
+
     Raises:
         FileNotFoundError: When a ticket leaves the line at this moment.
+        LeaseNotFoundError: When no live ticket has this id.
+        LeasePermissionError: When each ticket belongs to another user.
+        LedgerError: When a ticket is still there after ``seconds``.
     """
     names = filter(None, map(parse_ticket, read(directory).tickets))
     found = [
@@ -259,6 +288,7 @@ def _forbid_writing(directory: int, name: str) -> bool:
 
     Raises:
         FileNotFoundError: When the ticket is gone.
+        OSError: When the ticket cannot be opened.
     """
     descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
     try:
@@ -273,7 +303,7 @@ def _forbid_writing(directory: int, name: str) -> bool:
 def forecast_newcomer(state: StateDirectory, directory: int, listing: Listing, own: Waiting) -> Iterator[float]:
     """Forecast the start of a request that came now if leases last until their time limits, in seconds since 1970.
 
-    Yields nothing if the start is unknown, as for a request over a limit of its user.
+    Yields a single time, or nothing if the start is unknown, as for a request over a limit of its user.
     """
     starts = _WaitingLine.collect(with_past(policy_for_display(state)), directory, listing, own).starts
     if own.key in starts:
@@ -281,7 +311,10 @@ def forecast_newcomer(state: StateDirectory, directory: int, listing: Listing, o
 
 
 def find_wanted_by_others(directory: int, listing: Listing, devices: frozenset[str]) -> frozenset[str]:
-    """Return the subset of ``devices`` that live tickets of other processes name, by their hashes."""
+    """Return the subset of ``devices`` that live tickets of other processes name, by their hashes.
+
+    A ticket without a readable list of devices counts as naming each.
+    """
     found: set[str] = set()
     for ticket in filter(None, map(parse_ticket, listing.tickets)):
         facts = None if ticket.pid == os.getpid() else read_ticket(directory, ticket.name, brief=True)
@@ -294,7 +327,9 @@ def find_wanted_by_others(directory: int, listing: Listing, devices: frozenset[s
 
 
 def is_silent(found: os.stat_result, now: int, position: int) -> bool:
-    """Return whether a stamp is too old, or in the future, which no honest process writes.
+    """Return whether a stamp is too old, or over 2 s in the future, which no honest process writes.
+
+    Too old is over 2 s, and 0.15 s more for each request ahead.
 
     Args:
         found: State of the ticket's file, whose modification time is the stamp.

@@ -40,7 +40,9 @@ _known: tuple[Configuration, Policy] = (Configuration(path=""), PLAIN)
 
 
 def current_policy(state: StateDirectory | None = None) -> Policy:
-    """Return the queue policy of this machine, from its present configuration.
+    """Return the queue policy of this machine, from its present configuration, without past usage.
+
+    Rules are kept in this process until the configuration changes; drains and reservations are looked up at each call.
 
     Args:
         state: The state directory whose drains and reservations count; None for none.
@@ -56,7 +58,10 @@ def current_policy(state: StateDirectory | None = None) -> Policy:
 
 
 def with_blocks(policy: Policy, state: StateDirectory | None) -> Policy:
-    """Return a policy with the drains and reservations of a state directory in place of its own; none if None."""
+    """Return a policy with the drains and reservations of a state directory in place of its own; none if None.
+
+    Blocks of ended reservations are left out. The given policy is not changed.
+    """
     blocks = () if state is None else read_blocks(state)
     if not blocks and not policy.blocks:
         return policy
@@ -64,7 +69,10 @@ def with_blocks(policy: Policy, state: StateDirectory | None) -> Policy:
 
 
 def with_past(policy: Policy) -> Policy:
-    """Return a policy with the past usage of each user, by the clock since the boot, if the policy counts it."""
+    """Return a policy with the past usage of each user, read from the journals, by the clock since the boot.
+
+    A policy without a half-life counts no past usage and is returned as it is.
+    """
     if policy.half_life is None:
         return policy
     from anyaccel.ledger.journal import read_usage  # few machines count use over time
@@ -75,17 +83,25 @@ def with_past(policy: Policy) -> Policy:
 
 
 def _clock_offset() -> float:
-    """Return the difference between the clock since the boot and that since 1970."""
+    """Return the seconds, negative, to add to a time since 1970 for the time since the boot."""
     return process.boot_seconds() - time.time()
 
 
 def own_user() -> int:
-    """Return the number of this process's user outside of user namespaces."""
+    """Return the number of this process's effective user outside of user namespaces."""
     return outside(os.geteuid())
 
 
 def write_ticket_words(want: Want, since: float) -> dict[str, Any]:
-    """Return the part of a ticket's body that the queue policy reads."""
+    """Return the part of a ticket's body that the queue policy reads, as JSON values.
+
+    These are ``since``, rounded to milliseconds, and where they apply ``seconds``, ``inner`` and ``needs``, with
+    devices as hashes. The wanted devices are not in this part: see :meth:`anyaccel.ledger.tickets.TicketFile.publish`.
+
+    Args:
+        want: The request.
+        since: Arrival, in seconds since the boot.
+    """
     words: dict[str, Any] = {"since": round(since, 3)}
     if want.seconds is not None:
         words["seconds"] = want.seconds
@@ -107,12 +123,13 @@ def write_ticket_words(want: Want, since: float) -> dict[str, Any]:
 def read_ticket(directory: int, name: str, *, brief: bool = False) -> Waiting | None:
     """Return a ticket as the queue policy sees it; None if the name is not a ticket's, or the ticket is gone.
 
-    A ticket that was read once is remembered, and so returned even after its end.
+    A ticket that was read once is remembered, and so returned even after its end. Locks are not tested.
 
     Args:
         directory: Descriptor of the state directory.
         name: Name of the ticket.
-        brief: Whether number, priority and wanted devices suffice: then the file is not read if the name has them.
+        brief: Whether number, priority and wanted devices suffice: then the file is not read if the name has them, and
+            a ticket that is gone is returned, too.
     """
     if brief and (found := _named(name)) is not None and found.wants is not None:
         return found
@@ -130,7 +147,10 @@ def read_ticket(directory: int, name: str, *, brief: bool = False) -> Waiting | 
 
 @lru_cache(maxsize=2048)
 def _named(name: str) -> Waiting | None:
-    """Return the facts in the name of a ticket, without user, time limit and needs; None for any other name."""
+    """Return the facts in the name of a ticket; None for any other name.
+
+    User, time limit and needs are missing, and ``since`` is 0; ``wants`` is None if the name does not list the devices.
+    """
     ticket = parse_ticket(name)
     if ticket is None:
         return None
@@ -145,7 +165,13 @@ lock is needed: a lost entry is read again."""
 def _read_waiting(ticket: TicketName, user: int, body: bytes) -> Waiting:
     """Combine name, owner and body of a ticket; implausible values of the body are left out.
 
-    An arrival that is missing or in the future counts as now.
+    An arrival that is missing or in the future counts as now. The wanted devices are from the name or, if not listed
+    there, from the body; None if neither lists them.
+
+    Args:
+        ticket: The parsed name.
+        user: Owner of the file, by the number outside of user namespaces.
+        body: Content of the file.
     """
     words = read_object(body)
     listed = words.get("wanted")
@@ -168,7 +194,7 @@ def _read_waiting(ticket: TicketName, user: int, body: bytes) -> Waiting:
 
 
 def _needs(value: object, wants: frozenset[int]) -> Iterable[Need]:
-    """Decode the needs in a ticket's body, 64 at most; implausible needs are skipped.
+    """Decode the first 64 needs in a ticket's body; implausible needs are skipped.
 
     Args:
         value: The decoded JSON.
@@ -185,7 +211,7 @@ def _needs(value: object, wants: frozenset[int]) -> Iterable[Need]:
 
 
 def _sizes(value: object = None) -> Iterable[tuple[int, int]]:
-    """Decode the units by device of a need; implausible pairs are skipped."""
+    """Decode the units of a need by hash of the device, from the first 10,000 pairs; implausible pairs are skipped."""
     for each in value[:_REMEMBERED] if isinstance(value, list) else ():
         if isinstance(each, list) and len(each) == 2:  # noqa: PLR2004
             device, units = each
@@ -206,7 +232,8 @@ def hashed(need: Need) -> Need:
 def list_holdings(directory: int, listing: Listing, over: Collection[str] = ()) -> list[Holding]:
     """Return the listed leases as the queue policy sees them, without the leases in ``over``.
 
-    Locks are not checked. A lease whose file is gone is left out.
+    Locks are not checked: without ``over``, ended leases count, too. A lease whose file is gone is left out. Each
+    device of a lease is a holding of its own, with times by the clock since the boot.
 
     Args:
         directory: Descriptor of the state directory.
@@ -237,7 +264,13 @@ def list_holdings(directory: int, listing: Listing, over: Collection[str] = ()) 
 
 
 def find_ended(directory: int, listing: Listing) -> frozenset[str]:
-    """Return the names of listed leases that have ended, whether their files are left or gone."""
+    """Return the names of listed leases that have ended, whether their files are left or gone.
+
+    Each lock is tested, and nothing is removed.
+
+    Raises:
+        OSError: When a lock cannot be tested, as for want of descriptors.
+    """
     return frozenset(name for name, state in find_states(directory, listing.leases).items() if state.life is Life.OVER)
 
 
@@ -247,7 +280,10 @@ def _texts(devices: Iterable[object]) -> frozenset[str]:
 
 
 def policy_for_display(state: StateDirectory | None) -> Policy:
-    """Return the queue policy for a process that only inspects: the default policy if the configuration is faulty."""
+    """Return the queue policy for a process that only inspects: the default policy if the configuration is faulty.
+
+    Drains and reservations of ``state`` count in both cases; none when None.
+    """
     with contextlib.suppress(ConfigurationError):
         return current_policy(state)
     return with_blocks(PLAIN, state)
