@@ -477,6 +477,18 @@ def test_a_process_that_is_being_ended_is_given_no_call(pool):
     assert one.submit(square, 3).result() == 9
 
 
+def test_a_wait_for_a_result_may_be_over_already_or_last_for_ever(pool, tmp_path):
+    one = pool(max_workers=1, grace=0.2)
+    running = one.submit(wait_for, tmp_path / "go")
+    for late in (-1, -0.5, 0, float("-inf")):
+        with pytest.raises(TimeoutError):
+            running.result(late)
+        with pytest.raises(TimeoutError):
+            running.exception(late)
+    (tmp_path / "go").touch()
+    assert running.result(float("inf")) != os.getpid()
+
+
 def test_asyncio(pool):
     one = pool("A1:1", machine="sim:A1:1", grace=0.2)
 

@@ -237,7 +237,9 @@ class CallFuture(AwaitableFuture[T]):
         if call is None:
             return timeout
         end = None if timeout is None else time.monotonic() + timeout
-        self._condition.wait_while(call.is_pending, timeout)
+        # A lock takes -1 as no limit, and refuses other negative numbers and large ones.
+        most = None if timeout is None else min(max(0.0, timeout), threading.TIMEOUT_MAX)
+        self._condition.wait_while(call.is_pending, most)
         return None if end is None else max(0.0, end - time.monotonic())
 
     def running(self) -> bool:
