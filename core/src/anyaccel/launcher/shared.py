@@ -123,7 +123,9 @@ class SharedScheduler(Scheduler):
             except AnyaccelError as error:  # such as a state directory that is no longer trusted
                 ticket.error = error
                 self._leave(ticket)
-                self._waits.pop(number).stop()
+                wait = self._waits.pop(number, None)  # a request that the machine could never serve had none
+                if wait is not None:
+                    wait.stop()
                 settled.append(ticket)
         return settled
 
