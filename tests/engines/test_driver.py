@@ -5,14 +5,15 @@ from concurrent.futures import CancelledError, Future, wait
 import pytest
 from anyaccel.engines.remote.cluster import Cluster, Plan
 from anyaccel.engines.remote.driver import Driver, RemoteActor
-from anyaccel.engines.remote.messages import Answer, Started
+from anyaccel.engines.remote.messages import Answer, Started, make_failure
+from anyaccel.errors import BrokenWorkerError, TaskTimeoutError
 from anyaccel.pool.actor import ActorState
 from anyaccel.pool.call import Options
 from anyaccel.pool.channel import MessageKind
 from anyaccel.pool.engine import PoolSettings
 from anyaccel.pool.launching import Preparation
 from anyaccel.pool.payload import dumps
-from waiting import PATIENCE
+from waiting import PATIENCE, until
 
 pytestmark = pytest.mark.timeout(240)
 MANY = 3000
@@ -39,6 +40,10 @@ class OurCluster(Cluster[Plan]):
         super().__init__()
         self.calls = []
         self.gone = False
+        self.make_host = Host
+
+    def remove_call(self, key, *, left):
+        pass
 
     def place(self, order, plan, *, actor):
         return None
@@ -50,7 +55,7 @@ class OurCluster(Cluster[Plan]):
         return self.calls[-1]
 
     def host(self, place, order, key):
-        return Host()
+        return self.make_host()
 
 
 def answered(value):
@@ -89,3 +94,50 @@ def test_a_method_that_is_cancelled_while_it_is_handed_over_leaves_its_actor_ali
     with pytest.raises(CancelledError):
         state.call("first", (), {}).result(PATIENCE)
     assert state.call("second", (), {}).result(PATIENCE) == "second"
+
+
+class DyingHost(Host):
+    """A host whose reports come in the order of the test: answers to methods, and the end of the process."""
+
+    def __init__(self):
+        self.answers = {}
+        self.end = Future()
+
+    def call(self, method, log, data, *buffers):
+        if not method:  # the construction
+            return super().call(method, log, data, *buffers)
+        self.answers[method] = Future()
+        return self.answers[method]
+
+    def ended(self):
+        return self.end
+
+    def kill(self):
+        pass
+
+
+@pytest.mark.parametrize("order", [("late", "lost", "end"), ("end", "late", "lost"), ("lost", "end", "late")], ids=str)
+def test_a_method_that_was_too_late_is_told_so_in_whatever_order_the_reports_of_the_end_come(order):
+    cluster, host = OurCluster(), DyingHost()
+    cluster.make_host = lambda: host
+    driver = driver_on(cluster)
+    state = ActorState(driver, "Echo", Options.make(concurrency=2))
+    driver.enter(state.construction, (dict, (), {}, 2))
+    state.ready.result(PATIENCE)
+    late, lost = state.call("late", (), {}), state.call("lost", (), {})
+    until(lambda: len(host.answers) == 2, "both calls")
+    death = BrokenWorkerError("the worker was killed by SIGTERM")
+    reports = {
+        "late": (host.answers["late"], TaskTimeoutError("late took longer than its timeout of 1 s")),
+        "lost": (host.answers["lost"], death),
+        "end": (host.end, death),
+    }
+    for name in order:
+        future, error = reports[name]
+        future.set_result(make_failure(error))
+    with pytest.raises(TaskTimeoutError):
+        late.result(PATIENCE)
+    with pytest.raises(BrokenWorkerError, match="SIGTERM"):
+        lost.result(PATIENCE)
+    with pytest.raises((RuntimeError, BrokenWorkerError)):
+        state.call("later", (), {}).result(PATIENCE)

@@ -467,6 +467,7 @@ class RemoteActor(RemoteWork):
         self._host: RemoteHost | None = None
         self._gone = self.ending = False
         self._death: WorkerError | None = None
+        self._unanswered: set[int] = set()
         self._timer: Timer | None = None
 
     def launch(self, call: Call) -> None:
@@ -516,6 +517,7 @@ class RemoteActor(RemoteWork):
         call.worker = self
         call.sent = True
         method = "" if call.kind == MessageKind.CONSTRUCT else call.name.rpartition(".")[2]
+        self._unanswered.add(call.number)
         ref = self._host.call(method, self._make_log(call), body.data, *map(bytes, body.buffers))
         self.driver.follow(ref, partial(self._on_answer, call))
 
@@ -567,27 +569,28 @@ class RemoteActor(RemoteWork):
                 self.run(self._state.construction)
 
     def _on_ended(self, answer: Answer, error: BaseException | None) -> None:
-        """End the actor with the reported reason, or once the construction is answered, whose error says more."""
+        """End the actor with the reported reason, once each sent call is answered; no further call is sent."""
         if error is not None:
             self.on_lost(error)
             return
-        construction = self._state.construction
-        self._death = death = loads(answer.data)
-        # Why the object could not be made may arrive after this, and says more.
-        if not (construction.sent and construction.number in self.running):
-            self._end(death)
+        self.ending = True
+        self._death = self._death or loads(answer.data)
+        self._end_if_answered()
 
     def _on_answer(self, call: Call, answer: Answer, error: BaseException | None) -> None:
-        """Set the outcome of a call from the host's answer; a lost worker or host ends the actor.
+        """Set the outcome of a call from the host's answer.
 
-        A broken worker breaks the pool.
+        A lost host ends the actor, and so does a lost worker, once each sent call is answered. A broken worker breaks
+        the pool.
         """
         if error is not None:
             self.on_lost(error)
             return
+        self._unanswered.discard(call.number)
         failure = loads(answer.data) if answer.kind == FAILED else None
-        if isinstance(failure, BrokenWorkerError):
-            self._end(failure)
+        if isinstance(failure, BrokenWorkerError):  # the call stays outstanding: the end fails or retries it
+            self.ending = True
+            self._death = self._death or failure
         elif self.running.pop(call.number, None) is not None:
             if failure is not None:
                 call.fail(failure)
@@ -595,7 +598,16 @@ class RemoteActor(RemoteWork):
                 self.driver.on_broken(answer, call)
             else:
                 self._on_result(call, answer)
-        if self._death is not None and call is self._state.construction:
+        self._end_if_answered()
+
+    def _end_if_answered(self) -> None:
+        """End the actor if the worker's end is known and no answer is missing.
+
+        The cluster brings the reports of one end in any order, and the answer to a call says more than the end of the
+        worker: that the time limit was over, or why the object could not be made. The host answers each call that it
+        got; if the host is lost, so are the answers.
+        """
+        if self._death is not None and not self._unanswered:
             self._end(self._death)
 
     def _on_result(self, call: Call, answer: Answer) -> None:
