@@ -276,5 +276,5 @@ def _release(module: ModuleType) -> tuple[int, ...]:
 
 
 def _report(framework: str, reason: object) -> None:
-    """Write on standard error that a framework is not capped, and the reason."""
+    """Write on standard error, in one line, that a framework is not capped, and the reason. Errors pass through."""
     sys.stderr.write("anyaccel: {} takes no cap on memory here: {}\n".format(framework, " ".join(str(reason).split())))

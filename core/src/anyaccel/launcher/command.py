@@ -127,10 +127,11 @@ def run(request: str | Sequence[str], command: Sequence[str] | str, **options: U
 
 
 def _check_command(command: Sequence[str] | str, options: Mapping[str, Any]) -> str:
-    """Check a command before the wait for devices begins, and name the program: ``sh`` for a string.
+    """Check a command before the wait for devices; name the program: ``sh`` for a string, else the first word.
 
     Raises:
-        UsageError: If there is no command, or an option of :func:`subprocess.run` does not fit it.
+        UsageError: If there is no command, a string comes without ``shell=True``, ``env`` is given (``environ``
+            takes its place), ``input`` comes with ``stdin``, or ``capture_output`` with ``stdout`` or ``stderr``.
     """
     if not command or (isinstance(command, (str, bytes, os.PathLike)) and not options.get("shell")):
         words = repr(command.split()) if command and isinstance(command, str) else "['python', 'train.py']"

@@ -357,12 +357,12 @@ def _group_by_variable(edits: Mapping[str, EnvEdits]) -> dict[str, dict[str, str
 
 
 def _gaps(name: str, value: str | None, wanted: Mapping[str, str | None]) -> Iterator[str]:
-    """Yield a warning for each vendor whose devices a variable would hide with another value than ``value``.
+    """Yield a warning for each vendor that needs another value of a variable; none for a vendor that needs it unset.
 
     Args:
         name: Name of the variable.
-        value: The value that the variable gets; None if unset.
-        wanted: The value needed by each vendor.
+        value: The value that the variable gets, one of those in ``wanted``; None if unset.
+        wanted: The value needed by each vendor; None for unset.
     """
     for vendor, wish in wanted.items():
         if wish is not None and wish != value:

@@ -75,12 +75,13 @@ class DeviceLease(OpenLease):
         """Start a command with exactly the leased devices, like :class:`subprocess.Popen`.
 
         The options ``bind``, ``memory`` and ``enforce`` of the lease apply to the command. The devices stay leased
-        until the command and its descendants have exited, even if the lease is released or this process dies before.
+        until the command and its descendants have exited, even if the lease is released or this process dies meanwhile.
+        After the release, a command starts all the same, but nothing keeps the devices for it.
 
         Args:
             command: The command and its arguments; a string with ``shell=True``.
-            options: Options of :class:`subprocess.Popen`. The default of ``env`` is :attr:`environ`; another ``env``
-                is used as given, without the masks of the lease.
+            options: Options of :class:`subprocess.Popen`. The default of ``env``, also for None, is :attr:`environ`;
+                another ``env`` is used as given, without the masks of the lease.
 
         Raises:
             EnforcementError: If the command cannot be confined.

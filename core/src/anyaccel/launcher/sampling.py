@@ -76,7 +76,7 @@ class Sampler:
                 self._failed()
 
     def stop(self) -> None:
-        """Stop sampling, and end a sample in progress."""
+        """Stop sampling for good; kill and reap the process of a sample in progress. A second call has no effect."""
         self._at = float("inf")
         self._end()
 

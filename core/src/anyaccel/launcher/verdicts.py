@@ -97,9 +97,16 @@ def leases(inventory: Inventory, environ: Mapping[str, str] | None = None) -> tu
     """Return the active leases, drains and begun reservations of a machine: a record for each device of each.
 
     A lease of a device also has records for its parts, and for devices of which it is a part, with ``through``.
+    Inside a lease, only what was leased within it is returned.
+
+    Args:
+        inventory: The machine; records of devices that it does not list are left out.
+        environ: The environment, which names the state directory and the lease around this process, if any; that of
+            this process if None.
 
     Raises:
         StateDirectoryError: If the ledger cannot be read.
+        UsageError: If the variable of the lease around this process is invalid.
 
     Examples:
         >>> inventory = anyaccel.detect("sim:H100:2")

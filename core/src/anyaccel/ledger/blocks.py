@@ -77,7 +77,11 @@ class DeviceBlock(Value):
         )
 
     def describe(self) -> str:
-        """Return the reason why requests do not get the devices, as a clause without subject, in local time."""
+        """Return why requests do not get the devices, without subject and verb.
+
+        Such as ``drained by root: new fan`` or ``reserved for ada from 2026-01-31 08:00 to 2026-01-31 18:00 (course)``,
+        in local time.
+        """
         if self.drains:
             return f"drained by {self.by or 'the administrator'}" + (f": {self.reason}" if self.reason else "")
         times = " to ".join(time.strftime("%Y-%m-%d %H:%M", time.localtime(each)) for each in self._times)

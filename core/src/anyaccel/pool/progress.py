@@ -109,7 +109,7 @@ def _tqdm(total: int) -> ProgressCallback:
     bar: Any = tqdm(total=total)
 
     def tell(progress: Progress) -> None:
-        """Update the bar; close the bar after the last call."""
+        """Update the bar, with the number of failed calls if any; close the bar after the last call."""
         if progress.failed:
             bar.set_postfix(failed=progress.failed, refresh=False)
         bar.update(progress.done - bar.n)
