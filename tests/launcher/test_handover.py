@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import anyaccel as aa
+import cloudpickle
 import pytest
 from anyaccel.errors import PluginError
 from two_plugins import plugin
@@ -187,6 +188,16 @@ def test_a_scheduler_hands_over_what_it_allocates(machine):
     assert machine.state() == "idle"
 
 
+@pytest.fixture
+def by_value():
+    """Methods of this module travel by value: workers cannot import it."""
+    module = sys.modules[__name__]
+    cloudpickle.register_pickle_by_value(module)
+    yield
+    cloudpickle.unregister_pickle_by_value(module)
+
+
+@pytest.mark.usefixtures("by_value")
 def test_a_pool_hands_over_before_a_call_and_takes_back_after_it(machine):
     with aa.Pool() as pool:
         assert pool.options(needs="acme/0").submit(machine.state).result(timeout=PATIENCE) == "given"
@@ -222,6 +233,7 @@ def test_a_vendor_that_fails_to_give_is_named_and_nothing_stays_held(machine):
         pass
 
 
+@pytest.mark.usefixtures("by_value")
 def test_a_vendor_that_fails_in_a_pool_fails_the_call_alone(machine):
     machine.fail("given")
     with aa.Pool() as pool:
@@ -244,6 +256,7 @@ def test_a_vendor_that_hangs_in_a_pool_holds_up_no_other_vendor(machine):
     until(lambda: machine.state() == "idle", "the device to be idle")
 
 
+@pytest.mark.usefixtures("by_value")
 def test_a_call_of_a_pool_that_is_cancelled_during_the_handover_never_runs(machine, tmp_path):
     machine.fail("given", "hang")
     with aa.Pool() as pool:
