@@ -23,7 +23,8 @@ MOST_FACTS = 32
 MOST_CHARACTERS = 64
 """Longest text of an attribute in bytes, by the API."""
 _LABEL = 63
-_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,31}")
+IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,31}")
+"""Names of attributes that the API takes."""
 _INT64 = 1 << 63
 
 
@@ -62,15 +63,22 @@ def _device(device: Device, facts: Mapping[str, str], name: str, notes: list[str
         if isinstance(value, str) and len(value.encode(errors="replace")) > MOST_CHARACTERS:
             notes.append(f"Attributes longer than {MOST_CHARACTERS} bytes are left out, such as {key} of {device.id}.")
         elif len(attributes) < MOST_FACTS - 1 and key not in attributes:  # one place is for the capacity
-            attributes[key] = _value(value)
+            attributes[key] = attribute_value(value)
     entry: dict[str, Any] = {"name": name, "attributes": attributes}
     if device.memory_bytes is not None:
         entry["capacity"] = {"memory": {"value": str(device.memory_bytes)}}
     return entry
 
 
-def _facts(device: Device, facts: Mapping[str, str]) -> Iterator[tuple[str, str | int | float | bool]]:
+def _facts(device: Device, facts: Mapping[str, str]) -> Iterator[tuple[str, str | float | bool]]:
     """Yield the facts for selectors of claims: our own, facts of filters, then the vendor's, in this order."""
+    yield from own_facts(device)
+    yield from facts.items()
+    yield from vendor_facts(device)
+
+
+def own_facts(device: Device) -> Iterator[tuple[str, str | float | bool]]:
+    """Yield the facts for selectors of claims that each device has, the most useful first, then the known places."""
     yield "id", device.id
     yield "vendor", device.vendor
     yield "resource", device.resource
@@ -85,11 +93,15 @@ def _facts(device: Device, facts: Mapping[str, str]) -> Iterator[tuple[str, str 
         yield "pciBusID", device.pci_bus_id
     if device.parent is not None:
         yield "parent", device.parent
-    yield from facts.items()
-    yield from ((key, device.attributes[key]) for key in sorted(device.attributes) if _IDENTIFIER.fullmatch(key))
 
 
-def _value(value: str | float | bool) -> dict[str, Any]:
+def vendor_facts(device: Device) -> Iterator[tuple[str, str | float | bool]]:
+    """Yield the vendor's attributes whose names the API takes, by name."""
+    yield from ((key, device.attributes[key]) for key in sorted(device.attributes) if IDENTIFIER.fullmatch(key))
+
+
+def attribute_value(value: str | float | bool) -> dict[str, Any]:
+    """Return the value of an attribute; floats and integers of more than 64 bits become texts."""
     if isinstance(value, bool):  # before int, of which bool is a subclass
         return {"bool": value}
     # The API has integers of 64 bits; a larger one would make the API server refuse the whole slice.

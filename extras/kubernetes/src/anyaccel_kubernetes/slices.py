@@ -7,9 +7,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from anyaccel.model import Device, Fractional, Inventory, Value
+from anyaccel_export.kubernetes import (
+    API,
+    IDENTIFIER,
+    MOST_CHARACTERS,
+    MOST_FACTS,
+    attribute_value,
+    own_facts,
+    vendor_facts,
+)
 from anyaccel_export.text import unique_names
 
-API = "resource.k8s.io/v1"
 DRIVER = "anyaccel.dev"
 """Name of the driver, and domain of its attributes and taints."""
 STANDARD = "resource.kubernetes.io"
@@ -17,13 +25,7 @@ STANDARD = "resource.kubernetes.io"
 MOST_DEVICES = 64
 """Most devices in a slice if one of them has a taint or consumes counters, by the API; 128 otherwise."""
 MOST_COUNTER_SETS = 8
-MOST_FACTS = 32
-"""Most attributes and capacities of a device together, by the API."""
-MOST_CHARACTERS = 64
-"""Longest text of an attribute in bytes, by the API."""
 LABEL = 63
-_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,31}")
-_INT64 = 1 << 63
 _LEAST_SHARE = 1 << 20
 """Least memory of a share in bytes."""
 _PARTS = "parts"
@@ -160,7 +162,7 @@ def _device(device: Device, name: str, facts: Mapping[str, str], root: str, feat
     attributes: dict[str, Any] = {}
     for key, value in _facts(device, facts, root):
         if _fits(value) and key not in attributes and len(attributes) + len(capacity) < MOST_FACTS:
-            attributes[key] = _value(value)
+            attributes[key] = attribute_value(value)
     entry: dict[str, Any] = {"name": name, "attributes": attributes}
     if capacity:
         entry["capacity"] = capacity
@@ -201,33 +203,12 @@ def _policy(default: str, least: str, step: str = "") -> dict[str, Any]:
 
 
 def _facts(device: Device, facts: Mapping[str, str], root: str) -> Iterator[tuple[str, str | float | bool]]:
-    """Yield the attributes for selectors of claims, the most useful first."""
-    yield "id", device.id
-    yield "vendor", device.vendor
-    yield "resource", device.resource
-    yield "kind", device.kind
-    yield "type", device.type
-    yield "model", device.model
-    yield "index", device.index
-    yield "fractional", device.fractional.value
-    if device.numa_node is not None:
-        yield "numaNode", device.numa_node
-        yield f"{STANDARD}/numaNode", device.numa_node
-    if device.pci_bus_id is not None:
-        yield "pciBusID", device.pci_bus_id
-        yield f"{STANDARD}/pciBusID", device.pci_bus_id
+    """Yield the attributes for selectors of claims: those of each device, of filters, then the vendor's."""
+    for key, value in own_facts(device):
+        yield key, value
+        if key in {"numaNode", "pciBusID"}:
+            yield f"{STANDARD}/{key}", value
     if root:
         yield f"{STANDARD}/pcieRoot", root
-    if device.parent is not None:
-        yield "parent", device.parent
-    yield from ((key, value) for key, value in facts.items() if _IDENTIFIER.fullmatch(key))
-    yield from ((key, device.attributes[key]) for key in sorted(device.attributes) if _IDENTIFIER.fullmatch(key))
-
-
-def _value(value: str | float | bool) -> dict[str, Any]:
-    """Return the value of an attribute; floats and integers of more than 64 bits become texts."""
-    if isinstance(value, bool):  # before int, of which bool is a subclass
-        return {"bool": value}
-    if isinstance(value, int) and -_INT64 <= value < _INT64:
-        return {"int": value}
-    return {"string": str(value)}
+    yield from ((key, value) for key, value in facts.items() if IDENTIFIER.fullmatch(key))
+    yield from vendor_facts(device)
