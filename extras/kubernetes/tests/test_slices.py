@@ -1,19 +1,11 @@
 """ResourceSlices of machines, against the rules of the API server."""
 
 import re
-from pathlib import Path
 
 import anyaccel
-import pytest
 import slice_rules
 from anyaccel.plugin import replace
-from anyaccel.vendors.process import known
 from anyaccel_kubernetes.slices import Features, Obstacle, device_names, make_slices
-from export_machines import inventory as machine_of
-from export_machines import machines
-from hypothesis import given, settings
-
-RECORDINGS = sorted(Path(__file__).parents[3].glob("plugins/*/recordings/*/machine.json"))
 
 
 def checked(inventory, **options):
@@ -22,53 +14,6 @@ def checked(inventory, **options):
         slice_rules.check(each)
     slice_rules.check_pool(slices)
     return {device["name"]: device for each in slices for device in each["spec"].get("devices", ())}
-
-
-def obstacles(inventory):
-    reasons = ("", "ada: training, 3 h!", "é" * 200, "-" * 70, "a" * 100)
-    return {
-        device.id: Obstacle(kind=kind, reason=reason)
-        for device, reason, kind in zip(
-            inventory.devices, reasons, ("held", "drained", "reserved", "unhealthy", "held"), strict=False
-        )
-    }
-
-
-@pytest.mark.parametrize("vendor", sorted({path.parts[-4] for path in RECORDINGS}))
-def test_recordings_of_a_vendor_are_valid_slices(vendor):
-    found = 0
-    for path in RECORDINGS:
-        if path.parts[-4] != vendor:
-            continue
-        inventory = anyaccel.detect(str(path.parent))
-        for features in (Features(), Features(taints=False, counters=False), Features(shares=True)):
-            devices = checked(inventory, obstacles=obstacles(inventory), features=features)
-            found += len(devices)
-    assert found or vendor
-
-
-@pytest.mark.parametrize("machine", ["sim:H100:128", "sim:TPU-V4:4,H100:2", "sim:none"])
-def test_simulated_machines_are_valid_slices(machine):
-    if machine == "sim:none":
-        inventory = replace(anyaccel.detect("sim:H100:1"), devices=())
-    else:
-        inventory = anyaccel.detect(machine)
-    assert len(checked(inventory)) == len(inventory.devices)
-
-
-def test_products_of_all_vendors_are_valid_slices():
-    products = [product.name for each in known()[0] for product in each.products]
-    assert len(products) > 100
-    for product in products:
-        inventory = anyaccel.detect(f"sim:{product}:1")
-        checked(inventory, features=Features(shares=True))
-
-
-@given(machines())
-@settings(deadline=None)
-def test_odd_machines_are_valid_slices(found):
-    inventory = machine_of(*found)
-    checked(inventory, obstacles=obstacles(inventory), features=Features(shares=True))
 
 
 def test_standard_attributes_and_ours():
