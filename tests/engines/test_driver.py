@@ -10,8 +10,7 @@ from anyaccel.errors import BrokenWorkerError, TaskTimeoutError
 from anyaccel.pool.actor import ActorState
 from anyaccel.pool.call import Options
 from anyaccel.pool.channel import MessageKind
-from anyaccel.pool.engine import PoolSettings
-from anyaccel.pool.launching import Preparation
+from anyaccel.pool.engine import PoolSettings, Preparation
 from anyaccel.pool.payload import dumps
 from waiting import PATIENCE, until
 

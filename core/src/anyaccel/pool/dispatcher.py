@@ -49,16 +49,17 @@ from anyaccel.pool import spawning
 from anyaccel.pool.call import Call, Options, UnreadableError, read_exception, set_outcome
 from anyaccel.pool.channel import MOST_INLINE, Message, MessageKind
 from anyaccel.pool.devices import (
+    CPU,
     ChoiceFactory,
     LocalRequest,
+    Quarantine,
     WorkerLease,
     check_request,
     find_private_directory,
 )
 from anyaccel.pool.engine import Engine, PoolSettings
-from anyaccel.pool.launching import CPU, open_outputs
+from anyaccel.pool.logs import open_outputs
 from anyaccel.pool.payload import Pickled, dumps
-from anyaccel.pool.quarantine import Quarantine
 from anyaccel.pool.reactor import Timer, reactor
 from anyaccel.probe.machine import Machine, parse_machine
 

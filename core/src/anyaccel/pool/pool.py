@@ -17,15 +17,12 @@ from anyaccel.model import Allocation, replace
 from anyaccel.pool.actor import Actor, ActorState
 from anyaccel.pool.actors import ActorGroup, Actors
 from anyaccel.pool.call import AHEAD, CallFuture, Options, check_whole, get_call_name, is_whole
-from anyaccel.pool.engine import Engine, PoolSettings, open_engine
-from anyaccel.pool.launching import USUAL, Preparation, pickled_call
+from anyaccel.pool.engine import USUAL, Engine, PoolSettings, Preparation, open_engine, pickled_call
 from anyaccel.pool.logs import Logs
-from anyaccel.pool.payload import call_each, dumps, dumps_whole
+from anyaccel.pool.payload import YieldedItems, call_each, dumps, dumps_whole
 from anyaccel.pool.progress import ProgressCallback
 from anyaccel.pool.reactor import reactor
-from anyaccel.pool.results import Batches, MapResults, Results, UnorderedOptions, check_batch, read_end
-from anyaccel.pool.stream import Stream, YieldedItems
-from anyaccel.probe.machine import Machine
+from anyaccel.pool.results import Batches, MapResults, Results, Stream, UnorderedOptions, check_batch, read_end
 from anyaccel.scheduler import RequestLike, parse_request
 
 if TYPE_CHECKING:
@@ -33,6 +30,7 @@ if TYPE_CHECKING:
 
     from anyaccel.launcher.time_limit import EarlySignal
     from anyaccel.pool.gang import GangFuture
+    from anyaccel.probe.machine import Machine
 
 
 P = ParamSpec("P")
