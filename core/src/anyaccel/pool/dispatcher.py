@@ -496,7 +496,7 @@ class Broker:
         if worker in self._idle:
             self._idle.remove(worker)
 
-    def _take_idle(self, engine: LocalEngine, alike: int) -> WorkerProcess | None:
+    def _take_idle(self, engine: LocalEngine, alike: object) -> WorkerProcess | None:
         """Remove and return the most recently used idle worker of a pool for calls of a kind; None if there is none.
 
         So the least used workers reach their idle time.
@@ -571,7 +571,7 @@ class Broker:
         return not worker.ids.isdisjoint(self._wanted)
 
 
-def _queue_key(engine: LocalEngine, call: Call) -> tuple[int, int, bool]:
+def _queue_key(engine: LocalEngine, call: Call) -> tuple[object, ...]:
     """Return the key of the queue for a call: the pool, the kind, and whether the call constructs an actor."""
     return id(engine), call.options.alike, call.actor is not None
 

@@ -321,7 +321,7 @@ class Submitter(Executor):
         """
         check_gang(hosts, self._options)
         # A process of its own for each call, because its environment has the rank.
-        options = Options.make(needs=self._options.needs, max_calls=1, timeout=self._options.timeout)
+        options = Options(needs=self._options.needs, max_calls=1, timeout=self._options.timeout)
         return self._core.gang(options, hosts, get_call_name(fn), dumps_whole((fn, args, kwargs)))
 
     def actor(self, cls: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Actor[T]:
@@ -420,7 +420,7 @@ def make_options(
         max_calls = 0 if request is None else 1
     check_whole(0, max_calls=max_calls, retries=retries)
     check_whole(1, max_concurrency=max_concurrency, ahead=ahead)
-    return Options.make(
+    return Options(
         needs=request,
         max_calls=max_calls,
         timeout=read_seconds("timeout", timeout, positive=True),
