@@ -10,6 +10,7 @@ import pickle
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -19,6 +20,7 @@ from anyaccel.launcher.launch import plan_launch
 from anyaccel.model import Allocation, Inventory, Request, Value, replace
 from anyaccel.pool.call import BrokenPoolError, Call, CallFuture, InterruptibleEvent, Options, get_call_name
 from anyaccel.pool.payload import PROTOCOL, Pickled, dumps_whole
+from anyaccel.pool.reactor import reactor
 from anyaccel.vendors.entry_points import entry_points
 
 if TYPE_CHECKING:
@@ -294,16 +296,19 @@ class Engine(Protocol):
         """Return the devices that are kept although their holder was ended, with reasons."""
 
     def stop(self, grace: float) -> None:
-        """Take no more calls, cancel the queued calls, and have every worker stopped; return before they end.
+        """Take no more calls, cancel the queued calls, and have the reactor stop every worker; return before they end.
 
         No effect in a forked child.
 
         Args:
             grace: Seconds between SIGTERM and SIGKILL.
         """
-        if self.foreign:
-            return
-        self.shutdown(wait=False, cancel_futures=True)
+        if not self.foreign:
+            self.shutdown(wait=False, cancel_futures=True)
+            reactor().call_soon(partial(self._stop, grace))
+
+    def _stop(self, grace: float) -> None:
+        """Stop every worker, with so many seconds between SIGTERM and SIGKILL; in the reactor's thread."""
         with self.lock:
             members = list(self.members)
         for member in members:
