@@ -51,10 +51,15 @@ class ProcessLease(DeviceLease):
     def outer_environ(self) -> dict[str, str]:
         """Return a copy of the environment of this process, with the variables of the lease as before the lease.
 
-        A variable that the program has changed since gets its former value, too.
+        A variable that the program has changed since keeps its present value.
         """
-        outer = {**os.environ, **{name: value for name, value in self._former.items() if value is not None}}
-        return {name: value for name, value in outer.items() if self._former.get(name, value) is not None}
+        outer = {**os.environ, **self._find_unchanged()}
+        return {name: value for name, value in outer.items() if value is not None}
+
+    def _find_unchanged(self) -> dict[str, str | None]:
+        """Return the former values of the variables that still have the lease's value; None for an unset variable."""
+        own = self.launch.environment.set
+        return {name: former for name, former in self._former.items() if os.environ.get(name) == own.get(name)}
 
     def repeat(self, request: Request) -> None:
         """Record another call of :func:`use` with the same request; from then on, no ``with`` statement can begin.
@@ -79,9 +84,7 @@ class ProcessLease(DeviceLease):
         if _active is not self:
             return
         bind_thread(self._processors)
-        for name, value in self._former.items():
-            if os.environ.get(name) != self.launch.environment.set.get(name):
-                continue  # the program has changed the variable
+        for name, value in self._find_unchanged().items():
             if value is None:
                 os.environ.pop(name, None)
             else:
