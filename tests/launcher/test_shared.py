@@ -393,7 +393,7 @@ for ask in (lambda: asyncio.run(wait()), lambda: scheduler.allocate("declared"))
     try:
         ask()
     except (OSError, ValueError):
-        print("refused", ticket.place, len(aa.leases(scheduler.inventory)), scheduler.free("declared/0"))
+        print("refused", ticket.place, len(aa.leases(scheduler.inventory)), scheduler.free(scheduler.inventory.devices[0].id))
 """
 
 

@@ -282,7 +282,7 @@ device = _Backend()
 def test_this_process_runs_near_its_devices_as_long_as_it_uses_them(acme, monkeypatch):
     before = os.sched_getaffinity(0)
     one = min(before)
-    monkeypatch.setattr("anyaccel.launcher.bind.by_node", lambda: {0: (one,), 1: (one,)})
+    monkeypatch.setattr("anyaccel.probe.processors.by_node", lambda: {0: (one,), 1: (one,)})
     with anyaccel.use("APU:1", machine=MACHINE, bind=True):
         assert anyaccel.current().processors == (one,)
         assert os.sched_getaffinity(0) == {one}

@@ -15,8 +15,7 @@ from anyaccel.launcher.choosing import KnownNames, cached, validate
 from anyaccel.launcher.handover import plan_handover
 from anyaccel.launcher.hold import LeaseRequest
 from anyaccel.launcher.usage import OpenLease
-from anyaccel.launcher.verdicts import ActiveLeases, apply_limits, make_limit_error
-from anyaccel.launcher.waits import note_own
+from anyaccel.launcher.verdicts import ActiveLeases, apply_limits, make_limit_error, note_own
 from anyaccel.ledger import Choose, LeaseRecord, Ledger, Place
 from anyaccel.linux import mark as marks
 from anyaccel.linux.fork import renew_in_child, tidy_in_child

@@ -10,6 +10,7 @@ from anyaccel.errors import AlreadyLoadedError, UsageError
 from anyaccel.launcher.hold import DeviceLease, LeaseRequest, keep
 from anyaccel.launcher.inside import bind_thread
 from anyaccel.linux import mark as marks
+from anyaccel.linux.descriptors import list_mapped
 from anyaccel.linux.fork import tidy_in_child
 from anyaccel.model import Inventory, Request
 from anyaccel.scheduler import parse_request
@@ -237,9 +238,6 @@ def find_loaded(libraries: Collection[str]) -> str:
     Args:
         libraries: Beginnings of the file names, such as ``libacme.so``.
     """
-    if not libraries:
-        return ""
-    with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
-        paths = dict.fromkeys(line.partition("/")[2].rstrip("\n") for line in file if "/" in line)
     beginnings = tuple(libraries)
-    return next((f"/{path}" for path in paths if os.path.basename(path).startswith(beginnings)), "")
+    mapped = list_mapped() if beginnings else ()
+    return next((path for path in mapped if os.path.basename(path).startswith(beginnings)), "")
