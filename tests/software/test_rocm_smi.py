@@ -100,7 +100,7 @@ def theirs(answer):
 def test_rocm_smi_finds_what_the_plugin_finds(recordings, accel_testbed, tmp_path, report):
     agreeing = {}
     for name, path in recordings("amd").items():
-        # A card that has left the bus has no address. This release knows no partitions: it takes the first for the card.
+        # A card that has left the bus has no address. This release knows no partitions: the first stands for the card.
         listed = anyaccel.detect(str(path)).of_vendor("amd")
         devices = [device for device in listed if "kfd_node" in device.attributes and device.pci_bus_id]
         if not devices or len({device.pci_bus_id for device in devices}) < len(devices):
