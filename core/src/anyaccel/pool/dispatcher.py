@@ -1373,7 +1373,7 @@ class LocalEngine(Engine):
         if not self.members:
             while self.servers:
                 self.servers.pop().remove_pool()
-            self.drained.set()
+            reactor().call_soon(self.drained.set)  # by a note, behind the reports of progress of the last calls
 
     def unfinished(self) -> list[Call]:
         """Return the recorded calls and those of the workers; a call may be in the list twice."""

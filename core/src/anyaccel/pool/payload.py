@@ -459,7 +459,7 @@ async def _await_each(
 ) -> Batch:
     """Continue :func:`call_each` from the first call that returned a coroutine, and return the whole batch.
 
-    The duration counts from here. From here on, a result that is a generator counts as a result.
+    The duration counts from here.
 
     Args:
         function: The function. Later calls may return a value instead of a coroutine.
@@ -470,10 +470,14 @@ async def _await_each(
     began = time.monotonic()
     failure = None
     try:
-        results.append(await first)
+        value = await first
+        refuse_generator(value)
+        results.append(value)
         for arguments in left:
             value = function(*arguments)
-            results.append(await value if type(value) is types.CoroutineType else value)
+            value = await value if type(value) is types.CoroutineType else value
+            refuse_generator(value)
+            results.append(value)
     except Exception as error:  # noqa: BLE001 - as in call_each()
         failure = error
     return Batch(results, failure, time.monotonic() - began)
