@@ -382,6 +382,7 @@ import anyaccel as aa
 
 scheduler = aa.open_scheduler(aa.detect(declare={"GPU": 1}), shared=True)
 first = scheduler.allocate("declared")
+device = first.devices[0].id
 ticket = scheduler.submit("declared")
 resource.prlimit(0, 10, (5, 5))  # the kernel does not let this user raise the limit to the mark again
 
@@ -393,7 +394,7 @@ for ask in (lambda: asyncio.run(wait()), lambda: scheduler.allocate("declared"))
     try:
         ask()
     except (OSError, ValueError):
-        print("refused", ticket.place, len(aa.leases(scheduler.inventory)), scheduler.free(scheduler.inventory.devices[0].id))
+        print("refused", ticket.place, len(aa.leases(scheduler.inventory)), scheduler.free(device))
 """
 
 
