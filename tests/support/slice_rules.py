@@ -1,6 +1,7 @@
-"""What the API server checks of ResourceSlices beyond their schema: the rules of resource.k8s.io/v1 (1.36).
+"""What the API server checks of ResourceSlices and DeviceClasses beyond their schema.
 
-Names and types of fields are in the schema; see published_schemas.py.
+The rules are those of resource.k8s.io/v1 in Kubernetes 1.36. Names and types of fields are in the schema; see
+published_schemas.py.
 """
 
 import re
@@ -10,7 +11,7 @@ SUBDOMAIN = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z
 IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,31}")
 QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|k|[KMGTPE]i?|[eE][0-9]+)?")
 TAINT_VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?")
-TAINT_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
+QUALIFIED = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 
 
 class InvalidError(Exception):
@@ -85,7 +86,7 @@ def check_device(device):
     need(len(taints) <= 4, taints)
     for taint in taints:
         domain, slash, name = taint["key"].rpartition("/")
-        need((not slash or subdomain(domain)) and TAINT_NAME.fullmatch(name), taint)
+        need((not slash or subdomain(domain)) and QUALIFIED.fullmatch(name), taint)
         need(TAINT_VALUE.fullmatch(taint.get("value", "")), taint)
         need(taint["effect"] in ("None", "NoSchedule", "NoExecute"), taint)
     consumed = device.get("consumesCounters", [])
@@ -128,3 +129,40 @@ def check_pool(slices):
         for each in device.get("consumesCounters", []):
             need(each["counterSet"] in sets, each)
             need(set(each["counters"]) <= set(sets[each["counterSet"]]), each)
+
+
+def check_all(slices):
+    """Check each slice of a pool, and the pool."""
+    for each in slices:
+        check(each)
+    check_pool(slices)
+
+
+def allows(slices, names):
+    """Whether a scheduler may allocate these devices of a pool together: enough is left of each counter."""
+    left = {
+        (each["name"], counter): amount(value["value"])
+        for found in slices
+        for each in found["spec"].get("sharedCounters", [])
+        for counter, value in each["counters"].items()
+    }
+    for device in (device for found in slices for device in found["spec"].get("devices", ())):
+        for each in device.get("consumesCounters", ()) if device["name"] in names else ():
+            for counter, value in each["counters"].items():
+                left[each["counterSet"], counter] -= amount(value["value"])
+    return all(count >= 0 for count in left.values())
+
+
+def check_class(found):
+    need(subdomain(found["metadata"]["name"]), found["metadata"])
+    extended = found["spec"].get("extendedResourceName", "example.com/x")
+    domain, slash, name = extended.partition("/")
+    need(slash and subdomain(f"requests.{domain}") and "kubernetes.io" not in domain, extended)
+    need(QUALIFIED.fullmatch(name), extended)
+    selectors = found["spec"].get("selectors", [])
+    need(len(selectors) <= 32, len(selectors))
+    for selector in selectors:
+        expression = selector["cel"]["expression"]
+        need(0 < len(expression) <= 10 * 1024, expression)
+        # No compiler is here to ask: at least the texts end where they should.
+        need(re.fullmatch(r'(?:[^"]|"(?:[^"\\]|\\.)*")*', expression), expression)

@@ -12,7 +12,7 @@ import slice_rules
 import yaml
 from anyaccel.plugin import replace
 from anyaccel.vendors.process import known
-from anyaccel_kubernetes.slices import Features, Obstacle, make_slices
+from anyaccel_export.slices import Features, Obstacle, make_slices
 from export_machines import inventory as machine_of
 from export_machines import machines
 from hypothesis import given, settings
@@ -28,8 +28,7 @@ def check(inventory, **options):
     slices = make_slices(inventory, "n1", **options)
     for each in slices:
         published_schemas.check(each)
-        slice_rules.check(each)
-    slice_rules.check_pool(slices)
+    slice_rules.check_all(slices)
     return slices
 
 
@@ -63,8 +62,11 @@ def test_simulated_machines_are_valid_slices(machine):
 def test_products_of_all_vendors_are_valid_slices():
     products = [product.name for each in known()[0] for product in each.products]
     assert len(products) > 100
+    classes = (ROOT / "extras/kubernetes/deploy/classes.yaml").read_text()
     for product in products:
-        check(anyaccel.detect(f"sim:{product}:1"), features=Features(shares=True))
+        [device] = (inventory := anyaccel.detect(f"sim:{product}:1")).devices
+        check(inventory, features=Features(shares=True))
+        assert f'.type == \\"{device.type}\\"' in classes
 
 
 @given(machines())
@@ -113,3 +115,30 @@ def test_the_schemas_refuse_what_they_should(wrong):
     for release in published_schemas.releases():
         with pytest.raises(jsonschema.ValidationError):
             published_schemas.check(found, [release])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda spec: spec.update(driver="Any_Accel"),
+        lambda spec: spec.update(allNodes=True),
+        lambda spec: spec["pool"].update(resourceSliceCount=2),
+        lambda spec: spec["devices"].append(copy.deepcopy(spec["devices"][0])),
+        lambda spec: spec["devices"].extend({"name": f"d{index}"} for index in range(128)),
+        lambda spec: spec["devices"][0].update(name="GPU-0"),
+        lambda spec: spec["devices"][0]["attributes"].update(two={"string": "", "int": 1}),
+        lambda spec: spec["devices"][0]["attributes"].update({"a-b": {"int": 1}}),
+        lambda spec: spec["devices"][0]["attributes"].update(long={"string": "m" * 65}),
+        lambda spec: spec["devices"][0]["attributes"].update({f"a{index}": {"int": 1} for index in range(30)}),
+        lambda spec: spec["devices"][0]["capacity"]["memory"].update(value="16 GiB"),
+        lambda spec: spec["devices"][0].update(
+            consumesCounters=[{"counterSet": "none", "counters": {"none": {"value": "1"}}}]
+        ),
+    ],
+)
+def test_the_rules_refuse_what_a_schema_cannot_say(wrong):
+    [found] = make_slices(anyaccel.detect("sim:H100:1"), "n1")
+    wrong(found["spec"])
+    published_schemas.check(found)
+    with pytest.raises(slice_rules.InvalidError):
+        slice_rules.check_all([found])

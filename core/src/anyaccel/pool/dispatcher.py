@@ -632,7 +632,7 @@ class WorkerProcess:
         if self.timer is not None:
             self.timer.cancel()
         if self._group is not None:
-            from anyaccel.launcher.limits import remove_group
+            from anyaccel.launcher.launch import remove_group
 
             self.killed = remove_group(self._group)
         self.engine.on_gone(self, gone)

@@ -94,13 +94,14 @@ class Preparation(Value):
             UsageError: When the memory limit is invalid.
             WorkerStartError: When the working directory does not exist any more.
         """
-        launch = plan_launch(allocation, inventory, self.start, lease=lease, forked=True)
         try:
             directory = os.getcwd()
         except OSError as error:
             raise WorkerStartError(
                 f"no worker can be started: the working directory has gone ({error.strerror})"
             ) from error
+        # After the check: an error between the plan and the start would leave the plan's cgroup.
+        launch = plan_launch(allocation, inventory, self.start, lease=lease, forked=True)
         inside = replace(launch, mark=mark).make_setup(environ)
         message = {
             "inside": inside._replace(directory=directory, path=None if sys.path == path else list(sys.path)),

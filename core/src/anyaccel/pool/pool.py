@@ -455,7 +455,7 @@ def _read_signal(signal: str | None, timeout: float | None) -> EarlySignal | Non
     return check_early(signal, float("inf") if timeout is None else timeout)
 
 
-CONFINING = ("anyaccel.launcher.sandbox", "anyaccel.linux.landlock", "anyaccel.launcher.reach")
+CONFINING = ("anyaccel.launcher.sandbox",)
 """Modules that confine a worker, preloaded once for all workers."""
 
 
