@@ -6,9 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import slice_rules
 import yaml
+from anyaccel_export.slices import DRIVER
 from anyaccel_kubernetes.kubernetes_command import KUBELET
-from anyaccel_kubernetes.slices import DRIVER
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
 MANIFESTS = sorted(DEPLOY.glob("*.yaml"))
@@ -41,6 +42,19 @@ def test_expressions_name_the_driver_and_its_attributes():
         assert set(named) == {DRIVER}
         assert set(re.findall(r'"\]\.(\w+)', expression)) <= known
         assert expression.count("(") == expression.count(")")
+
+
+def test_classes_are_those_of_the_products_of_all_plug_ins():
+    command = [sys.executable, "-m", "anyaccel", "kubernetes", "classes"]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    first, _, written = (DEPLOY / "classes.yaml").read_text().partition("\n")
+    assert first == "# Written by: anyaccel kubernetes classes"
+    assert written == told, "write it anew below its first line"
+    names = [each["metadata"]["name"] for each in documents("classes")]
+    assert len(names) == len(set(names)) > 200
+    assert {"accelerator.anyaccel.dev", "gpu.anyaccel.dev", "h100.anyaccel.dev"} <= set(names)
+    for each in documents("classes"):
+        slice_rules.check_class(each)
 
 
 def test_a_class_that_a_claim_names_is_there():

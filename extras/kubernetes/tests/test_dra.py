@@ -9,7 +9,7 @@ from pathlib import Path
 import anyaccel
 import pytest
 from anyaccel.linux import write_whole
-from anyaccel_kubernetes.slices import device_names
+from anyaccel_export.slices import device_names
 from fake_api import FakeApi
 
 PLUGINS = Path(__file__).parents[3] / "plugins"

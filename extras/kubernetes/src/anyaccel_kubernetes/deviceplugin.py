@@ -14,12 +14,12 @@ import anyaccel
 import grpc  # type: ignore[import-untyped] # pyright: ignore[reportMissingTypeStubs]
 from anyaccel.errors import AnyaccelError
 from anyaccel.model import Device, Fractional
+from anyaccel_export.slices import DRIVER
 from anyaccel_export.text import slug
 
 from anyaccel_kubernetes import wire
 from anyaccel_kubernetes.claims import edits_for
 from anyaccel_kubernetes.node import KEY, Node, log
-from anyaccel_kubernetes.slices import DRIVER
 
 PREFIX = f"{KEY}/device/"
 """Beginning of the keys of leases; the unit follows."""

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from anyaccel.errors import AnyaccelError
+from anyaccel_export.slices import DRIVER, Features, device_names, make_slices
 
 from anyaccel_kubernetes import wire
 from anyaccel_kubernetes.api import CONFLICT, NOT_FOUND, ApiError, ApiServer
 from anyaccel_kubernetes.claims import Claims, parse_claim
 from anyaccel_kubernetes.node import Node, broken, log
-from anyaccel_kubernetes.slices import DRIVER, Features, device_names, make_slices
 
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 RENEW_SECONDS = 20.0
