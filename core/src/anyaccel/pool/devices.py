@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from anyaccel.errors import NeverFitsError, StateDirectoryError
 from anyaccel.launcher.choosing import local_scheduler
+from anyaccel.launcher.open_lease import OpenLease, UsageMeter
 from anyaccel.launcher.scope import Scope
-from anyaccel.launcher.usage import OpenLease, UsageMeter
 from anyaccel.ledger import Want
 from anyaccel.linux import mark as marks
 from anyaccel.linux.fork import tidy_in_child
