@@ -221,7 +221,7 @@ def test_whatever_a_file_says_is_read(inventory, state, body):
 
 def test_what_it_refuses(inventory):
     for key, seconds in (("", 1), ("a\nb", 1), ("x" * 251, 1), ("x", 0), ("x", float("inf"))):
-        with pytest.raises(ValueError, match="must be"):
+        with pytest.raises(aa.UsageError, match="must be"):
             aa.acquire_on_behalf("GPU:1", key, seconds=seconds, inventory=inventory)
     with pytest.raises(aa.UnknownOptionError):
         aa.acquire_on_behalf("GPU:1", "x", seconds=1, inventory=inventory, renew=3)

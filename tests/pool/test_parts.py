@@ -12,6 +12,7 @@ import sys
 import textwrap
 import threading
 import time
+from concurrent.futures import CancelledError
 from types import SimpleNamespace
 
 import anyaccel as aa
@@ -298,12 +299,65 @@ def test_what_shows_progress_ends_when_there_are_no_calls_or_none_can_be_made(po
     assert terminal.getvalue() == ""
     with pytest.raises(RuntimeError, match="after shutdown"):
         one.map(invert, [1, 2], progress=True)
+    until(terminal.getvalue, "the line")
     assert re.fullmatch(r"\r\x1b\[K2 of 2 done, 2 failed in \w+\n", terminal.getvalue())
+
+
+@pytest.mark.parametrize("batch", [1, 2, None])
+@pytest.mark.parametrize("unordered", [False, True])
+def test_a_progress_callback_that_raises_ends_no_map(pool, batch, unordered, caplog):
+    told = []
+
+    def fail(progress):
+        told.append(progress)
+        raise SystemExit("no progress") if unordered else ValueError("no progress")
+
+    one = pool()
+    results = (one.map_unordered if unordered else one.map)(abs, [-1, -2, -3, -4], batch=batch, progress=fail)
+    assert sorted(results) == [1, 2, 3, 4]
+    assert len(told) == 1, "called again"
+    assert [record.getMessage() for record in caplog.records] == [
+        "the progress callback failed and is not called again"
+    ]
+
+
+@pytest.mark.parametrize("batch", [1, None])
+def test_a_progress_callback_may_shut_the_pool_down(pool, batch):
+    one = pool(max_workers=1)
+    told = []
+
+    def shut(progress):
+        told.append(progress)
+        one.shutdown(cancel_futures=True)
+
+    results = one.map(abs, range(1000), batch=batch, progress=shut)
+    with pytest.raises(CancelledError):
+        list(results)
+    until(lambda: told[-1].done == 1000, "the report of the cancelled calls")
+    assert told[-1].failed > 900
+
+
+def test_a_map_with_an_invalid_timeout_submits_nothing(pool, tmp_path):
+    one = pool()
+    actors = one.actors(Scales, 1)
+    for call in (
+        lambda: one.map(os.mkdir, [tmp_path / "a"], timeout="soon"),
+        lambda: one.map_unordered(os.mkdir, [tmp_path / "b"], timeout="soon"),
+        lambda: actors.map("mark", [tmp_path / "c"], timeout="soon"),
+    ):
+        with pytest.raises(aa.UsageError, match="timeout"):
+            call()
+    actors.close()
+    one.shutdown()
+    assert not [name for name in "abc" if (tmp_path / name).exists()]
 
 
 class Scales:
     def weigh(self, number):
         os._exit(number)
+
+    def mark(self, path):
+        path.mkdir()
 
 
 def halves(number):
@@ -335,6 +389,33 @@ def negated_later_if_odd(number):
         return -number
 
     return negate() if number % 2 else number
+
+
+async def halves_later(number):
+    return halves(number)
+
+
+def halves_or_later(number):
+    return halves_later(number) if number == 2 else halves(number)
+
+
+class Halver:
+    async def halves(self, number):
+        return halves(number)
+
+
+@pytest.mark.parametrize("function", [halves_later, halves_or_later])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_generator_among_coroutines_is_refused(pool, function, batch):
+    results = pool().map(function, [2, 4], batch=batch)
+    with pytest.raises(TypeError, match=r"call it with pool.stream\(halves, ...\)"):
+        list(results)
+
+
+def test_a_generator_of_an_actor_is_refused_in_its_place(pool):
+    actors = pool().actors(Halver, 1)
+    with pytest.raises(TypeError, match=r"call it with pool.stream\(halves, ...\)"):
+        list(actors.map("halves", [2, 4], batch=2))
 
 
 def test_calls_of_a_batch_may_return_values_or_coroutines(pool):

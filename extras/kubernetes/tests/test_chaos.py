@@ -14,7 +14,7 @@ from pathlib import Path
 import anyaccel
 import grpc
 import pytest
-from anyaccel_kubernetes.slices import device_names
+from anyaccel_export.slices import device_names
 
 FULL = bool(os.environ.get("ANYACCEL_TEST_FULL"))
 STRIDE = 12 if FULL else 25

@@ -396,7 +396,7 @@ class Ledger:
             return newcomer.over_limits(directory, listing, find_ended(directory, listing) | others)
 
         found = self._read(inspect)
-        return found or policy.over_limits(newcomer.facts, ())  # without a state directory nothing is held
+        return found or policy.over_limits(newcomer.facts, {})  # without a state directory nothing is held
 
     def unfinished_handovers(self) -> Mapping[str, str]:
         """Return the devices that a vendor changed for a holder and that were not put back, with the lease's identity.

@@ -31,7 +31,7 @@ from anyaccel.ledger.turns import (
 )
 from anyaccel.linux import process
 from anyaccel.linux.fork import tidy_in_child
-from anyaccel.policy import OverLimit, Policy, Waiting, forecast
+from anyaccel.policy import OverLimit, Policy, Waiting, forecast, sum_usage
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -152,7 +152,8 @@ class _WaitingLine(NamedTuple):
     Attributes:
         order: The requests.
         files: State of each ticket's file, if it has one, by name.
-        limits: The limits of the user that are in the way of each request, by key.
+        limits: The limits of the user, or of the user's group, in the way of each request, by key.
+        behind: Number of earlier requests that block each request, by key.
         starts: Start of each request if every lease lasts until its time limit, in seconds since 1970, by key, if
             known.
         used: Device-seconds that fair shares count, by user; None if the machine counts no use over time.
@@ -161,6 +162,7 @@ class _WaitingLine(NamedTuple):
     order: list[Waiting]
     files: Mapping[str, os.stat_result | None]
     limits: Mapping[Hashable, tuple[OverLimit, ...]]
+    behind: Mapping[Hashable, int]
     starts: Mapping[Hashable, float]
     used: Mapping[int | None, float] | None
 
@@ -177,11 +179,19 @@ class _WaitingLine(NamedTuple):
         files = {name: file for name, (life, file) in looks.items() if life is not Life.OVER}
         waiting = [facts for name in files if (facts := read_ticket(directory, name))]
         order = policy.order([*waiting, *newcomers], held, clock)
-        limits = {each.key: policy.over_limits(each, held) for each in order}
+        units = sum_usage(held)
+        limits = {each.key: policy.over_limits(each, units) for each in order}
         starts = forecast([each for each in order if not limits[each.key]], held, clock, policy.blocks)
         known = {key: since_1970(start) for key, start in starts.items() if start is not None}
         used = None if policy.half_life is None else policy.usage(held, clock)
-        return cls(order, files, limits, known, used)
+        behind = {
+            one.key: sum(
+                policy.keeps_waiting(other, one, units, competes=policy.competes(one, other, clock))
+                for other in order[:position]
+            )
+            for position, one in enumerate(order)
+        }
+        return cls(order, files, limits, behind, known, used)
 
 
 def list_tickets(state: StateDirectory, directory: int, listing: Listing, *, past: bool) -> Iterator[TicketRecord]:
@@ -191,7 +201,6 @@ def list_tickets(state: StateDirectory, directory: int, listing: Listing, *, pas
     """
     now, policy = process.monotonic_ns(), policy_for_display(state)
     line = _WaitingLine.collect(with_past(policy) if past else policy, directory, listing)
-    clock = process.boot_seconds()
     for position, facts in enumerate(line.order):
         name = str(facts.key)
         ticket, found = parse_ticket(name), line.files[name]
@@ -209,9 +218,7 @@ def list_tickets(state: StateDirectory, directory: int, listing: Listing, *, pas
             responsive=found is None or not is_silent(found, now, position),
             seconds=facts.seconds,
             starts=line.starts.get(name),
-            behind=sum(
-                policy.competes(facts, other, clock) for other in line.order[:position] if not line.limits[other.key]
-            ),
+            behind=line.behind[name],
             limits=tuple(each.message(user) for each in line.limits[name]),
             used=None if line.used is None else line.used.get(facts.user, 0.0),
             request=words["request"],

@@ -180,7 +180,7 @@ class ActorState(Callee):
     def __init__(self, core: Engine, name: str, options: Options) -> None:
         super().__init__(core, name, options)
         self.member: Any = None
-        self.construction = Call(name, Options.make(needs=options.needs, max_calls=1), self._on_cancel)
+        self.construction = Call(name, Options(needs=options.needs, max_calls=1), self._on_cancel)
         self.construction.kind = MessageKind.CONSTRUCT
         self.construction.actor = self
         self.ready = self.construction.future

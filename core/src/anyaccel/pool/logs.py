@@ -1,9 +1,11 @@
-"""Log files: one for the output of each call."""
+"""The output of workers: of this process, or a log file for each call."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+from collections.abc import Iterator
 from itertools import count
 
 _UNFIT = re.compile(r"[^A-Za-z0-9._-]+")
@@ -45,3 +47,31 @@ class Logs:
             except FileExistsError:  # of another pool with the same directory
                 continue
             return path
+
+
+@contextlib.contextmanager
+def open_outputs(log: str | None = None) -> Iterator[tuple[int, int]]:
+    """Open descriptors for a worker's standard output and error, as a context: a log file, or those of this process.
+
+    The log file is made if needed, and appended to. An output that this process has closed becomes ``/dev/null``.
+    Opened descriptors are closed when the context ends.
+
+    Raises:
+        OSError: When the file cannot be opened.
+    """
+    made = os.O_CREAT | os.O_APPEND if log else 0
+    # A program may have closed its own output, as daemons do: then the worker's is discarded.
+    opened = os.open(log or os.devnull, os.O_WRONLY | os.O_CLOEXEC | made, 0o666)
+    try:
+        yield (opened, opened) if log else (1 if _is_open(1) else opened, 2 if _is_open(2) else opened)
+    finally:
+        os.close(opened)
+
+
+def _is_open(descriptor: int) -> bool:
+    """Return whether this process has a descriptor of this number."""
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True

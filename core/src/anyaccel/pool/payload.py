@@ -27,8 +27,7 @@ SCRIPT = b"__main__"
 _ATOMS: frozenset[type] = frozenset((bool, int, float, complex, str, bytes, type(None), type(Ellipsis)))
 
 BEFORE_USERS = {
-    __name__, "anyaccel.pool.worker", "anyaccel.pool.together", "anyaccel.forkserver.server", "anyaccel.pool.stream",
-    "concurrent.futures._base",
+    __name__, "anyaccel.pool.worker", "anyaccel.forkserver.server", "concurrent.futures._base",
 }  # fmt: skip
 """Modules whose frames at the start of a traceback are not shown."""
 
@@ -459,7 +458,7 @@ async def _await_each(
 ) -> Batch:
     """Continue :func:`call_each` from the first call that returned a coroutine, and return the whole batch.
 
-    The duration counts from here. From here on, a result that is a generator counts as a result.
+    The duration counts from here.
 
     Args:
         function: The function. Later calls may return a value instead of a coroutine.
@@ -470,10 +469,14 @@ async def _await_each(
     began = time.monotonic()
     failure = None
     try:
-        results.append(await first)
+        value = await first
+        refuse_generator(value)
+        results.append(value)
         for arguments in left:
             value = function(*arguments)
-            results.append(await value if type(value) is types.CoroutineType else value)
+            value = await value if type(value) is types.CoroutineType else value
+            refuse_generator(value)
+            results.append(value)
     except Exception as error:  # noqa: BLE001 - as in call_each()
         failure = error
     return Batch(results, failure, time.monotonic() - began)
@@ -486,3 +489,54 @@ def call_each_method(actor: Any, method: str, batch: list[tuple[Any, ...]]) -> A
         AttributeError: When there is no such method.
     """
     return call_each(getattr(actor, method), batch)
+
+
+class YieldedItems:
+    """The items that a function yields: the object of a stream's actor, in the worker.
+
+    Args:
+        function: The function. It returns an iterable, or an asynchronous one.
+        args: Its arguments.
+        kwargs: Its keyword arguments.
+    """
+
+    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._begin: Callable[[], Any] = partial(function, *args, **kwargs)
+        self._items: Any = None  # not called here: an exception of the function is raised where the first item is taken
+
+    def take(self) -> Any:
+        """Return the next item in a tuple, or an empty tuple at the end; a coroutine for an asynchronous iterable.
+
+        The first call calls the function.
+
+        Raises:
+            Exception: The exception of the function or of its iterable.
+        """
+        if self._items is None:
+            made = self._begin()
+            self._items = aiter(made) if hasattr(made, "__aiter__") else iter(made)
+        if hasattr(self._items, "__anext__"):
+            return self._take()
+        for item in self._items:
+            return (item,)
+        return ()
+
+    async def _take(self) -> tuple[Any, ...]:
+        """Return the next item of an asynchronous iterable in a tuple, or an empty tuple at the end."""
+        async for item in self._items:
+            return (item,)
+        return ()
+
+    def end(self) -> Any:
+        """Close the generator, so the function cleans up.
+
+        No effect before the first item, or on an iterable that cannot be closed. Exceptions of the clean-up are raised.
+
+        Returns:
+            A coroutine for an asynchronous generator, else None.
+        """
+        if hasattr(self._items, "aclose"):
+            return self._items.aclose()
+        if hasattr(self._items, "close"):
+            self._items.close()
+        return None

@@ -15,10 +15,12 @@ import socket
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import CancelledError
 from functools import partial
+from queue import SimpleQueue
 from types import CoroutineType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from anyaccel.errors import WorkerError
 from anyaccel.launcher.inside import ProcessSetup
@@ -34,9 +36,6 @@ from anyaccel.pool.payload import (
     loads,
     refuse_generator,
 )
-
-if TYPE_CHECKING:
-    from anyaccel.pool.together import Lanes, Loop
 
 OUTPUTS = (1, 2)
 
@@ -225,8 +224,6 @@ class MessageLoop:
             kind, args, kwargs, concurrency = self._unpickle(message)
             self.actor = kind(*args, **kwargs)
             if concurrency > 1:
-                from anyaccel.pool.together import Lanes
-
                 self.lanes = Lanes(self._run_in_lane)
             return os.getpid()
 
@@ -317,8 +314,6 @@ class MessageLoop:
         """Run a coroutine in the event loop, started if needed, and wait; return the value or raise the exception."""
         with self.lock:
             if self.loop is None:
-                from anyaccel.pool.together import Loop
-
                 self.loop = Loop()
         return self.loop.finish(value)
 
@@ -348,6 +343,82 @@ class MessageLoop:
         except (BrokenPipeError, ConnectionResetError):
             return False
         return True
+
+
+class Lanes:
+    """Threads for simultaneous calls, a thread for each call.
+
+    Daemon threads, unlike those of ThreadPoolExecutor: a process that is asked to end does not wait for them.
+
+    Args:
+        run: Runs a call and sends its answer.
+    """
+
+    def __init__(self, run: Callable[[Message], object]) -> None:
+        self._run = run
+        self._messages: SimpleQueue[Message] = SimpleQueue()
+        self._idle = threading.Semaphore(0)
+
+    def put(self, message: Message) -> None:
+        """Run a call in an idle thread, or in a new one; returns at once."""
+        self._messages.put(message)
+        if not self._idle.acquire(blocking=False):
+            threading.Thread(target=self._work, name="anyaccel lane", daemon=True).start()
+
+    def _work(self) -> None:
+        """Run calls sequentially, for ever."""
+        while True:
+            self._run(self._messages.get())
+            self._idle.release()
+
+
+class Loop:
+    """The event loop of this process, in a thread of its own, so that tasks go on between calls."""
+
+    def __init__(self) -> None:
+        self._closing = False
+        self._begun = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="anyaccel loop", daemon=True)
+        self._thread.start()
+        self._begun.wait()
+
+    def finish(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Run a coroutine in the loop's thread, and wait; return the value or raise the exception.
+
+        Raises:
+            CancelledError: When the loop is closing; the coroutine is not run then, or was cancelled.
+            RuntimeError: When the loop has closed just now.
+            BaseException: The exception of the coroutine.
+        """
+        if self._closing:
+            coroutine.close()
+            raise CancelledError
+        import asyncio
+
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    def ended(self, error: BaseException) -> bool:
+        """Return whether an exception of a coroutine is the consequence of :meth:`close`.
+
+        Any CancelledError or RuntimeError counts after that.
+        """
+        return self._closing and isinstance(error, (CancelledError, RuntimeError))
+
+    def close(self) -> None:
+        """Cancel all tasks, stop the loop, and return when the tasks' clean-up is over."""
+        self._closing = True
+        self._loop.call_soon_threadsafe(self._end.set)
+        self._thread.join()
+
+    def _run(self) -> None:
+        """Run the event loop until :meth:`close`, then cancel its tasks."""
+        import asyncio  # not at the top: most workers run no coroutine
+
+        with asyncio.Runner() as runner:
+            self._loop = runner.get_loop()
+            self._end = asyncio.Event()
+            self._begun.set()
+            runner.run(self._end.wait())
 
 
 def _redirect(descriptors: list[int]) -> None:
