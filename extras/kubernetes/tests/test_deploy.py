@@ -1,5 +1,6 @@
 """The manifests and the unit fit the agents."""
 
+import os
 import re
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 import slice_rules
 import yaml
+from anyaccel.ledger.blocks import KEPT
 from anyaccel_export.slices import DRIVER
 from anyaccel_kubernetes.kubernetes_command import KUBELET
 
@@ -73,7 +75,8 @@ def test_an_agent_in_a_pod_has_its_folders(name):
     assert pod["hostPID"] is True
     mounts = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
     assert {each["name"]: each["hostPath"]["path"] for each in pod["volumes"]} == mounts
-    assert "/run/anyaccel" in mounts.values()
+    # Without the second, the agent would not see drains between a boot and the next change of them.
+    assert {"/run/anyaccel", os.path.dirname(KEPT), "/etc/anyaccel"} <= set(mounts.values())
     folders = {"daemonset": ("plugins", "plugins_registry"), "device-plugin": ("device-plugins", "pod-resources")}[name]
     assert {f"{KUBELET}/{folder}" for folder in folders} <= set(mounts.values())
 
