@@ -9,9 +9,8 @@ from anyaccel.engines.remote.messages import Answer, Started, make_failure
 from anyaccel.errors import BrokenWorkerError, TaskTimeoutError
 from anyaccel.pool.actor import ActorState
 from anyaccel.pool.call import Options
-from anyaccel.pool.channel import MessageKind
 from anyaccel.pool.engine import PoolSettings, Preparation
-from anyaccel.pool.payload import dumps
+from anyaccel.pool.messages import MessageKind, dumps
 from waiting import PATIENCE, until
 
 pytestmark = pytest.mark.timeout(240)

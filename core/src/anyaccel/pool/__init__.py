@@ -12,7 +12,7 @@ __all__, __getattr__, __dir__ = face(
         "anyaccel.pool.engine": ("Engine", "PoolSettings", "find_engine"),
         "anyaccel.pool.gang": ("GangFuture", "make_ranked_call"),
         "anyaccel.pool.devices": ("CPU",),
-        "anyaccel.pool.payload": ("Pickled", "dumps", "loads"),
+        "anyaccel.pool.messages": ("Pickled", "dumps", "loads"),
         "anyaccel.pool.pool": ("Pool",),
     },
 )

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, Ty
 
 from anyaccel.errors import BrokenWorkerError, WorkerError
 from anyaccel.pool.call import AwaitableFuture, Call, CallFuture, Options, get_call_name
-from anyaccel.pool.channel import MessageKind
-from anyaccel.pool.payload import dumps
+from anyaccel.pool.messages import MessageKind, dumps
 from anyaccel.pool.reactor import reactor
 
 if TYPE_CHECKING:

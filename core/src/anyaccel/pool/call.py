@@ -19,8 +19,7 @@ from anyaccel.durations import Duration, read_seconds
 from anyaccel.errors import RemoteError, UsageError, WorkerError
 from anyaccel.linux.fork import tidy_in_child
 from anyaccel.model import Allocation, Request, Value
-from anyaccel.pool.channel import Message, MessageKind
-from anyaccel.pool.payload import Pickled, call_each, call_each_method, loads
+from anyaccel.pool.messages import Message, MessageKind, Pickled, call_each, call_each_method, loads
 from anyaccel.pool.reactor import allow_forks, reactor
 
 if TYPE_CHECKING:

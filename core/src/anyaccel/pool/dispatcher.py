@@ -47,7 +47,6 @@ from anyaccel.linux.process import describe_end
 from anyaccel.model import Allocation, Inventory, Request, replace
 from anyaccel.pool import spawning
 from anyaccel.pool.call import Call, Options, UnreadableError, read_exception, set_outcome
-from anyaccel.pool.channel import MOST_INLINE, Message, MessageKind
 from anyaccel.pool.devices import (
     CPU,
     ChoiceFactory,
@@ -58,8 +57,7 @@ from anyaccel.pool.devices import (
     find_private_directory,
 )
 from anyaccel.pool.engine import Engine, PoolSettings
-from anyaccel.pool.logs import open_outputs
-from anyaccel.pool.payload import Pickled, dumps
+from anyaccel.pool.messages import MOST_INLINE, Message, MessageKind, Pickled, dumps
 from anyaccel.pool.reactor import Timer, reactor
 from anyaccel.probe.machine import Machine, parse_machine
 
@@ -739,7 +737,7 @@ class WorkerProcess:
                 self.notices.append(MessageKind.READY)
             if settings.preparation.staged:
                 self.notices.append(MessageKind.PREPARED)
-            with open_outputs() as pair:
+            with spawning.open_outputs() as pair:
                 self._process.send(MessageKind.SETUP, setup, (*pair, *descriptors))
             self.send_call(call, fresh=True)
             if server not in engine.servers:
@@ -804,7 +802,7 @@ class WorkerProcess:
         if log is None:
             return self._process.send(call.kind, body, number=call.number)
         call.future.log = log
-        with open_outputs(log) as pair:
+        with spawning.open_outputs(log) as pair:
             return self._process.send(call.kind, body, pair, number=call.number)
 
     def skip_call(self, call: Call) -> None:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from importlib import import_module
+from itertools import count
 from typing import TYPE_CHECKING, Any, Protocol
 
 from anyaccel import extras
@@ -19,7 +21,7 @@ from anyaccel.errors import UsageError, WorkerStartError
 from anyaccel.launcher.launch import plan_launch
 from anyaccel.model import Allocation, Inventory, Request, Value, replace
 from anyaccel.pool.call import BrokenPoolError, Call, CallFuture, InterruptibleEvent, Options, get_call_name
-from anyaccel.pool.payload import PROTOCOL, Pickled, dumps_whole
+from anyaccel.pool.messages import PROTOCOL, Pickled, dumps_whole
 from anyaccel.pool.reactor import reactor
 from anyaccel.vendors.entry_points import entry_points
 
@@ -29,11 +31,13 @@ if TYPE_CHECKING:
     from anyaccel.launcher.time_limit import EarlySignal
     from anyaccel.linux.mark import Mark
     from anyaccel.pool.gang import GangFuture
-    from anyaccel.pool.logs import Logs
     from anyaccel.probe.machine import Machine
 
 USUAL: StartOptions = {"cap": True, "bind": None}
 """Defaults of the options with which workers are started."""
+_UNFIT = re.compile(r"[^A-Za-z0-9._-]+")
+_NUMBER = re.compile(r"\d{6,12}(?=-)")
+LONGEST = 80
 GROUP = "anyaccel.engines"
 """Group of the entry points of engines; each is a function that takes a :class:`PoolSettings`."""
 LOCAL = "local", "anyaccel.engines.local:open_engine"
@@ -119,6 +123,42 @@ class Preparation(Value):
         if self.warmup is None or not allocation.devices:
             return None
         return self.warmup, ", ".join(f"{device.name} ({device.id})" for device in allocation.devices)
+
+
+class Logs:
+    """A directory with a log file per call, numbered on from existing files.
+
+    Args:
+        directory: The directory; made if it does not exist.
+
+    Raises:
+        OSError: When the directory cannot be made.
+    """
+
+    def __init__(self, directory: str) -> None:
+        os.makedirs(directory, exist_ok=True)
+        self.directory = os.path.abspath(directory)
+        earlier = (_NUMBER.match(name) for name in os.listdir(self.directory))
+        self._numbers = count(1 + max((int(found[0]) for found in earlier if found), default=0))
+
+    def path_for(self, name: str) -> str:
+        """Make an empty log file for the next started call, and return the absolute path.
+
+        Its name is the next number and the call's name, with unfit characters replaced and cut to :data:`LONGEST`
+        characters. If the file exists already, the number after that is tried.
+
+        Raises:
+            OSError: When the file cannot be made.
+        """
+        # O_EXCL below, not a check before: another process may make the same file in between.
+        while True:
+            file = f"{next(self._numbers):06d}-{_UNFIT.sub('_', name)[:LONGEST]}.log"
+            path = os.path.join(self.directory, file)
+            try:
+                os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
+            except FileExistsError:  # of another pool with the same directory
+                continue
+            return path
 
 
 class PoolSettings(Value):

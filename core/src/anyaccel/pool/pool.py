@@ -17,9 +17,8 @@ from anyaccel.model import Allocation, replace
 from anyaccel.pool.actor import Actor, ActorState
 from anyaccel.pool.actors import ActorGroup, Actors
 from anyaccel.pool.call import AHEAD, CallFuture, Options, check_whole, get_call_name, is_whole
-from anyaccel.pool.engine import USUAL, Engine, PoolSettings, Preparation, open_engine, pickled_call
-from anyaccel.pool.logs import Logs
-from anyaccel.pool.payload import YieldedItems, call_each, dumps, dumps_whole
+from anyaccel.pool.engine import USUAL, Engine, Logs, PoolSettings, Preparation, open_engine, pickled_call
+from anyaccel.pool.messages import YieldedItems, call_each, dumps, dumps_whole
 from anyaccel.pool.progress import ProgressCallback
 from anyaccel.pool.reactor import reactor
 from anyaccel.pool.results import Batches, MapResults, Results, Stream, UnorderedOptions, check_batch, read_end

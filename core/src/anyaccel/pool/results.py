@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self, TypedDict, TypeVar
 
 from anyaccel.durations import Duration, read_seconds
 from anyaccel.pool.call import AwaitableFuture, CallFuture, is_whole, read_exception
-from anyaccel.pool.channel import Message, MessageKind
+from anyaccel.pool.messages import Message, MessageKind
 from anyaccel.pool.progress import ProgressCallback, ProgressCounter, find_display
 from anyaccel.pool.reactor import allow_forks, reactor
 
@@ -153,7 +153,7 @@ class Batches:
 
     Args:
         arguments: Arguments of the calls; all are taken at once.
-        submit: Submits a batch for :func:`anyaccel.pool.payload.call_each`; its second argument says whether there
+        submit: Submits a batch for :func:`anyaccel.pool.messages.call_each`; its second argument says whether there
             were batches before.
         size: Calls of a batch; None to choose by their durations.
         prefetch_limit: Maximum number of batches that wait for workers, if the size is chosen.

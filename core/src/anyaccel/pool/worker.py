@@ -9,11 +9,14 @@ from __future__ import annotations
 import atexit
 import contextlib
 import faulthandler
+import io
 import os
+import pickle
 import signal
 import socket
 import sys
 import threading
+import types
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import CancelledError
@@ -25,19 +28,27 @@ from typing import Any, NoReturn
 from anyaccel.errors import WorkerError
 from anyaccel.launcher.inside import ProcessSetup
 from anyaccel.linux.process import set_name
-from anyaccel.pool.channel import Message, MessageKind, receive, send
-from anyaccel.pool.payload import (
+from anyaccel.pool.messages import (
+    ATOMS,
     Batch,
+    Message,
+    MessageKind,
     Pickled,
-    SharedGlobals,
     dump_call_error,
     dumps,
     dumps_error,
     loads,
+    receive,
     refuse_generator,
+    send,
 )
 
 OUTPUTS = (1, 2)
+_CLOUDPICKLE = "cloudpickle.cloudpickle"
+"""The module with the functions that cloudpickle calls to make a function sent by value."""
+
+CONSTANT = (*ATOMS, type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)
+"""Types of globals that change only by assignment to the global."""
 
 
 class Terminated(SystemExit):
@@ -343,6 +354,86 @@ class MessageLoop:
         except (BrokenPipeError, ConnectionResetError):
             return False
         return True
+
+
+class SharedGlobals:
+    """In a worker: globals set by an initializer, for functions sent by value.
+
+    cloudpickle makes a function with a dict of the globals that it uses, not with those of a module. Once an
+    initializer has set a global, all functions of its module share one dict, in which later functions leave the global
+    as it is.
+    """
+
+    def __init__(self) -> None:
+        self._modules: dict[str, dict[str, Any]] = {}
+        self._names: dict[str, set[str]] = {}
+
+    def prepare(self, data: bytes) -> None:
+        """Run the pickled call of an initializer, and record the globals that it sets for functions sent by value.
+
+        Only modules count of which a function was sent by value by then, such as the initializer. A global counts as
+        set if its value is another object than before, or an object whose content may have changed. Names with two
+        underscores on both sides are left out. The returned value is dropped.
+
+        Raises:
+            Exception: An exception of the call, or of unpickling.
+        """
+        function, arguments = self._loads(data)
+        before = {module: dict(space) for module, space in self._modules.items()}
+        function(*arguments)
+        for module, old in before.items():
+            for name, value in self._modules[module].items():
+                private = name.startswith("__") and name.endswith("__")
+                if not private and not (name in old and _same(old[name], value)):
+                    self._names.setdefault(module, set()).add(name)
+
+    def loads(self, data: bytes | memoryview, buffers: list[memoryview] | None = None) -> Any:
+        """Unpickle a value, which may run any code; functions sent by value see the globals that initializers set."""
+        return self._loads(data, buffers) if self._names else loads(data, buffers)
+
+    def _loads(self, data: bytes | memoryview, buffers: list[memoryview] | None = None) -> Any:
+        """Unpickle a value, with shared globals for the functions sent by value in it."""
+        unpickler = _Unpickler(io.BytesIO(data), buffers=buffers or ())
+        unpickler.replaced = {"_make_function": self._make_function, "_function_setstate": self._set_state}
+        return unpickler.load()
+
+    def _make_function(self, make: Callable[..., Any], code: object, space: dict[str, Any], *rest: object) -> Any:
+        """Make a function with cloudpickle's maker, and with the shared globals of its module.
+
+        The globals of the first function of a module become the shared globals.
+        """
+        return make(code, self._modules.setdefault(space.get("__name__", ""), space), *rest)
+
+    def _set_state(self, set_state: Callable[..., Any], function: types.FunctionType, state: tuple[Any, Any]) -> None:
+        """Set the attributes and globals of a function with cloudpickle's setter, except globals of an initializer."""
+        space, slots = function.__globals__, state[1]
+        for name in self._names.get(space.get("__name__", ""), ()):
+            if name in space:
+                slots["__globals__"].pop(name, None)
+        set_state(function, state)
+
+
+class _Unpickler(pickle.Unpickler):
+    """An unpickler that replaces functions of cloudpickle.
+
+    Attributes:
+        replaced: The replacements by name, each called with the function itself as the first argument.
+    """
+
+    replaced: Mapping[str, Callable[..., Any]]
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return a global of a module, or the replacement of a function of cloudpickle."""
+        found = super().find_class(module, name)
+        return partial(self.replaced[name], found) if module == _CLOUDPICKLE and name in self.replaced else found
+
+
+def _same(old: object, new: object) -> bool:
+    """Return whether a global is the same object as before, of a type in :data:`CONSTANT`.
+
+    An object of another type may have changed inside, so the result is False for the same object, too.
+    """
+    return old is new and isinstance(new, CONSTANT)
 
 
 class Lanes:
