@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 LOADED = """
-import contextlib, json, sys, typing  # what vendors' processes are forked from has these, too
+import contextlib, json, sys  # what vendors' processes are forked from has these, too
 import anyaccel.plugin
 before = set(sys.modules)
 import anyaccel.kit

@@ -18,10 +18,9 @@ from types import SimpleNamespace
 import anyaccel as aa
 import pytest
 from anyaccel.linux.process import describe_end
-from anyaccel.pool import payload, progress, reactor
-from anyaccel.pool.channel import MOST_INLINE, MessageKind, receive, send
-from anyaccel.pool.logs import Logs
-from anyaccel.pool.payload import LARGE, Pickled, dumps, dumps_whole, loads
+from anyaccel.pool import messages, progress, reactor
+from anyaccel.pool.engine import Logs
+from anyaccel.pool.messages import LARGE, MOST_INLINE, MessageKind, Pickled, dumps, dumps_whole, loads, receive, send
 from anyaccel.pool.progress import Progress, ProgressLine, find_display
 from anyaccel.pool.reactor import Reactor
 from hypothesis import given, settings
@@ -62,8 +61,8 @@ def test_messages_leave_no_descriptor_open():
     # In a process of its own: threads of earlier tests may still close theirs here.
     program = """
         import os, socket
-        from anyaccel.pool.payload import Pickled
-        from anyaccel.pool.channel import MOST_INLINE, MessageKind, receive, send
+        from anyaccel.pool.messages import Pickled
+        from anyaccel.pool.messages import MOST_INLINE, MessageKind, receive, send
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         before = os.listdir("/proc/self/fd")
         for size in (0, MOST_INLINE, MOST_INLINE + 1):
@@ -102,16 +101,16 @@ def test_a_packet_that_is_no_message(pair, packet):
 def test_shared_memory_that_could_shrink_under_us_is_refused():
     unsealed = os.memfd_create("x", os.MFD_ALLOW_SEALING)
     os.ftruncate(unsealed, 100)
-    small = payload.write_shared([b"abc"])
+    small = messages.write_shared([b"abc"])
     try:
         with pytest.raises(ValueError, match="sealed"):
-            payload.read_shared(unsealed, [100])
+            messages.read_shared(unsealed, [100])
         with pytest.raises(ValueError, match="hold 128 bytes"):
-            payload.read_shared(small, [100])
+            messages.read_shared(small, [100])
         with pytest.raises(OSError, match="not permitted"):
             os.ftruncate(small, 0)
-        assert [bytes(view) for view in payload.read_shared(small, [3])] == [b"abc"]
-        assert [bytes(view) for view in payload.read_shared(small, [])] == []
+        assert [bytes(view) for view in messages.read_shared(small, [3])] == [b"abc"]
+        assert [bytes(view) for view in messages.read_shared(small, [])] == []
     finally:
         os.close(unsealed)
         os.close(small)
@@ -122,9 +121,9 @@ def test_memory_is_unmapped_with_its_last_view():
         with open("/proc/self/maps") as file:
             return sum("anyaccel" in line and line.split()[4] == inode for line in file)
 
-    descriptor = payload.write_shared([bytes(1 << 20), bytes(10)])
+    descriptor = messages.write_shared([bytes(1 << 20), bytes(10)])
     inode = str(os.fstat(descriptor).st_ino)  # what other tests have left is none of ours
-    first, second = payload.read_shared(descriptor, [1 << 20, 10])
+    first, second = messages.read_shared(descriptor, [1 << 20, 10])
     os.close(descriptor)
     assert mapped() == 1
     del first

@@ -82,8 +82,7 @@ _HOMES = {
     "anyaccel.pool.call": ("BrokenPoolError", "CallFuture"),
     "anyaccel.pool.gang": ("GangFuture",),
     "anyaccel.pool.pool": ("Pool",),
-    "anyaccel.pool.results": ("Results",),
-    "anyaccel.pool.stream": ("Stream",),
+    "anyaccel.pool.results": ("Results", "Stream"),
 }
 _names, __getattr__, __dir__ = face(__name__, _HOMES)
 __all__ = ["__version__", *_names]  # noqa: PLE0604 - __init__.pyi spells it out for type checkers

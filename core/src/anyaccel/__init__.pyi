@@ -82,7 +82,7 @@ from anyaccel.pool.call import CallFuture as CallFuture
 from anyaccel.pool.gang import GangFuture as GangFuture
 from anyaccel.pool.pool import Pool as Pool
 from anyaccel.pool.results import Results as Results
-from anyaccel.pool.stream import Stream as Stream
+from anyaccel.pool.results import Stream as Stream
 from anyaccel.scheduler import Demand as Demand
 from anyaccel.scheduler import Fleet as Fleet
 from anyaccel.scheduler import Reason as Reason

@@ -1,5 +1,6 @@
 """The manifests and the unit fit the agents."""
 
+import os
 import re
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 import slice_rules
 import yaml
+from anyaccel.ledger.blocks import KEPT
 from anyaccel_export.slices import DRIVER
 from anyaccel_kubernetes.kubernetes_command import KUBELET
 
@@ -59,9 +61,11 @@ def test_classes_are_those_of_the_products_of_all_plug_ins():
 
 def test_a_class_that_a_claim_names_is_there():
     classes = {each["metadata"]["name"] for each in documents() if each["kind"] == "DeviceClass"}
-    named = re.findall(r"deviceClassName: (\S+)", (DEPLOY / "pod.yaml").read_text())
-    assert named
-    assert set(named) <= classes
+    page = DEPLOY.parents[2] / "docs" / "how-to" / "kubernetes-mixed-node.md"
+    for path in (DEPLOY / "pod.yaml", page):
+        named = set(re.findall(r"deviceClassName: ([\w.-]+)", path.read_text()))
+        assert named - {"nic.example.com"}
+        assert named - {"nic.example.com"} <= classes
 
 
 @pytest.mark.parametrize("name", ["daemonset", "device-plugin"])
@@ -73,7 +77,8 @@ def test_an_agent_in_a_pod_has_its_folders(name):
     assert pod["hostPID"] is True
     mounts = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
     assert {each["name"]: each["hostPath"]["path"] for each in pod["volumes"]} == mounts
-    assert "/run/anyaccel" in mounts.values()
+    # Without the second, the agent would not see drains between a boot and the next change of them.
+    assert {"/run/anyaccel", os.path.dirname(KEPT), "/etc/anyaccel"} <= set(mounts.values())
     folders = {"daemonset": ("plugins", "plugins_registry"), "device-plugin": ("device-plugins", "pod-resources")}[name]
     assert {f"{KUBELET}/{folder}" for folder in folders} <= set(mounts.values())
 

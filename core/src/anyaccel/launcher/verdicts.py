@@ -256,10 +256,14 @@ class ActiveLeases(Value):
         """
         by_lease: dict[str, list[LeaseRecord]] = {}
         records = Scope.make(inventory, environ).select_records(ledger.find_obstacles(time))
+        blocks: dict[str, str] = {}
         for record in records:
-            kind = {"drained": "drain", "reserved": "reservation"}.get(record.state, "unknown")
             # A lease file that is not understood has no id: each counts by itself.
-            by_lease.setdefault(record.id or f"{kind}-{len(by_lease)}", []).append(record)
+            key = record.id or f"unknown-{len(by_lease)}"
+            if record.state in BLOCKED:  # the way out names the drain or the reservation, which has several devices
+                kind = "drain" if record.state == "drained" else "reservation"
+                key = blocks.setdefault(record.hint, f"{kind}-{len(by_lease)}")
+            by_lease.setdefault(key, []).append(record)
         listed = {device.id for device in inventory.devices}
         devices = {
             lease: {

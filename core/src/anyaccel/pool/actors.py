@@ -9,7 +9,7 @@ from anyaccel.durations import Duration
 from anyaccel.errors import BrokenWorkerError, WorkerError
 from anyaccel.pool.actor import Actor, ActorState, Callee, Method, get_method_name
 from anyaccel.pool.call import AwaitableFuture, Call, Options
-from anyaccel.pool.payload import Pickled, call_each_method
+from anyaccel.pool.messages import Pickled, call_each_method
 from anyaccel.pool.results import Batches, MapResults, Results, UnorderedOptions, check_batch, read_end
 
 if TYPE_CHECKING:

@@ -17,15 +17,11 @@ from anyaccel.model import Allocation, replace
 from anyaccel.pool.actor import Actor, ActorState
 from anyaccel.pool.actors import ActorGroup, Actors
 from anyaccel.pool.call import AHEAD, CallFuture, Options, check_whole, get_call_name, is_whole
-from anyaccel.pool.engine import Engine, PoolSettings, open_engine
-from anyaccel.pool.launching import USUAL, Preparation, pickled_call
-from anyaccel.pool.logs import Logs
-from anyaccel.pool.payload import call_each, dumps, dumps_whole
+from anyaccel.pool.engine import USUAL, Engine, Logs, PoolSettings, Preparation, open_engine, pickled_call
+from anyaccel.pool.messages import YieldedItems, call_each, dumps, dumps_whole
 from anyaccel.pool.progress import ProgressCallback
 from anyaccel.pool.reactor import reactor
-from anyaccel.pool.results import Batches, MapResults, Results, UnorderedOptions, check_batch, read_end
-from anyaccel.pool.stream import Stream, YieldedItems
-from anyaccel.probe.machine import Machine
+from anyaccel.pool.results import Batches, MapResults, Results, Stream, UnorderedOptions, check_batch, read_end
 from anyaccel.scheduler import RequestLike, parse_request
 
 if TYPE_CHECKING:
@@ -33,6 +29,7 @@ if TYPE_CHECKING:
 
     from anyaccel.launcher.time_limit import EarlySignal
     from anyaccel.pool.gang import GangFuture
+    from anyaccel.probe.machine import Machine
 
 
 P = ParamSpec("P")
@@ -323,7 +320,7 @@ class Submitter(Executor):
         """
         check_gang(hosts, self._options)
         # A process of its own for each call, because its environment has the rank.
-        options = Options.make(needs=self._options.needs, max_calls=1, timeout=self._options.timeout)
+        options = Options(needs=self._options.needs, max_calls=1, timeout=self._options.timeout)
         return self._core.gang(options, hosts, get_call_name(fn), dumps_whole((fn, args, kwargs)))
 
     def actor(self, cls: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Actor[T]:
@@ -422,7 +419,7 @@ def make_options(
         max_calls = 0 if request is None else 1
     check_whole(0, max_calls=max_calls, retries=retries)
     check_whole(1, max_concurrency=max_concurrency, ahead=ahead)
-    return Options.make(
+    return Options(
         needs=request,
         max_calls=max_calls,
         timeout=read_seconds("timeout", timeout, positive=True),

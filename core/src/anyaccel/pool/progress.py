@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any, TextIO
 
 from anyaccel.model import Value
-from anyaccel.pool.reactor import allow_forks
 from anyaccel.text import elapsed
 
 FASTEST_SECONDS = 0.1
@@ -72,8 +71,7 @@ class ProgressCounter:
             return
         seconds = time.monotonic() - self._start
         try:
-            with allow_forks():
-                self._callback(Progress(done=self._done, failed=self._failed, total=self._total, seconds=seconds))
+            self._callback(Progress(done=self._done, failed=self._failed, total=self._total, seconds=seconds))
         except BaseException:  # also SystemExit: the map goes on
             self._callback = None
             logging.getLogger("anyaccel").exception("the progress callback failed and is not called again")

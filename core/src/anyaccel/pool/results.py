@@ -1,7 +1,8 @@
-"""The results of many calls as an iterator: for ``for`` and for ``async for``."""
+"""The results of many calls, and the items of a generator, as an iterator: for ``for`` and for ``async for``."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import weakref
@@ -10,13 +11,16 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from functools import partial
 from math import inf
-from typing import Any, Self, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypedDict, TypeVar
 
 from anyaccel.durations import Duration, read_seconds
 from anyaccel.pool.call import AwaitableFuture, CallFuture, is_whole, read_exception
-from anyaccel.pool.channel import Message, MessageKind
+from anyaccel.pool.messages import Message, MessageKind
 from anyaccel.pool.progress import ProgressCallback, ProgressCounter, find_display
-from anyaccel.pool.reactor import reactor
+from anyaccel.pool.reactor import allow_forks, reactor
+
+if TYPE_CHECKING:
+    from anyaccel.pool.actor import ActorState
 
 T = TypeVar("T")
 Arguments = tuple[Any, ...]
@@ -149,7 +153,7 @@ class Batches:
 
     Args:
         arguments: Arguments of the calls; all are taken at once.
-        submit: Submits a batch for :func:`anyaccel.pool.payload.call_each`; its second argument says whether there
+        submit: Submits a batch for :func:`anyaccel.pool.messages.call_each`; its second argument says whether there
             were batches before.
         size: Calls of a batch; None to choose by their durations.
         prefetch_limit: Maximum number of batches that wait for workers, if the size is chosen.
@@ -201,7 +205,8 @@ class Batches:
     def _report(self, count: int, failed: int) -> None:
         """Report so many finished calls to the progress callback, if any; runs in the reactor's thread."""
         if self._counter is not None:
-            self._counter.count(count, failed)
+            with allow_forks():
+                self._counter.count(count, failed)
 
     def _submit_next(self, size: int) -> None:
         """Submit the next batch of at most this size, and append its place to ``futures``.
@@ -305,6 +310,83 @@ class MapResults(Results[T]):
         self._values.extend(values)
         if failure is not None:
             self._failure = read_exception(Message(MessageKind.ERROR, failure, [], []), plain=self._plain)
+
+
+class Stream(Results[T]):
+    """The yielded items of a function, each without delay.
+
+    For one ``for`` or ``async for``. The worker is some items ahead and then waits. When the stream ends early - by an
+    exception, by :meth:`close`, or because nothing refers to it any more - the function is ended: in its ``yield`` like
+    a generator that is closed, elsewhere with the pool's time of grace.
+
+    Args:
+        state: The actor that has the :class:`YieldedItems`.
+        grace: Seconds between SIGTERM and SIGKILL of its process.
+        owner: The pool, which must live as long as the stream.
+    """
+
+    def __init__(self, state: ActorState, grace: float, owner: object) -> None:
+        super().__init__()
+        self._state = state
+        self._grace = grace
+        self._owner = owner
+        for _ in range(state.options.ahead):
+            self._take()
+        self._watch_references()
+
+    def _take(self) -> None:
+        """Have the worker produce a further item, and append its future.
+
+        If the pool was shut down, no item is requested; the RuntimeError is raised after the items requested before.
+        """
+        try:
+            self._futures.append(self._state.call("take", (), {}))
+        except RuntimeError as error:  # the pool was shut down: raised after the items that are there
+            if not self._futures:
+                self._failure = error
+
+    def _accept(self, value: tuple[T, ...]) -> None:
+        """Store the item of the first future, and have a further item produced.
+
+        An empty tuple is the end: the other requests are cancelled, and the actor is closed.
+        """
+        self._futures.popleft()
+        self._values.extend(value)
+        if value:
+            self._take()
+        else:
+            cancel_all(self._futures)
+            self._futures.clear()
+            self._state.close()
+
+    def _make_canceller(self) -> Callable[[], None]:
+        """Return a function that ends the stream's function, without a reference to the stream."""
+        return partial(_end_stream, self._state, self._futures, self._grace)
+
+
+def _end_stream(state: ActorState, takes: deque[AwaitableFuture[Any]], grace: float) -> None:
+    """End the function of a stream left before the end.
+
+    Returns at once. If the construction is not over, it is cancelled, and that is all. While an item is produced, the
+    process is stopped; else the generator is closed and the process exits after that, unless it is exiting already.
+
+    Args:
+        state: The actor of the stream.
+        takes: The futures of requested items, which are cancelled and removed.
+        grace: Seconds between SIGTERM and SIGKILL.
+    """
+    cancel_all(takes)
+    runs = any(not take.done() for take in takes)
+    takes.clear()
+    construction = state.construction.future
+    if not construction.done() and construction.cancel():
+        return
+    if runs:
+        state.stop(grace)
+    elif not state.closing:
+        with contextlib.suppress(RuntimeError):  # the pool was shut down just now, which ends the actor as well
+            state.call("end", (), {})
+        state.close()
 
 
 def check_batch(**sizes: object) -> None:

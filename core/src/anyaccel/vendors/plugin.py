@@ -1,30 +1,48 @@
 """One vendor's plug-in behind methods, one per hook. No other module calls hooks.
 
-A plug-in manager such as pluggy would call all implementations of a hook, while here each call reaches one vendor; and
-its import, with :mod:`inspect`, would be a fifth of the time in which a machine is detected.
+Each vendor has a plug-in manager of its own: a hook call reaches a single vendor, and a plug-in that fails to register
+leaves nothing behind.
 """
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import os
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import ModuleType
+from typing import Any
+
+import pluggy
 
 from anyaccel import hookspecs
 from anyaccel.errors import PluginError
-from anyaccel.model import Device, PluginInfo, Problem, ProblemKind, Term, VisiblePart, replace
+from anyaccel.model import (
+    Device,
+    PluginInfo,
+    Problem,
+    ProblemKind,
+    Term,
+    VisiblePart,
+    replace,
+)
 from anyaccel.vendors import contract
 from anyaccel.vendors.discovery import Source, make_problem
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
 PREFIX = "anyaccel_"
 REQUIRED = tuple(PREFIX + hook.name for hook in contract.HOOKS.values() if hook.required)
+
+
+class _Manager(pluggy.PluginManager):
+    """Skips attributes without the prefix of hooks: to inspect each took longer than to import a plug-in."""
+
+    def parse_hookimpl_opts(self, plugin: object, name: str) -> pluggy.HookimplOpts | None:
+        return super().parse_hookimpl_opts(plugin, name) if name.startswith(PREFIX) else None
+
+    def parse_hookspec_opts(self, module_or_class: ModuleType | type, name: str) -> pluggy.HookspecOpts | None:
+        return super().parse_hookspec_opts(module_or_class, name) if name.startswith(PREFIX) else None
 
 
 class VendorPlugin:
@@ -52,13 +70,14 @@ class VendorPlugin:
         """
         self.source = source
         self._rules = rules
-        self._hooks: dict[str, tuple[Callable[..., Any], Sequence[str]]] = {}
+        self._manager = _Manager("anyaccel")
+        self._manager.add_hookspecs(hookspecs)
         self._register(self._import() if plugin is None else plugin)
         self.info: PluginInfo = self.ask("info")
 
     def implements(self, hook: str) -> bool:
         """Return whether the plug-in has a hook, given with ``anyaccel_``."""
-        return hook in self._hooks
+        return bool(getattr(self._manager.hook, hook).get_hookimpls())
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         """Return the method of a hook."""
@@ -93,18 +112,18 @@ class VendorPlugin:
     def _call(self, hook: contract.Hook, given: Mapping[str, Any]) -> Any:
         """Call a hook; without the hook, return the default of the contract."""
         name = PREFIX + hook.name
-        if name not in self._hooks:
+        if not self.implements(name):
             return hook.default(given)
-        function, names = self._hooks[name]
         try:
-            return function(**{each: given[each] for each in names})
+            return getattr(self._manager.hook, name)(**given)
         except (Exception, SystemExit) as error:
             raise PluginError(self._raised(error, name)) from error
 
     @staticmethod
     def arguments(name: str) -> tuple[str, ...]:
         """Return the names of a hook's arguments, in the order of the specification."""
-        return _parameters(getattr(hookspecs, PREFIX + name))[0]
+        code = getattr(hookspecs, PREFIX + name).__code__
+        return tuple(code.co_varnames[: code.co_argcount])
 
     def tags(self, device: Device) -> tuple[str, ...]:
         """Return the accelerator-type tags of a device, most canonical first, without repetition."""
@@ -163,8 +182,7 @@ class VendorPlugin:
     def _import(self) -> object:
         module_name, _, attribute = self.source.target.partition(":")
         try:
-            __import__(module_name)
-            found: Any = sys.modules[module_name]
+            found: Any = importlib.import_module(module_name)
             for name in filter(None, attribute.split(".")):
                 found = getattr(found, name)
         except (Exception, SystemExit) as error:
@@ -174,11 +192,13 @@ class VendorPlugin:
 
     def _register(self, plugin: object) -> None:
         found = list(_registration_faults(plugin))
+        try:
+            if not found:
+                self._manager.register(plugin, name=self.source.vendor)
+        except (pluggy.PluginValidationError, ValueError) as error:
+            found = [" ".join(str(error).split())]
         if found:
             raise PluginError(self.problem(ProblemKind.CONTRACT, _sentence(found)))
-        for name in hookspecs.HOOKS:
-            if callable(function := getattr(plugin, name, None)):
-                self._hooks[name] = function, _parameters(function)[0]
 
 
 def _sentence(found: Sequence[str]) -> str:
@@ -197,44 +217,25 @@ def _registration_faults(plugin: object) -> Iterator[str]:
     for name in names:
         function = getattr(plugin, name)
         if name not in specs:
-            if hasattr(function, hookspecs.MARK):
+            if hasattr(function, "anyaccel_impl"):
                 import difflib
 
                 close = difflib.get_close_matches(name, specs, n=1)
                 yield f"{name} is no hook" + (f"; did you mean {close[0]}?" if close else "")
             continue
-        if not hasattr(function, hookspecs.MARK):
+        if not hasattr(function, "anyaccel_impl"):
             yield f"{name} lacks the decorator @hookimpl (from anyaccel.plugin import hookimpl)"
-        if hasattr(function, "__code__"):
-            yield from _argument_faults(name, function)
-        else:
-            yield f"{name} must be a function or a method (got {function!r:.80})"
+        yield from _argument_faults(name, function)
     for name in REQUIRED:
         if name not in names:
             yield f"{where} has no {name}, which is required"
 
 
 def _argument_faults(name: str, function: Callable[..., Any]) -> Iterator[str]:
-    allowed, _ = _parameters(getattr(hookspecs, name))
-    names, defaults = _parameters(function)
-    for parameter in names:
-        if parameter not in allowed:
-            yield f"{name} takes {parameter!r}, which the hook does not pass; it passes ({', '.join(allowed)})"
-        elif parameter in defaults:
-            yield f"{name} gives {parameter!r} a default, so it would never be passed; remove the default"
-
-
-def _parameters(function: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the names of a function's parameters without ``self``, and those with a default.
-
-    The import of :mod:`inspect` takes 7 ms, an eighth of the time in which a machine is detected.
-    """
-    bound = int(hasattr(function, "__self__"))
-    while hasattr(function, "__wrapped__"):  # the decorated function has the names, as for inspect.signature()
-        function = function.__wrapped__
-    code = function.__code__
-    positional = code.co_varnames[: code.co_argcount]
-    stars = bool(code.co_flags & 0x04) + bool(code.co_flags & 0x08)  # *args and **kwargs
-    names = code.co_varnames[bound : code.co_argcount + code.co_kwonlyargcount + stars]
-    defaults = positional[len(positional) - len(function.__defaults__ or ()) :]
-    return names, (*defaults, *(function.__kwdefaults__ or ()))
+    code = getattr(hookspecs, name).__code__
+    allowed = code.co_varnames[: code.co_argcount]
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.name not in allowed:
+            yield f"{name} takes {parameter.name!r}, which the hook does not pass; it passes ({', '.join(allowed)})"
+        elif parameter.default is not parameter.empty:
+            yield f"{name} gives {parameter.name!r} a default, so it would never be passed; remove the default"
