@@ -15,7 +15,7 @@ from anyaccel.ledger import LeaseRecord, Ledger
 from anyaccel.ledger.tenure import Tenure, make_tenure
 from anyaccel.linux.groups import group_inode
 from anyaccel.model import Device, Inventory, Request, Share, replace
-from anyaccel.scheduler.choice import share
+from anyaccel.scheduler.placement import share
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
