@@ -69,7 +69,7 @@ class WorkerEnvironment(Value):
         unset: Variables of the base environment that the worker must not see.
         values: The whole environment, with the edits.
         regions: The kernel's name of the memory of each device with a share, and the bytes of the share, by device id:
-            for :func:`anyaccel.launcher.limits.limit_memory`.
+            for :func:`anyaccel.launcher.launch.limit_memory`.
         group: The cgroup in which the worker must start; None for none.
         unlimited: The reason why no cgroup limits the ``regions``; empty if one does, or none was tried.
     """

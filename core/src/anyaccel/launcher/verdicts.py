@@ -19,13 +19,11 @@ from anyaccel.inventory.detect import survey
 from anyaccel.launcher.choosing import local_scheduler, make_choice
 from anyaccel.launcher.environment import worker_environment
 from anyaccel.launcher.scope import Scope
-from anyaccel.ledger import LeaseRecord, Ledger, Want
+from anyaccel.ledger import BLOCKED, LeaseRecord, Ledger, Want
 from anyaccel.ledger.lockfile import Life
-from anyaccel.ledger.record import BLOCKED
 from anyaccel.linux.fork import tidy_in_child
 from anyaccel.model import ANY_SLOTS, Extent, Inventory, Request, Value, replace, slot_mask
-from anyaccel.model.verdict import ReasonCode
-from anyaccel.scheduler import Reason, Verdict, parse_request
+from anyaccel.scheduler import Reason, ReasonCode, Verdict, parse_request
 from anyaccel.text import elapsed, printable
 
 TYPE_CHECKING = False
