@@ -21,7 +21,7 @@ from anyaccel.linux.fork import renew_in_child, tidy_in_child
 from anyaccel.model import Allocation, Extent, Inventory, replace
 from anyaccel.policy import Waiting
 from anyaccel.scheduler import Choice, Scheduler, Ticket, Verdict
-from anyaccel.scheduler.plan import RequestPlan
+from anyaccel.scheduler.books import RequestPlan
 from anyaccel.scheduler.ticket import notify
 
 TYPE_CHECKING = False
