@@ -61,9 +61,11 @@ def test_classes_are_those_of_the_products_of_all_plug_ins():
 
 def test_a_class_that_a_claim_names_is_there():
     classes = {each["metadata"]["name"] for each in documents() if each["kind"] == "DeviceClass"}
-    named = re.findall(r"deviceClassName: (\S+)", (DEPLOY / "pod.yaml").read_text())
-    assert named
-    assert set(named) <= classes
+    page = DEPLOY.parents[2] / "docs" / "how-to" / "kubernetes-mixed-node.md"
+    for path in (DEPLOY / "pod.yaml", page):
+        named = set(re.findall(r"deviceClassName: ([\w.-]+)", path.read_text()))
+        assert named - {"nic.example.com"}
+        assert named - {"nic.example.com"} <= classes
 
 
 @pytest.mark.parametrize("name", ["daemonset", "device-plugin"])

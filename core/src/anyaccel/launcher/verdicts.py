@@ -19,13 +19,11 @@ from anyaccel.inventory.detect import survey
 from anyaccel.launcher.choosing import local_scheduler, make_choice
 from anyaccel.launcher.environment import worker_environment
 from anyaccel.launcher.scope import Scope
-from anyaccel.ledger import LeaseRecord, Ledger, Want
+from anyaccel.ledger import BLOCKED, LeaseRecord, Ledger, Want
 from anyaccel.ledger.lockfile import Life
-from anyaccel.ledger.record import BLOCKED
 from anyaccel.linux.fork import tidy_in_child
 from anyaccel.model import ANY_SLOTS, Extent, Inventory, Request, Value, replace, slot_mask
-from anyaccel.model.verdict import ReasonCode
-from anyaccel.scheduler import Reason, Verdict, parse_request
+from anyaccel.scheduler import Reason, ReasonCode, Verdict, parse_request
 from anyaccel.text import elapsed, printable
 
 TYPE_CHECKING = False
@@ -258,10 +256,14 @@ class ActiveLeases(Value):
         """
         by_lease: dict[str, list[LeaseRecord]] = {}
         records = Scope.make(inventory, environ).select_records(ledger.find_obstacles(time))
+        blocks: dict[str, str] = {}
         for record in records:
-            kind = {"drained": "drain", "reserved": "reservation"}.get(record.state, "unknown")
             # A lease file that is not understood has no id: each counts by itself.
-            by_lease.setdefault(record.id or f"{kind}-{len(by_lease)}", []).append(record)
+            key = record.id or f"unknown-{len(by_lease)}"
+            if record.state in BLOCKED:  # the way out names the drain or the reservation, which has several devices
+                kind = "drain" if record.state == "drained" else "reservation"
+                key = blocks.setdefault(record.hint, f"{kind}-{len(by_lease)}")
+            by_lease.setdefault(key, []).append(record)
         listed = {device.id for device in inventory.devices}
         devices = {
             lease: {
@@ -391,7 +393,10 @@ def describe_wait(
 
 
 def log_wait(sentence: str) -> None:
-    """Log the description of a wait as a warning: on standard error, unless the program configures logging."""
+    """Log the description of a wait as a warning in one printable line.
+
+    It goes to standard error, unless the program configures :mod:`logging`.
+    """
     import logging
 
     logging.getLogger(LOGGER).warning("anyaccel: %s", printable(sentence))

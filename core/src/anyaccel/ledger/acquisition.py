@@ -25,12 +25,11 @@ from anyaccel.errors import DevicesBusyError, LeaseCancelledError, LimitError
 from anyaccel.ledger import listing as listings
 from anyaccel.ledger import record, tickets
 from anyaccel.ledger.blocks import find_barred, read_blocks
-from anyaccel.ledger.bodies import with_entry
 from anyaccel.ledger.device_locks import DeviceLocks, describe
 from anyaccel.ledger.directory import BUSY_SECONDS, StateDirectory
 from anyaccel.ledger.lease import Lease, Place, Want
 from anyaccel.ledger.listing import Listing
-from anyaccel.ledger.lockfile import Life, LockedFile, probe_lock
+from anyaccel.ledger.lockfile import Life, LockedFile, probe_lock, with_entry
 from anyaccel.ledger.names import (
     ENDLESS,
     LeaseName,
@@ -44,8 +43,8 @@ from anyaccel.ledger.names import (
 )
 from anyaccel.ledger.record import LeaseRecord
 from anyaccel.ledger.tenure import ENTRY
-from anyaccel.ledger.tickets import TicketFile
-from anyaccel.ledger.turns import (
+from anyaccel.ledger.tickets import (
+    TicketFile,
     current_policy,
     find_ended,
     hashed,

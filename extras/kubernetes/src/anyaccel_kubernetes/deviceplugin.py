@@ -66,7 +66,9 @@ class Units:
         for device in self._node.inventory.devices:
             if not device.visible:
                 continue
-            name = slug((device.type if self._by == "type" else device.vendor).lower(), "a-z0-9.-")
+            name = slug(
+                (device.type if self._by == "type" else device.vendor).lower(), "a-z0-9-"
+            )  # as the classes are named
             if self._count > 1 and device.fractional is not Fractional.NO:
                 units = found.setdefault(f"{name}.shared", [])
                 units += [
