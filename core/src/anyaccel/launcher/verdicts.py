@@ -393,7 +393,10 @@ def describe_wait(
 
 
 def log_wait(sentence: str) -> None:
-    """Log the description of a wait as a warning: on standard error, unless the program configures logging."""
+    """Log the description of a wait as a warning in one printable line.
+
+    It goes to standard error, unless the program configures :mod:`logging`.
+    """
     import logging
 
     logging.getLogger(LOGGER).warning("anyaccel: %s", printable(sentence))
