@@ -14,6 +14,7 @@ from anyaccel.launcher.environment import worker_environment
 from anyaccel.launcher.scope import Scope
 from anyaccel.launcher.waits import describe_holder
 from anyaccel.ledger import LeaseRecord, Ledger, Want
+from anyaccel.ledger.record import describe_ahead
 from anyaccel.model import ANY_SLOTS, Extent, Inventory, Request, Value, replace, slot_mask
 from anyaccel.model.verdict import ReasonCode
 from anyaccel.scheduler import Reason, Verdict, parse_request
@@ -193,7 +194,7 @@ def judge(
     verdict = apply_limits(verdict, ledger.over_limits(want, priority))
     if not verdict.fits_now or not (ahead := ledger.count_ahead(want, priority)):
         return verdict
-    message = f"{ahead} earlier request{'s wait' if ahead > 1 else ' waits'} for the same devices"
+    message = describe_ahead(ahead)
     if (used := ledger.count_usage()) is not None:
         message += f", and fair shares count {used / 3600:.3g} device-hours of yours"
     reasons = (Reason(code=ReasonCode.WAITING_BEHIND, message=message),)

@@ -13,19 +13,17 @@ from collections.abc import Iterable, Mapping
 from time import time as now
 
 from anyaccel.ledger.lockfile import Life
-from anyaccel.ledger.record import BLOCKED
+from anyaccel.ledger.record import BLOCKED, describe_ahead, describe_obstacles
 from anyaccel.linux.fork import tidy_in_child
 from anyaccel.text import elapsed, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from anyaccel.ledger import Lease, LeaseRecord
-    from anyaccel.model import Inventory
     from anyaccel.policy import OverLimit
 
 LOGGER = "anyaccel.wait"
 """Logger that gets the description of a wait in a Python program."""
-_LISTED = 4
 
 _own: dict[str, tuple[Lease, str]] = {}
 """Leases that this process holds for itself, with the line that acquired each: only the program releases them."""
@@ -92,34 +90,19 @@ def describe_holder(record: LeaseRecord) -> str:
     return f"{record.user}, process {record.pid or 'unknown'}{since}" + (f", {words}" if words else "") + here
 
 
-def describe_wait(
-    place: int, holders: tuple[LeaseRecord, ...], limits: Iterable[OverLimit], inventory: Inventory
-) -> str:
-    """Return a sentence with the queue position and the obstacles of a request: limits, then devices and holders.
+def describe_wait(place: int, holders: Iterable[LeaseRecord], limits: Iterable[OverLimit]) -> str:
+    """Return a sentence with the queue position and the obstacles of a request: limits, then holders of devices.
 
-    Devices with the same holders stand together; of these groups, the first four are named, and the others counted.
     Without limits and holders, earlier requests are the obstacle.
 
     Args:
         place: The queue position, 1 for the next.
-        holders: The leases in the way.
+        holders: The leases and withheld devices in the way.
         limits: The limits in the way.
-        inventory: The machine, for the names of the devices.
     """
-    names = {device.id: device.name for device in inventory.devices}
-    by_device: dict[str, list[str]] = {}
-    for record in holders:
-        text = describe_holder(record)
-        text = text if record.state in BLOCKED else f"held by {text}"
-        by_device.setdefault(names.get(record.device, record.device), []).append(text)
-    by_holders: dict[str, list[str]] = {}
-    for name, by in sorted(by_device.items()):
-        by_holders.setdefault(" and ".join(dict.fromkeys(by)), []).append(name)
-    who = [f"{', '.join(them)} {by}" for by, them in list(by_holders.items())[:_LISTED]]
-    if len(by_holders) > _LISTED:
-        who.append(f"and {len(by_holders) - _LISTED} more")
-    why = "; ".join((*(each.message() for each in limits), *who))
-    return f"waiting, place {place} in line: {why or 'earlier requests are ahead'}"
+    taken = describe_obstacles(holders, {key: line for key, (_, line) in tuple(_own.items())})
+    obstacles = "; ".join(filter(None, (*(each.message() for each in limits), taken)))
+    return f"waiting, place {place} in line: {obstacles or describe_ahead(place - 1)}"
 
 
 def log_wait(sentence: str) -> None:

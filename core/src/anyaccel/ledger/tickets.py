@@ -14,12 +14,22 @@ from collections.abc import Hashable, Iterator, Mapping
 from typing import NamedTuple
 
 from anyaccel.errors import LeaseNotFoundError, LeasePermissionError, LedgerError
+from anyaccel.ledger.blocks import read_blocks
 from anyaccel.ledger.directory import NoStateDirectoryError, StateDirectory
 from anyaccel.ledger.lease import Want
 from anyaccel.ledger.listing import Listing, read
 from anyaccel.ledger.lockfile import Life, LockedFile, probe_lock, read_body
 from anyaccel.ledger.names import hash_device, hashes, last_number, listed_in_name, new_nonce, parse_ticket, ticket_name
-from anyaccel.ledger.record import TicketRecord, owner, read_words, since_1970, write_body
+from anyaccel.ledger.record import (
+    TicketRecord,
+    describe_ahead,
+    describe_obstacles,
+    list_leases,
+    owner,
+    read_words,
+    since_1970,
+    write_body,
+)
 from anyaccel.ledger.turns import (
     BODY_LIMIT,
     find_ended,
@@ -192,6 +202,8 @@ def list_tickets(state: StateDirectory, directory: int, listing: Listing, *, pas
     now, policy = process.monotonic_ns(), policy_for_display(state)
     line = _WaitingLine.collect(with_past(policy) if past else policy, directory, listing)
     clock = process.boot_seconds()
+    held = list(list_leases(directory, listing)) if line.order else []
+    blocks = read_blocks(state) if line.order else ()
     for position, facts in enumerate(line.order):
         name = str(facts.key)
         ticket, found = parse_ticket(name), line.files[name]
@@ -200,19 +212,35 @@ def list_tickets(state: StateDirectory, directory: int, listing: Listing, *, pas
         words = read_words(read_body(directory, name, BODY_LIMIT))
         whose = owner(found)
         user = "" if whose["uid"] == os.geteuid() else whose["user"]
+        behind = sum(
+            policy.competes(facts, other, clock) for other in line.order[:position] if not line.limits[other.key]
+        )
+        responsive = found is None or not is_silent(found, now, position)
+        limits = tuple(each.message(user) for each in line.limits[name])
+        withheld = (record for block in blocks if block.policy_block.meets(facts, clock) for record in block.records())
+        if limits:
+            reason = "; ".join(limits)
+        elif not responsive:
+            reason = "its process is stopped or stuck; later requests are served first"
+        elif behind:
+            reason = describe_ahead(behind)
+        else:
+            wanted = (
+                each for each in (*held, *withheld) if facts.wants is None or hash_device(each.device) in facts.wants
+            )
+            reason = describe_obstacles(wanted, {}) or "it is served next"
         yield TicketRecord(
             id=ticket.id,
             priority=policy.priority(facts),
             pid=ticket.pid,
             **whose,
             waited=max(0, now - words["arrived"]) / 1e9,
-            responsive=found is None or not is_silent(found, now, position),
+            responsive=responsive,
             seconds=facts.seconds,
             starts=line.starts.get(name),
-            behind=sum(
-                policy.competes(facts, other, clock) for other in line.order[:position] if not line.limits[other.key]
-            ),
-            limits=tuple(each.message(user) for each in line.limits[name]),
+            behind=behind,
+            limits=limits,
+            reason=reason,
             used=None if line.used is None else line.used.get(facts.user, 0.0),
             request=words["request"],
             note=words["note"],
