@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     Lines = list[list[output.Span]]
 
 _PERCENT = 4
+_FOLDED = 3
+"""Most lines of a cell: a long note must not push the devices off the screen."""
 # Blocks of an eighth to seven eighths of a cell: a bar is drawn to the eighth of a column.
 _EIGHTHS = " \u258f\u258e\u258d\u258c\u258b\u258a\u2589"
 _FULL = "\u2588"
@@ -176,7 +178,7 @@ COLUMNS = (
     DeviceColumn(
         name="note", heading="NOTE", about="the holder's note, else its request",
         of_holder=lambda holder: (holder.note, ""),
-        turn=4, least=10, fold=True,
+        turn=4, least=16, fold=True,
     ),
     DeviceColumn(
         name="pci", heading="PCI", about="PCI address",
@@ -318,7 +320,11 @@ def _fold(
         # The devices of a lease have one note: the first of them shows the whole text.
         if column.fold and 0 < width < cells(text) and text not in seen:
             seen.add(text)
-            first, *rest = output.folded(text, width)
+            parts = output.folded(text, width)
+            if len(parts) > _FOLDED:
+                last = " ".join(part.strip() for part in parts[_FOLDED - 1 :])
+                parts[_FOLDED - 1 :] = [output.shortened(f"  {last}", width)]
+            first, *rest = parts
             line[at] = (first, style)
             further = [[(part, style) if place == at else ("", "") for place in range(len(line))] for part in rest]
     yield line
