@@ -81,6 +81,16 @@ def test_a_change_is_seen_at_once(machine_file):
         ("[queue]\nhalf_life = '7d'", "queue.half_life needs queue.fair_shares = true", "set both, or neither"),
         ("[queue]\nfair_shares = true\nhalf_life = '0s'", "queue.half_life must be a duration", "device-hours"),
         ("[groups.lab]\ndevices = -1", "groups.lab.devices must be a number of devices", "each member"),
+        (
+            "[groups.lab]\ntotal_devices = '2'",
+            r"groups.lab.total_devices must be a number of devices .*'2'",
+            "together",
+        ),
+        (
+            "[limits]\ntotal_devices = 2",
+            "there is no setting 'limits.total_devices'",
+            r"did you mean 'groups.*.total_devices'?",
+        ),
         ("[limits]\ndevices = true", "limits.devices must be a number of devices", "at once"),
         ("[limits]\ndevices = nan", "limits.devices must be a number of devices", "at once"),
         ("[limits]\ntime = '0s'", "limits.time must be a duration", "longest"),

@@ -8,7 +8,7 @@ import pytest
 from anyaccel import policy
 from anyaccel.configuration import Configuration
 from anyaccel.model import replace
-from anyaccel.policy import Block, Holding, Limits, Need, Policy, Usage, Waiting
+from anyaccel.policy import Block, Holding, Limits, Need, Policy, Usage, Waiting, sum_usage
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lengths import length
@@ -40,6 +40,10 @@ class Job:
         self.passed = None
 
 
+def in_the_way(rules, before, one, used, now):
+    return [each for each in before if rules.keeps_waiting(each, one, used, competes=rules.competes(each, one, now))]
+
+
 def simulate(jobs, rules, *, on_look=None, until=100_000):
     """Serve made-up requests as waiters would, in virtual time; a device is whole or not."""
     now, waiting, running = 0.0, [], []
@@ -64,17 +68,17 @@ def simulate(jobs, rules, *, on_look=None, until=100_000):
             held = [each for _, own in running for each in own]
             by_key = {job.waiting.key: job for job in waiting}
             order = rules.order([job.waiting for job in waiting], held, now)
-            order = [each for each in order if not rules.limited(each, held)]
+            used = sum_usage(held)
             if on_look:
                 on_look(order, running, now, rules)
             for position, each in enumerate(order):
-                ahead = [other for other in order[:position] if rules.competes(other, each, now)]
+                ahead = in_the_way(rules, order[:position], each, used, now)
                 passes = bool(ahead)
                 if passes and not rules.may_pass(each, ahead, held, now):
                     continue
                 job = by_key[each.key]
                 taken = {one.device for one in held} | rules.barred(each, now)
-                free = [device for device in job.among if device not in taken]
+                free = [device for device in job.among if device not in taken and not rules.limited(each, used)]
                 if len(free) < job.count:
                     continue
                 job.started, job.devices = now, frozenset(free[: job.count])
@@ -196,6 +200,7 @@ def fairness():
     """Rules for shares: none, by what users hold, and by what they used, also as members of two groups."""
     groups = {"lab": Limits(weight=2), "course": Limits()}
     over_time = {"fair_shares": True, "half_life": 25.0, "past": {1: Usage(seconds=70.0, at=0.0)}}
+    both = {1: "lab", 2: "lab", 3: "course"}
     return st.sampled_from(
         [
             {},
@@ -203,6 +208,8 @@ def fairness():
             over_time,
             {**over_time, "groups": groups, "members": {1: "lab", 2: "course", 3: "lab"}},
             {**over_time, "groups": groups, "members": {3: "course"}, "users": {2: Limits(weight=3, devices=4)}},
+            {"groups": {"lab": Limits(total=4)}, "members": {1: "lab", 2: "lab"}},
+            {**over_time, "groups": {"lab": Limits(total=4), "course": Limits(total=5)}, "members": both},
         ]
     )
 
@@ -220,6 +227,12 @@ def test_no_reservation_and_no_drain_is_broken_and_no_request_starves(jobs, with
         shuffled = replace(rules, blocks=tuple(again), past=past)
         assert shuffled.order(reversed(order), list(reversed(held)), now) == rules.order(order, held, now)
         assert shuffled.earliest_starts(order, held, now) == rules.earliest_starts(order, list(reversed(held)), now)
+        used, same = sum_usage(held), sum_usage(reversed(held))
+        for position, one in enumerate(order):
+            assert shuffled.over_limits(one, same) == rules.over_limits(one, used)
+            assert in_the_way(shuffled, order[:position], one, same, now) == in_the_way(
+                rules, order[:position], one, used, now
+            )
 
     jobs = made(jobs)
     starts = simulate(jobs, rules, on_look=on_look)
@@ -253,6 +266,37 @@ def test_a_limit_holds_and_keeps_no_other_user_waiting(jobs, most):
             if job.started <= moment < job.started + job.lasts:
                 held[job.waiting.user] = held.get(job.waiting.user, 0) + job.count
         assert max(held.values(), default=0) <= most
+
+
+@CASES
+@given(days(), st.sampled_from([0.0, 5.0]), st.integers(2, 5))
+def test_a_groups_total_holds_for_all_its_members_together_and_no_request_starves(jobs, bound, total):
+    members = {1: "lab", 2: "lab"}
+    rules = Policy(backfill=bound, patience=30.0, groups={"lab": Limits(total=total)}, members=members)
+    jobs = made([job for job in jobs if job["count"] <= total or job["user"] == 3])
+    starts = simulate(jobs, rules)
+    assert None not in starts.values()
+    for moment in starts.values():
+        running = [job for job in jobs if job.started <= moment < job.started + job.lasts]
+        assert sum(job.count for job in running if job.waiting.user in members) <= total
+
+
+def test_members_do_not_use_up_the_total_before_an_earlier_request_of_their_group():
+    """Though its devices are free, and theirs are others; requests of other users are served."""
+    rules = Policy(groups={"lab": Limits(total=3)}, members={1: "lab", 2: "lab"})
+    run = [
+        Job(1, 0, 1, 40, known=True, user=1, priority=0, among="a"),
+        Job(2, 0, 1, 60, known=True, user=2, priority=0, among="b"),
+        Job(3, 1, 2, 10, known=False, user=1, priority=0, among="cd"),  # waits for the total
+        Job(4, 2, 1, 20, known=True, user=2, priority=0, among="e"),  # ends before the total has room
+        Job(5, 3, 1, 20, known=False, user=2, priority=0, among="f"),  # there is room, but not for both
+        Job(6, 4, 1, 5, known=False, user=3, priority=0, among="c"),  # of no group
+        Job(7, 5, 1, 70, known=True, user=1, priority=0, among="g"),  # ends later
+    ]
+    starts = simulate(run, rules)
+    assert starts == {1: 0.0, 2: 0.0, 3: 40.0, 4: 2.0, 5: 50.0, 6: 4.0, 7: 50.0}
+    own = rules.limits_of(1)
+    assert (own, rules.restricts(1), rules.restricts(3), rules.plain) == (Limits(), True, False, False)
 
 
 def waiting(number, count=1, seconds=None, since=0.0, **more):
@@ -372,11 +416,16 @@ def test_the_configuration_becomes_the_rules():
         users={os.geteuid(): own},
     )
     assert not rules.plain
-    groups = {"groups.0.devices": 3, "groups.0.weight": 2, "groups.no-group-of-this-name.time": 5.0}
+    groups = {
+        "groups.0.devices": 3,
+        "groups.0.total_devices": 5,
+        "groups.0.weight": 2,
+        "groups.no-group-of-this-name.time": 5.0,
+    }
     over_time = {"queue.half_life": 60.0, f"users.{os.geteuid()}.priority": 1, "users.4294967290.weight": 3}
     rules = Policy.from_configuration(Configuration(path="x", found=True, values=values | groups | over_time))
     assert rules.half_life == 60.0
-    assert rules.groups == {"0": Limits(devices=3, seconds=3600.0, weight=2)}
+    assert rules.groups == {"0": Limits(devices=3, seconds=3600.0, weight=2, total=5)}
     assert rules.limits_of(4294967290) == Limits(devices=2, seconds=3600.0, weight=3)
     assert Policy.from_configuration(Configuration(path="x")).plain
     assert Policy.from_configuration(Configuration(path="x", found=True, values={"queue.backfill": 60.0})) == Policy(
@@ -409,12 +458,46 @@ def test_the_order_without_rules_is_that_of_priority_and_arrival(policy):
     assert [each.number for each in found] == [2, 1, 3]
 
 
+def over(rules, count, user, held=(), **more):
+    return rules.over_limits(waiting(1, count, user=user, **more), sum_usage(held))
+
+
+def test_a_groups_total_counts_each_member_and_says_so():
+    rules = Policy(
+        limits=Limits(devices=5),
+        users={5: Limits(devices=4)},
+        groups={"lab": Limits(devices=2, total=3), "course": Limits(total=0)},
+        members={0: "lab", 5: "lab", 6: "lab", 7: "course"},
+    )
+    held = [Holding(device=device, user=user) for device, user in (("a", 5), ("b", 6), ("c", 8), ("d", 0))]
+    held += [Holding(device="a", user=6, inner=True)]  # a part of another lease
+    assert over(rules, 1, 6, held) == over(rules, 4, 8) == over(rules, 9, 0, held) == ()
+    assert over(rules, 2, 5, held, inner=True) == ()
+    (more,) = over(rules, 2, 5, held)
+    assert (
+        more.message() == more.message("ada") == "group lab holds 2 devices, and 2 more are over group lab's limit of 3"
+    )
+    assert more.remedy == "'anyaccel status' lists the leases; one that a member of group lab releases makes room"
+    (full,) = over(rules, 1, 5, [*held, Holding(device="e", user=5)])
+    assert (full.message(), full.lasting) == ("group lab is at the limit of 3 devices", False)
+    own, never = over(rules, 4, 6)
+    assert (own.message(), never.message()) == (
+        "4 devices are over your limit of 2", "4 devices are over group lab's limit of 3",
+    )  # fmt: skip
+    assert never.remedy.startswith("ask for 3 devices at most; the administrator can raise 'total_devices' in ")
+    (none,) = over(rules, 1, 7)
+    assert (none.message(), none.remedy) == (
+        "1 device is over group course's limit of 0",
+        "the administrator can raise 'total_devices' in /etc/anyaccel/config.toml",
+    )
+
+
 def test_a_limit_says_what_is_over_it_and_the_way_out():
     rules = Policy(limits=Limits(devices=2, seconds=5400.0, priority=1))
     held = [Holding(device="a", user=5), Holding(device="b", units=5000, user=5), Holding(device="c", user=6)]
 
     def said(count, user=5, held=held, **more):
-        return [each.message() for each in rules.over_limits(waiting(1, count, user=user, **more), held)]
+        return [each.message() for each in rules.over_limits(waiting(1, count, user=user, **more), sum_usage(held))]
 
     assert said(1) == ["you hold 1.5 devices, and 1 more is over your limit of 2"]
     assert said(1, held=[*held, Holding(device="b", units=5000, user=5)]) == ["you are at your limit of 2 devices"]
@@ -425,13 +508,13 @@ def test_a_limit_says_what_is_over_it_and_the_way_out():
         "a time of 3h30m is over your limit of 1h30m",
         "a priority of 2 is over your limit of 1",
     ]
-    now, (never,) = rules.over_limits(waiting(1, user=5), held)[0], rules.over_limits(waiting(1, 3, user=6), [])
+    now, (never,) = over(rules, 1, 5, held)[0], over(rules, 3, 6)
     assert now.message("ada") == "ada holds 1.5 devices, and 1 more is over ada's limit of 2"
     assert now.remedy == "'anyaccel status' lists your leases, and 'anyaccel release LEASE' ends one"
     assert never.message("ada") == "3 devices are over ada's limit of 2"
     assert never.remedy == (
         "ask for 2 devices at most; the administrator can raise 'devices' in /etc/anyaccel/config.toml"
     )
-    (nothing,) = Policy(limits=Limits(devices=0)).over_limits(waiting(1, user=5), [])
+    (nothing,) = over(Policy(limits=Limits(devices=0)), 1, 5)
     assert nothing.message() == "1 device is over your limit of 0"
     assert nothing.remedy == "the administrator can raise 'devices' in /etc/anyaccel/config.toml"

@@ -169,7 +169,11 @@ def test_six_commands_and_calls_give_one_answer_about_a_limit(limit):
 TWICE = """
 import anyaccel
 from anyaccel.errors import DeadlockError
-held = anyaccel.acquire("declared:1", declare={"GPU": 4})
+
+def print_nothing(*_):  # the lease of the command before lasts until its monitor has ended
+    pass
+
+held = anyaccel.acquire("declared:1", declare={"GPU": 4}, on_wait=print_nothing)
 try:
     anyaccel.run("declared:1", ["true"], declare={"GPU": 4})
 except DeadlockError as error:
@@ -190,7 +194,7 @@ def test_a_limit_counts_what_a_user_holds_once_and_not_for_other_users():
         "queue": ("alice", "anyaccel queue"),
         "why": ("alice", f"anyaccel why declared:1 {MACHINE}"),
         "run": ("alice", f"anyaccel run declared:1 {MACHINE} --no-wait -- echo served"),
-        "root": ("root", f"anyaccel run declared:3 {MACHINE} --no-wait -- echo served"),
+        "root": ("root", f"anyaccel run declared:2 {MACHINE} --no-wait -- echo served"),
     }
     done = dict(zip(typed, of_users(typed.values(), users=("alice", "bob")), strict=True))
     assert done["inside"] == (0, "inside\n")
@@ -203,7 +207,7 @@ def test_a_limit_counts_what_a_user_holds_once_and_not_for_other_users():
 
 @pytest.mark.timeout(300)
 def test_a_wait_is_explained_by_users_times_and_withheld_devices():
-    """``run``, ``queue`` and ``why`` have the same words, and a lease without a time limit has no time."""
+    """``run`` and ``queue`` have the same words, and a lease without a time limit has no time."""
     typed = {
         "long": (
             "alice",
@@ -220,7 +224,6 @@ def test_a_wait_is_explained_by_users_times_and_withheld_devices():
         "at": ("alice", f"anyaccel status {MACHINE} --json --no-stats"),
         "queue": ("bob", "anyaccel queue --json"),
         "own": ("alice", "anyaccel queue --json"),
-        "why": ("bob", f"anyaccel why declared:1 {MACHINE}"),
     }
     done = dict(zip(typed, of_users(typed.values(), users=("alice", "bob")), strict=True))
     assert done["reserved"][0] == done["drained"][0] == 0, done
@@ -234,7 +237,38 @@ def test_a_wait_is_explained_by_users_times_and_withheld_devices():
     reasons = [ticket["reason"] for ticket in json.loads(done["queue"][1])["tickets"]]
     assert reasons == [taken, "1 earlier request is ahead"]
     assert json.loads(done["own"][1])["tickets"][0]["reason"].startswith("you have 1.5 until ")
-    assert "2 earlier requests are ahead" in done["why"][1]
+
+
+@pytest.mark.timeout(300)
+def test_a_groups_total_counts_all_its_members_for_each_of_them():
+    """Members by the database of groups: a process with the group's id, and with no other one, is none."""
+    limits = "[groups.staff]\ntotal_devices = 2"
+    asked = f"declared:1 {MACHINE}"
+    typed = {
+        "members": ("root", "sed -i s/^staff:.*/staff:x:50:alice,bob/ /etc/group"),
+        "configured": configure(limits),
+        "shown": ("alice", "anyaccel config"),
+        "held": ("bob", f"anyaccel hold declared:2 {MACHINE} >lease"),
+        "waits": ("alice", in_background(f"anyaccel run {asked} -- true")),
+        "queue": ("bob", "anyaccel queue"),
+        "why": ("alice", f"anyaccel why {asked}"),
+        "claims": (
+            "root",
+            f"setpriv --reuid 61203 --regid 50 --clear-groups anyaccel run {asked} --no-wait -- echo got",
+        ),
+        "never": ("alice", f"anyaccel why declared:3 {MACHINE}"),
+        "released": ("bob", "anyaccel release $(cat lease)"),
+        "served": ("alice", "while kill -0 $(cat pid) 2>/dev/null; do sleep 0.05; done; anyaccel queue"),
+    }
+    done = dict(zip(typed, of_users(typed.values(), users=("alice", "bob", "carol")), strict=True))
+    full = "group staff is at the limit of 2 devices"
+    assert "groups.staff.total_devices" in done["shown"][1]
+    assert done["waits"] == (0, f"anyaccel: waiting, place 1 in line: {full}\n")
+    assert full in done["queue"][1]
+    assert done["why"][1].startswith(f"declared:1 does not fit now: {full}.\n")
+    assert done["claims"] == (0, "got\n")
+    assert done["never"][1].startswith("declared:3 can never fit: 3 devices are over group staff's limit of 2.\n")
+    assert done["served"] == (0, "No request waits.\n"), done
 
 
 OPENED = """

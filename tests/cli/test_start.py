@@ -1,8 +1,11 @@
 """How the command line starts and ends: what it does not import, and what it does not leave undone."""
 
+import os
+import signal
 import subprocess
 import sys
 
+import preloaded
 import pytest
 from anyaccel.cli import status
 from anyaccel.cli.parser import Defaults, add_common, parse
@@ -157,3 +160,24 @@ def test_what_a_command_needs_after_detection_is_imported_while_the_vendors_answ
     common = ["--machine", record({}), "--probe-timeout", "300"]
     done = ended(TELLS.format(path=path, module=module), *command[:1], *common, *command[1:], capture_output=True)
     assert (done.returncode, "did not answer" in done.stderr) == (0, False)
+
+
+MARKED = f"""
+import sys; sys.path.append({os.path.dirname(preloaded.__file__)!r})
+import preloaded, resource
+server = preloaded._server()._process.pid
+before = resource.prlimit(server, 10)
+resource.setrlimit(10, (4550161745783554047,) * 2)
+assert preloaded.run(["--version"]).returncode == 0
+assert resource.prlimit(server, 10) == before
+preloaded.stop()
+"""
+
+
+def test_the_interpreter_that_forks_commands_for_tests_gets_no_mark_and_its_end_is_told():
+    subprocess.run([sys.executable, "-c", MARKED], check=True)
+    server = preloaded._server()
+    server._process.kill()
+    with pytest.raises(RuntimeError, match=f"ended: exit status {-signal.SIGKILL}"):
+        server.ask({})
+    assert preloaded._server().ask({}) == 0

@@ -157,7 +157,10 @@ def test_documents_about_a_lease_on_behalf_have_their_published_schema(tmp_path,
     try:
         for name, *arguments in (["status"], ["why", "GPU:1"], ["queue"], ["doctor"]):
             validate(json.loads(anyaccel("--json", name, *arguments).stdout), name)
-        (pod,) = json.loads(anyaccel("--json", "kubernetes", "status").stdout)["pods"]
+        document = json.loads(anyaccel("--json", "kubernetes", "status").stdout)
+        validate(document, "kubernetes")
+        validate(json.loads(anyaccel("--json", "kubernetes", "classes").stdout), "kubernetes_classes")
+        (pod,) = document["pods"]
         assert (pod["pod"], pod["lease"]) == ("pod default/train", lease.id)
     finally:
         lease.release()

@@ -9,10 +9,8 @@ from anyaccel.engines.remote.messages import Answer, Started, make_failure
 from anyaccel.errors import BrokenWorkerError, TaskTimeoutError
 from anyaccel.pool.actor import ActorState
 from anyaccel.pool.call import Options
-from anyaccel.pool.channel import MessageKind
-from anyaccel.pool.engine import PoolSettings
-from anyaccel.pool.launching import Preparation
-from anyaccel.pool.payload import dumps
+from anyaccel.pool.engine import PoolSettings, Preparation
+from anyaccel.pool.messages import MessageKind, dumps
 from waiting import PATIENCE, until
 
 pytestmark = pytest.mark.timeout(240)
@@ -71,7 +69,7 @@ def driver_on(cluster, **settings):
 def test_calls_that_wait_fail_when_the_cluster_has_gone_however_many_they_are():
     cluster = OurCluster()
     driver = driver_on(cluster, max_workers=1)
-    futures = [driver.submit(Options.make(), abs, (-1,), {}) for _ in range(MANY)]
+    futures = [driver.submit(Options(), abs, (-1,), {}) for _ in range(MANY)]
     cluster.gone = True
     cluster.calls[0].set_exception(ConnectionError("it has gone"))
     assert not wait(futures, PATIENCE).not_done
@@ -80,7 +78,7 @@ def test_calls_that_wait_fail_when_the_cluster_has_gone_however_many_they_are():
 
 def test_a_method_that_is_cancelled_while_it_is_handed_over_leaves_its_actor_alive(monkeypatch):
     driver = driver_on(OurCluster())
-    state = ActorState(driver, "Echo", Options.make())
+    state = ActorState(driver, "Echo", Options())
     driver.enter(state.construction, (dict, (), {}, 1))
     state.ready.result(PATIENCE)
     run = RemoteActor.run
@@ -121,7 +119,7 @@ def test_a_method_that_was_too_late_is_told_so_in_whatever_order_the_reports_of_
     cluster, host = OurCluster(), DyingHost()
     cluster.make_host = lambda: host
     driver = driver_on(cluster)
-    state = ActorState(driver, "Echo", Options.make(concurrency=2))
+    state = ActorState(driver, "Echo", Options(concurrency=2))
     driver.enter(state.construction, (dict, (), {}, 2))
     state.ready.result(PATIENCE)
     late, lost = state.call("late", (), {}), state.call("lost", (), {})

@@ -129,6 +129,15 @@ def test_hardware_that_is_no_device_is_named(nodes, start, anyaccel):
     assert f"has no device open: {misc} belongs to no listed device" in done.stderr
 
 
+@ROOT
+def test_a_refused_process_leaves_no_descriptor_open(start):
+    process = start(user=65534)
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(aa.LeasePermissionError):
+        AdoptedProcess(process.pid)
+    assert os.listdir("/proc/self/fd") == before
+
+
 def test_what_is_no_process_is_refused(anyaccel):
     ended = subprocess.Popen(["true"])
     ended.wait()

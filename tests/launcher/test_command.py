@@ -36,6 +36,14 @@ def test_options_of_subprocess_run_work(acme, tmp_path):
     assert (done.returncode, done.stdout.strip()) == (4, aa.detect("sim:A1").devices[0].id)
 
 
+def test_words_of_bytes_work_as_in_subprocess_run(acme):
+    for command, options in ((b"echo $ACME_VISIBLE", {"shell": True}), ([b"sh", b"-c", b"echo $ACME_VISIBLE"], {})):
+        done = aa.run("APU", command, machine="sim:A1", capture_output=True, text=True, **options)
+        assert (done.args, done.stdout.strip()) == (command, aa.detect("sim:A1").devices[0].id)
+    with pytest.raises(aa.CommandNotFoundError, match="the command 'no-such' was not found"):
+        aa.run("APU", [b"no-such"], machine="sim:A1")
+
+
 def test_a_program_that_runs_many_commands_detects_once(acme, monkeypatch):
     inventory = aa.detect("sim:A1:2")
     monkeypatch.setenv("ANYACCEL_PLUGINS", "none")  # another detection would find nothing

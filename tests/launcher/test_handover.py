@@ -1,15 +1,19 @@
 """A vendor changes devices when they are given, and undoes that when they are given back, whatever ends the holder."""
 
 import asyncio
+import errno
 import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import anyaccel as aa
 import cloudpickle
 import pytest
 from anyaccel.errors import PluginError
+from anyaccel.ledger import Ledger
+from anyaccel.linux import system
 from two_plugins import plugin
 from waiting import PATIENCE, until
 
@@ -112,6 +116,26 @@ def test_devices_of_a_lease_on_behalf_stay_changed_until_its_release(machine):
     assert machine.calls() == ["a idle", "a given"]  # not once more, while the pod runs
     lease.release()
     assert machine.state() == "idle"
+
+
+def test_devices_of_a_lease_on_behalf_are_put_back_although_a_process_keeps_the_lock(install, tmp_path, monkeypatch):
+    machine = Machine(tmp_path)
+    install("acme", plugin("acme", 'id="a", nodes=("/dev/full",)') + HOOK.format(root=str(tmp_path)))
+    lease = aa.acquire_on_behalf("acme/0", "pod 7", seconds=600)
+    (file,) = (path for path in Path(Ledger.open().path).iterdir() if lease.id in path.name)
+    lock = os.path.realpath("/sys/dev/char/1:7")
+    keep = f"exec 8<{file} 9<{lock}; flock 8; flock -s 9; echo; read forever"
+    with subprocess.Popen(["bash", "-c", keep], stdin=-1, stdout=-1) as process:
+        assert process.stdout.readline()
+
+        def refuse(*_):
+            raise PermissionError(errno.EPERM, "ptrace_scope")  # as the kernel may answer pidfd_getfd
+
+        monkeypatch.setattr(system, "syscall", refuse)
+        with pytest.raises(aa.LedgerError, match=f"kept by process {process.pid}"):
+            lease.release()
+        assert machine.state() == "idle"
+        process.communicate()
 
 
 def test_a_taker_that_was_killed_in_between_is_completed(machine):

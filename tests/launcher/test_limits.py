@@ -156,6 +156,18 @@ def test_a_worker_of_a_pool_is_in_a_group(tree, pci):
     assert future.allocation.shares[0].memory_by == "cgroup dmem"
 
 
+def test_no_group_is_left_by_a_worker_that_cannot_start(tree, tmp_path, monkeypatch):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    with aa.Pool(memory=GIB) as pool:
+        gone.rmdir()
+        with pytest.raises(aa.WorkerStartError, match="the working directory has gone"):
+            pool.submit(worker).result(60)
+        monkeypatch.chdir(tmp_path)
+    assert tree.made() == {}
+
+
 def test_a_worker_without_devices_is_held_to_memory(tree):
     with aa.Pool(memory=GIB) as pool:
         assert pool.submit(worker).result(60)[1:] == (GIB, [])
@@ -460,10 +472,10 @@ def test_what_a_killed_launcher_left_is_removed_by_the_next(kernel):
 REAL_CLI = """
 import sys
 from anyaccel.cli import main
-from anyaccel.launcher import limits
+from anyaccel.launcher import launch
 from anyaccel.linux import cgroup
 cgroup.ROOT = sys.argv.pop(1)
-make, limits.check_memory_limit = cgroup.make, lambda **_: None
+make, launch.check_memory_limit = cgroup.make, lambda **_: None
 cgroup.make = lambda lines, through: make({"hugetlb.2MB.max": str(2 << 20)}, through)
 sys.exit(main())
 """

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import anyaccel as aa
 import pytest
-from anyaccel.launcher.sampling import LIMIT_SECONDS, Sampler, make_sampler
+from anyaccel.launcher.monitor import LIMIT_SECONDS, Sampler, make_sampler
 from anyaccel.linux import process
 from anyaccel.model import Stats
 from waiting import PATIENCE, until

@@ -17,8 +17,7 @@ from pathlib import Path
 import anyaccel as aa
 import pytest
 from anyaccel.errors import EnforcementError
-from anyaccel.launcher.reach import find_nodes, list_paths_around
-from anyaccel.launcher.sandbox import Sandbox, find_obstacle, make_sandbox, plan_sandbox
+from anyaccel.launcher.sandbox import Sandbox, find_nodes, find_obstacle, list_paths_around, make_sandbox, plan_sandbox
 from anyaccel.linux.landlock import node_of
 from anyaccel.model import Problem, ProblemKind
 from anyaccel.model.wire import decode, encode
@@ -33,7 +32,7 @@ CHILD = """
 import array, ctypes, errno, fcntl, json, multiprocessing, os, pathlib, shutil, socket, stat, subprocess, sys, threading
 import multiprocessing.synchronize, struct
 from anyaccel.errors import AnyaccelError
-from anyaccel.launcher import reach
+from anyaccel.launcher import sandbox as reach
 from anyaccel.linux import landlock, system
 from anyaccel.launcher.sandbox import Sandbox, find_obstacle, make_sandbox
 from anyaccel.model.wire import decode

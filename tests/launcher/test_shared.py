@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -373,6 +374,38 @@ atexit.register(end)
 scheduler = aa.open_scheduler(aa.detect(declare={"GPU": 1}), shared=True)
 held, ticket = scheduler.allocate("declared"), scheduler.submit("declared")
 """
+
+
+REFUSED_MARK = """
+import asyncio, resource
+import anyaccel as aa
+
+scheduler = aa.open_scheduler(aa.detect(declare={"GPU": 1}), shared=True)
+first = scheduler.allocate("declared")
+device = first.devices[0].id
+ticket = scheduler.submit("declared")
+resource.prlimit(0, 10, (5, 5))  # the kernel does not let this user raise the limit to the mark again
+
+async def wait():
+    await ticket
+
+scheduler.release(first)
+for ask in (lambda: asyncio.run(wait()), lambda: scheduler.allocate("declared")):
+    try:
+        ask()
+    except (OSError, ValueError):
+        print("refused", ticket.place, len(aa.leases(scheduler.inventory)), scheduler.free(device))
+"""
+
+
+def test_a_process_that_cannot_be_marked_any_more_leaves_no_lease():
+    # Root may raise the limit again, unless it has lost the capability.
+    without = ["setpriv", "--bounding-set=-sys_resource"] if os.geteuid() == 0 else []
+    if without and shutil.which(without[0]) is None:
+        pytest.skip("root cannot give up a capability here: there is no setpriv")
+    command = [*without, sys.executable, "-c", REFUSED_MARK]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)
+    assert done.stdout.splitlines() == ["refused 0 0 10000"] * 2, done.stderr
 
 
 def test_a_program_that_tidies_up_at_its_end_can_cancel_and_release():

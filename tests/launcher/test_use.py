@@ -165,7 +165,10 @@ def test_a_variable_that_was_changed_meanwhile_is_left_alone(acme, monkeypatch):
     monkeypatch.delenv("ACME_VISIBLE")  # so that it is gone again after the test
     monkeypatch.setenv("ACME_ORDER", "mine")
     devices = anyaccel.use("APU:1", machine=MACHINE)
+    outer = devices.outer_environ()
+    assert "ACME_VISIBLE" not in outer
     monkeypatch.setenv("ACME_VISIBLE", "changed")
+    assert devices.outer_environ() == outer | {"ACME_VISIBLE": "changed"}
     devices.release()
     assert os.environ["ACME_VISIBLE"] == "changed"
     assert os.environ["ACME_ORDER"] == "mine"
@@ -279,7 +282,7 @@ device = _Backend()
 def test_this_process_runs_near_its_devices_as_long_as_it_uses_them(acme, monkeypatch):
     before = os.sched_getaffinity(0)
     one = min(before)
-    monkeypatch.setattr("anyaccel.launcher.bind.by_node", lambda: {0: (one,), 1: (one,)})
+    monkeypatch.setattr("anyaccel.probe.processors.by_node", lambda: {0: (one,), 1: (one,)})
     with anyaccel.use("APU:1", machine=MACHINE, bind=True):
         assert anyaccel.current().processors == (one,)
         assert os.sched_getaffinity(0) == {one}

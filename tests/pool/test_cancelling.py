@@ -4,8 +4,8 @@ import threading
 import time
 
 from anyaccel.pool import spawning
-from anyaccel.pool.channel import MessageKind
 from anyaccel.pool.dispatcher import WorkerProcess
+from anyaccel.pool.messages import MessageKind
 from waiting import PATIENCE, until
 
 

@@ -8,8 +8,7 @@ import time
 import anyaccel as aa
 import pytest
 from anyaccel.pool import spawning
-from anyaccel.pool.channel import MessageKind
-from anyaccel.pool.payload import dumps, dumps_error
+from anyaccel.pool.messages import MessageKind, dumps, dumps_error
 from raw_messages import head, say
 from waiting import until
 

@@ -12,15 +12,15 @@ import sys
 import textwrap
 import threading
 import time
+from concurrent.futures import CancelledError
 from types import SimpleNamespace
 
 import anyaccel as aa
 import pytest
 from anyaccel.linux.process import describe_end
-from anyaccel.pool import payload, progress, reactor
-from anyaccel.pool.channel import MOST_INLINE, MessageKind, receive, send
-from anyaccel.pool.logs import Logs
-from anyaccel.pool.payload import LARGE, Pickled, dumps, dumps_whole, loads
+from anyaccel.pool import messages, progress, reactor
+from anyaccel.pool.engine import Logs
+from anyaccel.pool.messages import LARGE, MOST_INLINE, MessageKind, Pickled, dumps, dumps_whole, loads, receive, send
 from anyaccel.pool.progress import Progress, ProgressLine, find_display
 from anyaccel.pool.reactor import Reactor
 from hypothesis import given, settings
@@ -61,8 +61,8 @@ def test_messages_leave_no_descriptor_open():
     # In a process of its own: threads of earlier tests may still close theirs here.
     program = """
         import os, socket
-        from anyaccel.pool.payload import Pickled
-        from anyaccel.pool.channel import MOST_INLINE, MessageKind, receive, send
+        from anyaccel.pool.messages import Pickled
+        from anyaccel.pool.messages import MOST_INLINE, MessageKind, receive, send
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         before = os.listdir("/proc/self/fd")
         for size in (0, MOST_INLINE, MOST_INLINE + 1):
@@ -101,16 +101,16 @@ def test_a_packet_that_is_no_message(pair, packet):
 def test_shared_memory_that_could_shrink_under_us_is_refused():
     unsealed = os.memfd_create("x", os.MFD_ALLOW_SEALING)
     os.ftruncate(unsealed, 100)
-    small = payload.write_shared([b"abc"])
+    small = messages.write_shared([b"abc"])
     try:
         with pytest.raises(ValueError, match="sealed"):
-            payload.read_shared(unsealed, [100])
+            messages.read_shared(unsealed, [100])
         with pytest.raises(ValueError, match="hold 128 bytes"):
-            payload.read_shared(small, [100])
+            messages.read_shared(small, [100])
         with pytest.raises(OSError, match="not permitted"):
             os.ftruncate(small, 0)
-        assert [bytes(view) for view in payload.read_shared(small, [3])] == [b"abc"]
-        assert [bytes(view) for view in payload.read_shared(small, [])] == []
+        assert [bytes(view) for view in messages.read_shared(small, [3])] == [b"abc"]
+        assert [bytes(view) for view in messages.read_shared(small, [])] == []
     finally:
         os.close(unsealed)
         os.close(small)
@@ -121,9 +121,9 @@ def test_memory_is_unmapped_with_its_last_view():
         with open("/proc/self/maps") as file:
             return sum("anyaccel" in line and line.split()[4] == inode for line in file)
 
-    descriptor = payload.write_shared([bytes(1 << 20), bytes(10)])
+    descriptor = messages.write_shared([bytes(1 << 20), bytes(10)])
     inode = str(os.fstat(descriptor).st_ino)  # what other tests have left is none of ours
-    first, second = payload.read_shared(descriptor, [1 << 20, 10])
+    first, second = messages.read_shared(descriptor, [1 << 20, 10])
     os.close(descriptor)
     assert mapped() == 1
     del first
@@ -298,12 +298,65 @@ def test_what_shows_progress_ends_when_there_are_no_calls_or_none_can_be_made(po
     assert terminal.getvalue() == ""
     with pytest.raises(RuntimeError, match="after shutdown"):
         one.map(invert, [1, 2], progress=True)
+    until(terminal.getvalue, "the line")
     assert re.fullmatch(r"\r\x1b\[K2 of 2 done, 2 failed in \w+\n", terminal.getvalue())
+
+
+@pytest.mark.parametrize("batch", [1, 2, None])
+@pytest.mark.parametrize("unordered", [False, True])
+def test_a_progress_callback_that_raises_ends_no_map(pool, batch, unordered, caplog):
+    told = []
+
+    def fail(progress):
+        told.append(progress)
+        raise SystemExit("no progress") if unordered else ValueError("no progress")
+
+    one = pool()
+    results = (one.map_unordered if unordered else one.map)(abs, [-1, -2, -3, -4], batch=batch, progress=fail)
+    assert sorted(results) == [1, 2, 3, 4]
+    assert len(told) == 1, "called again"
+    assert [record.getMessage() for record in caplog.records] == [
+        "the progress callback failed and is not called again"
+    ]
+
+
+@pytest.mark.parametrize("batch", [1, None])
+def test_a_progress_callback_may_shut_the_pool_down(pool, batch):
+    one = pool(max_workers=1)
+    told = []
+
+    def shut(progress):
+        told.append(progress)
+        one.shutdown(cancel_futures=True)
+
+    results = one.map(abs, range(1000), batch=batch, progress=shut)
+    with pytest.raises(CancelledError):
+        list(results)
+    until(lambda: told[-1].done == 1000, "the report of the cancelled calls")
+    assert told[-1].failed > 900
+
+
+def test_a_map_with_an_invalid_timeout_submits_nothing(pool, tmp_path):
+    one = pool()
+    actors = one.actors(Scales, 1)
+    for call in (
+        lambda: one.map(os.mkdir, [tmp_path / "a"], timeout="soon"),
+        lambda: one.map_unordered(os.mkdir, [tmp_path / "b"], timeout="soon"),
+        lambda: actors.map("mark", [tmp_path / "c"], timeout="soon"),
+    ):
+        with pytest.raises(aa.UsageError, match="timeout"):
+            call()
+    actors.close()
+    one.shutdown()
+    assert not [name for name in "abc" if (tmp_path / name).exists()]
 
 
 class Scales:
     def weigh(self, number):
         os._exit(number)
+
+    def mark(self, path):
+        path.mkdir()
 
 
 def halves(number):
@@ -335,6 +388,33 @@ def negated_later_if_odd(number):
         return -number
 
     return negate() if number % 2 else number
+
+
+async def halves_later(number):
+    return halves(number)
+
+
+def halves_or_later(number):
+    return halves_later(number) if number == 2 else halves(number)
+
+
+class Halver:
+    async def halves(self, number):
+        return halves(number)
+
+
+@pytest.mark.parametrize("function", [halves_later, halves_or_later])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_generator_among_coroutines_is_refused(pool, function, batch):
+    results = pool().map(function, [2, 4], batch=batch)
+    with pytest.raises(TypeError, match=r"call it with pool.stream\(halves, ...\)"):
+        list(results)
+
+
+def test_a_generator_of_an_actor_is_refused_in_its_place(pool):
+    actors = pool().actors(Halver, 1)
+    with pytest.raises(TypeError, match=r"call it with pool.stream\(halves, ...\)"):
+        list(actors.map("halves", [2, 4], batch=2))
 
 
 def test_calls_of_a_batch_may_return_values_or_coroutines(pool):

@@ -15,8 +15,8 @@ import anyaccel as aa
 import msgpack
 import numpy as np
 import pytest
-from anyaccel.pool import payload, plain
-from anyaccel.pool.channel import MessageKind
+from anyaccel.pool import messages, plain
+from anyaccel.pool.messages import MessageKind
 from anyaccel.pool.plain import TYPES, NotPlainError, dumps, loads
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -80,7 +80,7 @@ ERRORS = [
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=short)
-@pytest.mark.parametrize("form", [payload, plain])
+@pytest.mark.parametrize("form", [messages, plain])
 def test_exceptions_of_python_and_ours_come_as_they_were(error, form):
     error.__notes__ = ["seen"]
     found = form.loads(form.loads(form.dumps_error(error, "its traceback").data)[0])

@@ -139,6 +139,19 @@ def test_a_request_that_waits_for_a_limit_says_so(scheduler):
     assert waits.allocation is not None
 
 
+def test_a_groups_total_counts_its_members_together(scheduler):
+    made = scheduler(Policy(groups={"lab": Limits(total=1)}, members={7: "lab", 8: "lab"}))
+    first = made.allocate("APU:1", user=7)
+    waits, later = made.submit("APU:1", user=8), made.submit("APU:1", user=7)
+    assert (waits.place, later.place) == (1, 2)
+    assert waits.why().reasons[0].message == "group lab is at the limit of 1 device"
+    other = made.allocate("APU:1", user=9)
+    made.release(other)
+    assert waits.allocation is None
+    made.release(first)
+    assert (waits.allocation is not None, later.allocation) == (True, None)
+
+
 POLICIES = (
     None,
     Policy(),
@@ -147,6 +160,7 @@ POLICIES = (
     Policy(fair_shares=True, patience=20.0, users={7: Limits(weight=4, priority=1)}),
     Policy(fair_shares=True, half_life=8.0, groups={"lab": Limits(devices=2)}, members={7: "lab"}),
     Policy(limits=Limits(devices=2)),
+    Policy(backfill=3.0, groups={"lab": Limits(devices=2, total=2)}, members={7: "lab", 8: "lab"}),
 )
 STEPS = st.lists(
     st.tuples(

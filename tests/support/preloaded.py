@@ -109,7 +109,6 @@ def stands_for_a_new_one(environ: Mapping[str, str]) -> bool:
         _at_start(environ) == _at_start(START)
         and not any((Path(path) / "sitecustomize.py").exists() for path in paths if path)
         and _inherited() == _server().inherited
-        and (os.geteuid() == 0 or resource.getrlimit(LOCKS) == _server().locks)  # which others cannot raise
     )
 
 
@@ -130,7 +129,7 @@ class _Server:
     """The interpreter that forks."""
 
     def __init__(self) -> None:
-        self.inherited, self.locks = _inherited(), resource.getrlimit(LOCKS)
+        self.inherited = _inherited()
         self._one_at_a_time = threading.Lock()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MESSAGE)
@@ -143,11 +142,21 @@ class _Server:
         self.ask({})
 
     def ask(self, request: Mapping[str, Any], descriptors: Sequence[int] = ()) -> int:
-        """Send a request; the number that the server answers."""
+        """Send a request; the number that the server answers.
+
+        Raises:
+            RuntimeError: When the server has ended: a test has killed it, which fails; the next test has a new one.
+        """
         with self._one_at_a_time:
-            socket.send_fds(self._control, [json.dumps(request).encode()], descriptors)
-            answer = self._control.recv(64)
-        assert answer, "the interpreter that runs commands has ended"
+            try:
+                socket.send_fds(self._control, [json.dumps(request).encode()], descriptors)
+                answer = self._control.recv(64)
+            except OSError:
+                answer = b""
+        if not answer:
+            _servers.pop(os.getpid(), None)
+            self._control.close()
+            raise RuntimeError(f"the interpreter that runs commands has ended: exit status {self._process.wait()}")
         return int(answer)
 
     def stop(self) -> None:
@@ -196,9 +205,10 @@ def _serve(control: socket.socket) -> tuple[dict[str, Any], list[int]]:
         if "reap" in request:
             answer = os.waitpid(request["reap"], 0)[1]
         elif request:
-            resource.setrlimit(LOCKS, tuple(request["locks"]))
             answer = os.fork()
             if not answer:
+                # Never the server's: what ends all carriers of a mark would end it as well.
+                resource.setrlimit(LOCKS, tuple(request["locks"]))
                 control.close()
                 return request, descriptors
         for descriptor in descriptors:

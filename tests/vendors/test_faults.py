@@ -95,6 +95,23 @@ INTERPRETER = "__import__('psutil').Process(os.getppid()).ppid()"
 """In a hook: what has forked the parent of the vendor's process."""
 
 
+def kill_processes_of(detect):
+    """Detect in processes that are all new, and kill them; return what was detected.
+
+    Other children of this process, such as the interpreter that runs commands for all tests, live on.
+    """
+    close()
+    before = psutil.Process().children(recursive=True)
+    inventory = detect()
+    children = [child for child in psutil.Process().children(recursive=True) if child not in before]
+    assert children
+    for child in children:
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended with the one before
+            child.kill()
+    psutil.wait_procs(children, timeout=PATIENCE)
+    return inventory
+
+
 def strays():
     return [process for process in psutil.process_iter() if MARK in " ".join(_command(process))]
 
@@ -262,12 +279,7 @@ def test_where_a_process_hangs_is_heard_also_when_it_has_to_wait_for_a_processor
 
 
 def test_a_process_that_was_killed_from_outside_is_no_fault(acme, record):
-    inventory = aa.detect(record({}, {}))
-    children = psutil.Process().children(recursive=True)
-    for child in children:
-        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended with the one before
-            child.kill()
-    psutil.wait_procs(children, timeout=PATIENCE)
+    inventory = kill_processes_of(lambda: aa.detect(record({}, {})))
     assert aa.prepare("APU:1", inventory=inventory).environment.values["ACME_VISIBLE"] == "acme-s0"
 
 
@@ -386,12 +398,7 @@ def test_threads_that_look_at_different_machines_get_their_own_masks(acme, recor
 def test_when_the_interpreter_is_killed_all_vendors_are_started_again(install, acme, record):
     install("bad", BAD.format(hook="", fault="pass"))
     machine = record({})
-    aa.detect(machine)
-    children = psutil.Process().children(recursive=True)
-    for child in children:
-        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended with the one before
-            child.kill()
-    psutil.wait_procs(children, timeout=PATIENCE)
+    kill_processes_of(lambda: aa.detect(machine))
     for _ in range(2):
         inventory = aa.detect(machine)
         assert [report.problem for report in inventory.vendors] == [None, None]

@@ -52,14 +52,12 @@ _HOMES = {
     "anyaccel.inventory.watch": ("Change", "watch"),
     "anyaccel.launcher.behalf": ("LeaseOnBehalf", "acquire_on_behalf", "find_on_behalf"),
     "anyaccel.launcher.command": ("run",),
-    "anyaccel.launcher.edits": ("container",),
-    "anyaccel.launcher.environment": ("WorkerEnvironment", "worker_environment"),
+    "anyaccel.launcher.environment": ("WorkerEnvironment", "container", "worker_environment"),
     "anyaccel.launcher.hold": ("DeviceLease", "acquire", "acquire_async"),
     "anyaccel.launcher.launch": ("Launch", "prepare"),
     "anyaccel.launcher.schedulers": ("open_scheduler",),
     "anyaccel.launcher.use": ("ProcessLease", "use"),
-    "anyaccel.launcher.verdicts": ("leases", "why"),
-    "anyaccel.launcher.watching": ("LeaseWatch", "watch_leases"),
+    "anyaccel.launcher.verdicts": ("LeaseWatch", "leases", "watch_leases", "why"),
     "anyaccel.model": (
         "Allocation",
         "Device",
@@ -84,8 +82,7 @@ _HOMES = {
     "anyaccel.pool.call": ("BrokenPoolError", "CallFuture"),
     "anyaccel.pool.gang": ("GangFuture",),
     "anyaccel.pool.pool": ("Pool",),
-    "anyaccel.pool.results": ("Results",),
-    "anyaccel.pool.stream": ("Stream",),
+    "anyaccel.pool.results": ("Results", "Stream"),
 }
 _names, __getattr__, __dir__ = face(__name__, _HOMES)
 __all__ = ["__version__", *_names]  # noqa: PLE0604 - __init__.pyi spells it out for type checkers

@@ -44,8 +44,8 @@ from anyaccel.launcher.behalf import LeaseOnBehalf as LeaseOnBehalf
 from anyaccel.launcher.behalf import acquire_on_behalf as acquire_on_behalf
 from anyaccel.launcher.behalf import find_on_behalf as find_on_behalf
 from anyaccel.launcher.command import run as run
-from anyaccel.launcher.edits import container as container
 from anyaccel.launcher.environment import WorkerEnvironment as WorkerEnvironment
+from anyaccel.launcher.environment import container as container
 from anyaccel.launcher.environment import worker_environment as worker_environment
 from anyaccel.launcher.hold import DeviceLease as DeviceLease
 from anyaccel.launcher.hold import acquire as acquire
@@ -55,10 +55,10 @@ from anyaccel.launcher.launch import prepare as prepare
 from anyaccel.launcher.schedulers import open_scheduler as open_scheduler
 from anyaccel.launcher.use import ProcessLease as ProcessLease
 from anyaccel.launcher.use import use as use
+from anyaccel.launcher.verdicts import LeaseWatch as LeaseWatch
 from anyaccel.launcher.verdicts import leases as leases
+from anyaccel.launcher.verdicts import watch_leases as watch_leases
 from anyaccel.launcher.verdicts import why as why
-from anyaccel.launcher.watching import LeaseWatch as LeaseWatch
-from anyaccel.launcher.watching import watch_leases as watch_leases
 from anyaccel.model import Allocation as Allocation
 from anyaccel.model import Device as Device
 from anyaccel.model import Fractional as Fractional
@@ -82,7 +82,7 @@ from anyaccel.pool.call import CallFuture as CallFuture
 from anyaccel.pool.gang import GangFuture as GangFuture
 from anyaccel.pool.pool import Pool as Pool
 from anyaccel.pool.results import Results as Results
-from anyaccel.pool.stream import Stream as Stream
+from anyaccel.pool.results import Stream as Stream
 from anyaccel.scheduler import Demand as Demand
 from anyaccel.scheduler import Fleet as Fleet
 from anyaccel.scheduler import Reason as Reason

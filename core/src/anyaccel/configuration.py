@@ -198,6 +198,7 @@ _MACHINE: tuple[tuple[str, Rule, str], ...] = (
         (f"groups.*.{name}", rule, f"{words}: each member of this Unix group, instead of [limits]")
         for name, rule, words in _LIMITS
     ),
+    ("groups.*.total_devices", DEVICES, "devices that all members of this Unix group may hold at once, together"),
     ("groups.*.weight", WEIGHT, "fair share of all members together; a user counts for the first group in this file"),
     *(
         (f"users.*.{name}", rule, f"{words}: this user, instead of [limits] and [groups]")
@@ -559,5 +560,6 @@ def _close(key: str, kind: str) -> str:
     import difflib
 
     known = [each.key for each in settings_of(kind)]  # only those that this file may have
-    close = difflib.get_close_matches(key, known, n=1)
+    elsewhere = [each for each in known if each.rpartition(".")[2] == key.rpartition(".")[2]]
+    close = difflib.get_close_matches(key, elsewhere, n=1, cutoff=0) or difflib.get_close_matches(key, known, n=1)
     return f"did you mean {close[0]!r}?" if close else f"the settings are {', '.join(known)}"

@@ -13,6 +13,10 @@ counts from the arrival of the request.
 **Fair shares.** Among requests of one priority, the user with less usage over weight comes first. The usage is what the
 user holds or, with a half-life, the device-seconds of past and active leases, of which each counts half after every
 half-life. The members of a group share the group's weight; inside of the group the users' own weights count.
+
+**Totals of groups.** A request over the device limit of its own user blocks no other request. The total of a group is
+shared by several users: a request that waits for it blocks the later requests of the group's members, else these could
+use the total up again and again. It blocks no request of other users.
 """
 
 from __future__ import annotations
@@ -187,35 +191,45 @@ class Limits(Value):
         seconds: Longest time limit.
         priority: Highest priority.
         weight: Fair share of the user, or of the group as a whole, relative to 1 for other users and groups.
+        total: Devices that the members of a group may hold together; None without limit, and for users.
     """
 
     devices: float | None = None
     seconds: float | None = None
     priority: int | None = None
     weight: float = 1
+    total: float | None = None
 
 
 _NO_LIMITS = Limits()
 
 
 class OverLimit(Value):
-    """A limit of a user that stands in the way of a request.
+    """A limit of a user, or of the user's group, that stands in the way of a request.
 
     Attributes:
-        limit: Name of the limit in the machine's configuration: ``devices``, ``time`` or ``priority``.
+        limit: Name of the limit in the machine's configuration: ``devices``, ``total_devices``, ``time`` or
+            ``priority``.
         most: The limit: devices, seconds, or a priority.
         asked: The requested quantity.
-        held: Number of devices that the user holds.
+        held: Number of devices that the user holds, or that all members of the group hold.
+        group: Name of the group whose total is the limit; empty for a limit of the user.
     """
 
     limit: str
     most: float
     asked: float
     held: float = 0.0
+    group: str = ""
+
+    @property
+    def of_devices(self) -> bool:
+        """Whether the limit is of devices at once, of the user or of the group: a lease that ends may make room."""
+        return self.limit in {"devices", "total_devices"}
 
     @property
     def lasting(self) -> bool:
-        """Whether the limit stands in the way even if the user releases every lease."""
+        """Whether the limit stands in the way even if the user, and each member of the group, releases every lease."""
         return self.asked > self.most
 
     def message(self, user: str = "") -> str:
@@ -224,16 +238,17 @@ class OverLimit(Value):
         Args:
             user: Name of the user; empty to address the reader.
         """
-        whose = f"{user}'s" if user else "your"
-        if self.limit != "devices":
+        name = f"group {self.group}" if self.group else user
+        whose = f"{name}'s" if name else "your"
+        if not self.of_devices:
             asked, most = map(self._written, (self.asked, self.most))
             return f"a {self.limit} of {asked} is over {whose} limit of {most}"
         if self.lasting:
             verb = "is" if self.asked == 1 else "are"
             return f"{self._written(self.asked)} {verb} over {whose} limit of {self.most:g}"
         if self.held >= self.most:
-            return f"{f'{user} is at the' if user else 'you are at your'} limit of {self._written(self.most)}"
-        holds = f"{user} holds" if user else "you hold"
+            return f"{f'{name} is at the' if name else 'you are at your'} limit of {self._written(self.most)}"
+        holds = f"{name} holds" if name else "you hold"
         verb = "is" if self.asked == 1 else "are"
         return f"{holds} {self._written(self.held)}, and {self.asked:g} more {verb} over {whose} limit of {self.most:g}"
 
@@ -243,9 +258,13 @@ class OverLimit(Value):
         from anyaccel.configuration import MACHINE_FILE
 
         if not self.lasting:
+            if self.group:
+                return (
+                    f"'anyaccel status' lists the leases; one that a member of group {self.group} releases makes room"
+                )
             return "'anyaccel status' lists your leases, and 'anyaccel release LEASE' ends one"
         administrator = f"the administrator can raise {self.limit!r} in {MACHINE_FILE}"
-        nothing = self.limit == "devices" and not self.most
+        nothing = self.of_devices and not self.most
         return administrator if nothing else f"ask for {self._written(self.most)} at most; {administrator}"
 
     def _written(self, number: float) -> str:
@@ -267,7 +286,7 @@ class Policy(Value):
         patience: Seconds of waiting after which a request comes before requests that have waited less; None for never.
         limits: Limits of users without an entry in ``users`` and without a group.
         users: Limits by number of the user.
-        groups: Limits of each member, and weight of the group, by name of the group.
+        groups: Limits of each member, with weight and total of the group, by name of the group.
         members: Name of the group that counts for a user, by number of the user; none for other users.
         past: Usage by ended leases, by number of the user; counts only with a half-life.
         blocks: Drained and reserved devices.
@@ -336,7 +355,8 @@ class Policy(Value):
     def limits_of(self, user: int | None) -> Limits:
         """Return the limits of a user: the user's entry, else the group's, else the general limits.
 
-        Root has none without an entry of its own. The weight is the user's own: 1 without an entry.
+        Root has none without an entry of its own. The weight is the user's own: 1 without an entry. The total of the
+        group is not among them.
         """
         if user is None:
             return self.limits
@@ -345,7 +365,11 @@ class Policy(Value):
         if user == ROOT:
             return _NO_LIMITS
         group = self.groups.get(self.members.get(user, ""))
-        return self.limits if group is None else replace(group, weight=1)
+        return self.limits if group is None else replace(group, weight=1, total=None)
+
+    def restricts(self, user: int | None) -> bool:
+        """Return whether a user has a limit, or counts in the total of a group."""
+        return self.limits_of(user) != _NO_LIMITS or bool(self._total_group(user))
 
     def priority(self, waiting: Waiting) -> int:
         """Return the effective priority: the requested one, up to the user's limit."""
@@ -417,30 +441,85 @@ class Policy(Value):
         """
         return sorted(waiting, key=self.sort_key(held, now))
 
-    def over_limits(self, waiting: Waiting, held: Iterable[Holding]) -> tuple[OverLimit, ...]:
-        """Return the limits of the user that stand in the way of a request; empty if none does.
+    def _total_group(self, user: int | None) -> str:
+        """Return the name of the group whose total counts a user; empty for none, for root, and for an unknown user."""
+        group = "" if user == ROOT else self._group_of(user)
+        return group if group and self.groups[group].total is not None else ""
 
-        The limit of devices counts the leases of the user, and not for a request for parts of a lease.
+    def _room(self, group: str, used: Mapping[int | None, int]) -> float:
+        """Return the units that the members of a group with a total may take beside what they hold; possibly negative.
+
+        Args:
+            group: Name of the group.
+            used: Held units by user; see :func:`sum_usage`.
+        """
+        held = sum(units for user, units in used.items() if self._total_group(user) == group)
+        return (self.groups[group].total or 0) * UNITS_PER_DEVICE - held
+
+    def over_limits(self, waiting: Waiting, used: Mapping[int | None, int]) -> tuple[OverLimit, ...]:
+        """Return the limits of the user, and of the user's group, in the way of a request; empty if none is.
+
+        The limits of devices count the leases, and not for a request for parts of a lease.
 
         Args:
             waiting: The request.
-            held: The active leases.
+            used: Held units by user; see :func:`sum_usage`.
         """
         limits, found = self.limits_of(waiting.user), []
+        asked = waiting.units / UNITS_PER_DEVICE
         if limits.devices is not None and not waiting.inner:
-            has = sum_usage(held).get(waiting.user, 0)
+            has = used.get(waiting.user, 0)
             if has + waiting.units > limits.devices * UNITS_PER_DEVICE:
-                asked = waiting.units / UNITS_PER_DEVICE
                 found.append(OverLimit(limit="devices", most=limits.devices, asked=asked, held=has / UNITS_PER_DEVICE))
+        if not waiting.inner and (group := self._total_group(waiting.user)):
+            most, room = self.groups[group].total or 0, self._room(group, used)
+            if waiting.units > room:
+                held = most - room / UNITS_PER_DEVICE
+                found.append(OverLimit(limit="total_devices", most=most, asked=asked, held=held, group=group))
         if limits.seconds is not None and waiting.seconds is not None and waiting.seconds > limits.seconds:
             found.append(OverLimit(limit="time", most=limits.seconds, asked=waiting.seconds))
         if limits.priority is not None and waiting.priority > limits.priority:
             found.append(OverLimit(limit="priority", most=limits.priority, asked=waiting.priority))
         return tuple(found)
 
-    def limited(self, waiting: Waiting, held: Iterable[Holding]) -> bool:
-        """Return whether a request waits for its own user to release devices; then it blocks no other request."""
-        return any(each.limit == "devices" for each in self.over_limits(waiting, held))
+    def limited(self, waiting: Waiting, used: Mapping[int | None, int]) -> bool:
+        """Return whether a request waits for its own user, or for members of its group, to release devices.
+
+        Args:
+            waiting: The request.
+            used: Held units by user; see :func:`sum_usage`.
+        """
+        return any(each.of_devices for each in self.over_limits(waiting, used))
+
+    def keeps_waiting(
+        self, earlier: Waiting, later: Waiting, used: Mapping[int | None, int], *, competes: bool
+    ) -> bool:
+        """Return whether an earlier request keeps a later one from being served, unless that one may pass.
+
+        It does if both compete for devices, or if the total of their group has no room for both. A request that waits
+        for a limit blocks only the members of its group, and these only if the limit is the group's total. A request
+        over a limit that lasts is refused at its next look, and blocks none.
+
+        Args:
+            earlier: The request ahead.
+            later: The request behind.
+            used: Held units by user; see :func:`sum_usage`.
+            competes: Whether both compete for devices; see :meth:`competes`.
+        """
+        if not competes and not self._total_group(later.user):
+            return False
+        limits = [each for each in self.over_limits(earlier, used) if each.of_devices]
+        if any(each.lasting or not each.group for each in limits):
+            return False
+        return (competes and not limits) or self._share_scarce_total(earlier, later, used)
+
+    def _share_scarce_total(self, earlier: Waiting, later: Waiting, used: Mapping[int | None, int]) -> bool:
+        """Return whether two requests count in the total of one group, which has no room for both."""
+        group = self._total_group(later.user)
+        if not group or group != self._total_group(earlier.user) or earlier.inner or later.inner:
+            return False
+        # Pairs are enough: if each later request leaves room for the earlier one, all of them together do.
+        return earlier.units + later.units > self._room(group, used)
 
     def barred(self, waiting: Waiting, now: float) -> frozenset[Hashable]:
         """Return the devices withheld from a request with a start now: drained or reserved ones."""
@@ -465,13 +544,33 @@ class Policy(Value):
 
         Args:
             one: The request that would pass.
-            ahead: Earlier requests for a common device, in the order of service.
+            ahead: Earlier requests that block this one, in the order of service; see :meth:`keeps_waiting`.
             held: The active leases.
             now: The time.
         """
         if one.seconds is None:
             return not ahead
-        return all(now + one.seconds <= start + self.backfill for start in self.earliest_starts(ahead, held, now))
+        latest = now + one.seconds - self.backfill
+        starts = self.earliest_starts(ahead, held, now)
+        if any(latest > start for other, start in zip(ahead, starts, strict=True) if self.competes(one, other, now)):
+            return False
+        used = sum_usage(held)
+        scarce = (other for other in ahead if self._share_scarce_total(other, one, used))
+        return all(latest <= self._room_since(other, held) for other in scarce)
+
+    def _room_since(self, one: Waiting, held: Iterable[Holding]) -> float:
+        """Return the earliest time when the total of a request's group has room for it; not before its arrival.
+
+        As for devices, leases without a time limit and leases that passed the request do not count.
+        """
+        group = self._total_group(one.user)
+        ends = [
+            (each.until, each.units)
+            for each in held
+            if each.until is not None and not each.inner and self._total_group(each.user) == group
+            if each.passed is None or each.passed < one.since
+        ]
+        return max(one.since, _free_at(ends, one.units, (self.groups[group].total or 0) * UNITS_PER_DEVICE))
 
     def earliest_starts(
         self, waiting: Sequence[Waiting], held: Iterable[Holding], now: float = -FOREVER
@@ -607,16 +706,17 @@ def _open_at(device: Hashable, free: float, one: Waiting, blocks: Sequence[Block
     return start if start > max(free, now) else free
 
 
-def _free_at(busy: Sequence[tuple[float, int]], units: int) -> float:
+def _free_at(busy: Sequence[tuple[float, int]], units: int, most: float = UNITS_PER_DEVICE) -> float:
     """Return the time of enough room for some units on a device; minus infinity if there is room already.
 
     Args:
         busy: End and units of each lease of the device.
         units: The needed units.
+        most: All units: of the device, or of a group's total.
     """
     taken, free = sum(each for _, each in busy), -FOREVER
     for end, each in sorted(busy):
-        if taken + units <= UNITS_PER_DEVICE:
+        if taken + units <= most:
             break
         taken, free = taken - each, end
     return free
@@ -625,7 +725,7 @@ def _free_at(busy: Sequence[tuple[float, int]], units: int) -> float:
 def _limits(configuration: Configuration, table: str, *further: str) -> Limits:
     """Read limits from a table of the machine's configuration, else from ``further`` tables, else from ``[limits]``.
 
-    The weight is only read from the first table, and is 1 by default.
+    Weight, 1 by default, and total are only read from the first table.
     """
     values = configuration.values
 
@@ -633,8 +733,13 @@ def _limits(configuration: Configuration, table: str, *further: str) -> Limits:
         keys = (f"{each}.{name}" for each in (table, *further, "limits"))
         return next((values[key] for key in keys if key in values), None)
 
-    weight = values.get(f"{table}.weight", 1)
-    return Limits(devices=value("devices"), seconds=value("time"), priority=value("priority"), weight=weight)
+    return Limits(
+        devices=value("devices"),
+        seconds=value("time"),
+        priority=value("priority"),
+        weight=values.get(f"{table}.weight", 1),
+        total=values.get(f"{table}.total_devices"),
+    )
 
 
 class _Members(dict[int, str]):

@@ -9,7 +9,9 @@ import threading
 import urllib.parse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import published_schemas
 import slice_rules
+from jsonschema import ValidationError
 
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 CLAIMS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims/"
@@ -110,12 +112,14 @@ class FakeApi:
     def _write(self, handler, method, name, found, body):
         try:
             plain = {**body, "metadata": {"name": body["metadata"]["name"]}}
+            if published_schemas.INSTALLED:
+                published_schemas.check(plain, published_schemas.NAMED[-1:])
             slice_rules.check(plain)
             if found:
                 for field in ("driver", "nodeName"):
                     slice_rules.need(found["spec"][field] == body["spec"][field], f"{field} is immutable")
                 slice_rules.need(found["spec"]["pool"]["name"] == body["spec"]["pool"]["name"], "pool is immutable")
-        except slice_rules.InvalidError as error:
+        except (slice_rules.InvalidError, ValidationError) as error:
             self.refused.append(str(error))
             return handler.refuse(422, f"invalid: {error}")
         if method == "POST" and body["metadata"]["name"] in self.slices:

@@ -138,32 +138,32 @@ class FakeKubelet:
         self.endpoint = info.endpoint
         return info
 
-    def _claims(self, method, claims, version):
-        api = wire.dra[version]
+    def _claims(self, method, claims):
+        api = wire.dra
         request = getattr(api, f"Node{method}ResourcesRequest")(
             claims=[api.Claim(namespace="default", name=name, uid=uid) for name, uid in claims.items()]
         )
-        path = f"/{wire.DRA_PACKAGES[version]}.DRAPlugin/Node{method}Resources"
+        path = f"/{wire.DRA}.DRAPlugin/Node{method}Resources"
         return wire.call(self.endpoint, path, request, getattr(api, f"Node{method}ResourcesResponse"), PATIENCE).claims
 
-    def prepare(self, name, uid, version="v1"):
+    def prepare(self, name, uid):
         """Prepare a claim; return its CDI devices by device. Raises RuntimeError with the driver's message."""
-        answer = self._claims("Prepare", {name: uid}, version)[uid]
+        answer = self._claims("Prepare", {name: uid})[uid]
         if answer.error:
             raise RuntimeError(answer.error)
         return {each.device_name: list(each.cdi_device_ids) for each in answer.devices}
 
-    def unprepare(self, name, uid, version="v1"):
-        answer = self._claims("Unprepare", {name: uid}, version)[uid]
+    def unprepare(self, name, uid):
+        answer = self._claims("Unprepare", {name: uid})[uid]
         if answer.error:
             raise RuntimeError(answer.error)
 
-    def health(self, holds, package="v1alpha1"):
+    def health(self, holds):
         """Wait until something holds of the health of the devices, by name: the state, and its reason."""
-        api = wire.health[package]
+        api = wire.health
         with wire.connect(self.endpoint) as channel:
             stub = channel.unary_stream(
-                f"/{package}.DRAResourceHealth/NodeWatchResources",
+                "/v1alpha1.DRAResourceHealth/NodeWatchResources",
                 api.NodeWatchResourcesRequest.SerializeToString,
                 api.NodeWatchResourcesResponse.FromString,
             )

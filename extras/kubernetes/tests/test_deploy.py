@@ -1,14 +1,17 @@
 """The manifests and the unit fit the agents."""
 
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import slice_rules
 import yaml
+from anyaccel.ledger.blocks import KEPT
+from anyaccel_export.slices import DRIVER
 from anyaccel_kubernetes.kubernetes_command import KUBELET
-from anyaccel_kubernetes.slices import DRIVER
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
 MANIFESTS = sorted(DEPLOY.glob("*.yaml"))
@@ -43,11 +46,26 @@ def test_expressions_name_the_driver_and_its_attributes():
         assert expression.count("(") == expression.count(")")
 
 
+def test_classes_are_those_of_the_products_of_all_plug_ins():
+    command = [sys.executable, "-m", "anyaccel", "kubernetes", "classes"]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    first, _, written = (DEPLOY / "classes.yaml").read_text().partition("\n")
+    assert first == "# Written by: anyaccel kubernetes classes"
+    assert written == told, "write it anew below its first line"
+    names = [each["metadata"]["name"] for each in documents("classes")]
+    assert len(names) == len(set(names)) > 200
+    assert {"accelerator.anyaccel.dev", "gpu.anyaccel.dev", "h100.anyaccel.dev"} <= set(names)
+    for each in documents("classes"):
+        slice_rules.check_class(each)
+
+
 def test_a_class_that_a_claim_names_is_there():
     classes = {each["metadata"]["name"] for each in documents() if each["kind"] == "DeviceClass"}
-    named = re.findall(r"deviceClassName: (\S+)", (DEPLOY / "pod.yaml").read_text())
-    assert named
-    assert set(named) <= classes
+    page = DEPLOY.parents[2] / "docs" / "how-to" / "kubernetes-mixed-node.md"
+    for path in (DEPLOY / "pod.yaml", page):
+        named = set(re.findall(r"deviceClassName: ([\w.-]+)", path.read_text()))
+        assert named - {"nic.example.com"}
+        assert named - {"nic.example.com"} <= classes
 
 
 @pytest.mark.parametrize("name", ["daemonset", "device-plugin"])
@@ -59,7 +77,8 @@ def test_an_agent_in_a_pod_has_its_folders(name):
     assert pod["hostPID"] is True
     mounts = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
     assert {each["name"]: each["hostPath"]["path"] for each in pod["volumes"]} == mounts
-    assert "/run/anyaccel" in mounts.values()
+    # Without the second, the agent would not see drains between a boot and the next change of them.
+    assert {"/run/anyaccel", os.path.dirname(KEPT), "/etc/anyaccel"} <= set(mounts.values())
     folders = {"daemonset": ("plugins", "plugins_registry"), "device-plugin": ("device-plugins", "pod-resources")}[name]
     assert {f"{KUBELET}/{folder}" for folder in folders} <= set(mounts.values())
 

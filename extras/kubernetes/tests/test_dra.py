@@ -9,7 +9,7 @@ from pathlib import Path
 import anyaccel
 import pytest
 from anyaccel.linux import write_whole
-from anyaccel_kubernetes.slices import device_names
+from anyaccel_export.slices import device_names
 from fake_api import FakeApi
 
 PLUGINS = Path(__file__).parents[3] / "plugins"
@@ -43,7 +43,6 @@ def test_devices_of_all_vendors_are_published_and_prepared(node):
     with pytest.raises(anyaccel.NotFreeError):
         anyaccel.acquire("H100:2", machine=node.machine, wait=0)
     assert node.kubelet.prepare("train", "u-1") == given
-    assert node.kubelet.prepare("train", "u-1", version="v1beta1") == given
     node.kubelet.unprepare("train", "u-1")
     node.kubelet.unprepare("train", "u-1")
     assert node.leases() == {}
@@ -224,7 +223,7 @@ def test_health_has_its_reason_and_recovers(node):
     assert any("device_state" in reason for state, reason in found.values() if state == 2)
     node.api.until(lambda devices: any("taints" in device for device in devices.values()))
     set_health(node, broken=False)
-    node.kubelet.health(lambda found: all(state == 1 for state, _ in found.values()), package="v1")
+    node.kubelet.health(lambda found: all(state == 1 for state, _ in found.values()))
     node.api.until(lambda devices: devices and not any("taints" in device for device in devices.values()))
 
 

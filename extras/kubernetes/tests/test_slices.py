@@ -1,74 +1,22 @@
 """ResourceSlices of machines, against the rules of the API server."""
 
+import json
 import re
 from pathlib import Path
 
 import anyaccel
-import pytest
 import slice_rules
 from anyaccel.plugin import replace
-from anyaccel.vendors.process import known
-from anyaccel_kubernetes.slices import Features, Obstacle, device_names, make_slices
-from export_machines import inventory as machine_of
-from export_machines import machines
-from hypothesis import given, settings
+from anyaccel_export.slices import Features, Obstacle, device_names, make_slices
+from anyaccel_kubernetes.node import Node
 
-RECORDINGS = sorted(Path(__file__).parents[3].glob("plugins/*/recordings/*/machine.json"))
+RECORDING = Path(__file__).parents[3] / "plugins/neuron/recordings/trn2-3xlarge-lnc1-no-tools"
 
 
 def checked(inventory, **options):
     slices = make_slices(inventory, "n1", **options)
-    for each in slices:
-        slice_rules.check(each)
-    slice_rules.check_pool(slices)
+    slice_rules.check_all(slices)
     return {device["name"]: device for each in slices for device in each["spec"].get("devices", ())}
-
-
-def obstacles(inventory):
-    reasons = ("", "ada: training, 3 h!", "é" * 200, "-" * 70, "a" * 100)
-    return {
-        device.id: Obstacle(kind=kind, reason=reason)
-        for device, reason, kind in zip(
-            inventory.devices, reasons, ("held", "drained", "reserved", "unhealthy", "held"), strict=False
-        )
-    }
-
-
-@pytest.mark.parametrize("vendor", sorted({path.parts[-4] for path in RECORDINGS}))
-def test_recordings_of_a_vendor_are_valid_slices(vendor):
-    found = 0
-    for path in RECORDINGS:
-        if path.parts[-4] != vendor:
-            continue
-        inventory = anyaccel.detect(str(path.parent))
-        for features in (Features(), Features(taints=False, counters=False), Features(shares=True)):
-            devices = checked(inventory, obstacles=obstacles(inventory), features=features)
-            found += len(devices)
-    assert found or vendor
-
-
-@pytest.mark.parametrize("machine", ["sim:H100:128", "sim:TPU-V4:4,H100:2", "sim:none"])
-def test_simulated_machines_are_valid_slices(machine):
-    if machine == "sim:none":
-        inventory = replace(anyaccel.detect("sim:H100:1"), devices=())
-    else:
-        inventory = anyaccel.detect(machine)
-    assert len(checked(inventory)) == len(inventory.devices)
-
-
-def test_products_of_all_vendors_are_valid_slices():
-    products = [product.name for each in known()[0] for product in each.products]
-    assert len(products) > 100
-    for product in products:
-        inventory = anyaccel.detect(f"sim:{product}:1")
-        checked(inventory, features=Features(shares=True))
-
-
-@given(machines())
-@settings(deadline=None)
-def test_odd_machines_are_valid_slices(found):
-    inventory = machine_of(*found)
-    checked(inventory, obstacles=obstacles(inventory), features=Features(shares=True))
 
 
 def test_standard_attributes_and_ours():
@@ -93,25 +41,40 @@ def test_a_device_that_cannot_be_given_out_has_a_taint_or_is_left_out():
     assert name not in checked(inventory, obstacles=with_reason, features=Features(taints=False))
 
 
-def test_a_device_and_its_parts_exclude_each_other():
-    inventory = anyaccel.detect("sim:H100:2")
-    whole = inventory.devices[0]
+def divided(inventory, whole, count):
+    """The machine with parts of a device."""
     parts = tuple(
-        replace(whole, id=f"{whole.id}-part{number}", parent=whole.id, index=number + 2, links={})
-        for number in range(3)
+        replace(whole, id=f"{whole.id}-part{number}", parent=whole.id, index=len(inventory.devices) + number, links={})
+        for number in range(count)
     )
-    divided = replace(inventory, devices=(*inventory.devices, *parts))
-    names = device_names(divided)
-    devices = checked(divided)
+    return replace(inventory, devices=(*inventory.devices, *parts)), parts
 
-    def consumed(device):
-        (found,) = devices[names[device.id]]["consumesCounters"]
-        return found["counterSet"], int(found["counters"]["parts"]["value"])
 
-    assert consumed(whole) == (names[whole.id], 3)
-    assert {consumed(part) for part in parts} == {(names[whole.id], 1)}
-    assert "consumesCounters" not in devices[names[inventory.devices[1].id]]
-    assert names[whole.id] not in checked(divided, features=Features(counters=False))
+def test_a_device_and_its_parts_exclude_each_other_at_any_depth():
+    inventory = anyaccel.detect("sim:H100:2")
+    whole, other = inventory.devices
+    inventory, (first, second, _) = divided(inventory, whole, 3)
+    inventory, (inner, *_) = divided(inventory, first, 2)
+    names = device_names(inventory)
+    checked(inventory)
+    slices = make_slices(inventory, "n1")
+
+    def allows(*chosen):
+        return slice_rules.allows(slices, [names[device.id] for device in chosen])
+
+    assert allows(whole, other)
+    assert allows(first, second, other)
+    assert allows(inner, second)
+    for pair in ((whole, first), (whole, inner), (first, inner)):
+        assert not allows(*pair)
+    without = checked(inventory, features=Features(counters=False))
+    assert names[second.id] in without
+    assert not {names[whole.id], names[first.id]} & set(without)
+
+
+def test_a_device_with_more_parts_than_counters_is_left_out():
+    inventory, parts = divided(anyaccel.detect("sim:H100:1"), anyaccel.detect("sim:H100:1").devices[0], 33)
+    assert set(checked(inventory)) == {device_names(inventory)[part.id] for part in parts}
 
 
 def test_shares_consume_memory_or_slots():
@@ -135,3 +98,24 @@ def test_names_are_stable_labels():
     assert all(re.fullmatch(slice_rules.LABEL, name) for name in names.values())
     fewer = replace(inventory, devices=inventory.devices[3:])
     assert device_names(fewer) == {device.id: names[device.id] for device in fewer.devices}
+
+
+def test_a_device_whose_parts_a_person_holds_under_another_division_has_an_obstacle(tmp_path, monkeypatch):
+    """A person's setting divides the chips of a node into other devices than the agent's."""
+    monkeypatch.setenv("ANYACCEL_STATE_DIR", str(tmp_path / "state"))
+    machine = tmp_path / "machine"
+    machine.mkdir()
+    recorded = json.loads((RECORDING / "machine.json").read_text())
+    (machine / "machine.json").write_text(json.dumps(recorded))
+    fine = anyaccel.detect(str(machine))
+    (machine / "machine.json").write_text(
+        json.dumps({**recorded, "environ": {**recorded.get("environ", {}), "NEURON_LOGICAL_NC_CONFIG": "2"}})
+    )
+    coarse = anyaccel.detect(str(machine))
+    assert len(fine.devices) == 2 * len(coarse.devices)
+    with anyaccel.acquire(anyaccel.request_devices([coarse.devices[1]]), inventory=coarse, unallocated="inherit"):
+        (machine / "machine.json").write_text(json.dumps(recorded))
+        node = Node(str(machine))
+        held = {device.id for device in node.inventory.devices if device.id in node.obstacles()}
+        node.stop()
+    assert held == {fine.devices[2].id, fine.devices[3].id}

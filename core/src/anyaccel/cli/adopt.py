@@ -12,7 +12,7 @@ from anyaccel.cli.options import acquire, survey
 from anyaccel.cli.parser import report_errors
 from anyaccel.cli.quantities import whole
 from anyaccel.launcher.adopt import AdoptedProcess
-from anyaccel.launcher.detached import start_detached
+from anyaccel.launcher.start import start_detached
 
 _LARGEST_PID = 1 << 22
 _NAME = "anyaccel-adopt"

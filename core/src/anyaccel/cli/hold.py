@@ -14,7 +14,7 @@ from anyaccel.cli.options import acquire, add_launch, add_request, add_time, add
 from anyaccel.cli.parser import report_errors
 from anyaccel.errors import UsageError
 from anyaccel.inventory.current import ALLOCATION_VARIABLE, LEASE_VARIABLE
-from anyaccel.launcher.detached import start_detached
+from anyaccel.launcher.start import start_detached
 from anyaccel.linux import process
 from anyaccel.shell import exports, shell_quote
 from anyaccel.vendors import close as close_vendors

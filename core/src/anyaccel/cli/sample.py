@@ -296,7 +296,7 @@ def _of_lease(record: LeaseRecord) -> Holder:
 
 def _command_of(pid: int) -> int:
     """Return the command of a job, given the job's supervisor; any other process is returned unchanged."""
-    from anyaccel.launcher.detached import JOB_NAME
+    from anyaccel.launcher.start import JOB_NAME
     from anyaccel.linux.process import children
 
     # A job is held by its supervisor, which is of no interest to people.

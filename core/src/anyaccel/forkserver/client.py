@@ -96,7 +96,7 @@ class ForkServer:
         return self._control.fileno()
 
     def draw(self) -> int:
-        """Return the number of a new process."""
+        """Return a number for a new process, never given before; no process is started."""
         return next(self._numbers)
 
     def spawn(
@@ -109,7 +109,9 @@ class ForkServer:
         argument: Any = None,
         alone: bool = False,
     ) -> None:
-        """Fork a process for a function.
+        """Have the server fork a process for a function, and return before the fork.
+
+        If the server cannot fork, the owner's ``ended`` is called with the reason.
 
         Args:
             number: Number of the process, from :meth:`draw`.
@@ -133,10 +135,15 @@ class ForkServer:
         )
 
     def send_or_drop(self, number: int, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
-        """Send a message for a process. If that fails, drop the process without a call of its owner.
+        """Send a message for a process; if that fails, drop the process without a call of its owner.
+
+        Args:
+            number: Number of the process.
+            message: The message, JSON data.
+            descriptors: Descriptors that the message carries; the caller keeps its own.
 
         Raises:
-            OSError: When the message cannot be sent, unless the owner knows the server's death already.
+            OSError: When the message cannot be sent, unless the process was dropped before.
         """
         try:
             self._send(message, descriptors)
@@ -147,7 +154,9 @@ class ForkServer:
                 raise
 
     def stop(self, number: int, grace: float, *, by: int = 0) -> None:
-        """End a process and the descendants.
+        """Have a process and the descendants ended, and return before; the owner is called at the end.
+
+        Does nothing if the process, or the server, has gone.
 
         Args:
             number: The process.
@@ -160,10 +169,12 @@ class ForkServer:
             return
 
     def hear(self) -> bool:
-        """Receive a message, if any, and call the owner of the process.
+        """Receive one message, if any, and call the owner of the process; does not wait.
+
+        A process that was dropped gets no call. A server that sends nonsense is killed.
 
         Returns:
-            False once the server has gone.
+            False once the server has gone; True otherwise, also without a message.
         """
         import json
 
@@ -194,14 +205,21 @@ class ForkServer:
         return True
 
     def take_children(self) -> list[Any]:
-        """Return the owners of the remaining processes, for which no message follows."""
+        """Remove and return the owners of the remaining processes, and call the server dead: no message follows."""
         with self.lock:
             self.alive = False
             children, self.children = list(self.children.values()), {}
         return children
 
     def close(self, seconds: float = END_SECONDS) -> bool:
-        """End the server and the processes; return whether the server ends in time."""
+        """Close the connection, so that the server ends its processes and then itself; owners are not called.
+
+        Args:
+            seconds: Longest wait for the end of the server; 0 not to wait.
+
+        Returns:
+            Whether the server ended in time; True without a wait.
+        """
         self.alive = False
         try:  # noqa: SIM105 - contextlib takes long to import
             self._control.shutdown(_socket.SHUT_RDWR)
@@ -211,7 +229,7 @@ class ForkServer:
         return not seconds or self.wait(seconds) is not None
 
     def abandon(self) -> None:
-        """Close the connection in a fork of the process that owns the server."""
+        """Close this process's copy of the connection, in a fork of the owner of the server; the server goes on."""
         self.lock = RLock()
         self.hearing = RLock()
         self.alive = False
@@ -234,18 +252,24 @@ class ForkServer:
         return self._status
 
     def kill(self) -> None:
-        """Kill the server."""
+        """Send SIGKILL to the server unless it has ended; the kernel then kills its processes. Does not wait."""
         if self.wait(0) is None:
             import signal
 
             os.kill(self.pid, signal.SIGKILL)
 
     def _ends_within(self, seconds: float) -> bool:
+        """Wait until the server ends, without reaping it; return False if the time is up before."""
         from anyaccel.linux.process import wait_for_end  # late: most servers outlive their callers
 
         return wait_for_end([self.pid], seconds)
 
     def _send(self, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
+        """Send a message, with descriptors; waits if the socket is full.
+
+        Raises:
+            OSError: When the server has gone, the connection is closed, or the message is too long.
+        """
         import json
         from array import array
 
@@ -258,11 +282,13 @@ _lock = renew_in_child(allocate_lock())
 
 
 def find_server(key: Hashable, make: Callable[[], Server]) -> Server:
-    """Return the live fork server of a kind; start one if there is none.
+    """Return this process's live fork server of a kind; make one, kept for later calls, if there is none.
+
+    A server that has died is replaced.
 
     Args:
         key: The kind.
-        make: Starts a server.
+        make: Starts a server; its exceptions pass through.
     """
     with _lock:
         found: Any = _servers.get(key)
@@ -273,7 +299,7 @@ def find_server(key: Hashable, make: Callable[[], Server]) -> Server:
 
 
 def close_all(kind: type[ForkServer] | None = None, seconds: float = END_SECONDS) -> None:
-    """End the fork servers of this process.
+    """Forget and end the fork servers of this process, one after the other, with their processes.
 
     Args:
         kind: Class of the servers to end; all when None.
@@ -291,13 +317,17 @@ _tidies: list[Callable[[], object]] = []
 
 
 def tidy_at_exit(tidy: Tidy) -> Tidy:
-    """Register a function that runs at exit, before the fork servers end; return the function."""
+    """Register a function that runs when this process exits, before the fork servers end; return the function.
+
+    Functions run in the order of their registration; an exception of one skips the rest.
+    """
     _tidies.append(tidy)
     return tidy
 
 
 @atexit.register  # runs after the exit functions of later imports, which may need processes of the servers
 def _end() -> None:
+    """Call the registered functions, then end all fork servers, when this process exits."""
     for tidy in _tidies:
         tidy()
     close_all()
@@ -305,5 +335,6 @@ def _end() -> None:
 
 @tidy_in_child
 def _abandon_all() -> None:
+    """Forget the parent's fork servers in a forked child, and close the connections."""
     while _servers:
         _servers.popitem()[1].abandon()

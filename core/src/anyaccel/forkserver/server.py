@@ -116,12 +116,15 @@ class Family:
         self.told_stuck = False
 
     def adopt(self, pid: int) -> None:
-        """Add a child of the fork server to the family."""
+        """Add a child of the fork server to :attr:`members`; no descriptor or list of the server changes."""
         self.members[pid] = start_time(pid) or 0
 
 
-def stuck(rest: Teardown) -> str:
-    """Return which processes ignore SIGKILL, or may not be killed, and where they wait."""
+def _describe_stuck(rest: Teardown) -> str:
+    """Return a sentence with each process that a teardown has left: id, state, and the kernel function it waits in.
+
+    Processes that have ended by now are left out.
+    """
     shown = [
         f"process {pid} (state {letter}, in {waits_in(pid) or 'the kernel'})"
         for pid in {**rest.own, **rest.others}
@@ -131,7 +134,10 @@ def stuck(rest: Teardown) -> str:
 
 
 def leave_no_core(pid: int) -> None:
-    """Prevent a core file of a process that is about to abort; the limit of 1 byte covers core pipes, too."""
+    """Lower a process's limit of core files, so that an abort leaves none; errors are ignored.
+
+    The limit is 1 byte, or 0 if the hard limit is 0: a limit of 0 would not keep the kernel from a pipe for core files.
+    """
     import resource
 
     with contextlib.suppress(OSError, ValueError):
@@ -140,7 +146,22 @@ def leave_no_core(pid: int) -> None:
 
 
 class Server:
-    """The state of the fork server: families by number, and the possible families of each child."""
+    """The fork server of one caller. Making the object imports the modules that are to be preloaded.
+
+    An import that fails, a device that is open afterwards and more than one thread become the ``fault``, with which the
+    server refuses to fork. The process exits at once if the caller has ended already.
+
+    Args:
+        config: As for :func:`main`.
+
+    Attributes:
+        families: Living families by number.
+        owners: The families to which each child of the server may belong, by process id.
+        fault: Why no process is forked; empty for none. The caller gets it as the reason of each process.
+        outbox: Messages that the caller has not taken yet.
+        closing: Whether the caller has gone, so that all families are being ended.
+        private: Descriptors that a forked process closes.
+    """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.pid = os.getpid()
@@ -148,7 +169,7 @@ class Server:
         self.stuck_after: float = config["stuck"]
         self.idle: float | None = config["idle"]
         self.control = _socket.socket(fileno=CONTROL)
-        self.caller = _caller(config["caller"])
+        self.caller = _pin_caller(config["caller"])
         self.families: dict[int, Family] = {}
         self.owners: dict[int, frozenset[Family]] = {}
         self.outbox: deque[bytes] = deque()
@@ -162,7 +183,7 @@ class Server:
         if config["preload"] is not None:
             if not self.fault and len(threads()) > 1 and not touched_devices():
                 _end_threads()
-            self.fault = self.fault or _unfit()
+            self.fault = self.fault or _find_fault()
             gc.collect()
         self.poll = select.epoll()
         self.private.append(self.poll.fileno())
@@ -172,7 +193,10 @@ class Server:
         gc.freeze()  # the collector would write to every page that the processes share
 
     def serve(self) -> None:
-        """Fork, watch and tear down until the caller and all families have gone, or the server is idle for long."""
+        """Fork, watch and tear down until the caller and all families have gone, or ``idle`` passes without a family.
+
+        After the caller has gone, families that ignore SIGKILL are not waited for, unless they hold leases.
+        """
         while not (self.closing and all(each.told_stuck and not each.leases for each in self.families.values())):
             ready = self.poll.poll(self._patience())
             if not ready and not self.families:
@@ -188,6 +212,10 @@ class Server:
             self._flush()
 
     def _on_control(self) -> None:
+        """Receive and carry out all pending messages of the caller; end all families if the caller has gone.
+
+        A ``stop`` for a family that has gone is ignored.
+        """
         while True:
             try:
                 data, ancillary, _, _ = self.control.recvmsg(
@@ -212,8 +240,17 @@ class Server:
                 self._end(self.families[message["stop"]], message["grace"], message["by"])
 
     def _spawn(self, number: int, descriptors: list[int], order: Mapping[str, Any]) -> None:
-        """Fork a process for a function."""
-        reason = self.fault or (_unfit() if len(os.listdir("/proc/self/task")) > 1 else "")
+        """Fork a process for a function, and close this process's copies of its descriptors.
+
+        If the server is unfit to fork, or the kernel refuses, the caller gets a ``gone`` with the reason and no process
+        id. While the server is closing, nothing is forked and nothing is sent.
+
+        Args:
+            number: Number of the process.
+            descriptors: Descriptors for the process.
+            order: The message of the caller.
+        """
+        reason = self.fault or (_find_fault() if len(os.listdir("/proc/self/task")) > 1 else "")
         if not reason and not self.closing:
             # SIGTERM stays pending until the worker has its handler: the default action would skip its clean-up.
             masked = set() if order["alone"] else {signal.SIGTERM}
@@ -235,7 +272,13 @@ class Server:
             self._post("gone", number, pid=0, status=None, reason=reason)
 
     def _hold(self, number: int, grace: float, leases: list[int]) -> None:
-        """Keep lease descriptors open until the whole family of a process has gone."""
+        """Keep lease descriptors open until the whole family of a process has gone; close them now if it has.
+
+        Args:
+            number: Number of the process.
+            grace: Seconds between SIGTERM and SIGKILL for orphans of the process.
+            leases: The descriptors.
+        """
         family = self.families.get(number)
         if family is not None:
             family.grace = grace
@@ -245,7 +288,11 @@ class Server:
             os.close(lease)
 
     def _become(self, order: Mapping[str, Any], descriptors: list[int]) -> None:
-        """Run in the forked child, and never return. The target function unblocks SIGTERM, unless ``alone``."""
+        """Set up the forked child, call the target function there, and exit: 0 after a return, 70 after an exception.
+
+        An exception is printed on standard error. The child has a session of its own, the default signals, and dies
+        with its parent. SIGTERM is blocked until the function unblocks it, unless ``alone``.
+        """
         try:
             die_with_parent(self.pid)
             os.setsid()
@@ -273,6 +320,7 @@ class Server:
             os._exit(70)
 
     def _on_signal(self) -> None:
+        """Handle all pending signals: end all families after SIGTERM or SIGHUP, then reap dead processes."""
         numbers: set[int] = set()
         with contextlib.suppress(BlockingIOError):
             while chunk := os.read(self.wake, 512):
@@ -308,7 +356,7 @@ class Server:
                 family.adopt(orphan)
 
     def _look_after(self, family: Family) -> None:
-        """Report a family without processes; tear down orphans once the forked process has ended.
+        """Report a family without processes, and close its leases; or tear down the orphans of an ended process.
 
         While the forked process lives, it adopts its own orphans, so orphans in its family belong to another family.
         """
@@ -323,7 +371,10 @@ class Server:
             self._end(family, family.grace, signal.SIGTERM)
 
     def _remove(self, pid: int, status: int) -> frozenset[Family]:
-        """Remove a dead process from the families to which it may belong; return these families."""
+        """Remove a dead process from the families to which it may belong, and return these families.
+
+        A family whose forked process it was gets the exit status; a signal's is the negative number.
+        """
         families = self.owners.pop(pid, frozenset())
         for family in families:
             if pid == family.pid:
@@ -332,7 +383,16 @@ class Server:
         return families
 
     def _end(self, family: Family, grace: float, by: int) -> None:
-        """Send a signal, if any, to every process of a family, and have the family killed after the grace."""
+        """Begin the teardown of a family, or shorten its grace; the main loop takes the steps.
+
+        With a grace of 0, the forked process is killed at once, unless it has ended.
+
+        Args:
+            family: The family.
+            grace: Seconds until SIGKILL.
+            by: The signal that asks each process to end; 0 for none. SIGABRT also lowers the limit of core files. A
+                teardown in progress keeps its own signal.
+        """
         if family.rest is None:
             family.rest = Teardown(family.find, grace=grace, patience=self.stuck_after, ask=by)
             if by == signal.SIGABRT:
@@ -346,7 +406,7 @@ class Server:
             family.due = time.monotonic() + FIRST_LOOK_SECONDS
 
     def _press(self) -> None:
-        """Take due steps of teardowns."""
+        """Take the due steps of all teardowns, and send ``stuck``, once, for a family that SIGKILL does not end."""
         now = time.monotonic()
         for family in tuple(self.families.values()):
             if (rest := family.rest) is None or family.due > now:
@@ -355,10 +415,10 @@ class Server:
             family.due = time.monotonic() + (LOOK_SECONDS if pause is None else pause)
             if pause is None and rest.killing and (rest.expired or rest.others) and not family.told_stuck:
                 family.told_stuck = True
-                self._post("stuck", family.number, reason=stuck(rest))
+                self._post("stuck", family.number, reason=_describe_stuck(rest))
 
     def _close(self) -> None:
-        """End every family, since the caller has gone."""
+        """End every family, since the caller has gone; no more messages are read. A second call does nothing."""
         if self.closing:
             return
         self.closing = True
@@ -368,17 +428,29 @@ class Server:
             self._end(family, self.grace, signal.SIGTERM)
 
     def _patience(self) -> float | None:
+        """Return the seconds until the next step of a teardown; without teardowns, ``idle`` or None for no limit."""
         due = [family.due for family in self.families.values() if family.rest is not None]
         if not due:
             return None if self.families else self.idle
         return min(max(0.0, min(due) - time.monotonic()), LONGEST_SECONDS)
 
     def _post(self, kind: str, number: int, *, reason: str, **more: int | None) -> None:
+        """Queue a message for the caller, with at most ``MOST_WORDS`` characters of the reason, and send what can be.
+
+        Args:
+            kind: ``gone`` or ``stuck``.
+            number: Number of the process.
+            reason: The reason.
+            more: Further fields.
+        """
         self.outbox.append(json.dumps({"kind": kind, "number": number, "reason": reason[:MOST_WORDS], **more}).encode())
         self._flush()
 
     def _flush(self) -> None:
-        """Send pending messages without blocking: the caller may be stopped."""
+        """Send pending messages without blocking, since the caller may be stopped; the rest waits in the outbox.
+
+        If the caller has gone, all families are ended.
+        """
         try:
             while self.outbox and not self.closing:
                 self.control.send(self.outbox[0], _socket.MSG_DONTWAIT)
@@ -394,7 +466,9 @@ class Server:
 
 
 def _get_parent() -> None:
-    """Fork again and return in the child; the parent only waits, and exits as the child does.
+    """Fork again and return in the child alone; the parent only waits, and exits as the child does, signal included.
+
+    The child has a session of its own and dies with the parent.
 
     The parent does little, since the kernel copies each page of memory that a forked process writes to.
     """
@@ -415,8 +489,8 @@ def _get_parent() -> None:
     os._exit(status)
 
 
-def _unfit() -> str:
-    """Return the reason why this process must not fork; empty for none."""
+def _find_fault() -> str:
+    """Return the reason why this process must not fork, with the way out: open hardware or threads; empty for none."""
     if touched := touched_devices():
         return (
             f"a preloaded module has opened {', '.join(touched)}, and a process with an open device must not fork;"
@@ -432,7 +506,7 @@ def _unfit() -> str:
 
 
 def _reap() -> dict[int, int]:
-    """Reap dead children; return the exit status of each, or the negative number of a signal."""
+    """Reap all dead children without waiting; return the exit statuses by id, the negative number for a signal."""
     dead = {}
     with contextlib.suppress(ChildProcessError):
         while True:
@@ -443,8 +517,8 @@ def _reap() -> dict[int, int]:
     return dead
 
 
-def _caller(pid: int) -> int:
-    """Open a pidfd of the caller; exit if the caller has ended already."""
+def _pin_caller(pid: int) -> int:
+    """Return a pidfd of the caller, the parent of this process; exit with status 0 if the caller has ended already."""
     try:
         pinned = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -455,6 +529,7 @@ def _caller(pid: int) -> int:
 
 
 def _arrange_signals(wake: int) -> None:
+    """Unblock all signals, ignore SIGINT and SIGABRT, and have SIGCHLD, SIGTERM and SIGHUP written to a descriptor."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the thread that started the server may have blocked signals
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     for number in (signal.SIGINT, signal.SIGABRT):  # a process that waits for one that aborts must not do so itself
@@ -468,7 +543,8 @@ def _end_threads() -> None:
 
     A library that expects forks ends its threads before each fork, and starts threads again on demand: OpenBLAS does so
     by ``pthread_atfork`` (its function ``openblas_fork_handler``). So this process has a single thread after a fork,
-    unless a library does not handle forks.
+    unless a library does not handle forks. The fork is killed after ``MOST_TRIAL`` seconds; if the kernel refuses it,
+    the threads stay.
     """
     try:
         import warnings
@@ -487,7 +563,10 @@ def _end_threads() -> None:
 
 
 def _import(modules: Sequence[str]) -> str:
-    """Import modules; return the error message of the first failure, or an empty string."""
+    """Import modules in order, up to the first that fails; return a sentence about the failure, empty for none.
+
+    No exception passes through, SystemExit included.
+    """
     for module in modules:
         try:
             __import__(module)

@@ -41,7 +41,10 @@ _forks = [False]
 
 
 def allow_fork() -> None:
-    """Declare this process to be a fresh command of ours: the first fork server may be a fork of this process.
+    """Declare this process to be a fresh command of ours: its next fork server may be a fork of this process.
+
+    Only a server whose output is discarded is forked, and only while this process has one thread. The call has no
+    effect under a tracer or a profiler, and without standard output or error.
 
     The process has no thread, no open device and no code of the user yet. So a fork is as good as a fresh interpreter,
     and 14 ms faster.
@@ -52,7 +55,7 @@ def allow_fork() -> None:
 def start_server(
     config: Mapping[str, Any], *, env: Mapping[str, str] | None = None, apart: bool = False
 ) -> tuple[int, int]:
-    """Start a fork server in an interpreter with the caller's module path.
+    """Start a fork server with the caller's module path, in a new interpreter or a fork, and return before it is ready.
 
     Args:
         config: Plain data for :func:`anyaccel.forkserver.server.main`.
@@ -79,10 +82,24 @@ def start_server(
 
 
 def _spawn(config: Mapping[str, Any], control: int, env: Mapping[str, str] | None, *, apart: bool) -> int:
+    """Start the server in a new interpreter, in a session of its own; return its process id.
+
+    Args:
+        config: As for :func:`start_server`, like the last two.
+        control: The server's end of the socket; closed here in any case.
+        env: The environment.
+        apart: Whether to discard the output.
+
+    Raises:
+        OSError: When there is no interpreter, or it cannot be started.
+    """
     opened: list[int] = []
 
     def out_of_the_way(descriptor: int) -> int:
-        """Move a descriptor above the numbers 0 to 3, where the caller may have closed its streams."""
+        """Move a descriptor above 3, since the caller may have closed its streams; return the new number.
+
+        The old number is closed; the new one is closed at the end of :func:`_spawn`.
+        """
         opened.append(fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, CONTROL + 1))
         os.close(descriptor)
         return opened[-1]
@@ -115,6 +132,11 @@ def _spawn(config: Mapping[str, Any], control: int, env: Mapping[str, str] | Non
 
 
 def _fork(config: Mapping[str, Any], control: int) -> int:
+    """Start the server in a fork of this process; return its process id, and close ``control`` here in any case.
+
+    Raises:
+        OSError: When the kernel refuses to fork.
+    """
     try:
         pid = os.fork()
         if pid == 0:
@@ -125,7 +147,10 @@ def _fork(config: Mapping[str, Any], control: int) -> int:
 
 
 def _become_server(config: Mapping[str, Any], control: int) -> None:
-    """Run the server in the fork, and never return."""
+    """Run the server in the fork, with discarded output and without inherited descriptors, and exit.
+
+    The exit status is 70 if the server fails; an exception is not printed.
+    """
     try:
         import gc
 

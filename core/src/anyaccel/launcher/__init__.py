@@ -7,9 +7,13 @@ __all__, __getattr__, __dir__ = face(
     {
         "anyaccel.launcher.behalf": ("LeaseOnBehalf", "acquire_on_behalf", "find_on_behalf"),
         "anyaccel.launcher.command": ("run",),
-        "anyaccel.launcher.edits": ("container", "merge_edits"),
-        "anyaccel.launcher.detached": ("JOB_NAME", "fork_child", "start_detached"),
-        "anyaccel.launcher.environment": ("DEVICES_VARIABLE", "WorkerEnvironment", "worker_environment"),
+        "anyaccel.launcher.environment": (
+            "DEVICES_VARIABLE",
+            "WorkerEnvironment",
+            "container",
+            "merge_edits",
+            "worker_environment",
+        ),
         "anyaccel.launcher.hold": ("DeviceLease", "acquire", "acquire_async", "take_async"),
         "anyaccel.launcher.launch": ("Launch", "prepare"),
         "anyaccel.launcher.monitor": ("end_in_time",),
@@ -17,10 +21,16 @@ __all__, __getattr__, __dir__ = face(
         "anyaccel.launcher.rendezvous": ("Rendezvous", "make_rank_variables"),
         "anyaccel.launcher.choosing": ("KnownNames", "count_capacity", "validate"),
         "anyaccel.launcher.schedulers": ("open_scheduler",),
-        "anyaccel.launcher.start": ("become", "check_program", "make_start_error"),
+        "anyaccel.launcher.start": (
+            "JOB_NAME",
+            "become",
+            "check_program",
+            "fork_child",
+            "make_start_error",
+            "start_detached",
+        ),
         "anyaccel.launcher.use": ("ProcessLease", "refuse_if_loaded"),
-        "anyaccel.launcher.verdicts": ("leases", "why"),
-        "anyaccel.launcher.watching": ("LeaseWatch", "watch_leases"),
+        "anyaccel.launcher.verdicts": ("LeaseWatch", "leases", "watch_leases", "why"),
     },
 )
 __all__ += ["time_limit"]

@@ -35,16 +35,13 @@ class AdoptedProcess:
         try:
             # First: from here on, a process that gets the id later cannot be mistaken for this one.
             self.pidfd = os.pidfd_open(pid)
-            with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
-                self.name = file.read().strip()
+            try:
+                self.name = _read_own_name(pid)
+            except BaseException:
+                os.close(self.pidfd)
+                raise
         except OSError as error:
             raise UsageError(f"no process has the id {pid}", hint="'ps -u $USER' shows your processes") from error
-        owner = process.user(pid)
-        if owner != os.getuid():
-            whose = "another user" if owner is None else user_name(owner)
-            raise LeasePermissionError(
-                f"process {pid} belongs to {whose}", hint="its own user can adopt it, or run it with 'anyaccel run'"
-            )
 
     def find_devices(self, inventory: Inventory) -> tuple[Device, ...]:
         """Return the devices whose nodes the process has open.
@@ -83,6 +80,24 @@ class AdoptedProcess:
             f"{subject}: {listed(others)} belongs to no listed device",
             hint="'anyaccel' lists the devices of this machine",
         )
+
+
+def _read_own_name(pid: int) -> str:
+    """Return the name of the program of a process, which must belong to this user.
+
+    Raises:
+        LeasePermissionError: If the process belongs to another user.
+        OSError: If the process has exited.
+    """
+    with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
+        name = file.read().strip()
+    owner = process.user(pid)
+    if owner != os.getuid():
+        whose = "another user" if owner is None else user_name(owner)
+        raise LeasePermissionError(
+            f"process {pid} belongs to {whose}", hint="its own user can adopt it, or run it with 'anyaccel run'"
+        )
+    return name
 
 
 def _stat_nodes(device: Device) -> set[int]:

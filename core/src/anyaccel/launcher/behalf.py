@@ -62,26 +62,29 @@ class LeaseOnBehalf:
                 the lease's files.
             LeasePermissionError: If the lease belongs to another user.
             LedgerError: If the ledger cannot be written.
-            ValueError: If a value is out of range.
+            UsageError: If a value is out of range.
         """
         Ledger.open(self._environ).renew(self.id, _make_tenure(self.key, seconds, groups), note=note)
 
     def release(self) -> None:
-        """End the lease, even if processes still use the devices; does nothing if the lease has ended.
+        """End the lease, even if processes still use the devices; a lease that has ended is no error.
 
-        Vendors that have changed the devices for the holder undo the change; a failure is logged as a warning.
+        In any case, vendors that have changed the devices for the holder undo the change, unless the devices are in
+        another active lease; a failure is logged as a warning.
 
         Raises:
             LeasePermissionError: If the lease belongs to another user, also for root.
             LedgerError: If the ledger cannot be written. Also if the lease has ended, but a process keeps the lock on a
-                device itself; then vendors undo nothing.
+                device itself.
         """
         try:
             Ledger.open(self._environ).drop_lease(self.id)
         except LeaseNotFoundError:
             return
-        if (handover := self._plan_handover()) is not None:
-            handover.take_back()
+        finally:
+            # Also after an error: the lease may have ended all the same. Devices of an active lease are left out.
+            if (handover := self._plan_handover()) is not None:
+                handover.take_back()
 
     def complete_handover(self) -> None:
         """Have vendors change the devices for the holder, unless they have: the taker may have been killed before.
@@ -128,11 +131,11 @@ def acquire_on_behalf(
 
     Raises:
         RequestError, UnknownNameError: If the request is invalid.
-        UnknownOptionError, UsageError: If there is no such option, or its value is invalid.
+        UnknownOptionError, UsageError: If there is no such option, or its value is invalid; if ``key``, ``seconds`` or
+            the number of groups is out of range.
         NeverFitsError, NotFreeError: If the devices are not available, or not in time.
         LedgerError: If leases cannot be kept on this machine.
         EnvConflictError, PluginError: If the environment cannot be made, or a vendor cannot change the devices.
-        ValueError: If ``key``, ``seconds`` or the number of groups is out of range.
 
     Examples:
         >>> lease = anyaccel.acquire_on_behalf("GPU:1", "pod 7", seconds=600, machine="sim:H100:2")
@@ -205,7 +208,7 @@ def _make_tenure(key: str, seconds: float, groups: Iterable[str]) -> Tenure:
     """Make a tenure that begins now, with the control groups that exist.
 
     Raises:
-        ValueError: If a value is out of range.
+        UsageError: If a value is out of range.
     """
     found = ((path, inode) for path in groups if (inode := group_inode(path)) is not None)
     return make_tenure(key, seconds, tuple(found))

@@ -115,7 +115,7 @@ def run(request: str | Sequence[str], command: Sequence[str] | str, **options: U
         ending = _TimedEnd(limit, lease.lease.mark if lease.lease else ())
         status = None
         try:
-            done = _complete(lease, command if isinstance(command, str) else list(command), ending, **given)
+            done = _complete(lease, command, ending, **given)
             status = done.returncode
         except OSError as error:
             if error.filename not in (None, program):  # such as a missing cwd: the error names it already
@@ -143,12 +143,12 @@ def _check_command(command: Sequence[str] | str, options: Mapping[str, Any]) -> 
         raise UsageError("stdin and input are the same: give one of them")
     if options.get("capture_output") and (options.get("stdout"), options.get("stderr")) != (None, None):
         raise UsageError("capture_output says where stdout and stderr go: leave these out")
-    return "sh" if isinstance(command, str) else os.fspath(command[0])
+    return "sh" if isinstance(command, (str, bytes, os.PathLike)) else os.fsdecode(command[0])
 
 
 def _complete(
     lease: DeviceLease,
-    command: list[str] | str,
+    command: Sequence[str] | str,
     ending: _TimedEnd,
     *,
     check: bool = False,

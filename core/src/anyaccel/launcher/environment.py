@@ -1,4 +1,4 @@
-"""Make the environment of a worker from the edits of the vendors' plug-ins."""
+"""Make the environment of a worker, or of a container, from the edits of the vendors' plug-ins."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from anyaccel.launcher import caps
 from anyaccel.model import (
     AGREEMENT,
     Allocation,
+    ContainerEdits,
+    Device,
     EnvContext,
     EnvEdits,
     Grant,
@@ -34,10 +36,11 @@ from anyaccel.vendors.discovery import DENY_VARIABLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from anyaccel.launcher.bind import Bind
     from anyaccel.vendors.process import VendorProcess
 
 DEVICES_VARIABLE = "ANYACCEL_DEVICES"
+Bind = bool | None
+"""Whether workers run near their devices; None to bind only workers with whole devices of this host."""
 # Without links: a worker cannot use them, and they grow with the square of the devices, while a variable has a limit.
 _ENCODER = json.JSONEncoder(default=partial(plain, without=("links",)), separators=(",", ":"))
 HIDE_SECONDS = 0.4
@@ -142,8 +145,6 @@ def worker_environment(
     changes, unset, more = _merge(_keep_obeyed(edits, inventory), {share.device.vendor for share in held.values()})
     processors: tuple[int, ...] = ()
     if bind is not False:
-        from anyaccel.launcher.bind import find_processors
-
         processors = find_processors(allocation, inventory, bind)
     if gaps or more or processors:  # most allocations stay as they are
         allocation = replace(allocation, gaps=(*allocation.gaps, *gaps, *more), processors=processors)
@@ -446,3 +447,83 @@ def _own_variables(allocation: Allocation, inventory: Inventory, lease: str) -> 
     if inventory.machine != HOST:
         own[MACHINE_VARIABLE] = inventory.machine
     return own
+
+
+def find_processors(allocation: Allocation, inventory: Inventory, bind: Bind) -> tuple[int, ...]:
+    """Return the processors on the NUMA nodes of all devices of an allocation, in ascending order; binds nothing.
+
+    A distant processor reaches a device, and the memory beside the device, over a shared link. Memory needs no rule of
+    its own: by default, the kernel gives a process pages of the node on which it runs while there are some
+    (Documentation/admin-guide/mm/numa_memory_policy.rst). A policy that the user has set stays.
+
+    Args:
+        allocation: The devices of the worker.
+        inventory: The machine. With ``bind`` True, a simulated or recorded machine counts as this host.
+        bind: Whether to bind the worker; None for whole devices of this host only.
+
+    Returns:
+        Numbers of processors that this thread may use; empty if the worker is not to be bound, if there is no device,
+        if the node of a device is unknown, or if this thread may use no processor there.
+    """
+    from anyaccel.probe.processors import by_node
+
+    if bind is None:
+        bind = inventory.machine == HOST and all(share.whole for share in allocation.shares)
+    # One device of unknown node: to bind to the nodes of the others could be the wrong half of the machine.
+    nodes = {device.numa_node for device in allocation.devices} if bind else set()
+    if not nodes or None in nodes:
+        return ()
+    processors = by_node()
+    found = {processor for node in nodes if node is not None for processor in processors.get(node, ())}
+    return tuple(sorted(found & os.sched_getaffinity(0)))
+
+
+def container(devices: Iterable[Device]) -> ContainerEdits:
+    """Return the device nodes, mounts, groups and variables that a container with the devices needs.
+
+    Args:
+        devices: The devices of one container, of any vendors. A mask is right for exactly these. Declared devices,
+            which no plug-in knows, need nothing.
+
+    Raises:
+        EnvConflictError: If two vendors set one variable differently.
+        PluginError: If a plug-in is not installed, or cannot answer.
+
+    Examples:
+        >>> edits = anyaccel.container(anyaccel.detect("sim:TPU-V4:4").devices[:1])
+        >>> edits.nodes
+        ('/dev/accel0',)
+    """
+    by_vendor: dict[str, list[Device]] = {}
+    for device in devices:
+        if not device.declared:  # by the administrator: no plug-in knows them
+            by_vendor.setdefault(device.vendor, []).append(device)
+    return merge_edits({vendor: _vendor(vendor).container(tuple(own)) for vendor, own in by_vendor.items()})
+
+
+def merge_edits(edits: Mapping[str, ContainerEdits]) -> ContainerEdits:
+    """Merge the container edits of several vendors: each node, group and mount target once, groups sorted.
+
+    Of different mounts at one target, the last vendor's is kept.
+
+    Raises:
+        EnvConflictError: If two vendors set one variable differently.
+    """
+    env: dict[str, str] = {}
+    owner: dict[str, str] = {}
+    for vendor, edit in edits.items():
+        for name, value in edit.env.items():
+            if env.setdefault(name, value) != value:
+                raise EnvConflictError(
+                    f"{owner[name]} and {vendor} set the variable {name} differently in a container"
+                    f" ({env[name]!r} and {value!r}), so one container cannot hold both; set ANYACCEL_PLUGINS to one"
+                )
+            owner.setdefault(name, vendor)
+    all_of_them = edits.values()
+    return ContainerEdits(
+        nodes=tuple(dict.fromkeys(node for edit in all_of_them for node in edit.nodes)),
+        # By target: two vendors may mount the same library, and a container refuses a second mount there.
+        mounts=tuple({mount.target: mount for edit in all_of_them for mount in edit.mounts}.values()),
+        env=env,
+        groups=tuple(sorted({group for edit in all_of_them for group in edit.groups})),
+    )

@@ -13,30 +13,39 @@ from anyaccel.errors import DeadlockError, DevicesBusyError, LimitError, NeverFi
 from anyaccel.inventory.detect import survey
 from anyaccel.launcher.choosing import local_scheduler, make_choice
 from anyaccel.launcher.handover import plan_handover
-from anyaccel.launcher.launch import Launch, check_start, plan_launch
+from anyaccel.launcher.launch import Launch, check_start, plan_launch, remove_group
 from anyaccel.launcher.options import AcquireOptions, check_options
 from anyaccel.launcher.scope import Scope
 from anyaccel.launcher.usage import OpenLease
-from anyaccel.launcher.verdicts import judge, make_limit_error
-from anyaccel.launcher.waits import describe_wait, has_other_threads, log_wait, note_own, own_leases
+from anyaccel.launcher.verdicts import (
+    describe_wait,
+    has_other_threads,
+    judge,
+    log_wait,
+    make_limit_error,
+    note_own,
+    own_leases,
+)
 from anyaccel.ledger import Lease, LeaseRecord, Ledger
 from anyaccel.linux import mark as marks
-from anyaccel.model import NOTHING, Allocation, Device, Extent, Grant, Request, replace
+from anyaccel.model import NOTHING, Allocation, Device, Extent, Grant, Inventory, Request, Stats, replace
 from anyaccel.model.allocation import share_table
 from anyaccel.model.verdict import ReasonCode
 from anyaccel.scheduler import Choice, Verdict, parse_request
+from anyaccel.scheduler.filters import asked_memory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import subprocess
     from typing import Any, Self, Unpack
 
-    from anyaccel.launcher.busy import UnleasedUse
     from anyaccel.ledger.acquisition import Acquisition
 
 T = TypeVar("T")
 MarkMaker = Callable[[Collection[marks.Mark]], marks.Mark]
 """Returns the mark of a lease, given the marks that are taken; see :class:`anyaccel.ledger.Want`."""
+FRESH_SECONDS = 2.0
+"""Maximum age of an observation of use without a lease while a request waits."""
 
 
 class DeviceLease(OpenLease):
@@ -105,8 +114,6 @@ class DeviceLease(OpenLease):
     def remove_group(self) -> None:
         """Remove the cgroup of the lease, unless a process still runs there; does nothing without a cgroup."""
         if self.launch.environment.group is not None:
-            from anyaccel.launcher.limits import remove_group
-
             remove_group(self.launch.environment.group)
 
     def __enter__(self) -> Self:
@@ -327,7 +334,8 @@ class LeaseRequest:
             return
         self.ledger = Ledger.open(self.environ)
         self.scope = Scope.make(self.inventory, self.environ)
-        self._unleased = self._observe_unleased(avoid_busy=options.get("avoid_busy", False))
+        avoid_busy = options.get("avoid_busy", False)
+        self._unleased = UnleasedUse(self.inventory, self.request, self.environ, avoid_busy=avoid_busy)
         want = self.scope.make_want(self._choice, self.inventory)
         self.want = replace(want, seconds=time, confined=self._confined, mark=mark)
         wait = read_seconds("wait", options.get("wait"))
@@ -388,17 +396,6 @@ class LeaseRequest:
         elif self._attempt is not None:  # an interrupt between the lease and its DeviceLease
             self._attempt.undo()
 
-    def _observe_unleased(self, *, avoid_busy: bool) -> UnleasedUse | None:
-        """Return an observer of use without a lease; None without ``avoid_busy`` and without filters in the request.
-
-        Nothing is observed yet, since an observation is slow.
-        """
-        if not avoid_busy and not any(term.filters for term in self.request.terms):
-            return None
-        from anyaccel.launcher.busy import UnleasedUse
-
-        return UnleasedUse(self.inventory, self.request, self.environ, avoid_busy=avoid_busy)
-
     def _report_wait(self, place: int, records: tuple[LeaseRecord, ...]) -> None:
         """Report the wait: to ``on_wait``, else to ``tell``, else to the logger, after which reports stop.
 
@@ -444,7 +441,8 @@ class LeaseRequest:
         for lease, _ in own.values():
             for name, extent in lease.devices.items():
                 taken[name] = taken.get(name, NOTHING).joined(extent)
-        if self._choice.choose(self.scope.to_devices(taken)) is not None and not self._exceeds_limits(own):
+        fits = self._choice.choose(self.scope.to_devices(taken)) is not None
+        if fits and not self.ledger.over_limits(self.want, self._terms["priority"], only=own):
             return
         verdict = self._judge()
         held = "; ".join(f"lease {key}, taken at {place}" for key, (_, place) in own.items())
@@ -454,17 +452,6 @@ class LeaseRequest:
             hint="release that first, or ask for all devices at once; with wait=SECONDS the call waits all the same,"
             " for a signal handler to release it",
         )
-
-    def _exceeds_limits(self, leases: Collection[str]) -> bool:
-        """Return whether the given leases alone, by id, already make the request exceed a limit of the user.
-
-        All other leases of the user are ignored. The machine's configuration and the ledger are read anew.
-
-        Raises:
-            ConfigurationError: If the machine's configuration is invalid or untrusted.
-            StateDirectoryError: If the ledger cannot be read.
-        """
-        return bool(self.ledger.over_limits(self.want, self._terms["priority"], only=leases))
 
     def choose(self, taken: Mapping[str, Extent]) -> dict[str, Extent] | None:
         """Choose free devices, and keep the choice for :meth:`make_allocation`.
@@ -480,8 +467,7 @@ class LeaseRequest:
             choice kept.
         """
         leased = self.scope.to_devices(taken)
-        unleased = {} if self._unleased is None else self._unleased.find_taken(leased)
-        grants = self._choice.choose(leased | unleased)
+        grants = self._choice.choose(leased | self._unleased.find_taken(leased))
         if grants is None:
             return None
         self._grants = grants
@@ -534,3 +520,57 @@ class LeaseRequest:
         """
         terms = {"time": self.want.seconds, "priority": self._terms["priority"]}
         return judge(self.inventory, self.request, self.ledger, self.environ, **terms)
+
+
+class UnleasedUse:
+    """Finds devices unavailable to a request because of processes without a lease.
+
+    Args:
+        inventory: The machine.
+        request: The request.
+        environ: The environment of the plug-ins.
+        avoid_busy: Whether a device with a process on it counts as taken.
+    """
+
+    def __init__(self, inventory: Inventory, request: Request, environ: Mapping[str, str], *, avoid_busy: bool) -> None:
+        self._inventory = inventory
+        self._environ = environ
+        self._avoid_busy = avoid_busy
+        self._memory = max((asked_memory(term) for term in request.terms if term.filters), default=0)
+        self._observed: Mapping[str, Stats] = {}
+        self._observed_at = float("-inf")
+
+    def find_taken(self, leased: Mapping[str, Extent]) -> dict[str, Extent]:
+        """Return the whole of each device without a lease and unavailable to the request, by id.
+
+        A device is taken if a process runs on it (with ``avoid_busy``), or if it has less free memory than the largest
+        memory filter of the request asks for. A device that cannot be observed counts as free. An observation starts
+        processes, and serves for ``FRESH_SECONDS``.
+
+        Args:
+            leased: The leased part of each device, by id. These devices are left out of the result, even if leased in
+                part.
+        """
+        if not (self._avoid_busy or self._memory):
+            return {}
+        # The ledger asks again after each change on the machine, and an observation starts processes.
+        if monotonic() - self._observed_at > FRESH_SECONDS:
+            from anyaccel.inventory.observe import stats
+
+            self._observed, _ = stats(self._inventory, environ=self._environ)
+            self._observed_at = monotonic()
+        return {
+            device.id: Extent(device.units)
+            for device in self._inventory.devices
+            if device.id not in leased  # the holder's own use is no obstacle: the lease is
+            and device.id in self._observed
+            and self._is_taken(device.memory_bytes, self._observed[device.id])
+        }
+
+    def _is_taken(self, memory_bytes: int | None, seen: Stats) -> bool:
+        """Return whether an observed device is unavailable; unknown memory counts as free."""
+        if self._avoid_busy and seen.processes:
+            return True
+        if not self._memory or memory_bytes is None or seen.memory_used_bytes is None:
+            return False
+        return memory_bytes - seen.memory_used_bytes < self._memory

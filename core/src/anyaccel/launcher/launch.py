@@ -10,13 +10,21 @@ import os
 from collections.abc import Mapping, Sequence
 
 from anyaccel.durations import Duration
+from anyaccel.errors import EnforcementError
 from anyaccel.inventory.detect import survey
 from anyaccel.launcher.caps import FRACTION_VARIABLE
 from anyaccel.launcher.choosing import local_scheduler
-from anyaccel.launcher.environment import WorkerEnvironment, warn_once, worker_environment
+from anyaccel.launcher.environment import (
+    WorkerEnvironment,
+    WorkerGroup,
+    map_shares,
+    warn_once,
+    worker_environment,
+)
 from anyaccel.launcher.inside import ProcessSetup
+from anyaccel.launcher.options import StartOptions, check_options, parse_memory
 from anyaccel.linux.mark import Mark
-from anyaccel.model import Allocation, Inventory, Request, Value, replace
+from anyaccel.model import Allocation, Inventory, Request, Share, Value, replace
 from anyaccel.scheduler import parse_request
 from anyaccel.vendors import DEADLINE_SECONDS
 from anyaccel.vendors import close as close_vendors
@@ -26,8 +34,12 @@ if TYPE_CHECKING:
     import subprocess
     from typing import Any, NoReturn, Unpack
 
-    from anyaccel.launcher.options import StartOptions
+    from anyaccel.linux.cgroup import UnavailableError
     from anyaccel.probe.machine import Machine
+
+
+DMEM = "cgroup dmem"
+"""Name of the enforcement of a share whose memory the cgroup controller ``dmem`` limits."""
 
 
 class Launch(Value):
@@ -153,8 +165,6 @@ def check_start(options: StartOptions, *, forked: bool = False) -> bool:
         EnforcementError: If the kernel cannot limit ``memory``, or cannot confine a process with ``enforce`` True.
     """
     if options.get("memory") is not None:
-        from anyaccel.launcher.limits import check_memory_limit
-
         check_memory_limit(direct=forked)
     if not (enforce := options.get("enforce", False)):
         return False
@@ -195,10 +205,13 @@ def plan_launch(
     """
     sandbox, enforce = None, options.get("enforce", False)
     if enforce:
-        from anyaccel.launcher.sandbox import describe_obstacle, make_sandbox
+        from anyaccel.launcher.sandbox import find_obstacle, make_sandbox
 
         sandbox = make_sandbox(allocation, inventory, enforce=enforce)
-        gaps = (describe_obstacle(),) if sandbox is None else sandbox.gaps
+        if sandbox is None:
+            gaps: tuple[str, ...] = (f"the worker is not confined to its devices: {find_obstacle()}",)
+        else:
+            gaps = sandbox.gaps
         allocation = replace(allocation, confined=sandbox is not None, gaps=gaps)
     environment = worker_environment(
         allocation,
@@ -214,8 +227,6 @@ def plan_launch(
         warn_once(gap for gap in environment.allocation.gaps if gap not in allocation.gaps)
     memory = options.get("memory")
     if memory is not None or (grouped and environment.regions):
-        from anyaccel.launcher.limits import limit_memory, parse_memory
-
         environment = limit_memory(environment, None if memory is None else parse_memory(memory), direct=forked)
     own: dict[str, Any] = {name: value for name, value in options.items() if name in ProcessSetup._fields}
     return Launch(inventory=inventory, environment=environment, inside=ProcessSetup(sandbox=sandbox, **own))
@@ -263,10 +274,109 @@ def prepare(
         >>> launch.environment.set["ANYACCEL_DEVICES"] == launch.inventory.devices[0].id
         True
     """
-    from anyaccel.launcher.options import StartOptions, check_options
-
     check_options("prepare", options, StartOptions.__annotations__, prepare.__kwdefaults__)
     wanted = parse_request(request)
     inventory = survey(inventory, request=wanted, machine=machine, declare=declare, environ=environ, timeout=timeout)
     allocation = local_scheduler(inventory).allocate(wanted)
     return plan_launch(allocation, inventory, options, environ=environ, grouped=False, told=False)
+
+
+def check_memory_limit(*, direct: bool = False) -> None:
+    """Check that the kernel can limit the host memory of a worker.
+
+    Args:
+        direct: As for :func:`limit_memory`.
+
+    Raises:
+        EnforcementError: If the kernel cannot.
+    """
+    from anyaccel.linux import cgroup
+
+    try:
+        cgroup.find_place({"memory"}, None if direct else os.environ)
+    except (OSError, cgroup.UnavailableError) as error:
+        raise _make_error(error) from error
+
+
+def limit_memory(made: WorkerEnvironment, memory: int | None = None, *, direct: bool = False) -> WorkerEnvironment:
+    """Make the cgroup of a worker before the start; without limits that the kernel permits, no group is made.
+
+    The caller starts the worker in the group, and removes the group after the exit of the worker: see
+    :func:`anyaccel.linux.cgroup.enter`, :func:`remove_group` and :func:`anyaccel.launcher.start.start_marked`. The
+    rules are the kernel's, Documentation/admin-guide/cgroup-v2.rst: ``memory.max`` and ``memory.swap.max`` limit memory
+    of the host, ``dmem.max`` memory of devices, with a line ``region bytes`` for each.
+
+    Args:
+        made: The environment of the worker. Its ``regions`` are limited if the kernel permits. Otherwise its shares
+            stay by agreement, and ``unlimited`` of the result says why.
+        memory: Limit of host memory, in bytes, with swap forbidden; None for no limit.
+        direct: Whether this process or its fork server forks the worker, so that no wrapper program can run first.
+
+    Returns:
+        The environment with the group, and with the limits in its allocation and the worker's variable. Without a
+        group, the environment with ``unlimited`` alone changed.
+
+    Raises:
+        EnforcementError: If ``memory`` is given and the kernel cannot limit it.
+    """
+    from anyaccel.linux import cgroup
+
+    host = {} if memory is None else {"memory.max": str(memory), cgroup.SWAP: "0"}
+    most: dict[str, int] = {}
+    for region, held in made.regions.values():
+        most[region] = most.get(region, 0) + held
+    devices = {"dmem.max": "\n".join(f"{region} {held}" for region, held in most.items())} if most else {}
+    unlimited = ""
+    # A kernel without the controller dmem can still limit host memory: the second attempt leaves devices out.
+    for limits in filter(None, (host | devices, host) if devices else (host,)):
+        try:
+            path, before = cgroup.make(limits, None if direct else made.values)
+        except (OSError, cgroup.UnavailableError) as error:
+            if limits is host:
+                raise _make_error(error) from error
+            unlimited = str(error)
+        else:
+            made = replace(made, unlimited=unlimited)
+            return _add_group(made, WorkerGroup(path=path, before=before), memory, dmem=limits is not host)
+    return replace(made, unlimited=unlimited)
+
+
+def remove_group(group: WorkerGroup) -> str:
+    """Remove an empty cgroup; with a process inside, the maker of the next cgroup does so later. Errors are ignored.
+
+    Returns:
+        A clause with the limit of host memory, if the kernel killed a process in the group because of the limit; else
+        empty.
+    """
+    from anyaccel.linux import cgroup
+
+    most = cgroup.remove(group.path)
+    if most is None:
+        return ""
+    return f"it exceeded its limit of {most} bytes of host memory (memory=), and the kernel killed it"
+
+
+def _make_error(error: OSError | UnavailableError) -> EnforcementError:
+    """Make the error about a failed limit of host memory; the hint is an :class:`UnavailableError`'s, else general."""
+    remedy = getattr(error, "remedy", "look at that directory's owner and at what the kernel's log (dmesg) says")
+    return EnforcementError(f"the kernel cannot limit the host memory of a worker: {error}", hint=remedy)
+
+
+def _add_group(made: WorkerEnvironment, group: WorkerGroup, memory: int | None, *, dmem: bool) -> WorkerEnvironment:
+    """Return the environment with a group, and with the limits in the allocation and in its variable.
+
+    Args:
+        made: The environment.
+        group: The group.
+        memory: Limit of host memory in bytes; None for no limit.
+        dmem: Whether the group limits device memory: it then enforces the shares of devices in ``regions``.
+    """
+    allocation = replace(made.allocation, host_memory_bytes=memory)
+    if dmem:
+
+        def held(share: Share) -> Share:
+            here = share.device.id in made.regions and not share.whole
+            return replace(share, memory_by=DMEM) if here else share
+
+        allocation = map_shares(allocation, held)
+    return replace(made.with_allocation(allocation), group=group)

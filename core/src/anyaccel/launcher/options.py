@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TypedDict
 
 from anyaccel.errors import UnknownOptionError, UsageError
-from anyaccel.text import shown
+from anyaccel.text import shown, size
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from typing import IO, Any, Literal
 
     from anyaccel.durations import Duration
-    from anyaccel.launcher.bind import Bind
+    from anyaccel.launcher.environment import Bind
     from anyaccel.launcher.sandbox import Enforce
     from anyaccel.ledger import OnWait
     from anyaccel.model import Inventory
@@ -110,6 +110,7 @@ _VALUES: Mapping[str, tuple[object, ...]] = {
     "mask": ("id", "index"),
     "enforce": (True, False, "try"),
 }
+_LEAST_MEMORY = 1 << 20
 
 
 def check_options(function: str, given: Mapping[str, object], *known: Iterable[str] | None) -> None:
@@ -133,9 +134,26 @@ def check_options(function: str, given: Mapping[str, object], *known: Iterable[s
             raise UsageError(f"{name} must be {_join(values)} (got {shown(given[name])})")
     memory = given.get("memory")
     if memory is not None:
-        from anyaccel.launcher.limits import parse_memory
-
         parse_memory(memory)
+
+
+def parse_memory(memory: object) -> int:
+    """Parse a limit of host memory, and return bytes.
+
+    Args:
+        memory: Bytes, or a text such as ``"8GiB"``.
+
+    Raises:
+        UsageError: If it is no amount, or less than 1 MiB, with which no program starts.
+    """
+    try:
+        found: object = size(memory) if isinstance(memory, str) else memory
+    except ValueError as error:
+        raise UsageError(f"memory {error}") from None
+    # bool is an int: memory=True would be one byte.
+    if isinstance(found, bool) or not isinstance(found, int) or found < _LEAST_MEMORY:
+        raise UsageError(f"memory must be at least 1MiB, in bytes or as a text such as '8GiB' (got {memory!r:.60})")
+    return found
 
 
 def _join(values: tuple[object, ...]) -> str:

@@ -15,9 +15,8 @@ from anyaccel.launcher.choosing import KnownNames, cached, validate
 from anyaccel.launcher.handover import plan_handover
 from anyaccel.launcher.hold import LeaseRequest
 from anyaccel.launcher.usage import OpenLease
-from anyaccel.launcher.verdicts import ActiveLeases, apply_limits, make_limit_error
-from anyaccel.launcher.waits import note_own
-from anyaccel.ledger import Choose, Lease, LeaseRecord, Ledger, Place
+from anyaccel.launcher.verdicts import ActiveLeases, apply_limits, make_limit_error, note_own
+from anyaccel.ledger import Choose, LeaseRecord, Ledger, Place
 from anyaccel.linux import mark as marks
 from anyaccel.linux.fork import renew_in_child, tidy_in_child
 from anyaccel.model import Allocation, Extent, Inventory, replace
@@ -190,14 +189,15 @@ class SharedScheduler(Scheduler):
             return None
         except LimitError as error:
             raise make_limit_error(plan.request, error) from error
-        note_own(lease)  # not in _wait(): its thread has no line of the program to name
-        opened = self._open(pending, lease, note, waited=0.0)
+        opened = OpenLease(lease, pending.make_allocation(lease), note=note)
         try:
+            note_own(lease)  # not in _wait(): its thread has no line of the program to name
+            self._plan_handover(opened, pending)
             opened.hand_over()
+            return self._take(opened)
         except BaseException:
             opened.end_lease()
             raise
-        return self._take(opened)
 
     def _make_request(self, plan: RequestPlan, waiting: Waiting) -> LeaseRequest:
         """Make the request to the ledger for a plan that can fit, on the present machine.
@@ -223,12 +223,10 @@ class SharedScheduler(Scheduler):
 
         return choose
 
-    def _open(self, pending: LeaseRequest, lease: Lease, note: str, *, waited: float) -> OpenLease:
-        """Make the open lease of a new lease; its devices are still to be handed over."""
-        opened = OpenLease(lease, pending.make_allocation(lease), note=note, waited=waited)
-        devices = opened.allocation.devices
-        opened.handover = plan_handover(lease.id, devices, pending.inventory, self._environ, self._ledger)
-        return opened
+    def _plan_handover(self, opened: OpenLease, pending: LeaseRequest) -> None:
+        """Set the handover of a new lease; the vendors are not called yet."""
+        given = opened.allocation
+        opened.handover = plan_handover(given.id, given.devices, pending.inventory, self._environ, self._ledger)
 
     def _take(self, opened: OpenLease) -> Allocation:
         """Enter a new lease into the books, mark this process for good, and begin the journal entry.
@@ -237,6 +235,10 @@ class SharedScheduler(Scheduler):
 
         Returns:
             The allocation.
+
+        Raises:
+            OSError, ValueError: If the kernel refuses the mark; then the books are unchanged, and the caller ends the
+                lease.
         """
         self._drop_others()  # a question in between has entered this lease as that of another process
         allocation = opened.allocation
@@ -318,6 +320,7 @@ class SharedScheduler(Scheduler):
             waits = pending.inventory is self.inventory and self._waits.get(ticket.number) is wait
             return choosing(taken) if waits else None  # the wait is about to be stopped, or restarted
 
+        opened = None
         try:
             lease = await self._ledger.begin(
                 pending.want,
@@ -327,18 +330,23 @@ class SharedScheduler(Scheduler):
                 on_wait=wait.report,
                 place=wait.place,
             ).get_async()
-            opened = self._open(pending, lease, ticket.note, waited=monotonic() - wait.began)
+            waited = monotonic() - wait.began
+            opened = OpenLease(lease, pending.make_allocation(lease), note=ticket.note, waited=waited)
+            self._plan_handover(opened, pending)
             await opened.hand_over_async()
+            with self._lock:
+                given = pending.inventory is self.inventory and ticket in self._queue
+                if given:
+                    ticket.allocation = self._take(opened)
+                    self._leave(ticket)
+                    self._waits.pop(ticket.number, None)
         except Exception as error:  # noqa: BLE001 -- raised in the code that awaits the ticket
+            if opened is not None:
+                await opened.end_async()
             if isinstance(error, LimitError):  # the configuration was changed
                 error = make_limit_error(ticket.plan.request, error)
             self._fail(ticket, error)
             return
-        with self._lock:
-            given = pending.inventory is self.inventory and self._leave(ticket)
-            if given:
-                self._waits.pop(ticket.number, None)
-                ticket.allocation = self._take(opened)
         if given:
             notify([ticket])
         else:  # cancelled in between, or the machine has changed: then another wait runs

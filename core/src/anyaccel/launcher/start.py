@@ -1,20 +1,22 @@
-"""Start a command with a mark, and in a cgroup, from the first instruction on.
+"""Start processes: commands with a mark and in a cgroup from the first instruction on, and children of this process.
 
-A ``preexec_fn`` could do both, but makes :mod:`subprocess` fork a parent that may be large and have threads. So a small
-program does both and then becomes the command: ``prlimit(1)`` for the mark alone, else this interpreter. Measured on a
-busy machine: ``prlimit`` takes 9 ms, the interpreter 116 ms.
+A ``preexec_fn`` could set mark and cgroup, but makes :mod:`subprocess` fork a parent that may be large and have
+threads. So a small program does both and then becomes the command: ``prlimit(1)`` for the mark alone, else this
+interpreter. Measured on a busy machine: ``prlimit`` takes 9 ms, the interpreter 116 ms.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 
-from anyaccel.errors import CommandNotFoundError, CommandNotRunnableError
+from anyaccel.errors import AnyaccelError, CommandNotFoundError, CommandNotRunnableError
+from anyaccel.linux import process
 from anyaccel.linux.mark import Mark, limit
 
 TYPE_CHECKING = False
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 
     from anyaccel.launcher.environment import WorkerGroup
 
+JOB_NAME = "anyaccel-job"
+"""Process name of the supervisor of a detached command; the command is its only child."""
 # Python source for another interpreter: -I and -S keep the user's variables and site packages out of it.
 _BECOME = (
     "import os,resource,signal,sys\n"
@@ -143,7 +147,7 @@ def check_program(program: str, environ: Mapping[str, str] | None = None, direct
     if any(os.path.isfile(path) and os.access(path, os.X_OK) for path in found):
         return
     code = errno.EACCES if any(os.path.exists(path) for path in found) else errno.ENOENT
-    raise OSError(code, os.strerror(code), program)
+    raise OSError(code, os.strerror(code), name)
 
 
 def become(command: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
@@ -169,3 +173,101 @@ def make_start_error(program: str, error: OSError) -> CommandNotFoundError | Com
         return CommandNotFoundError(f"the command {program!r} was not found; check its name and PATH")
     reason = os.strerror(error.errno) if error.errno else str(error)
     return CommandNotRunnableError(f"the command {program!r} cannot be run: {reason}; check that it is executable")
+
+
+def fork_child(body: Callable[[], int]) -> int:
+    """Run a function in a forked child, and return the child's process id at once; the caller reaps the child.
+
+    No other code of the caller runs there, exit handlers included.
+
+    Args:
+        body: The function; returns the exit status of the child. The child prints an exception on standard error.
+
+    Raises:
+        OSError: If no process can be made.
+    """
+    child = os.fork()
+    if not child:
+        os._exit(_run(body))
+    return child
+
+
+def start_helper(body: Callable[[int], int]) -> tuple[int, int]:
+    """Start a child that the kernel kills with the calling thread, until the child calls :func:`process.live_on`.
+
+    The caller reaps the child, and closes the descriptor.
+
+    Args:
+        body: As for :func:`fork_child`; called with the descriptor for a report.
+
+    Returns:
+        The process id, and the descriptor from which to read the report.
+
+    Raises:
+        OSError: If no process can be made, or no descriptor is free.
+    """
+    parent = os.getpid()
+    report, reporting = os.pipe()
+
+    def run() -> int:
+        os.close(report)
+        process.die_with_parent(parent)
+        return body(reporting)
+
+    try:
+        return fork_child(run), report
+    except OSError:
+        os.close(report)
+        raise
+    finally:
+        os.close(reporting)
+
+
+def start_detached(body: Callable[[int], int]) -> tuple[bytes, int]:
+    """Start a helper in a new session, and wait for the report or the exit.
+
+    A helper that has reported runs on, and is not reaped; without :func:`process.live_on`, the kernel kills the helper
+    with the calling thread.
+
+    Args:
+        body: As for :func:`start_helper`; a report is one write of 64 bytes at most.
+
+    Returns:
+        The report and 0; if the helper exited without a report, nothing and the exit status: 128 plus the number of a
+        signal that killed the helper.
+
+    Raises:
+        OSError: If no process can be made, or no descriptor is free.
+    """
+
+    def run(reporting: int) -> int:
+        os.setsid()  # so that no terminal ends or stops the helper
+        return body(reporting)
+
+    child, report = start_helper(run)
+    told = os.read(report, 64)  # returns at once if the helper dies: its end of the pipe is closed then
+    os.close(report)
+    return (told, 0) if told else (b"", process.reap(child))
+
+
+def _run(body: Callable[[], int]) -> int:
+    """Call the function of a child, and return the exit status; print an exception on standard error.
+
+    Returns:
+        The result of the function; 130 after an interrupt, without a message; the error's own status after an
+        AnyaccelError; 1 after any other exception, SystemExit included, with the traceback as message.
+    """
+    try:
+        return body()
+    except KeyboardInterrupt:
+        return 130
+    except AnyaccelError as error:
+        told = "".join(f"anyaccel: {line}\n" for line in (str(error), *error.hint.splitlines()))
+        status = error.exit_code
+    except BaseException:  # noqa: BLE001 - the child must not go on as a second copy of the caller
+        import traceback
+
+        told, status = traceback.format_exc(), 1
+    with contextlib.suppress(OSError):
+        os.write(2, told.encode(errors="replace"))
+    return status

@@ -10,6 +10,7 @@ from anyaccel.errors import AlreadyLoadedError, UsageError
 from anyaccel.launcher.hold import DeviceLease, LeaseRequest, keep
 from anyaccel.launcher.inside import bind_thread
 from anyaccel.linux import mark as marks
+from anyaccel.linux.descriptors import list_mapped
 from anyaccel.linux.fork import tidy_in_child
 from anyaccel.model import Inventory, Request
 from anyaccel.scheduler import parse_request
@@ -51,10 +52,15 @@ class ProcessLease(DeviceLease):
     def outer_environ(self) -> dict[str, str]:
         """Return a copy of the environment of this process, with the variables of the lease as before the lease.
 
-        A variable that the program has changed since gets its former value, too.
+        A variable that the program has changed since keeps its present value.
         """
-        outer = {**os.environ, **{name: value for name, value in self._former.items() if value is not None}}
-        return {name: value for name, value in outer.items() if self._former.get(name, value) is not None}
+        outer = {**os.environ, **self._find_unchanged()}
+        return {name: value for name, value in outer.items() if value is not None}
+
+    def _find_unchanged(self) -> dict[str, str | None]:
+        """Return the former values of the variables that still have the lease's value; None for an unset variable."""
+        own = self.launch.environment.set
+        return {name: former for name, former in self._former.items() if os.environ.get(name) == own.get(name)}
 
     def repeat(self, request: Request) -> None:
         """Record another call of :func:`use` with the same request; from then on, no ``with`` statement can begin.
@@ -79,9 +85,7 @@ class ProcessLease(DeviceLease):
         if _active is not self:
             return
         bind_thread(self._processors)
-        for name, value in self._former.items():
-            if os.environ.get(name) != self.launch.environment.set.get(name):
-                continue  # the program has changed the variable
+        for name, value in self._find_unchanged().items():
             if value is None:
                 os.environ.pop(name, None)
             else:
@@ -234,9 +238,6 @@ def find_loaded(libraries: Collection[str]) -> str:
     Args:
         libraries: Beginnings of the file names, such as ``libacme.so``.
     """
-    if not libraries:
-        return ""
-    with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
-        paths = dict.fromkeys(line.partition("/")[2].rstrip("\n") for line in file if "/" in line)
     beginnings = tuple(libraries)
-    return next((f"/{path}" for path in paths if os.path.basename(path).startswith(beginnings)), "")
+    mapped = list_mapped() if beginnings else ()
+    return next((path for path in mapped if os.path.basename(path).startswith(beginnings)), "")

@@ -1,29 +1,48 @@
-"""Report the leases of a machine, and judge whether a new request would be served now."""
+"""Report and watch the leases of a machine, judge whether a new request would be served now, and describe waits.
+
+A wait ends when another process, or another thread of this one, releases devices. If only this process could release
+what a request needs, and it has no other thread, the wait would never end.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping, Sequence
+import sys
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from time import time as now
 
 from anyaccel.durations import Duration, read_seconds
-from anyaccel.errors import AnyaccelError, LimitError, NeverFitsError
+from anyaccel.errors import AnyaccelError, LimitError, NeverFitsError, UsageError
 from anyaccel.inventory.detect import survey
 from anyaccel.launcher.choosing import local_scheduler, make_choice
 from anyaccel.launcher.environment import worker_environment
 from anyaccel.launcher.scope import Scope
-from anyaccel.launcher.waits import describe_holder
 from anyaccel.ledger import LeaseRecord, Ledger, Want
-from anyaccel.ledger.record import describe_ahead
+from anyaccel.ledger.lockfile import Life
+from anyaccel.ledger.record import BLOCKED, describe_ahead, describe_obstacles
+from anyaccel.linux.fork import tidy_in_child
 from anyaccel.model import ANY_SLOTS, Extent, Inventory, Request, Value, replace, slot_mask
 from anyaccel.model.verdict import ReasonCode
 from anyaccel.scheduler import Reason, Verdict, parse_request
+from anyaccel.text import elapsed, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, Self
 
+    from anyaccel.ledger import Lease
     from anyaccel.policy import OverLimit
+
+LOOK_SECONDS = 1.0
+"""Seconds between two looks at the ledger."""
+LOGGER = "anyaccel.wait"
+"""Logger that gets the description of a wait in a Python program."""
+
+_own: dict[str, tuple[Lease, str]] = {}
+"""Leases that this process holds for itself, with the line that acquired each: only the program releases them."""
+tidy_in_child(_own.clear)
 
 
 def why(
@@ -186,7 +205,11 @@ def judge(
         ConfigurationError: If the machine's configuration is invalid or untrusted.
         StateDirectoryError: If the ledger cannot be read.
     """
-    verdict = judge_beside(ActiveLeases.read(inventory, ledger, environ, time=time), inventory, request)
+    held = ActiveLeases.read(inventory, ledger, environ, time=time)
+    scheduler = local_scheduler(inventory)
+    for lease, devices in held.devices.items():
+        scheduler.occupy(devices, holder=lease, note=held.holders[lease])
+    verdict = held.with_ways_out(scheduler.why(request))
     if not verdict.ever_fits:
         return verdict
     want = _make_want(inventory, request, environ, time)
@@ -199,20 +222,6 @@ def judge(
         message += f", and fair shares count {used / 3600:.3g} device-hours of yours"
     reasons = (Reason(code=ReasonCode.WAITING_BEHIND, message=message),)
     return replace(verdict, fits_now=False, reasons=reasons, ways_out=("'anyaccel queue' shows who waits",))
-
-
-def judge_beside(held: ActiveLeases, inventory: Inventory, request: Request) -> Verdict:
-    """Judge a request by the active leases and withheld devices in ``held`` alone, without limits and earlier requests.
-
-    Ways out include the hints of the leases in the way.
-
-    Raises:
-        UnknownNameError: If no device has one of the names.
-    """
-    scheduler = local_scheduler(inventory)
-    for lease, devices in held.devices.items():
-        scheduler.occupy(devices, holder=lease, note=held.holders[lease])
-    return held.with_ways_out(scheduler.why(request))
 
 
 class ActiveLeases(Value):
@@ -248,10 +257,14 @@ class ActiveLeases(Value):
         """
         by_lease: dict[str, list[LeaseRecord]] = {}
         records = Scope.make(inventory, environ).select_records(ledger.find_obstacles(time))
+        blocks: dict[str, str] = {}
         for record in records:
-            kind = {"drained": "drain", "reserved": "reservation"}.get(record.state, "unknown")
             # A lease file that is not understood has no id: each counts by itself.
-            by_lease.setdefault(record.id or f"{kind}-{len(by_lease)}", []).append(record)
+            key = record.id or f"unknown-{len(by_lease)}"
+            if record.state in BLOCKED:  # the way out names the drain or the reservation, which has several devices
+                kind = "drain" if record.state == "drained" else "reservation"
+                key = blocks.setdefault(record.hint, f"{kind}-{len(by_lease)}")
+            by_lease.setdefault(key, []).append(record)
         listed = {device.id for device in inventory.devices}
         devices = {
             lease: {
@@ -288,3 +301,145 @@ def _find_gaps(request: Request, inventory: Inventory, environ: Mapping[str, str
         allocation = local_scheduler(inventory).allocate(request)
         return worker_environment(allocation, inventory, environ=environ).allocation.gaps
     return ()
+
+
+def note_own(lease: Lease | None) -> None:
+    """Remember a lease of this process and the acquiring line of the program; drop released leases.
+
+    Args:
+        lease: The lease, which only the program releases; with None, for no devices, nothing is done.
+    """
+    if lease is None:
+        return
+    # Without a lock: another thread may note a lease at the same time, so the items are copied first.
+    for key in [key for key, (other, _) in tuple(_own.items()) if other.released]:
+        _own.pop(key, None)
+    _own[lease.id] = lease, _find_calling_line()
+
+
+def own_leases(path: str) -> Mapping[str, tuple[Lease, str]]:
+    """Return the leases of :func:`note_own` in a state directory, with their lines, by id.
+
+    Released leases are left out, and leases whose files were removed.
+    """
+    return {
+        key: (lease, place)
+        for key, (lease, place) in tuple(_own.items())
+        if lease.path == path and not lease.released and lease.intact
+    }
+
+
+def has_other_threads() -> bool:
+    """Return whether this process has another Python thread, which could release devices while this one waits."""
+    # A daemon of a library counts, too: no call can tell what a thread will do.
+    return any(thread is not threading.current_thread() for thread in threading.enumerate())
+
+
+def _find_calling_line() -> str:
+    """Return ``file:line`` of the innermost frame outside this package."""
+    frame = sys._getframe(1)  # noqa: SLF001 - inspect.stack() reads source files, and takes milliseconds
+    package = __name__.partition(".")[0]
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == package:
+        frame = frame.f_back
+    return printable(f"{frame.f_code.co_filename}:{frame.f_lineno}")
+
+
+def describe_holder(record: LeaseRecord) -> str:
+    """Describe the holder of a device: user, process, for how long, for what, and the line of a lease of this process.
+
+    The text for a drain or reservation is its reason; for a kept lease, its user and reason; for a lease on behalf of
+    other processes, its user, purpose and reason.
+    """
+    words = record.note or record.request or record.command
+    if record.state in BLOCKED:
+        return record.reason
+    if record.state == Life.KEPT.value:
+        return f"{record.user}, {record.reason}"
+    if record.state == Life.ON_BEHALF.value:
+        return ", ".join(filter(None, (record.user, words or record.key, record.reason)))
+    since = f", for {elapsed(now() - record.since)}" if record.since is not None else ""
+    place = _own[record.id][1] if record.pid == os.getpid() and record.id in _own else ""
+    here = f", taken by this process at {place}" if place else ""
+    return f"{record.user}, process {record.pid or 'unknown'}{since}" + (f", {words}" if words else "") + here
+
+
+def describe_wait(place: int, holders: Iterable[LeaseRecord], limits: Iterable[OverLimit]) -> str:
+    """Return a sentence with the queue position and the obstacles of a request: limits, then holders of devices.
+
+    Without limits and holders, earlier requests are the obstacle.
+
+    Args:
+        place: The queue position, 1 for the next.
+        holders: The leases and withheld devices in the way.
+        limits: The limits in the way.
+    """
+    taken = describe_obstacles(holders, {key: line for key, (_, line) in tuple(_own.items())})
+    obstacles = "; ".join(filter(None, (*(each.message() for each in limits), taken)))
+    return f"waiting, place {place} in line: {obstacles or describe_ahead(place - 1)}"
+
+
+def log_wait(sentence: str) -> None:
+    """Log the description of a wait as a warning: on standard error, unless the program configures logging."""
+    import logging
+
+    logging.getLogger(LOGGER).warning("anyaccel: %s", printable(sentence))
+
+
+class LeaseWatch:
+    """An iterator over the leases of a machine: the present leases first, then the new list after each change.
+
+    :meth:`close` ends the iteration; any thread may call it.
+    """
+
+    def __init__(self, inventory: Inventory, environ: Mapping[str, str] | None, every: float) -> None:
+        self._inventory, self._environ, self._every = inventory, environ, every
+        self._known: tuple[LeaseRecord, ...] | None = None
+        self._closed = threading.Event()
+
+    def close(self) -> None:
+        """End the iteration; a thread that waits for the next change gets StopIteration at once."""
+        self._closed.set()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> tuple[LeaseRecord, ...]:
+        while not self._closed.wait(self._every if self._known is not None else 0):
+            found = leases(self._inventory, self._environ)
+            # A reason may tell a remaining time, which is no change.
+            plain = tuple(replace(record, reason="", until=None) for record in found)
+            if plain != self._known:
+                self._known = plain
+                return found
+        raise StopIteration
+
+
+def watch_leases(
+    inventory: Inventory, *, every: float = LOOK_SECONDS, environ: Mapping[str, str] | None = None
+) -> LeaseWatch:
+    """Watch the leases, drains and reservations of a machine for changes.
+
+    Args:
+        inventory: The machine.
+        every: Seconds between two looks at the ledger.
+        environ: The environment, which may name the state directory; that of this process if None.
+
+    Returns:
+        An iterator over the records of :func:`anyaccel.leases`: the present ones at once, then again after each change,
+        for which the iterator waits. A change of a reason or an end alone is none. The iteration raises
+        StateDirectoryError if the ledger cannot be read.
+
+    Raises:
+        UsageError: If ``every`` is not more than 0.
+
+    Examples:
+        >>> watch = anyaccel.watch_leases(anyaccel.detect("sim:H100:2"))
+        >>> next(watch)
+        ()
+        >>> with anyaccel.acquire("GPU:1", machine="sim:H100:2"):
+        ...     len(next(watch))
+        1
+    """
+    if not every > 0:
+        raise UsageError(f"every must be seconds, more than 0 (got {every!r:.60})")
+    return LeaseWatch(inventory, environ, every)

@@ -50,16 +50,13 @@ def find_devices(inventory: Inventory, name: str) -> tuple[Device, ...]:
     return tuple(found)
 
 
-def drain(
-    inventory: Inventory, names: Sequence[str], reason: str, environ: Mapping[str, str] | None = None
-) -> DeviceBlock:
+def drain(inventory: Inventory, names: Sequence[str], reason: str) -> DeviceBlock:
     """Withhold devices from every request; running leases go on. Drains outlast a reboot.
 
     Args:
         inventory: The machine.
         names: Names of the devices, as of :func:`find_devices`.
         reason: Reason, for display.
-        environ: The environment with the ledger's place; that of this process when None.
 
     Returns:
         The drain.
@@ -69,20 +66,16 @@ def drain(
         LeasePermissionError: When this user is neither root nor the owner of the state directory.
         LedgerError: When the drain cannot be written.
     """
-    environ = os.environ if environ is None else environ
     devices = {device.id for name in names for device in find_devices(inventory, name)}
-    return Ledger.open(environ).drain(Scope.make(inventory, environ).keys(devices), reason)
+    return Ledger.open().drain(Scope.make(inventory, os.environ).keys(devices), reason)
 
 
-def undrain(
-    inventory: Inventory, names: Sequence[str], environ: Mapping[str, str] | None = None
-) -> tuple[DeviceBlock, ...]:
+def undrain(inventory: Inventory, names: Sequence[str]) -> tuple[DeviceBlock, ...]:
     """End drains; with an error, none ends.
 
     Args:
         inventory: The machine.
         names: Identities of drains, or names of drained devices. A drain ends as a whole.
-        environ: As for :func:`drain`.
 
     Returns:
         The ended drains.
@@ -93,8 +86,7 @@ def undrain(
         LeasePermissionError: When this user is neither root nor the owner of the state directory.
         LedgerError: When the blocks cannot be read or written.
     """
-    environ = os.environ if environ is None else environ
-    ledger, scope = Ledger.open(environ), Scope.make(inventory, environ)
+    ledger, scope = Ledger.open(), Scope.make(inventory, os.environ)
     drains = [block for block in ledger.blocks() if block.drains]
     found: dict[str, DeviceBlock] = {}
     for name in names:
@@ -116,7 +108,6 @@ def reserve(  # noqa: PLR0917 -- in the order of the command's arguments
     end: float,
     user: str,
     note: str = "",
-    environ: Mapping[str, str] | None = None,
 ) -> DeviceBlock:
     """Reserve whole devices for a user and a time, out of the devices that are certain to be free then.
 
@@ -127,7 +118,6 @@ def reserve(  # noqa: PLR0917 -- in the order of the command's arguments
         end: End, in seconds since 1970; not in the past.
         user: Name or number of the user.
         note: Purpose, for display.
-        environ: As for :func:`drain`.
 
     Returns:
         The reservation.
@@ -145,8 +135,7 @@ def reserve(  # noqa: PLR0917 -- in the order of the command's arguments
         raise UsageError("a reservation must end after its start, and in the future")
     if any(term.fraction for term in request.terms) or request.else_cpu:
         raise UsageError(f"a reservation must be of whole devices (got {request})")
-    environ = os.environ if environ is None else environ
-    scope, choice = Scope.make(inventory, environ), make_choice(inventory, request)
+    scope, choice = Scope.make(inventory, os.environ), make_choice(inventory, request)
     if not choice.ever_fits:
         local_scheduler(inventory).allocate(request)  # which raises the reason
 
@@ -157,7 +146,7 @@ def reserve(  # noqa: PLR0917 -- in the order of the command's arguments
     number = find_user(user)
     if number is None:
         raise UsageError(f"there is no user {user!r}", hint="'getent passwd' lists the users")
-    block = Ledger.open(environ).reserve(choose, begin=begin, end=end, user=number, note=note, request=str(request))
+    block = Ledger.open().reserve(choose, begin=begin, end=end, user=number, note=note, request=str(request))
     if block is None:
         verdict = Verdict(request=request, fits_now=False, ever_fits=True)
         raise NotFreeError(

@@ -25,12 +25,11 @@ from anyaccel.errors import DevicesBusyError, LeaseCancelledError, LimitError
 from anyaccel.ledger import listing as listings
 from anyaccel.ledger import record, tickets
 from anyaccel.ledger.blocks import find_barred, read_blocks
-from anyaccel.ledger.bodies import with_entry
 from anyaccel.ledger.device_locks import DeviceLocks, describe
 from anyaccel.ledger.directory import BUSY_SECONDS, StateDirectory
 from anyaccel.ledger.lease import Lease, Place, Want
 from anyaccel.ledger.listing import Listing
-from anyaccel.ledger.lockfile import Life, LockedFile, probe_lock
+from anyaccel.ledger.lockfile import Life, LockedFile, probe_lock, with_entry
 from anyaccel.ledger.names import (
     ENDLESS,
     LeaseName,
@@ -44,15 +43,24 @@ from anyaccel.ledger.names import (
 )
 from anyaccel.ledger.record import LeaseRecord
 from anyaccel.ledger.tenure import ENTRY
-from anyaccel.ledger.tickets import TicketFile
-from anyaccel.ledger.turns import current_policy, hashed, list_holdings, own_user, read_ticket, with_blocks, with_past
+from anyaccel.ledger.tickets import (
+    TicketFile,
+    current_policy,
+    find_ended,
+    hashed,
+    list_holdings,
+    own_user,
+    read_ticket,
+    with_blocks,
+    with_past,
+)
 from anyaccel.linux import mark as marks
 from anyaccel.linux import process
 from anyaccel.linux.inotify import FileEvents
 from anyaccel.model import replace
 from anyaccel.model.device import MOST_SLOTS, UNITS_PER_DEVICE
 from anyaccel.model.extent import ANY_SLOTS, Extent
-from anyaccel.policy import Limits, OverLimit, Policy, Waiting
+from anyaccel.policy import OverLimit, Policy, Waiting, sum_usage
 
 Choose = Callable[[Mapping[str, Extent]], Mapping[str, Extent] | None]
 """Function that chooses an extent of each device to hold, by device name, given the taken extents; None if the free
@@ -648,7 +656,7 @@ class Acquisition:
         """
         if self._policy.plain:
             return
-        limits = [each for each in self._policy.over_limits(self.facts, ()) if each.lasting]
+        limits = [each for each in self._policy.over_limits(self.facts, {}) if each.lasting]
         if limits:
             reasons = tuple(each.message() for each in limits)
             raise LimitError(
@@ -681,9 +689,9 @@ class Acquisition:
             listing: The names in the directory.
             over: Names of leases that have ended, and so do not count.
         """
-        if self._policy.plain or self._policy.limits_of(self.facts.user) == Limits():
+        if self._policy.plain or not self._policy.restricts(self.facts.user):
             return ()
-        return self._policy.over_limits(self.facts, list_holdings(directory, listing, over))
+        return self._policy.over_limits(self.facts, sum_usage(list_holdings(directory, listing, over)))
 
     # The line
 
@@ -718,26 +726,33 @@ class Acquisition:
             self._ticket.stamp()
 
     def _rivals(self, directory: int, listing: Listing) -> list[str]:
-        """Return the names of competing tickets ahead, in the order of service; locks are not checked.
+        """Return the names of the tickets ahead that block this request, in the order of service.
 
-        Unreadable tickets, and tickets that a device limit of their own user stops, are left out.
+        See :meth:`anyaccel.policy.Policy.keeps_waiting`. Locks are not checked; unreadable tickets are left out.
         """
         if not listing.tickets:
             return []
         policy = with_past(self._policy)  # only here, since few requests meet others that wait
-        held = () if policy.plain else list_holdings(directory, listing)
+        plain = policy.plain
+        held = () if plain else list_holdings(directory, listing)
         own = self._own
         now = process.boot_seconds()
         turn = policy.sort_key(held, now)
         end, found = turn(own), []
         for name in listing.tickets:
-            each = read_ticket(directory, name, brief=policy.plain and not policy.blocks) if name != own.key else None
-            if each is None or not policy.competes(each, own, now):
+            each = read_ticket(directory, name, brief=plain and not policy.blocks) if name != own.key else None
+            if each is None or (plain and not policy.competes(each, own, now)):
                 continue
-            at = turn(each)
-            if at < end and (policy.plain or not policy.limited(each, held)):
-                found.append((at, name))
-        return [name for _, name in sorted(found)]
+            if (at := turn(each)) < end:
+                found.append((at, name, each, plain or policy.competes(each, own, now)))
+        if not plain:
+            used = sum_usage(held)
+            if any(policy.keeps_waiting(each, own, used, competes=alike) != alike for _, _, each, alike in found):
+                # Limits decide: leases whose files are left, but which have ended, must not count. The test of all
+                # locks takes longer than all the rest.
+                used = sum_usage(list_holdings(directory, listing, find_ended(directory, listing)))
+            found = [row for row in found if policy.keeps_waiting(row[2], own, used, competes=row[3])]
+        return [name for _, name, *_ in sorted(found)]
 
     @property
     def _own(self) -> Waiting:

@@ -18,10 +18,9 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 
 from anyaccel.errors import LeasePermissionError, LedgerError
-from anyaccel.ledger.bodies import clean, read_number, read_object
-from anyaccel.ledger.directory import BUSY_SECONDS, StateDirectory
+from anyaccel.ledger.directory import BUSY_SECONDS, MACHINE_WIDE, StateDirectory
+from anyaccel.ledger.lockfile import clean, read_number, read_object
 from anyaccel.ledger.names import hash_device
-from anyaccel.ledger.places import MACHINE_WIDE
 from anyaccel.ledger.record import LeaseRecord
 from anyaccel.linux import process
 from anyaccel.linux.files import write_whole

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from anyaccel import configuration
 from anyaccel.configuration import user_directory
 from anyaccel.errors import ConfigurationError
-from anyaccel.ledger.bodies import clean, read_number, read_object
+from anyaccel.ledger.lockfile import clean, read_number, read_object
 from anyaccel.linux.users import outside, user_name
 from anyaccel.model import Value, replace
 from anyaccel.policy import Usage

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TypeVar
 
 from anyaccel.errors import LeaseNotFoundError, StateDirectoryError, UsageError
 from anyaccel.ledger.acquisition import Acquisition, Choose, OnWait
 from anyaccel.ledger.blocks import DeviceBlock, change_blocks, check_permission, locked, new_block_id, read_blocks
-from anyaccel.ledger.bodies import clean
 from anyaccel.ledger.directory import NoStateDirectoryError, StateDirectory, find
 from anyaccel.ledger.lease import Lease, Place, Want
 from anyaccel.ledger.listing import Listing, find_states, read
-from anyaccel.ledger.lockfile import Life
+from anyaccel.ledger.lockfile import Life, clean
 from anyaccel.ledger.names import MAX_PRIORITY, LeaseName
 from anyaccel.ledger.record import LeaseRecord, TicketRecord, list_leases
-from anyaccel.ledger.turns import current_policy, find_ended, list_holdings, own_user, policy_for_display, with_past
+from anyaccel.ledger.tickets import current_policy, find_ended, list_holdings, own_user, policy_for_display, with_past
 from anyaccel.linux import mark as marks
 from anyaccel.linux import process
 from anyaccel.linux.descriptors import open_files
@@ -351,8 +351,8 @@ class Ledger:
     def count_usage(self) -> float | None:
         """Return the device-seconds that fair shares count for this user; None if the machine counts none over time.
 
-        Past and active leases count, each half after every half-life; 0 without a state directory. A faulty
-        configuration of the machine counts as none.
+        Past and active leases count, each half after every half-life. Without a state directory no lease is active. A
+        faulty configuration of the machine counts as none.
 
         Raises:
             LedgerError: When the ledger cannot be read.
@@ -361,11 +361,8 @@ class Ledger:
         if policy.half_life is None:
             return None
 
-        def inspect(directory: int, listing: Listing) -> Iterable[float]:
-            held = list_holdings(directory, listing, find_ended(directory, listing))
-            yield policy.usage(held, process.boot_seconds()).get(own_user(), 0.0)
-
-        return sum(self._read(inspect))
+        held = self._read(lambda directory, listing: list_holdings(directory, listing, find_ended(directory, listing)))
+        return policy.usage(held, process.boot_seconds()).get(own_user(), 0.0)
 
     def _make_newcomer(self, want: Want, priority: int = 0) -> Acquisition:
         """Return an acquisition for the queue position of a request that came now; no device is ever chosen.
@@ -396,7 +393,7 @@ class Ledger:
             return newcomer.over_limits(directory, listing, find_ended(directory, listing) | others)
 
         found = self._read(inspect)
-        return found or policy.over_limits(newcomer.facts, ())  # without a state directory nothing is held
+        return found or policy.over_limits(newcomer.facts, {})  # without a state directory nothing is held
 
     def unfinished_handovers(self) -> Mapping[str, str]:
         """Return the devices that a vendor changed for a holder and that were not put back, with the lease's identity.
@@ -489,10 +486,8 @@ class Ledger:
         """
         from anyaccel.ledger.ending import end_lease
 
-        try:
+        with _not_found(f"no lease {lease_id!r} is active"):
             return end_lease(self._state, lease_id, grace=grace, force=force)
-        except NoStateDirectoryError as error:
-            raise LeaseNotFoundError(f"no lease {lease_id!r} is active: {error}") from error
 
     def renew(self, lease_id: str, tenure: Tenure, *, note: str | None = None) -> None:
         """Replace the tenure of an own lease on behalf of other processes; each file is replaced in one step.
@@ -504,16 +499,15 @@ class Ledger:
 
         Raises:
             LeaseNotFoundError: When the lease has ended, or may have been taken for ended during the call, which then
-                removes its files; also for a lease that has no tenure.
+                removes its files.
             LeasePermissionError: When the lease belongs to another user, also for root.
-            LedgerError: When the directory stays locked, or a file cannot be written.
+            LedgerError: When the lease has no tenure, since a process holds it; when the directory stays locked, or a
+                file cannot be written.
         """
-        from anyaccel.ledger.renewal import renew
+        from anyaccel.ledger.ending import renew
 
-        try:
+        with _not_found(f"lease {lease_id} has ended", hint="acquire the devices anew"):
             renew(self._state, lease_id, tenure, note)
-        except NoStateDirectoryError as error:
-            raise LeaseNotFoundError(f"lease {lease_id} has ended: {error}", hint="acquire the devices anew") from error
 
     def cancel(self, ticket_id: str, *, seconds: float = 30.0) -> int:
         """Remove an own waiting request from the line, or any request as root; wait until the request has left.
@@ -534,7 +528,8 @@ class Ledger:
         """
         from anyaccel.ledger.tickets import cancel
 
-        return cancel(self._state, ticket_id, seconds=seconds)
+        with _not_found(f"no request waits with ticket {ticket_id!r}"):
+            return cancel(self._state, ticket_id, seconds=seconds)
 
     def drop_lease(self, lease_id: str) -> tuple[int, ...]:
         """Free the devices of an own lease, although processes go on using them; none is signalled.
@@ -548,13 +543,13 @@ class Ledger:
         Raises:
             LeaseNotFoundError: When no such lease is active.
             LeasePermissionError: When the lease belongs to another user, also for root.
-            StateDirectoryError: When there is no state directory.
             LedgerError: When the ledger cannot be written, or when the lease is gone but a process keeps the lock on
                 the device itself.
         """
         from anyaccel.ledger.ending import drop_lease
 
-        return drop_lease(self._state, lease_id)
+        with _not_found(f"no lease {lease_id!r} is active"):
+            return drop_lease(self._state, lease_id)
 
     def explain_refusal(self, lease_id: str) -> str:
         """Return the reason why a lease does not cover this process, as a clause; empty if the lease does.
@@ -578,6 +573,19 @@ class Ledger:
 
     def __repr__(self) -> str:
         return f"<Ledger {self.path}{'' if self.shared else ' (not shared)'}>"
+
+
+@contextlib.contextmanager
+def _not_found(missing: str, *, hint: str = "") -> Iterator[None]:
+    """Context in which a missing state directory means that a lease or ticket does not exist.
+
+    Raises:
+        LeaseNotFoundError: When the state directory is missing.
+    """
+    try:
+        yield
+    except NoStateDirectoryError as error:
+        raise LeaseNotFoundError(f"{missing}: {error}", hint=hint) from error
 
 
 def _covers(directory: int, lease: LeaseName) -> bool:

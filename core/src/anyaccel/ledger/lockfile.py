@@ -1,18 +1,25 @@
-"""Files that stay locked by their makers, and tests of the locks of other processes' files."""
+"""Files that stay locked by their makers, and locks and bodies of other processes' files, which may say anything."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import fcntl
+import json
 import os
 import stat
 from enum import Enum
 
 from anyaccel.ledger.names import boot, hidden_name
 from anyaccel.linux import process
+from anyaccel.text import printable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 BODY_LIMIT = 4096
+_TEXT_LIMIT = 250  # so that all of it stays below the limit of a body
 # Files belong to other users: no symbolic link is followed, and opening a FIFO must not block.
 _LOOKING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _TRIES = 100  # each with a new name, which a hostile process would have to find and lock in time
@@ -224,3 +231,34 @@ def read_body(directory: int, name: str, limit: int = BODY_LIMIT) -> bytes:
         return os.read(fd, limit) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
     finally:
         os.close(fd)
+
+
+def read_object(body: bytes) -> dict[str, Any]:
+    """Parse a JSON object from another process; empty for anything else."""
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def read_number(value: object) -> float | None:
+    """Convert a number of seconds, or the like, from another process; None unless a number from 0 to below 2**40."""
+    return float(value) if type(value) in (int, float) and 0 <= value < 1 << 40 else None  # type: ignore[operator, arg-type] # pyright: ignore[reportOperatorIssue, reportArgumentType]
+
+
+def clean(value: object) -> str:
+    """Cut a foreign text to 250 characters, and make the text one printable line; empty for anything but a text."""
+    return printable(value[:_TEXT_LIMIT]) if isinstance(value, str) else ""
+
+
+def with_entry(body: bytes, name: str, value: Any) -> bytes:
+    """Return the body of a lease with an entry added or replaced, as JSON of any length.
+
+    Args:
+        body: The current content: any carrier of the lease may have written it, so anything but a JSON object is
+            dropped.
+        name: Name of the entry.
+        value: The value, which JSON must be able to encode.
+    """
+    return json.dumps(read_object(body) | {name: value}, ensure_ascii=False).encode(errors="replace")

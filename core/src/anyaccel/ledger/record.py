@@ -9,9 +9,8 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 
-from anyaccel.ledger.bodies import clean, read_object, with_entry
 from anyaccel.ledger.listing import LeaseState, Listing, find_states
-from anyaccel.ledger.lockfile import Life, read_body
+from anyaccel.ledger.lockfile import Life, clean, read_body, read_object, with_entry
 from anyaccel.ledger.names import LeaseName, boot, without_scope
 from anyaccel.ledger.tenure import RENEWED, read_tenure
 from anyaccel.linux import process
@@ -214,7 +213,7 @@ def add_reason(body: bytes, reason: str) -> bytes:
     """Return the body of a lease with the reason why it is kept although no process uses its devices.
 
     Args:
-        body: The current content; see :func:`anyaccel.ledger.bodies.with_entry`.
+        body: The current content; see :func:`anyaccel.ledger.lockfile.with_entry`.
         reason: The reason, for display; cut to 250 characters.
     """
     return with_entry(body, "quarantined", clean(reason))

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 from anyaccel import configuration
 from anyaccel.errors import AnyaccelError, UsageError
+from anyaccel.ledger.directory import MACHINE_WIDE, MODE_SHARED
 from anyaccel.ledger.journal import MACHINE_DIRECTORY
 from anyaccel.ledger.ledger import Ledger
-from anyaccel.ledger.places import MACHINE_WIDE, MODE_SHARED
 from anyaccel.linux.files import write_whole
 from anyaccel.model import Value
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 
-from anyaccel.ledger.bodies import clean, read_number, read_object
-from anyaccel.ledger.lockfile import read_body
+from anyaccel.errors import UsageError
+from anyaccel.ledger.lockfile import clean, read_body, read_number, read_object
 from anyaccel.ledger.names import LeaseName, boot
 from anyaccel.linux import process
 from anyaccel.linux.groups import GroupState, group_state
@@ -98,14 +98,14 @@ def make_tenure(key: str, seconds: float, groups: tuple[tuple[str, int], ...] = 
             processes, the lease stays active after ``seconds``.
 
     Raises:
-        ValueError: When a value is out of range.
+        UsageError: When a value is out of range.
     """
     if not key or clean(key) != key:
-        raise ValueError(f"key must be 1 to 250 printable characters (got {key!r:.80})")
+        raise UsageError(f"key must be 1 to 250 printable characters (got {key!r:.80})")
     if not 0 < seconds < math.inf:
-        raise ValueError(f"seconds must be more than 0 and finite (got {seconds!r})")
+        raise UsageError(f"seconds must be more than 0 and finite (got {seconds!r})")
     if len(groups) > _MOST_GROUPS or sum(len(path) for path, _ in groups) > _LONGEST_PATHS:
-        raise ValueError(
+        raise UsageError(
             f"a lease follows at most {_MOST_GROUPS} control groups, with {_LONGEST_PATHS} characters in all"
             f" (got {len(groups)})"
         )

@@ -120,11 +120,11 @@ def list_hardware(devices: Mapping[int, str]) -> list[str]:
 
 def touched_devices() -> list[str]:
     """Return the sorted paths of hardware that this process has open or mapped, and would share with a fork."""
-    mapped = {path for path in _mapped() if path.startswith("/dev/") and not path.startswith(_MEMORY)}
+    mapped = {path for path in list_mapped() if path.startswith("/dev/") and not path.startswith(_MEMORY)}
     return sorted({*list_hardware(open_devices()), *mapped})
 
 
-def _mapped() -> set[str]:
-    """Return the paths of the files that are mapped into this process."""
-    with open("/proc/self/maps") as file:
-        return {line[line.index("/") :].strip() for line in file if "/" in line}
+def list_mapped() -> list[str]:
+    """Return the paths of the files that are mapped into this process, each once, in the order of their addresses."""
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
+        return list(dict.fromkeys(line[line.index("/") :].rstrip("\n") for line in file if "/" in line))

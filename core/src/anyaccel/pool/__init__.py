@@ -11,8 +11,8 @@ __all__, __getattr__, __dir__ = face(
         "anyaccel.pool.call": ("BrokenPoolError", "Call", "Options"),
         "anyaccel.pool.engine": ("Engine", "PoolSettings", "find_engine"),
         "anyaccel.pool.gang": ("GangFuture", "make_ranked_call"),
-        "anyaccel.pool.launching": ("CPU",),
-        "anyaccel.pool.payload": ("Pickled", "dumps", "loads"),
+        "anyaccel.pool.devices": ("CPU",),
+        "anyaccel.pool.messages": ("Pickled", "dumps", "loads"),
         "anyaccel.pool.pool": ("Pool",),
     },
 )

@@ -3,6 +3,7 @@ from anyaccel.pool.actors import Actors as Actors
 from anyaccel.pool.call import BrokenPoolError as BrokenPoolError
 from anyaccel.pool.call import Call as Call
 from anyaccel.pool.call import Options as Options
+from anyaccel.pool.devices import CPU as CPU
 from anyaccel.pool.dispatcher import PROCESSORS as PROCESSORS
 from anyaccel.pool.dispatcher import Broker as Broker
 from anyaccel.pool.dispatcher import LocalEngine as LocalEngine
@@ -12,8 +13,7 @@ from anyaccel.pool.engine import PoolSettings as PoolSettings
 from anyaccel.pool.engine import find_engine as find_engine
 from anyaccel.pool.gang import GangFuture as GangFuture
 from anyaccel.pool.gang import make_ranked_call as make_ranked_call
-from anyaccel.pool.launching import CPU as CPU
-from anyaccel.pool.payload import Pickled as Pickled
-from anyaccel.pool.payload import dumps as dumps
-from anyaccel.pool.payload import loads as loads
+from anyaccel.pool.messages import Pickled as Pickled
+from anyaccel.pool.messages import dumps as dumps
+from anyaccel.pool.messages import loads as loads
 from anyaccel.pool.pool import Pool as Pool

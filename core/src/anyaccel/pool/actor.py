@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, Ty
 
 from anyaccel.errors import BrokenWorkerError, WorkerError
 from anyaccel.pool.call import AwaitableFuture, Call, CallFuture, Options, get_call_name
-from anyaccel.pool.channel import MessageKind
-from anyaccel.pool.payload import dumps
+from anyaccel.pool.messages import MessageKind, dumps
 from anyaccel.pool.reactor import reactor
 
 if TYPE_CHECKING:
@@ -180,7 +179,7 @@ class ActorState(Callee):
     def __init__(self, core: Engine, name: str, options: Options) -> None:
         super().__init__(core, name, options)
         self.member: Any = None
-        self.construction = Call(name, Options.make(needs=options.needs, max_calls=1), self._on_cancel)
+        self.construction = Call(name, Options(needs=options.needs, max_calls=1), self._on_cancel)
         self.construction.kind = MessageKind.CONSTRUCT
         self.construction.actor = self
         self.ready = self.construction.future

@@ -9,8 +9,8 @@ from anyaccel.durations import Duration
 from anyaccel.errors import BrokenWorkerError, WorkerError
 from anyaccel.pool.actor import Actor, ActorState, Callee, Method, get_method_name
 from anyaccel.pool.call import AwaitableFuture, Call, Options
-from anyaccel.pool.payload import Pickled, call_each_method
-from anyaccel.pool.results import Batches, MapResults, Results, UnorderedOptions, check_batch
+from anyaccel.pool.messages import Pickled, call_each_method
+from anyaccel.pool.results import Batches, MapResults, Results, UnorderedOptions, check_batch, read_end
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -210,14 +210,14 @@ class Actors(Actor[T]):
         Args:
             method: The method as an attribute of its class, for type checkers, or its name; see :meth:`call`.
             iterables: Its arguments, one from each; the shortest decides.
-            timeout: Time until all results must be there, counted from the end of the submission; None for no limit.
+            timeout: Time from now until all results must be there; None for no limit.
             batch: Number of calls that travel in one message; None for 1.
             progress: As for :meth:`anyaccel.Pool.map`.
 
         Raises:
             ValueError: When ``batch`` is no whole number of 1 or more.
             RuntimeError: When the actors were closed, or belong to the parent of this process.
-            UsageError: When ``timeout`` is no duration; the calls were submitted by then.
+            UsageError: When ``timeout`` is no duration; no call was submitted then.
         """
         return self._run_all(method, iterables, timeout, batch, progress, in_order=True)
 
@@ -266,9 +266,10 @@ class Actors(Actor[T]):
         Raises:
             ValueError: When ``batch`` is no whole number of 1 or more.
             RuntimeError: When the actors were closed, or belong to the parent of this process.
-            UsageError: When ``timeout`` is no duration; the calls were submitted by then.
+            UsageError: When ``timeout`` is no duration; no call was submitted then.
         """
         check_batch(batch=batch)
+        end = read_end(timeout)
         batches = Batches(
             zip(*iterables, strict=False),
             lambda part, _: self._state.call(call_each_method, (get_method_name(method), part), {}),
@@ -277,4 +278,4 @@ class Actors(Actor[T]):
             in_order=in_order,
             progress=progress,
         )
-        return MapResults(batches, timeout, plain=self._state.plain)
+        return MapResults(batches, end, plain=self._state.plain)

@@ -19,8 +19,7 @@ from anyaccel.durations import Duration, read_seconds
 from anyaccel.errors import RemoteError, UsageError, WorkerError
 from anyaccel.linux.fork import tidy_in_child
 from anyaccel.model import Allocation, Request, Value
-from anyaccel.pool.channel import Message, MessageKind
-from anyaccel.pool.payload import Pickled, call_each, call_each_method, loads
+from anyaccel.pool.messages import Message, MessageKind, Pickled, call_each, call_each_method, loads
 from anyaccel.pool.reactor import allow_forks, reactor
 
 if TYPE_CHECKING:
@@ -36,8 +35,6 @@ AHEAD = 16
 _numbers = count(1)
 _first = 0
 """Calls with lower numbers belong to the process that this one was forked from."""
-_kinds: dict[tuple[Request | None, int], int] = {}
-_kind_numbers = count(1)
 
 
 class BrokenPoolError(WorkerError, BrokenExecutor):
@@ -56,35 +53,19 @@ class Options(Value):
         retries: Number of times that a call is run again when its worker or its machine has died.
         concurrency: Number of methods of an actor that may run at the same time.
         ahead: Number of items that a stream is prefetched.
-        alike: Calls with the same number have the same request, wait in one queue, and share processes.
     """
 
-    needs: Request | None
-    max_calls: int
-    timeout: float | None
-    retries: int
-    concurrency: int
-    ahead: int
-    alike: int
+    needs: Request | None = None
+    max_calls: int = 0
+    timeout: float | None = None
+    retries: int = 0
+    concurrency: int = 1
+    ahead: int = AHEAD
 
-    @classmethod
-    def make(
-        cls,
-        *,
-        needs: Request | None = None,
-        max_calls: int = 0,
-        timeout: float | None = None,
-        retries: int = 0,
-        concurrency: int = 1,
-        ahead: int = AHEAD,
-    ) -> Options:
-        """Make options; ``alike`` is the same number for equal ``needs`` and ``max_calls``, whatever the rest."""
-        # A number, because each call looks it up several times, and a request takes long to hash.
-        alike = _kinds.setdefault((needs, max_calls), next(_kind_numbers))
-        return cls(
-            needs=needs, max_calls=max_calls, timeout=timeout, retries=retries, concurrency=concurrency, ahead=ahead,
-            alike=alike,
-        )  # fmt: skip
+    @property
+    def alike(self) -> tuple[Request | None, int]:
+        """Request and ``max_calls``: calls with an equal pair wait in one queue, and share processes."""
+        return self.needs, self.max_calls
 
 
 def check_whole(least: int, **values: object) -> None:

@@ -47,18 +47,17 @@ from anyaccel.linux.process import describe_end
 from anyaccel.model import Allocation, Inventory, Request, replace
 from anyaccel.pool import spawning
 from anyaccel.pool.call import Call, Options, UnreadableError, read_exception, set_outcome
-from anyaccel.pool.channel import MOST_INLINE, Message, MessageKind
 from anyaccel.pool.devices import (
+    CPU,
     ChoiceFactory,
     LocalRequest,
+    Quarantine,
     WorkerLease,
     check_request,
     find_private_directory,
 )
 from anyaccel.pool.engine import Engine, PoolSettings
-from anyaccel.pool.launching import CPU, open_outputs
-from anyaccel.pool.payload import Pickled, dumps
-from anyaccel.pool.quarantine import Quarantine
+from anyaccel.pool.messages import MOST_INLINE, Message, MessageKind, Pickled, dumps
 from anyaccel.pool.reactor import Timer, reactor
 from anyaccel.probe.machine import Machine, parse_machine
 
@@ -246,7 +245,8 @@ class Broker:
         """Do a single step for the oldest queue that permits a step.
 
         The step is to send a call to an idle worker, to launch a worker, to request devices, or to evict an idle worker
-        from a full pool. Devices are not requested again for a queue that was refused after the last release.
+        from a full pool, or for its devices. Devices are not requested again for a queue that was refused after the
+        last release.
 
         Returns:
             Whether a step was done.
@@ -258,16 +258,16 @@ class Broker:
             if (idle := self._take_idle(engine, queue.options.alike)) is not None:
                 idle.send_call(self._pop(queue))
                 return True
-            if not self._has_room(queue):
-                if (useless := self._find_evictable(queue)) is not None:
-                    self._evict(useless)
-                    return True
-            elif resolved is None or resolved.nothing:
+            roomy = self._has_room(queue)
+            if roomy and (resolved is None or resolved.nothing):
                 nothing = None if resolved is None else Allocation(id="", request=resolved.request, grants=())
                 self._launch(queue, None if nothing is None else WorkerLease(nothing))
                 return True
-            elif queue.refused_at != self._changes:
+            if roomy and resolved is not None and queue.refused_at != self._changes:
                 self._request_devices(queue, resolved)
+                return True
+            if (useless := self._find_evictable(queue, roomy=roomy)) is not None:
+                self._evict(useless)
                 return True
         return False
 
@@ -377,7 +377,7 @@ class Broker:
     def _request_devices(self, queue: CallQueue, resolved: LocalRequest) -> None:
         """Try to get devices for the first call of a queue, and launch the call; then have all queues served.
 
-        Otherwise an idle worker with such devices is evicted, and a retry is arranged. An error fails the call. Devices
+        Otherwise a retry is arranged. An error fails the call. Devices
         that are granted after a cancellation, or although an older call competes by now, are released.
 
         Args:
@@ -398,7 +398,6 @@ class Broker:
         else:
             if lease is None:
                 queue.refused_at = self._changes
-                self._evict_for(queue)
             elif queue.first() is None or self._overtakes(queue):  # cancelled meanwhile, or an older call was requeued
                 lease.release()
             else:
@@ -470,8 +469,7 @@ class Broker:
         """Keep a worker without work for later calls, and serve the queues.
 
         It is shut down instead if another process waits for its devices. The first idle worker with devices starts
-        periodic checks. If queues with room compete for the worker's devices, an idle worker is evicted for the oldest
-        of these queues.
+        periodic checks.
         """
         worker.idle_since = time.monotonic()
         self._idle.append(worker)
@@ -481,13 +479,8 @@ class Broker:
         if worker.lease is not None and not self._checking:
             self._checking = True
             reactor().call_later(LOOK_SECONDS, self._check_idle)
-        if not self._queues:
-            return
-        for queue in self._list_queues():
-            if self._has_room(queue) and not queue.ids.isdisjoint(worker.ids):
-                self._evict_for(queue)
-                break
-        self.serve()
+        if self._queues:
+            self.serve()
 
     def forget_worker(self, worker: WorkerProcess) -> None:
         """Remove a worker from the idle and the evicted workers; no effect on any other worker."""
@@ -495,7 +488,7 @@ class Broker:
         if worker in self._idle:
             self._idle.remove(worker)
 
-    def _take_idle(self, engine: LocalEngine, alike: int) -> WorkerProcess | None:
+    def _take_idle(self, engine: LocalEngine, alike: object) -> WorkerProcess | None:
         """Remove and return the most recently used idle worker of a pool for calls of a kind; None if there is none.
 
         So the least used workers reach their idle time.
@@ -507,30 +500,27 @@ class Broker:
                 return self._idle.pop(place)
         return None
 
-    def _find_evictable(self, queue: CallQueue) -> WorkerProcess | None:
-        """Return the least recently used idle worker whose end makes room in the pool of a queue, or None.
+    def _find_evictable(self, queue: CallQueue, *, roomy: bool) -> WorkerProcess | None:
+        """Return the least recently used idle worker whose end helps a queue that waits.
 
-        Also None while an evicted worker of the pool is ending. Without ``max_workers``, only workers without devices
-        qualify.
+        Args:
+            queue: The queue.
+            roomy: Whether its pool has room, so that the end helps by devices that the queue competes for; else the end
+                helps by room in the pool. Without ``max_workers``, only workers without devices take room.
+
+        Returns:
+            The worker; None if there is none, or an evicted worker that helps is still ending: that may suffice, and
+            the queue is served again then.
         """
-        engine = queue.engine
-        if any(worker.engine is engine for worker in self._evicted):
+        if not self._idle:
             return None
-        for worker in self._idle:
-            if worker.engine is engine and (engine.settings.max_workers is not None or worker.busies_processor):
-                return worker
-        return None
-
-    def _evict_for(self, queue: CallQueue) -> None:
-        """Evict the least recently used of the idle workers whose devices a queue competes for.
-
-        No effect while an evicted worker with such devices is still ending. One at a time: its devices may suffice, and
-        their release serves the queue again.
-        """
-        if self._idle:
+        if roomy:
             near = self.scope.excluded_by(queue.ids)
-            if all(worker.ids.isdisjoint(near) for worker in self._evicted):
-                self._evict(*[worker for worker in self._idle if not worker.ids.isdisjoint(near)][:1])
+            helpful = {worker for worker in (*self._evicted, *self._idle) if not worker.ids.isdisjoint(near)}
+        else:
+            limited = queue.engine.settings.max_workers is not None
+            helpful = {worker for worker in queue.engine.members if limited or worker.busies_processor}
+        return next((worker for worker in self._idle if worker in helpful and not helpful & self._evicted), None)
 
     def _evict(self, *workers: WorkerProcess) -> None:
         """Move workers from the idle to the evicted workers, and shut down each."""
@@ -570,7 +560,7 @@ class Broker:
         return not worker.ids.isdisjoint(self._wanted)
 
 
-def _queue_key(engine: LocalEngine, call: Call) -> tuple[int, int, bool]:
+def _queue_key(engine: LocalEngine, call: Call) -> tuple[object, ...]:
     """Return the key of the queue for a call: the pool, the kind, and whether the call constructs an actor."""
     return id(engine), call.options.alike, call.actor is not None
 
@@ -640,7 +630,7 @@ class WorkerProcess:
         if self.timer is not None:
             self.timer.cancel()
         if self._group is not None:
-            from anyaccel.launcher.limits import remove_group
+            from anyaccel.launcher.launch import remove_group
 
             self.killed = remove_group(self._group)
         self.engine.on_gone(self, gone)
@@ -747,7 +737,7 @@ class WorkerProcess:
                 self.notices.append(MessageKind.READY)
             if settings.preparation.staged:
                 self.notices.append(MessageKind.PREPARED)
-            with open_outputs() as pair:
+            with spawning.open_outputs() as pair:
                 self._process.send(MessageKind.SETUP, setup, (*pair, *descriptors))
             self.send_call(call, fresh=True)
             if server not in engine.servers:
@@ -812,7 +802,7 @@ class WorkerProcess:
         if log is None:
             return self._process.send(call.kind, body, number=call.number)
         call.future.log = log
-        with open_outputs(log) as pair:
+        with spawning.open_outputs(log) as pair:
             return self._process.send(call.kind, body, pair, number=call.number)
 
     def skip_call(self, call: Call) -> None:
@@ -1312,23 +1302,6 @@ class LocalEngine(Engine):
 
     # Shutdown
 
-    def stop(self, grace: float) -> None:
-        """Take no more calls, cancel the queued calls, and have every worker stopped; return before they end.
-
-        Any thread may call it. No effect in a forked child.
-
-        Args:
-            grace: Seconds between SIGTERM and SIGKILL.
-        """
-        if not self.foreign:
-            self.shutdown(wait=False, cancel_futures=True)
-            reactor().call_soon(partial(self._stop, grace))
-
-    def _stop(self, grace: float) -> None:
-        """Stop every worker, with so many seconds between SIGTERM and SIGKILL."""
-        for worker in list(self.members):
-            worker.stop(grace)
-
     def shutdown(self, *, wait: bool, cancel_futures: bool = False) -> None:
         """Take no more calls, close all actors, and end the workers after the last call. No effect in a forked child.
 
@@ -1373,7 +1346,7 @@ class LocalEngine(Engine):
         if not self.members:
             while self.servers:
                 self.servers.pop().remove_pool()
-            self.drained.set()
+            reactor().call_soon(self.drained.set)  # by a note, behind the reports of progress of the last calls
 
     def unfinished(self) -> list[Call]:
         """Return the recorded calls and those of the workers; a call may be in the list twice."""

@@ -1,33 +1,164 @@
-"""The interface between a pool and its engine, which decides where calls run and on which devices."""
+"""The settings of a pool, and the interface to its engine, which decides where calls run and on which devices."""
 
 # Methods without a default have a docstring and no body: each engine implements them.
 # pyright: reportReturnType=false
 
 from __future__ import annotations
 
+import os
+import pickle
+import re
+import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from importlib import import_module
+from itertools import count
 from typing import TYPE_CHECKING, Any, Protocol
 
 from anyaccel import extras
-from anyaccel.errors import UsageError
-from anyaccel.model import Allocation, Request, Value
+from anyaccel.errors import UsageError, WorkerStartError
+from anyaccel.launcher.launch import plan_launch
+from anyaccel.model import Allocation, Inventory, Request, Value, replace
 from anyaccel.pool.call import BrokenPoolError, Call, CallFuture, InterruptibleEvent, Options, get_call_name
-from anyaccel.pool.launching import Preparation
-from anyaccel.pool.logs import Logs
-from anyaccel.pool.payload import Pickled
-from anyaccel.probe.machine import Machine
+from anyaccel.pool.messages import PROTOCOL, Pickled, dumps_whole
+from anyaccel.pool.reactor import reactor
 from anyaccel.vendors.entry_points import entry_points
 
 if TYPE_CHECKING:
+    from anyaccel.launcher.environment import WorkerEnvironment
+    from anyaccel.launcher.options import StartOptions
     from anyaccel.launcher.time_limit import EarlySignal
+    from anyaccel.linux.mark import Mark
     from anyaccel.pool.gang import GangFuture
+    from anyaccel.probe.machine import Machine
 
+USUAL: StartOptions = {"cap": True, "bind": None}
+"""Defaults of the options with which workers are started."""
+_UNFIT = re.compile(r"[^A-Za-z0-9._-]+")
+_NUMBER = re.compile(r"\d{6,12}(?=-)")
+LONGEST = 80
 GROUP = "anyaccel.engines"
 """Group of the entry points of engines; each is a function that takes a :class:`PoolSettings`."""
 LOCAL = "local", "anyaccel.engines.local:open_engine"
 """Name and entry point of the local engine, found without a search because most pools use it."""
+
+
+class Preparation(Value):
+    """The preparation of the workers of a pool before their first call.
+
+    Attributes:
+        start: Options with which they are started on their devices.
+        sandbox: Pickled call that confines the process further, or None.
+        initializer: Pickled call of the user's initializer, or None.
+        warmup: Pickled call for the first use of the devices, for workers with devices, or None.
+        plain: Whether answers are plain data.
+    """
+
+    start: StartOptions = USUAL
+    sandbox: bytes | None = None
+    initializer: bytes | None = None
+    warmup: bytes | None = None
+    plain: bool = False
+
+    @property
+    def staged(self) -> bool:
+        """Whether a worker reports the end of its preparation, because enforcement, a sandbox or user code may fail."""
+        return bool(self.start.get("enforce") or self.sandbox or self.initializer or self.warmup)
+
+    def make_setup(
+        self,
+        allocation: Allocation,
+        inventory: Inventory,
+        *,
+        lease: str,
+        mark: Mark,
+        environ: Mapping[str, str],
+        path: list[str],
+        ready: bool,
+    ) -> tuple[WorkerEnvironment, Pickled]:
+        """Make the first message to a worker, and the worker's cgroup if a limit needs one; the caller removes that.
+
+        Args:
+            allocation: Its devices.
+            inventory: The machine.
+            lease: Id of the lease that other processes see; empty if there is none.
+            mark: The mark that the worker sets on itself.
+            environ: The environment that it was forked with.
+            path: The module path that it was forked with; if that of this process differs now, the message has the
+                latter.
+            ready: Whether it sends READY before it runs user code.
+
+        Returns:
+            The worker's environment, with the allocation as it is enforced and the cgroup; and the message.
+
+        Raises:
+            EnforcementError: When the worker must be confined or held to memory, and the kernel cannot.
+            EnvConflictError, PluginError: When the environment or the sandbox cannot be made.
+            UsageError: When the memory limit is invalid.
+            WorkerStartError: When the working directory does not exist any more.
+        """
+        try:
+            directory = os.getcwd()
+        except OSError as error:
+            raise WorkerStartError(
+                f"no worker can be started: the working directory has gone ({error.strerror})"
+            ) from error
+        # After the check: an error between the plan and the start would leave the plan's cgroup.
+        launch = plan_launch(allocation, inventory, self.start, lease=lease, forked=True)
+        inside = replace(launch, mark=mark).make_setup(environ)
+        message = {
+            "inside": inside._replace(directory=directory, path=None if sys.path == path else list(sys.path)),
+            "ready": ready,
+            "staged": self.staged,
+            "plain": self.plain,
+            "sandbox": self.sandbox,
+            "initializer": self.initializer,
+            "warmup": self._warmup_on(allocation),
+        }
+        return launch.environment, Pickled(pickle.dumps(message, PROTOCOL), [])
+
+    def _warmup_on(self, allocation: Allocation) -> tuple[bytes, str] | None:
+        """Return the warm-up and the names of the devices in messages; None without a warm-up or without devices."""
+        if self.warmup is None or not allocation.devices:
+            return None
+        return self.warmup, ", ".join(f"{device.name} ({device.id})" for device in allocation.devices)
+
+
+class Logs:
+    """A directory with a log file per call, numbered on from existing files.
+
+    Args:
+        directory: The directory; made if it does not exist.
+
+    Raises:
+        OSError: When the directory cannot be made.
+    """
+
+    def __init__(self, directory: str) -> None:
+        os.makedirs(directory, exist_ok=True)
+        self.directory = os.path.abspath(directory)
+        earlier = (_NUMBER.match(name) for name in os.listdir(self.directory))
+        self._numbers = count(1 + max((int(found[0]) for found in earlier if found), default=0))
+
+    def path_for(self, name: str) -> str:
+        """Make an empty log file for the next started call, and return the absolute path.
+
+        Its name is the next number and the call's name, with unfit characters replaced and cut to :data:`LONGEST`
+        characters. If the file exists already, the number after that is tried.
+
+        Raises:
+            OSError: When the file cannot be made.
+        """
+        # O_EXCL below, not a check before: another process may make the same file in between.
+        while True:
+            file = f"{next(self._numbers):06d}-{_UNFIT.sub('_', name)[:LONGEST]}.log"
+            path = os.path.join(self.directory, file)
+            try:
+                os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
+            except FileExistsError:  # of another pool with the same directory
+                continue
+            return path
 
 
 class PoolSettings(Value):
@@ -206,16 +337,19 @@ class Engine(Protocol):
         """Return the devices that are kept although their holder was ended, with reasons."""
 
     def stop(self, grace: float) -> None:
-        """Take no more calls, cancel the queued calls, and have every worker stopped; return before they end.
+        """Take no more calls, cancel the queued calls, and have the reactor stop every worker; return before they end.
 
         No effect in a forked child.
 
         Args:
             grace: Seconds between SIGTERM and SIGKILL.
         """
-        if self.foreign:
-            return
-        self.shutdown(wait=False, cancel_futures=True)
+        if not self.foreign:
+            self.shutdown(wait=False, cancel_futures=True)
+            reactor().call_soon(partial(self._stop, grace))
+
+    def _stop(self, grace: float) -> None:
+        """Stop every worker, with so many seconds between SIGTERM and SIGKILL; in the reactor's thread."""
         with self.lock:
             members = list(self.members)
         for member in members:
@@ -228,6 +362,15 @@ class Engine(Protocol):
             wait: Whether to return only after that.
             cancel_futures: Whether to cancel the calls that have not started.
         """
+
+
+def pickled_call(function: Callable[..., Any] | None, arguments: tuple[Any, ...] = ()) -> bytes | None:
+    """Pickle a function with its arguments for :class:`Preparation`; return None if the function is None.
+
+    Raises:
+        Exception: When the function or an argument cannot be pickled.
+    """
+    return None if function is None else dumps_whole((function, arguments))
 
 
 def engines() -> dict[str, str]:

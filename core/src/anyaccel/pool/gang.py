@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from anyaccel.errors import UsageError
 from anyaccel.pool.call import AwaitableFuture, Call, CallFuture
-from anyaccel.pool.payload import loads
+from anyaccel.pool.messages import loads
 
 T = TypeVar("T")
 

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, cast
 import msgpack  # type: ignore[import-untyped, unused-ignore]
 
 from anyaccel import errors
-from anyaccel.pool.payload import LARGE, Pickled, summarize_error
+from anyaccel.pool.messages import LARGE, Pickled, summarize_error
 from anyaccel.text import printable
 
 MOST_NESTED = 200

@@ -17,15 +17,11 @@ from anyaccel.model import Allocation, replace
 from anyaccel.pool.actor import Actor, ActorState
 from anyaccel.pool.actors import ActorGroup, Actors
 from anyaccel.pool.call import AHEAD, CallFuture, Options, check_whole, get_call_name, is_whole
-from anyaccel.pool.engine import Engine, PoolSettings, open_engine
-from anyaccel.pool.launching import USUAL, Preparation, pickled_call
-from anyaccel.pool.logs import Logs
-from anyaccel.pool.payload import call_each, dumps, dumps_whole
+from anyaccel.pool.engine import USUAL, Engine, Logs, PoolSettings, Preparation, open_engine, pickled_call
+from anyaccel.pool.messages import YieldedItems, call_each, dumps, dumps_whole
 from anyaccel.pool.progress import ProgressCallback
 from anyaccel.pool.reactor import reactor
-from anyaccel.pool.results import Batches, MapResults, Results, UnorderedOptions, check_batch
-from anyaccel.pool.stream import Stream, YieldedItems
-from anyaccel.probe.machine import Machine
+from anyaccel.pool.results import Batches, MapResults, Results, Stream, UnorderedOptions, check_batch, read_end
 from anyaccel.scheduler import RequestLike, parse_request
 
 if TYPE_CHECKING:
@@ -33,6 +29,7 @@ if TYPE_CHECKING:
 
     from anyaccel.launcher.time_limit import EarlySignal
     from anyaccel.pool.gang import GangFuture
+    from anyaccel.probe.machine import Machine
 
 
 P = ParamSpec("P")
@@ -155,11 +152,12 @@ class Submitter(Executor):
             batch: Number of calls that travel in one message. None chooses it by the duration of the calls if processes
                 are used for any number of calls and there are no ``timeout``, ``retries`` and ``logs``; else it is 1.
             progress: True to show the progress on a terminal or in a notebook, with tqdm if that is installed;
-                or a function that is called with the :class:`Progress`.
+                or a function that is called with the :class:`Progress`, in a thread of the library, and not again after
+                it has raised, which is logged.
 
         Raises:
             ValueError: When ``batch`` or ``chunksize`` is no whole number of 1 or more.
-            UsageError: When ``timeout`` is no time; the calls run nevertheless.
+            UsageError: When ``timeout`` is no duration; no call was submitted then.
             RuntimeError: When the pool was shut down, or is broken.
             TimeoutError: When a result is not there in time; raised by the iteration.
             Exception: The exception of a call that failed, in its place in the iteration.
@@ -245,17 +243,17 @@ class Submitter(Executor):
         Args:
             fn: The function.
             arguments: Arguments of the calls; all are taken at once.
-            timeout: Time until all results must be there, or None.
+            timeout: Time from now until all results must be there, or None.
             batch: Calls of a batch. None chooses by their durations, or 1 if an option or a log is for each call, or
                 the engine has no prefetch limit.
             progress: As for :meth:`map`.
             in_order: Whether results come in the order of the calls, or as soon as they are there.
 
         Raises:
-            UsageError: When ``timeout`` is no time; the calls were submitted by then, and run.
+            UsageError: When ``timeout`` is no duration; no call was submitted then.
             RuntimeError: When the pool was shut down, or is broken.
         """
-        core, options = self._core, self._options
+        core, options, end = self._core, self._options, read_end(timeout)
         single = options.max_calls or options.timeout or options.retries or core.settings.logs  # each is per call
         limit = core.get_prefetch_limit(options)
         batches = Batches(
@@ -266,7 +264,7 @@ class Submitter(Executor):
             in_order=in_order,
             progress=progress,
         )
-        return MapResults(batches, timeout, plain=core.settings.preparation.plain)
+        return MapResults(batches, end, plain=core.settings.preparation.plain)
 
     def stream(
         self, fn: Callable[P, Iterable[T] | AsyncIterable[T]], /, *args: P.args, **kwargs: P.kwargs
@@ -322,7 +320,7 @@ class Submitter(Executor):
         """
         check_gang(hosts, self._options)
         # A process of its own for each call, because its environment has the rank.
-        options = Options.make(needs=self._options.needs, max_calls=1, timeout=self._options.timeout)
+        options = Options(needs=self._options.needs, max_calls=1, timeout=self._options.timeout)
         return self._core.gang(options, hosts, get_call_name(fn), dumps_whole((fn, args, kwargs)))
 
     def actor(self, cls: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Actor[T]:
@@ -421,7 +419,7 @@ def make_options(
         max_calls = 0 if request is None else 1
     check_whole(0, max_calls=max_calls, retries=retries)
     check_whole(1, max_concurrency=max_concurrency, ahead=ahead)
-    return Options.make(
+    return Options(
         needs=request,
         max_calls=max_calls,
         timeout=read_seconds("timeout", timeout, positive=True),
@@ -456,7 +454,7 @@ def _read_signal(signal: str | None, timeout: float | None) -> EarlySignal | Non
     return check_early(signal, float("inf") if timeout is None else timeout)
 
 
-CONFINING = ("anyaccel.launcher.sandbox", "anyaccel.linux.landlock", "anyaccel.launcher.reach")
+CONFINING = ("anyaccel.launcher.sandbox",)
 """Modules that confine a worker, preloaded once for all workers."""
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import logging
 import sys
-import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -47,36 +47,34 @@ ProgressCallback = Callable[[Progress], None]
 
 
 class ProgressCounter:
-    """Counts calls as they end, and calls a function with the progress.
+    """Counts calls as they end, and calls a function with the progress; for the reactor's thread alone.
 
     Args:
         total: Number of all calls.
-        callback: The function; it runs in the thread in which a call ends.
+        callback: The function. It may fork, or shut the pool down.
     """
 
     def __init__(self, total: int, callback: ProgressCallback) -> None:
         self._total = total
-        self._callback = callback
+        self._callback: ProgressCallback | None = callback
         self._start = time.monotonic()
-        self._lock = threading.Lock()
         self._done = self._failed = 0
 
     def count(self, done: int, failed: int) -> None:
         """Count so many calls that are over, of which ``failed`` have failed, and call the function with the progress.
 
-        The function runs in this thread, and one call of it at a time; the caller gets its exceptions.
+        An exception of the function is logged, not raised, and the function is not called again.
         """
-        with self._lock:  # calls end in the reactor's thread and in threads that cancel
-            self._done += done
-            self._failed += failed
-            self._callback(
-                Progress(
-                    done=self._done,
-                    failed=self._failed,
-                    total=self._total,
-                    seconds=time.monotonic() - self._start,
-                )
-            )
+        self._done += done
+        self._failed += failed
+        if self._callback is None:
+            return
+        seconds = time.monotonic() - self._start
+        try:
+            self._callback(Progress(done=self._done, failed=self._failed, total=self._total, seconds=seconds))
+        except BaseException:  # also SystemExit: the map goes on
+            self._callback = None
+            logging.getLogger("anyaccel").exception("the progress callback failed and is not called again")
 
 
 def find_display(total: int) -> ProgressCallback | None:

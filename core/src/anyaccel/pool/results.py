@@ -1,7 +1,8 @@
-"""The results of many calls as an iterator: for ``for`` and for ``async for``."""
+"""The results of many calls, and the items of a generator, as an iterator: for ``for`` and for ``async for``."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import weakref
@@ -10,13 +11,16 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from functools import partial
 from math import inf
-from typing import Any, Self, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypedDict, TypeVar
 
 from anyaccel.durations import Duration, read_seconds
 from anyaccel.pool.call import AwaitableFuture, CallFuture, is_whole, read_exception
-from anyaccel.pool.channel import Message, MessageKind
+from anyaccel.pool.messages import Message, MessageKind
 from anyaccel.pool.progress import ProgressCallback, ProgressCounter, find_display
-from anyaccel.pool.reactor import reactor
+from anyaccel.pool.reactor import allow_forks, reactor
+
+if TYPE_CHECKING:
+    from anyaccel.pool.actor import ActorState
 
 T = TypeVar("T")
 Arguments = tuple[Any, ...]
@@ -41,14 +45,13 @@ class Results(Iterator[T]):
     are left are cancelled, also those that run.
 
     Args:
-        timeout: Time until all results must be there, or None.
+        end: Monotonic time at which all results must be there, or None; see :func:`read_end`.
     """
 
-    def __init__(self, timeout: Duration | None = None) -> None:
+    def __init__(self, end: float | None = None) -> None:
         self._futures: deque[AwaitableFuture[Any]] = deque()
         self._values: deque[T] = deque()
-        seconds = read_seconds("timeout", timeout, least=-inf)
-        self._end = None if seconds is None else time.monotonic() + seconds
+        self._end = end
         self._failure: BaseException | None = None
         self._abandoned: weakref.finalize[..., Any] | None = None
 
@@ -150,7 +153,7 @@ class Batches:
 
     Args:
         arguments: Arguments of the calls; all are taken at once.
-        submit: Submits a batch for :func:`anyaccel.pool.payload.call_each`; its second argument says whether there
+        submit: Submits a batch for :func:`anyaccel.pool.messages.call_each`; its second argument says whether there
             were batches before.
         size: Calls of a batch; None to choose by their durations.
         prefetch_limit: Maximum number of batches that wait for workers, if the size is chosen.
@@ -180,8 +183,8 @@ class Batches:
         self._counter = None if callback is None else ProgressCounter(len(parts), callback)
         self._in_order = in_order
         self._lock = threading.Lock()
-        self._calls: set[CallFuture[Any]] = set()
-        self._vacant: deque[AwaitableFuture[CallFuture[Any]]] = deque()
+        self._calls: set[Future[Any]] = set()
+        self._vacant: deque[AwaitableFuture[Future[Any]]] = deque()
         self._made = self._over = False
         try:
             while self._parts and (size is not None or len(self.futures) < prefetch_limit):
@@ -191,13 +194,19 @@ class Batches:
             raise
 
     def cancel(self) -> None:
-        """Submit no more calls, report the rest as failed, and cancel the submitted calls, also if they run."""
+        """Submit no more calls, have the rest reported as failed, and cancel the submitted calls, also if they run."""
         self._over = True
         lost = len(self._parts)
         self._parts.clear()
-        if self._counter is not None and lost:
-            self._counter.count(lost, lost)
+        if lost:
+            reactor().call_soon(partial(self._report, lost, lost))
         cancel_all(self._calls)
+
+    def _report(self, count: int, failed: int) -> None:
+        """Report so many finished calls to the progress callback, if any; runs in the reactor's thread."""
+        if self._counter is not None:
+            with allow_forks():
+                self._counter.count(count, failed)
 
     def _submit_next(self, size: int) -> None:
         """Submit the next batch of at most this size, and append its place to ``futures``.
@@ -210,7 +219,7 @@ class Batches:
                 gets the exception as well, and the arguments are put back.
         """
         # Not the future of the call: that is done before the next batch is submitted, and so would end the loop.
-        slot: AwaitableFuture[CallFuture[Any]] = AwaitableFuture()
+        slot: AwaitableFuture[Future[Any]] = AwaitableFuture()
         slot.set_running_or_notify_cancel()  # cancel() has no effect on it: cancel_all() cancels the call
         with self._lock:  # both threads may be here, and the futures must be in the order of the calls
             batch = [self._parts.popleft() for _ in range(min(size, len(self._parts)))]
@@ -232,8 +241,8 @@ class Batches:
         if self._over:  # cancelled meanwhile by another thread
             call.cancel()
 
-    def _on_done(self, count: int, slot: AwaitableFuture[CallFuture[Any]], done: Future[Any]) -> None:
-        """Count a finished batch, submit the next if sizes are chosen, then fill a place in ``futures``.
+    def _on_done(self, count: int, slot: AwaitableFuture[Future[Any]], done: Future[Any]) -> None:
+        """Submit the next batch if sizes are chosen; have the reactor count this one, and fill a place in ``futures``.
 
         The place's result is ``done`` itself, also when the batch failed or was cancelled. A batch that was cancelled,
         or a next batch that cannot be submitted, cancels the remaining calls; the exception of the latter is not
@@ -244,13 +253,10 @@ class Batches:
             slot: Its place if results come in order; without an order, the oldest vacant place is filled instead.
             done: The finished future of the batch.
         """
-        assert isinstance(done, CallFuture)  # noqa: S101 - one of the calls
         values, seconds = 0, 0.0
         if not (done.cancelled() or done.exception() is not None):
             results, _, seconds = done.result()
             values = len(results)
-        if self._counter is not None:
-            self._counter.count(count, count - values)
         if done.cancelled() and not self._over:  # the pool was shut down
             self.cancel()
         if self._size is None and self._parts:
@@ -260,6 +266,12 @@ class Batches:
             except BaseException:  # noqa: BLE001 - raised where results are taken, after those that are there
                 self.cancel()
         self._calls.discard(done)
+        # By a note: a call may end in any thread, even in the progress callback, which may shut the pool down.
+        reactor().call_soon(partial(self._deliver, count, count - values, slot, done))
+
+    def _deliver(self, count: int, failed: int, slot: AwaitableFuture[Future[Any]], done: Future[Any]) -> None:
+        """Report a finished batch to the progress callback, then fill its place; see :meth:`_on_done`."""
+        self._report(count, failed)
         (slot if self._in_order else self._vacant.popleft()).set_result(done)
 
 
@@ -268,12 +280,12 @@ class MapResults(Results[T]):
 
     Args:
         batches: The calls.
-        timeout: Time until all results must be there, or None.
+        end: Monotonic time at which all results must be there, or None.
         plain: Whether exceptions are read as plain data.
     """
 
-    def __init__(self, batches: Batches, timeout: Duration | None, *, plain: bool) -> None:
-        super().__init__(timeout)
+    def __init__(self, batches: Batches, end: float | None, *, plain: bool) -> None:
+        super().__init__(end)
         self._futures = batches.futures
         self._batches = batches
         self._plain = plain
@@ -292,12 +304,89 @@ class MapResults(Results[T]):
             BaseException: The exception of the whole batch, such as a lost worker or a cancellation.
         """
         self._futures.popleft()
-        if isinstance(value, CallFuture):
+        if isinstance(value, Future):
             value = value.result()
         values, failure, _ = value
         self._values.extend(values)
         if failure is not None:
             self._failure = read_exception(Message(MessageKind.ERROR, failure, [], []), plain=self._plain)
+
+
+class Stream(Results[T]):
+    """The yielded items of a function, each without delay.
+
+    For one ``for`` or ``async for``. The worker is some items ahead and then waits. When the stream ends early - by an
+    exception, by :meth:`close`, or because nothing refers to it any more - the function is ended: in its ``yield`` like
+    a generator that is closed, elsewhere with the pool's time of grace.
+
+    Args:
+        state: The actor that has the :class:`YieldedItems`.
+        grace: Seconds between SIGTERM and SIGKILL of its process.
+        owner: The pool, which must live as long as the stream.
+    """
+
+    def __init__(self, state: ActorState, grace: float, owner: object) -> None:
+        super().__init__()
+        self._state = state
+        self._grace = grace
+        self._owner = owner
+        for _ in range(state.options.ahead):
+            self._take()
+        self._watch_references()
+
+    def _take(self) -> None:
+        """Have the worker produce a further item, and append its future.
+
+        If the pool was shut down, no item is requested; the RuntimeError is raised after the items requested before.
+        """
+        try:
+            self._futures.append(self._state.call("take", (), {}))
+        except RuntimeError as error:  # the pool was shut down: raised after the items that are there
+            if not self._futures:
+                self._failure = error
+
+    def _accept(self, value: tuple[T, ...]) -> None:
+        """Store the item of the first future, and have a further item produced.
+
+        An empty tuple is the end: the other requests are cancelled, and the actor is closed.
+        """
+        self._futures.popleft()
+        self._values.extend(value)
+        if value:
+            self._take()
+        else:
+            cancel_all(self._futures)
+            self._futures.clear()
+            self._state.close()
+
+    def _make_canceller(self) -> Callable[[], None]:
+        """Return a function that ends the stream's function, without a reference to the stream."""
+        return partial(_end_stream, self._state, self._futures, self._grace)
+
+
+def _end_stream(state: ActorState, takes: deque[AwaitableFuture[Any]], grace: float) -> None:
+    """End the function of a stream left before the end.
+
+    Returns at once. If the construction is not over, it is cancelled, and that is all. While an item is produced, the
+    process is stopped; else the generator is closed and the process exits after that, unless it is exiting already.
+
+    Args:
+        state: The actor of the stream.
+        takes: The futures of requested items, which are cancelled and removed.
+        grace: Seconds between SIGTERM and SIGKILL.
+    """
+    cancel_all(takes)
+    runs = any(not take.done() for take in takes)
+    takes.clear()
+    construction = state.construction.future
+    if not construction.done() and construction.cancel():
+        return
+    if runs:
+        state.stop(grace)
+    elif not state.closing:
+        with contextlib.suppress(RuntimeError):  # the pool was shut down just now, which ends the actor as well
+            state.call("end", (), {})
+        state.close()
 
 
 def check_batch(**sizes: object) -> None:
@@ -309,6 +398,16 @@ def check_batch(**sizes: object) -> None:
     for name, size in sizes.items():
         if size is not None and not is_whole(size, 1):
             raise ValueError(f"{name} must be a whole number, 1 or more (got {size!r:.60})")
+
+
+def read_end(timeout: Duration | None) -> float | None:
+    """Return the monotonic time at which a timeout from now ends; None without a timeout.
+
+    Raises:
+        UsageError: When ``timeout`` is no duration.
+    """
+    seconds = read_seconds("timeout", timeout, least=-inf)
+    return None if seconds is None else time.monotonic() + seconds
 
 
 def cancel_all(futures: Iterable[Future[Any]]) -> None:

@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -18,8 +18,7 @@ from anyaccel.forkserver.client import Gone
 from anyaccel.linux.mark import Mark, carries
 from anyaccel.linux.process import describe_end
 from anyaccel.linux.teardown import Teardown, describe_left, find_carriers
-from anyaccel.pool.channel import Message, MessageKind, receive, send
-from anyaccel.pool.payload import Pickled
+from anyaccel.pool.messages import Message, MessageKind, Pickled, receive, send
 from anyaccel.pool.reactor import reactor
 
 TARGET = "anyaccel.pool.worker:serve"
@@ -343,3 +342,31 @@ def spawn(owner: WorkerOwner, preload: Sequence[str], *, grace: float, leases: S
         except OSError as error:
             raise WorkerStartError(f"no worker can be started: {error.strerror}") from error
     raise WorkerStartError("no worker can be started: the fork server dies as soon as it has been started")
+
+
+@contextlib.contextmanager
+def open_outputs(log: str | None = None) -> Iterator[tuple[int, int]]:
+    """Open descriptors for a worker's standard output and error, as a context: a log file, or those of this process.
+
+    The log file is made if needed, and appended to. An output that this process has closed becomes ``/dev/null``.
+    Opened descriptors are closed when the context ends.
+
+    Raises:
+        OSError: When the file cannot be opened.
+    """
+    made = os.O_CREAT | os.O_APPEND if log else 0
+    # A program may have closed its own output, as daemons do: then the worker's is discarded.
+    opened = os.open(log or os.devnull, os.O_WRONLY | os.O_CLOEXEC | made, 0o666)
+    try:
+        yield (opened, opened) if log else (1 if _is_open(1) else opened, 2 if _is_open(2) else opened)
+    finally:
+        os.close(opened)
+
+
+def _is_open(descriptor: int) -> bool:
+    """Return whether this process has a descriptor of this number."""
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True

@@ -9,36 +9,46 @@ from __future__ import annotations
 import atexit
 import contextlib
 import faulthandler
+import io
 import os
+import pickle
 import signal
 import socket
 import sys
 import threading
+import types
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import CancelledError
 from functools import partial
+from queue import SimpleQueue
 from types import CoroutineType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from anyaccel.errors import WorkerError
 from anyaccel.launcher.inside import ProcessSetup
 from anyaccel.linux.process import set_name
-from anyaccel.pool.channel import Message, MessageKind, receive, send
-from anyaccel.pool.payload import (
+from anyaccel.pool.messages import (
+    ATOMS,
     Batch,
+    Message,
+    MessageKind,
     Pickled,
-    SharedGlobals,
     dump_call_error,
     dumps,
     dumps_error,
     loads,
+    receive,
     refuse_generator,
+    send,
 )
 
-if TYPE_CHECKING:
-    from anyaccel.pool.together import Lanes, Loop
-
 OUTPUTS = (1, 2)
+_CLOUDPICKLE = "cloudpickle.cloudpickle"
+"""The module with the functions that cloudpickle calls to make a function sent by value."""
+
+CONSTANT = (*ATOMS, type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)
+"""Types of globals that change only by assignment to the global."""
 
 
 class Terminated(SystemExit):
@@ -225,8 +235,6 @@ class MessageLoop:
             kind, args, kwargs, concurrency = self._unpickle(message)
             self.actor = kind(*args, **kwargs)
             if concurrency > 1:
-                from anyaccel.pool.together import Lanes
-
                 self.lanes = Lanes(self._run_in_lane)
             return os.getpid()
 
@@ -317,8 +325,6 @@ class MessageLoop:
         """Run a coroutine in the event loop, started if needed, and wait; return the value or raise the exception."""
         with self.lock:
             if self.loop is None:
-                from anyaccel.pool.together import Loop
-
                 self.loop = Loop()
         return self.loop.finish(value)
 
@@ -348,6 +354,162 @@ class MessageLoop:
         except (BrokenPipeError, ConnectionResetError):
             return False
         return True
+
+
+class SharedGlobals:
+    """In a worker: globals set by an initializer, for functions sent by value.
+
+    cloudpickle makes a function with a dict of the globals that it uses, not with those of a module. Once an
+    initializer has set a global, all functions of its module share one dict, in which later functions leave the global
+    as it is.
+    """
+
+    def __init__(self) -> None:
+        self._modules: dict[str, dict[str, Any]] = {}
+        self._names: dict[str, set[str]] = {}
+
+    def prepare(self, data: bytes) -> None:
+        """Run the pickled call of an initializer, and record the globals that it sets for functions sent by value.
+
+        Only modules count of which a function was sent by value by then, such as the initializer. A global counts as
+        set if its value is another object than before, or an object whose content may have changed. Names with two
+        underscores on both sides are left out. The returned value is dropped.
+
+        Raises:
+            Exception: An exception of the call, or of unpickling.
+        """
+        function, arguments = self._loads(data)
+        before = {module: dict(space) for module, space in self._modules.items()}
+        function(*arguments)
+        for module, old in before.items():
+            for name, value in self._modules[module].items():
+                private = name.startswith("__") and name.endswith("__")
+                if not private and not (name in old and _same(old[name], value)):
+                    self._names.setdefault(module, set()).add(name)
+
+    def loads(self, data: bytes | memoryview, buffers: list[memoryview] | None = None) -> Any:
+        """Unpickle a value, which may run any code; functions sent by value see the globals that initializers set."""
+        return self._loads(data, buffers) if self._names else loads(data, buffers)
+
+    def _loads(self, data: bytes | memoryview, buffers: list[memoryview] | None = None) -> Any:
+        """Unpickle a value, with shared globals for the functions sent by value in it."""
+        unpickler = _Unpickler(io.BytesIO(data), buffers=buffers or ())
+        unpickler.replaced = {"_make_function": self._make_function, "_function_setstate": self._set_state}
+        return unpickler.load()
+
+    def _make_function(self, make: Callable[..., Any], code: object, space: dict[str, Any], *rest: object) -> Any:
+        """Make a function with cloudpickle's maker, and with the shared globals of its module.
+
+        The globals of the first function of a module become the shared globals.
+        """
+        return make(code, self._modules.setdefault(space.get("__name__", ""), space), *rest)
+
+    def _set_state(self, set_state: Callable[..., Any], function: types.FunctionType, state: tuple[Any, Any]) -> None:
+        """Set the attributes and globals of a function with cloudpickle's setter, except globals of an initializer."""
+        space, slots = function.__globals__, state[1]
+        for name in self._names.get(space.get("__name__", ""), ()):
+            if name in space:
+                slots["__globals__"].pop(name, None)
+        set_state(function, state)
+
+
+class _Unpickler(pickle.Unpickler):
+    """An unpickler that replaces functions of cloudpickle.
+
+    Attributes:
+        replaced: The replacements by name, each called with the function itself as the first argument.
+    """
+
+    replaced: Mapping[str, Callable[..., Any]]
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return a global of a module, or the replacement of a function of cloudpickle."""
+        found = super().find_class(module, name)
+        return partial(self.replaced[name], found) if module == _CLOUDPICKLE and name in self.replaced else found
+
+
+def _same(old: object, new: object) -> bool:
+    """Return whether a global is the same object as before, of a type in :data:`CONSTANT`.
+
+    An object of another type may have changed inside, so the result is False for the same object, too.
+    """
+    return old is new and isinstance(new, CONSTANT)
+
+
+class Lanes:
+    """Threads for simultaneous calls, a thread for each call.
+
+    Daemon threads, unlike those of ThreadPoolExecutor: a process that is asked to end does not wait for them.
+
+    Args:
+        run: Runs a call and sends its answer.
+    """
+
+    def __init__(self, run: Callable[[Message], object]) -> None:
+        self._run = run
+        self._messages: SimpleQueue[Message] = SimpleQueue()
+        self._idle = threading.Semaphore(0)
+
+    def put(self, message: Message) -> None:
+        """Run a call in an idle thread, or in a new one; returns at once."""
+        self._messages.put(message)
+        if not self._idle.acquire(blocking=False):
+            threading.Thread(target=self._work, name="anyaccel lane", daemon=True).start()
+
+    def _work(self) -> None:
+        """Run calls sequentially, for ever."""
+        while True:
+            self._run(self._messages.get())
+            self._idle.release()
+
+
+class Loop:
+    """The event loop of this process, in a thread of its own, so that tasks go on between calls."""
+
+    def __init__(self) -> None:
+        self._closing = False
+        self._begun = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="anyaccel loop", daemon=True)
+        self._thread.start()
+        self._begun.wait()
+
+    def finish(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Run a coroutine in the loop's thread, and wait; return the value or raise the exception.
+
+        Raises:
+            CancelledError: When the loop is closing; the coroutine is not run then, or was cancelled.
+            RuntimeError: When the loop has closed just now.
+            BaseException: The exception of the coroutine.
+        """
+        if self._closing:
+            coroutine.close()
+            raise CancelledError
+        import asyncio
+
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    def ended(self, error: BaseException) -> bool:
+        """Return whether an exception of a coroutine is the consequence of :meth:`close`.
+
+        Any CancelledError or RuntimeError counts after that.
+        """
+        return self._closing and isinstance(error, (CancelledError, RuntimeError))
+
+    def close(self) -> None:
+        """Cancel all tasks, stop the loop, and return when the tasks' clean-up is over."""
+        self._closing = True
+        self._loop.call_soon_threadsafe(self._end.set)
+        self._thread.join()
+
+    def _run(self) -> None:
+        """Run the event loop until :meth:`close`, then cancel its tasks."""
+        import asyncio  # not at the top: most workers run no coroutine
+
+        with asyncio.Runner() as runner:
+            self._loop = runner.get_loop()
+            self._end = asyncio.Event()
+            self._begun.set()
+            runner.run(self._end.wait())
 
 
 def _redirect(descriptors: list[int]) -> None:

@@ -11,7 +11,7 @@ from time import monotonic
 from anyaccel.durations import Duration, read_seconds
 from anyaccel.errors import NeverFitsError, NotFreeError, UsageError
 from anyaccel.model import UNITS_PER_DEVICE, Allocation, Extent, Gang, Inventory, Request, replace
-from anyaccel.policy import PLAIN, Holding, Policy, Usage, Waiting
+from anyaccel.policy import PLAIN, Holding, Policy, Usage, Waiting, sum_usage
 from anyaccel.scheduler.books import Books, Placed
 from anyaccel.scheduler.grammar import parse_request
 from anyaccel.scheduler.names import LazyNames
@@ -457,13 +457,13 @@ class Allocator:
     def _place(
         self, waiting: Waiting, plan: RequestPlan, note: str, rivals: Sequence[Ticket], held: Sequence[Holding]
     ) -> Allocation | None:
-        """Place a request if it may pass its rivals: earlier tickets for a common device.
+        """Place a request if it may pass its rivals: the earlier tickets that block it.
 
         Returns:
             The allocation, which is booked; None if a limit or a rival is in the way, or the free devices do not
             suffice.
         """
-        if self._limited(waiting, held) or (rivals and waiting.seconds is None):
+        if self._limited(waiting, sum_usage(held)) or (rivals and waiting.seconds is None):
             return None
         now = self._clock()
         if rivals:
@@ -480,23 +480,31 @@ class Allocator:
         return allocation
 
     def _rivals(self, waiting: Waiting, mask: int, held: Sequence[Holding], among: Iterable[Ticket]) -> list[Ticket]:
-        """Return earlier tickets among ``among`` for a common device, in the order of service.
+        """Return earlier tickets among ``among`` that block a request, in the order of service.
 
-        Tickets that a device limit of their own user stops are left out. To place a request, the first ticket of each
-        kind is enough: no later ticket can start before the first.
+        See :meth:`anyaccel.policy.Policy.keeps_waiting`. To place a request, the first ticket of each kind is enough:
+        no later ticket can start before the first.
         """
         turn = self._policy.sort_key(held, self._clock())
+        used = sum_usage(held)
         own, found = turn(waiting), []
         for ticket in among:
-            if ticket.plan.mask & mask:
+            competes = bool(ticket.plan.mask & mask)
+            if competes or not self._plain:
                 at = turn(ticket.waiting)
-                if at < own and not self._limited(ticket.waiting, held):
+                if at < own and self._keeps_waiting(ticket, waiting, used, competes=competes):
                     found.append((at, ticket))
         return [ticket for _, ticket in sorted(found, key=lambda each: each[0])]
 
-    def _limited(self, waiting: Waiting, held: Sequence[Holding]) -> bool:
-        """Return whether a request waits for its own user to release devices."""
-        return not self._plain and self._policy.limited(waiting, held)
+    def _keeps_waiting(
+        self, ticket: Ticket, waiting: Waiting, used: Mapping[int | None, int], *, competes: bool
+    ) -> bool:
+        """Return whether an earlier ticket blocks a request; see :meth:`anyaccel.policy.Policy.keeps_waiting`."""
+        return competes if self._plain else self._policy.keeps_waiting(ticket.waiting, waiting, used, competes=competes)
+
+    def _limited(self, waiting: Waiting, used: Mapping[int | None, int]) -> bool:
+        """Return whether a request waits for its own user, or members of its group, to release devices."""
+        return not self._plain and self._policy.limited(waiting, used)
 
     def _counted(self) -> list[Holding]:
         """Return the active allocations if the order of service depends on them; else nothing."""
@@ -584,20 +592,25 @@ class Allocator:
         """
         held = self._counted()
         turn = self._policy.sort_key(held, self._clock())
+        used = sum_usage(held)
         ahead: list[Ticket] = []
         blocked = 0
         for ticket in sorted(self._queue.firsts(), key=lambda each: turn(each.waiting)):
-            if self._limited(ticket.waiting, held):
-                continue
             mask = ticket.plan.mask
-            if not mask & blocked or ticket.waiting.seconds is not None:  # only a time limit allows to pass
-                rivals = [each for each in ahead if each.plan.mask & mask]
+            limited = self._limited(ticket.waiting, used)
+            # Only a time limit allows to pass.
+            if not limited and (not mask & blocked or ticket.waiting.seconds is not None):
+                rivals = [
+                    each
+                    for each in ahead
+                    if self._keeps_waiting(each, ticket.waiting, used, competes=bool(each.plan.mask & mask))
+                ]
                 ticket.allocation = self._place(ticket.waiting, ticket.plan, ticket.note, rivals, held)
                 if ticket.allocation is not None:
                     self._leave(ticket)
                     return ticket
             ahead.append(ticket)
-            blocked |= mask
+            blocked |= 0 if limited else mask
         return None
 
     def _place_in_line(self, ticket: Ticket) -> int:
@@ -608,7 +621,7 @@ class Allocator:
             return 1 + len(self._rivals(ticket.waiting, ticket.plan.mask, self._counted(), self._queue))
 
     def _ahead(self, plan: RequestPlan, waiting: Waiting) -> dict[str, str]:
-        """Return earlier tickets for the same devices, by id, with a description."""
+        """Return the earlier tickets that block a request, by id, with a description."""
         ahead = self._rivals(waiting, plan.mask, self._counted(), self._queue)
         return {ticket.id: f"{ticket.id} ({ticket.note or ticket.request})" for ticket in ahead}
 
@@ -618,14 +631,14 @@ class Allocator:
         from anyaccel.scheduler.explain import judge
 
         ahead = self._ahead(plan, waiting)
+        used = sum_usage(self._counted())
         if plan.ever_fits and not ahead and plan.find() is not None:
             verdict = Verdict(request=plan.request, fits_now=True, ever_fits=True)
         else:
             verdict = judge(plan, [site.books for site in self._arrangement.sites], ahead)
-        held = self._counted()
-        if verdict.ever_fits and self._limited(waiting, held):
+        if verdict.ever_fits and self._limited(waiting, used):
             user = "" if waiting.user is None else f"user {waiting.user}"
-            over = [each for each in self._policy.over_limits(waiting, held) if each.limit == "devices"]
+            over = [each for each in self._policy.over_limits(waiting, used) if each.of_devices]
             limits = (Reason(code=ReasonCode.LIMIT, message=each.message(user)) for each in over)
             return replace(verdict, fits_now=False, reasons=(*limits, *verdict.reasons))
         return verdict

@@ -125,7 +125,7 @@ class DaskNodeAdapter(NodeAdapter):
     def options(self, order: Order) -> Options:
         """Return the options of a call."""
         if order not in self._options:
-            self._options[order] = Options.make(needs=order.request, max_calls=order.max_calls, timeout=order.timeout)
+            self._options[order] = Options(needs=order.request, max_calls=order.max_calls, timeout=order.timeout)
         return self._options[order]
 
     def expected(self, options: Options) -> Allocation | None:

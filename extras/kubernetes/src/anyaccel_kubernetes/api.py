@@ -18,7 +18,7 @@ ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 TIMEOUT_SECONDS = 10.0
 WATCH_SECONDS = 300
 _LARGEST_ANSWER = 1 << 26
-CONFLICT, NOT_FOUND, GONE = 409, 404, 410
+CONFLICT, NOT_FOUND = 409, 404
 
 
 class ApiError(AnyaccelError):

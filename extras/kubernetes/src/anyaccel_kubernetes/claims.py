@@ -17,9 +17,9 @@ from anyaccel.linux import write_whole
 from anyaccel.model import ContainerEdits, Device, Value, replace
 from anyaccel.text import printable
 from anyaccel_export.cdi import cdi_edits
+from anyaccel_export.slices import DRIVER, device_names
 
 from anyaccel_kubernetes.node import KEY, Node, log, pod_groups
-from anyaccel_kubernetes.slices import DRIVER, device_names
 
 KIND = f"{DRIVER}/claim"
 """Kind of our devices in CDI."""

@@ -8,18 +8,18 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyaccel
 import grpc  # type: ignore[import-untyped] # pyright: ignore[reportMissingTypeStubs]
 from anyaccel.errors import AnyaccelError
 from anyaccel.model import Device, Fractional
+from anyaccel_export.slices import DRIVER
 from anyaccel_export.text import slug
 
 from anyaccel_kubernetes import wire
 from anyaccel_kubernetes.claims import edits_for
 from anyaccel_kubernetes.node import KEY, Node, log
-from anyaccel_kubernetes.slices import DRIVER
 
 PREFIX = f"{KEY}/device/"
 """Beginning of the keys of leases; the unit follows."""
@@ -34,7 +34,7 @@ _ALL = 0.9999
 """Sum of shares from which on a device is whole: shares are rounded to 1/10000."""
 
 
-class Unit:
+class Unit(NamedTuple):
     """A counted unit of a resource: a device, or a share named ``ID::NUMBER``.
 
     Attributes:
@@ -43,8 +43,9 @@ class Unit:
         share: The fraction of the device; None for all of it.
     """
 
-    def __init__(self, name: str, device: Device, share: float | None) -> None:
-        self.name, self.device, self.share = name, device, share
+    name: str
+    device: Device
+    share: float | None
 
 
 class Units:
@@ -65,7 +66,9 @@ class Units:
         for device in self._node.inventory.devices:
             if not device.visible:
                 continue
-            name = slug((device.type if self._by == "type" else device.vendor).lower(), "a-z0-9.-")
+            name = slug(
+                (device.type if self._by == "type" else device.vendor).lower(), "a-z0-9-"
+            )  # as the classes are named
             if self._count > 1 and device.fractional is not Fractional.NO:
                 units = found.setdefault(f"{name}.shared", [])
                 units += [

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from anyaccel.errors import AnyaccelError
+from anyaccel_export.slices import DRIVER, Features, device_names, make_slices
 
 from anyaccel_kubernetes import wire
 from anyaccel_kubernetes.api import CONFLICT, NOT_FOUND, ApiError, ApiServer
 from anyaccel_kubernetes.claims import Claims, parse_claim
 from anyaccel_kubernetes.node import Node, broken, log
-from anyaccel_kubernetes.slices import DRIVER, Features, device_names, make_slices
 
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 RENEW_SECONDS = 20.0
@@ -173,52 +172,48 @@ class Driver:
         """Start the servers; the socket of the registration comes last, since the kubelet calls at once."""
         endpoint = self._root / "plugins" / DRIVER / "dra.sock"
         endpoint.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
-        services = []
-        for version, package in wire.DRA_PACKAGES.items():
-            api = wire.dra[version]
-            services.append(
-                wire.service(
-                    f"{package}.DRAPlugin",
-                    {
-                        "NodePrepareResources": (
-                            partial(self._prepare, api),
-                            api.NodePrepareResourcesRequest, api.NodePrepareResourcesResponse,
-                        ),
-                        "NodeUnprepareResources": (
-                            partial(self._unprepare, api),
-                            api.NodeUnprepareResourcesRequest, api.NodeUnprepareResourcesResponse,
-                        ),
-                    },
-                )
-            )  # fmt: skip
-        for package, api in wire.health.items():
-            method = (
-                partial(self._watch_health, api),
-                api.NodeWatchResourcesRequest,
-                api.NodeWatchResourcesResponse,
-            )
-            services.append(wire.service(f"{package}.DRAResourceHealth", {}, {"NodeWatchResources": method}))
-        info = wire.registration.PluginInfo(
+        api, health, registration = wire.dra, wire.health, wire.registration
+        services = [
+            wire.service(
+                f"{wire.DRA}.DRAPlugin",
+                {
+                    "NodePrepareResources": (
+                        self._prepare, api.NodePrepareResourcesRequest, api.NodePrepareResourcesResponse
+                    ),
+                    "NodeUnprepareResources": (
+                        self._unprepare, api.NodeUnprepareResourcesRequest, api.NodeUnprepareResourcesResponse
+                    ),
+                },
+            ),
+            wire.service(
+                "v1alpha1.DRAResourceHealth",
+                {},
+                {
+                    "NodeWatchResources": (
+                        self._watch_health, health.NodeWatchResourcesRequest, health.NodeWatchResourcesResponse
+                    )
+                },
+            ),
+        ]  # fmt: skip
+        info = registration.PluginInfo(
             type="DRAPlugin", name=DRIVER, endpoint=str(endpoint),
-            supported_versions=[*(f"{each}.DRAPlugin" for each in wire.DRA_PACKAGES), "v1alpha1.DRAResourceHealth"],
+            supported_versions=["v1.DRAPlugin", "v1alpha1.DRAResourceHealth"],
         )  # fmt: skip
-        registration = wire.service(
+        registrar = wire.service(
             "pluginregistration.Registration",
             {
-                "GetInfo": (lambda *_: info, wire.registration.InfoRequest, wire.registration.PluginInfo),
+                "GetInfo": (lambda *_: info, registration.InfoRequest, registration.PluginInfo),
                 "NotifyRegistrationStatus": (
-                    lambda request, _: self._note_registration(request),
-                    wire.registration.RegistrationStatus,
-                    wire.registration.RegistrationStatusResponse,
+                    self._note_registration, registration.RegistrationStatus, registration.RegistrationStatusResponse
                 ),
             },
-        )
+        )  # fmt: skip
         self._registration_socket.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
-        for path, served in ((endpoint, services), (self._registration_socket, [registration])):
+        for path, served in ((endpoint, services), (self._registration_socket, [registrar])):
             path.unlink(missing_ok=True)  # of a driver that was killed
             self._servers.append(wire.serve(str(path), served, threads=16))
 
-    def _note_registration(self, request: Any) -> Any:
+    def _note_registration(self, request: Any, _: Any) -> Any:
         if request.plugin_registered:
             log.info("the kubelet has registered the driver")
             self.registered.set()
@@ -226,42 +221,42 @@ class Driver:
             log.warning("the kubelet refuses the driver: %s", request.error)
         return wire.registration.RegistrationStatusResponse()
 
-    def _prepare(self, api: Any, request: Any, _: Any) -> Any:
-        """Prepare claims, each for itself: an error of one fails no other."""
-        answer = api.NodePrepareResourcesResponse()
+    def _prepare(self, request: Any, _: Any) -> Any:
+        return self._serve_claims("prepared", self._prepare_claim, request, wire.dra.NodePrepareResourcesResponse())
+
+    def _unprepare(self, request: Any, _: Any) -> Any:
+        def unprepare(asked: Any, _: Any) -> None:
+            self._claims.unprepare(asked.uid)
+
+        return self._serve_claims("unprepared", unprepare, request, wire.dra.NodeUnprepareResourcesResponse())
+
+    @staticmethod
+    def _serve_claims(done: str, serve: Callable[[Any, Any], None], request: Any, answer: Any) -> Any:
+        """Serve the claims of a request, each for itself: an error of one fails no other."""
         for asked in request.claims:
+            own = answer.claims[asked.uid]
             try:
-                path = f"/apis/resource.k8s.io/v1/namespaces/{asked.namespace}/resourceclaims/{asked.name}"
-                claim = parse_claim(self._api.ask("GET", path), asked.uid, self._name)
-                devices = self._claims.prepare(claim)
-                answer.claims[asked.uid].devices.extend(
-                    api.Device(
-                        request_names=[each["request"]], pool_name=each["pool"], device_name=each["device"],
-                        cdi_device_ids=[cdi],
-                    )
-                    for each, cdi in devices
-                )  # fmt: skip
-                log.info("prepared claim %s/%s", asked.namespace, asked.name)
+                serve(asked, own)
+                log.info("%s claim %s/%s", done, asked.namespace, asked.name)
             except Exception as error:  # noqa: BLE001 -- the kubelet shows the message at the pod, and tries again
                 log.warning("claim %s/%s: %s", asked.namespace, asked.name, error)
-                answer.claims[asked.uid].error = str(error) or type(error).__name__
+                own.error = str(error) or type(error).__name__
         return answer
 
-    def _unprepare(self, api: Any, request: Any, _: Any) -> Any:
-        answer = api.NodeUnprepareResourcesResponse()
-        for asked in request.claims:
-            error = ""
-            try:
-                self._claims.unprepare(asked.uid)
-                log.info("unprepared claim %s/%s", asked.namespace, asked.name)
-            except Exception as raised:  # noqa: BLE001 -- as above
-                log.warning("claim %s/%s: %s", asked.namespace, asked.name, raised)
-                error = str(raised) or type(raised).__name__
-            answer.claims[asked.uid].error = error
-        return answer
+    def _prepare_claim(self, asked: Any, answer: Any) -> None:
+        path = f"/apis/resource.k8s.io/v1/namespaces/{asked.namespace}/resourceclaims/{asked.name}"
+        claim = parse_claim(self._api.ask("GET", path), asked.uid, self._name)
+        answer.devices.extend(
+            wire.dra.Device(
+                request_names=[each["request"]], pool_name=each["pool"], device_name=each["device"],
+                cdi_device_ids=[cdi],
+            )
+            for each, cdi in self._claims.prepare(claim)
+        )  # fmt: skip
 
-    def _watch_health(self, api: Any, _: Any, context: Any) -> Iterator[Any]:
+    def _watch_health(self, _: Any, context: Any) -> Iterator[Any]:
         """Yield the health of all devices at once, then after each change, and often enough to stay known."""
+        api = wire.health
         while context.is_active() and not self._node.has_stopped():
             generation = self._node.generation  # before the look: a change during it ends the wait below
             names, lost = device_names(self._node.inventory), self._claims.lost

@@ -1,4 +1,4 @@
-"""Give the devices of this node to Kubernetes: anyaccel kubernetes dra, device-plugin or status."""
+"""Give the devices of this node to Kubernetes: anyaccel kubernetes dra, device-plugin, classes or status."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from collections.abc import Callable
 import anyaccel
 from anyaccel.cli import output, survey, whole
 from anyaccel.errors import UsageError
+from anyaccel.vendors import known
+from anyaccel_export.slices import device_classes
+from anyaccel_export.text import to_yaml
 
 from anyaccel_kubernetes.node import KEY
 
@@ -23,13 +26,14 @@ KUBELET = "/var/lib/kubelet"
 EXAMPLES = (
     ("anyaccel kubernetes dra --node n1", "the driver for dynamic resource allocation, from Kubernetes 1.34 on"),
     ("anyaccel kubernetes device-plugin", "for older clusters"),
+    ("anyaccel kubernetes classes", "a DeviceClass for each accelerator type, for kubectl apply"),
     ("anyaccel kubernetes status", "pods with devices of this node"),
 )
 
 
 def add_arguments(parser: Parser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("agent", choices=("dra", "device-plugin", "status"), help="what to run")
+    parser.add_argument("agent", choices=("dra", "device-plugin", "classes", "status"), help="what to run")
     parser.add_argument("--node", metavar="NAME", default="", help="dra: name of the node (default: $NODE_NAME)")
     parser.add_argument("--server", metavar="URL", default="", help="dra: the API server (default: the pod's cluster)")
     parser.add_argument("--token-file", metavar="FILE", default="", help="dra: bearer token, read for each request")
@@ -54,6 +58,8 @@ def main(args: argparse.Namespace) -> int:
     """Run the command."""
     if args.agent == "status":
         return _status(args)
+    if args.agent == "classes":
+        return _classes(args)
     from anyaccel_kubernetes.node import Node
 
     logging.basicConfig(level="INFO", format="%(levelname)s %(message)s")
@@ -81,6 +87,21 @@ def _run(stop: Callable[[], None], run: Callable[[], None]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop())
     run()
+    return 0
+
+
+def _classes(args: argparse.Namespace) -> int:
+    """Print the DeviceClasses of all products of the installed plug-ins."""
+    found, problems = known()
+    products = [(each.info.resource, product) for each in found for product in each.products]
+    types = {name: resource for resource, product in products for name in (product.name, *product.parts)}
+    classes = device_classes(types)
+    for problem in problems:
+        output.say(str(problem))
+    if args.json:
+        output.print_json("kubernetes_classes/1", {"classes": classes})
+    else:
+        output.print_document("---\n".join(map(to_yaml, classes)))
     return 0
 
 

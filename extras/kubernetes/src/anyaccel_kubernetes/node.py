@@ -14,8 +14,7 @@ from anyaccel.errors import AnyaccelError
 from anyaccel.ledger import BLOCKED, LeaseRecord
 from anyaccel.model import Device, Health
 from anyaccel.scheduler import facts
-
-from anyaccel_kubernetes.slices import Obstacle
+from anyaccel_export.slices import Obstacle
 
 log = logging.getLogger("anyaccel.kubernetes")
 KEY = "kubernetes"

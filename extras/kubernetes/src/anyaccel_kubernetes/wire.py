@@ -74,7 +74,10 @@ registration = _declare(
 )
 """The registration of plug-ins with the kubelet, by a socket in ``plugins_registry``."""
 
-_DRA = """
+DRA = "k8s.io.kubelet.pkg.apis.dra.v1"
+dra = _declare(
+    DRA,
+    """
     Claim namespace=1:string uid=2:string name=3:string
     NodePrepareResourcesRequest claims=1:*Claim
     Device request_names=1:*string pool_name=2:string device_name=3:string cdi_device_ids=4:*string
@@ -83,25 +86,20 @@ _DRA = """
     NodeUnprepareResourcesRequest claims=1:*Claim
     NodeUnprepareResourceResponse error=1:string
     NodeUnprepareResourcesResponse claims=1:{NodeUnprepareResourceResponse}
-    """
-DRA_PACKAGES = {"v1": "k8s.io.kubelet.pkg.apis.dra.v1", "v1beta1": "k8s.io.kubelet.pkg.apis.dra.v1beta1"}
-"""Packages by version of the protocol: the messages are the same."""
-dra = {version: _declare(package, _DRA) for version, package in DRA_PACKAGES.items()}
+    """,
+)
+"""The protocol of drivers for dynamic resource allocation."""
 
-HEALTH_PACKAGES = ("v1alpha1", "v1")
-health = {
-    package: _declare(
-        package,
-        """
-        DeviceIdentifier pool_name=1:string device_name=2:string
-        DeviceHealth device=1:DeviceIdentifier health=2:int32 last_updated_time=3:int64 \
+health = _declare(
+    "v1alpha1",
+    """
+    DeviceIdentifier pool_name=1:string device_name=2:string
+    DeviceHealth device=1:DeviceIdentifier health=2:int32 last_updated_time=3:int64 \
  health_check_timeout_seconds=4:int64 message=5:string
-        NodeWatchResourcesRequest
-        NodeWatchResourcesResponse devices=1:*DeviceHealth
-        """,
-    )
-    for package in HEALTH_PACKAGES
-}
+    NodeWatchResourcesRequest
+    NodeWatchResourcesResponse devices=1:*DeviceHealth
+    """,
+)
 """Health of a driver's devices; ``health`` is 1 for healthy and 2 for unhealthy."""
 
 plugin = _declare(
@@ -133,7 +131,6 @@ plugin = _declare(
 )
 """The protocol of device plugins."""
 
-PODS_SERVICE = "podresources"
 pods = _declare(
     "v1_pod_resources",
     """

@@ -46,7 +46,7 @@ class RayNodeAdapter:
     def options(self, order: Order) -> Options:
         """Return the options of a call: with the devices that Ray has assigned."""
         if order.request is None:
-            return Options.make(max_calls=order.max_calls, timeout=order.timeout)
+            return Options(max_calls=order.max_calls, timeout=order.timeout)
         slots = held_slots()
         key = (order, tuple((name, tuple(held)) for name, held in slots.items()))
         if key not in self._options:
@@ -57,7 +57,7 @@ class RayNodeAdapter:
                 check_known(needs)
             # Without shared leases, no other process could ask an idle worker for its devices.
             max_calls = order.max_calls if self._shared else 1
-            self._options[key] = Options.make(needs=needs, max_calls=max_calls, timeout=order.timeout)
+            self._options[key] = Options(needs=needs, max_calls=max_calls, timeout=order.timeout)
         return self._options[key]
 
     def expected(self, options: Options) -> Allocation | None:

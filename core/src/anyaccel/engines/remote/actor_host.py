@@ -21,7 +21,7 @@ from anyaccel.engines.remote.messages import Answer, Order, PoolSpec, Started, m
 from anyaccel.errors import BrokenWorkerError, WorkerError
 from anyaccel.model import replace
 from anyaccel.pool.actor import ActorState
-from anyaccel.pool.payload import loads
+from anyaccel.pool.messages import loads
 
 
 class ActorHost:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from anyaccel.engines.remote.messages import Order
 from anyaccel.model import Inventory, Request, Value, replace
 from anyaccel.pool.call import Options
-from anyaccel.pool.payload import Pickled
+from anyaccel.pool.messages import Pickled
 
 if TYPE_CHECKING:
     from anyaccel.pool.gang import GangFuture

@@ -20,9 +20,8 @@ from anyaccel.errors import BrokenWorkerError, UsageError, WorkerError, WorkerSt
 from anyaccel.model import Allocation, Request, replace
 from anyaccel.pool.actor import ActorState
 from anyaccel.pool.call import Call, Options, read_exception, set_outcome
-from anyaccel.pool.channel import MessageKind
 from anyaccel.pool.engine import Engine, PoolSettings
-from anyaccel.pool.payload import Pickled, dumps, dumps_whole, loads
+from anyaccel.pool.messages import MessageKind, Pickled, dumps, dumps_whole, loads
 from anyaccel.pool.reactor import Timer, reactor
 from anyaccel.scheduler import Reason, ReasonCode, Verdict
 

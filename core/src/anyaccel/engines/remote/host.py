@@ -21,9 +21,8 @@ from anyaccel.engines.remote.messages import Answer, Order, PoolSpec, Started, m
 from anyaccel.errors import BrokenWorkerError
 from anyaccel.model import Allocation
 from anyaccel.pool.call import BrokenPoolError, Call, Options
-from anyaccel.pool.channel import Message, MessageKind
 from anyaccel.pool.dispatcher import Broker, LocalEngine
-from anyaccel.pool.payload import Pickled, dumps_error, loads
+from anyaccel.pool.messages import Message, MessageKind, Pickled, dumps_error, loads
 from anyaccel.pool.reactor import reactor
 
 NOTICE_SECONDS = 0.1

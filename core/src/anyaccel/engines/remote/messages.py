@@ -6,9 +6,8 @@ from typing import NamedTuple
 
 from anyaccel.errors import RemoteError
 from anyaccel.model import Allocation, Request, Value
-from anyaccel.pool.channel import Message
 from anyaccel.pool.engine import PoolSettings
-from anyaccel.pool.payload import dumps_whole, loads
+from anyaccel.pool.messages import Message, dumps_whole, loads
 
 FAILED = 0
 """Kind of an answer that no worker gave: the host could not run the call to its end. The data is the error."""

@@ -1,4 +1,9 @@
-"""Values for another process: pickles, and shared memory that both sides map."""
+"""Messages between a caller and its workers: pickles, shared memory that both sides map, and packets of a socket pair.
+
+A socket pair has no name and no listener, so no other process can connect. Packets keep their boundaries, so a message
+arrives whole or not at all. A message that does not fit into a packet travels in shared memory, and the packet carries
+its descriptor.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +14,17 @@ import io
 import mmap
 import os
 import pickle
+import select
+import socket
+import struct
 import sys
 import time
 import types
 import weakref
+from array import array
 from collections import ChainMap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from enum import IntEnum
 from functools import cache, partial
 from typing import Any, ClassVar, NamedTuple
 
@@ -24,21 +34,15 @@ LARGE = 1 << 15
 
 SCRIPT = b"__main__"
 
-_ATOMS: frozenset[type] = frozenset((bool, int, float, complex, str, bytes, type(None), type(Ellipsis)))
+ATOMS: frozenset[type] = frozenset((bool, int, float, complex, str, bytes, type(None), type(Ellipsis)))
 
 BEFORE_USERS = {
-    __name__, "anyaccel.pool.worker", "anyaccel.pool.together", "anyaccel.forkserver.server", "anyaccel.pool.stream",
-    "concurrent.futures._base",
+    __name__, "anyaccel.pool.worker", "anyaccel.forkserver.server", "concurrent.futures._base",
 }  # fmt: skip
 """Modules whose frames at the start of a traceback are not shown."""
 
 _NO_FILE = "<dynamic-code>"
 """The file name that cloudpickle 3.1.3 writes in place of the real one."""
-_CLOUDPICKLE = "cloudpickle.cloudpickle"
-"""The module with the functions that cloudpickle calls to make a function sent by value."""
-
-CONSTANT = (*_ATOMS, type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)
-"""Types of globals that change only by assignment to the global."""
 
 
 class Pickled(NamedTuple):
@@ -100,7 +104,7 @@ def dumps(value: Any) -> Pickled:
     Raises:
         Exception: An exception of the value's own code, or one of pickle's.
     """
-    if type(value) in _ATOMS:
+    if type(value) in ATOMS:
         return Pickled(pickle.dumps(value, PROTOCOL), [])
     buffers: list[memoryview] = []
     return Pickled(_dumps(value, buffers), buffers)
@@ -221,86 +225,6 @@ def loads(data: bytes | memoryview, buffers: Sequence[memoryview] | None = None)
     return pickle.loads(data, buffers=buffers or ())  # noqa: S301 - from a process that runs the same user's code
 
 
-class SharedGlobals:
-    """In a worker: globals set by an initializer, for functions sent by value.
-
-    cloudpickle makes a function with a dict of the globals that it uses, not with those of a module. Once an
-    initializer has set a global, all functions of its module share one dict, in which later functions leave the global
-    as it is.
-    """
-
-    def __init__(self) -> None:
-        self._modules: dict[str, dict[str, Any]] = {}
-        self._names: dict[str, set[str]] = {}
-
-    def prepare(self, data: bytes) -> None:
-        """Run the pickled call of an initializer, and record the globals that it sets for functions sent by value.
-
-        Only modules count of which a function was sent by value by then, such as the initializer. A global counts as
-        set if its value is another object than before, or an object whose content may have changed. Names with two
-        underscores on both sides are left out. The returned value is dropped.
-
-        Raises:
-            Exception: An exception of the call, or of unpickling.
-        """
-        function, arguments = self._loads(data)
-        before = {module: dict(space) for module, space in self._modules.items()}
-        function(*arguments)
-        for module, old in before.items():
-            for name, value in self._modules[module].items():
-                private = name.startswith("__") and name.endswith("__")
-                if not private and not (name in old and _same(old[name], value)):
-                    self._names.setdefault(module, set()).add(name)
-
-    def loads(self, data: bytes | memoryview, buffers: list[memoryview] | None = None) -> Any:
-        """Unpickle a value, which may run any code; functions sent by value see the globals that initializers set."""
-        return self._loads(data, buffers) if self._names else loads(data, buffers)
-
-    def _loads(self, data: bytes | memoryview, buffers: list[memoryview] | None = None) -> Any:
-        """Unpickle a value, with shared globals for the functions sent by value in it."""
-        unpickler = _Unpickler(io.BytesIO(data), buffers=buffers or ())
-        unpickler.replaced = {"_make_function": self._make_function, "_function_setstate": self._set_state}
-        return unpickler.load()
-
-    def _make_function(self, make: Callable[..., Any], code: object, space: dict[str, Any], *rest: object) -> Any:
-        """Make a function with cloudpickle's maker, and with the shared globals of its module.
-
-        The globals of the first function of a module become the shared globals.
-        """
-        return make(code, self._modules.setdefault(space.get("__name__", ""), space), *rest)
-
-    def _set_state(self, set_state: Callable[..., Any], function: types.FunctionType, state: tuple[Any, Any]) -> None:
-        """Set the attributes and globals of a function with cloudpickle's setter, except globals of an initializer."""
-        space, slots = function.__globals__, state[1]
-        for name in self._names.get(space.get("__name__", ""), ()):
-            if name in space:
-                slots["__globals__"].pop(name, None)
-        set_state(function, state)
-
-
-class _Unpickler(pickle.Unpickler):
-    """An unpickler that replaces functions of cloudpickle.
-
-    Attributes:
-        replaced: The replacements by name, each called with the function itself as the first argument.
-    """
-
-    replaced: Mapping[str, Callable[..., Any]]
-
-    def find_class(self, module: str, name: str) -> Any:
-        """Return a global of a module, or the replacement of a function of cloudpickle."""
-        found = super().find_class(module, name)
-        return partial(self.replaced[name], found) if module == _CLOUDPICKLE and name in self.replaced else found
-
-
-def _same(old: object, new: object) -> bool:
-    """Return whether a global is the same object as before, of a type in :data:`CONSTANT`.
-
-    An object of another type may have changed inside, so the result is False for the same object, too.
-    """
-    return old is new and isinstance(new, CONSTANT)
-
-
 def _by_value(data: bytes) -> bool:
     """Return whether a pickle contains the name of a module that was registered with cloudpickle for pickling by value.
 
@@ -400,6 +324,175 @@ def _aligned(offset: int) -> int:
     return -(-offset // ALIGNMENT) * ALIGNMENT
 
 
+MOST_INLINE = 1 << 16
+MOST_DESCRIPTORS = 250
+"""Of one packet; the kernel passes at most 253 (SCM_MAX_FD)."""
+
+_HEAD = struct.Struct("=BBQ")
+"""Kind of the message, form of its data (inline or shared), and number of its call."""
+_PACKET = _HEAD.size + MOST_INLINE
+_ANCILLARY = socket.CMSG_SPACE(MOST_DESCRIPTORS * 4)
+_INLINE, _SHARED = 0, 1
+# Plain numbers: the constants are enumerations, whose union takes longer than a system call.
+_NO_WAIT = int(socket.MSG_DONTWAIT)
+_CLOSE_ON_EXEC = int(socket.MSG_CMSG_CLOEXEC)
+_CUT = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)
+
+
+class MessageKind(IntEnum):
+    """Kinds of messages. The numbers are those of the protocol."""
+
+    SETUP = 1
+    """To the worker, first: environment, sandbox, initializer."""
+    CALL = 2
+    """To the worker: call a function."""
+    CONSTRUCT = 4
+    """To the worker: make the object of an actor."""
+    METHOD = 5
+    """To the worker: call a method of the actor's object."""
+    SKIP = 11
+    """To the worker: skip the method call of this number, unless it has started."""
+    RESULT = 6
+    """From the worker: the value that the call returned."""
+    ERROR = 7
+    """From the worker: the exception that the call raised."""
+    BROKEN = 8
+    """From the worker: the exception of its setup."""
+    READY = 9
+    """From the worker: it is about to run user code."""
+    PREPARED = 10
+    """From the worker: sandbox and initializer are done. A later BROKEN, perhaps of hostile code, is not believed."""
+
+
+class Message(NamedTuple):
+    """A received message.
+
+    Attributes:
+        kind: A :class:`MessageKind`, or another number from a faulty worker.
+        data: The pickle.
+        buffers: Memory that the pickle refers to.
+        descriptors: Descriptors that came with it; the receiver closes them.
+        number: Number of its call, or 0.
+    """
+
+    kind: int
+    data: bytes | memoryview
+    buffers: list[memoryview]
+    descriptors: list[int]
+    number: int = 0
+
+
+def send(
+    channel: socket.socket,
+    kind: MessageKind,
+    body: Pickled | bytes = b"",
+    descriptors: Sequence[int] = (),
+    *,
+    number: int = 0,
+) -> None:
+    """Send one message. Large data goes to shared memory, so sending to an idle receiver never blocks.
+
+    Args:
+        channel: The channel.
+        kind: Kind of the message.
+        body: The pickle; with buffers or more than :data:`MOST_INLINE` bytes, it travels in shared memory.
+        descriptors: Descriptors to pass along; they stay open here.
+        number: Number of the call, or 0.
+
+    Raises:
+        OSError: When the other side has closed the channel, or no memory or descriptor is left.
+    """
+    data, buffers, stored = (body, None, None) if isinstance(body, bytes) else body
+    if stored is not None or buffers or len(data) > MOST_INLINE:
+        stored = stored or SharedParts([data, *(buffers or ())])
+        head = _HEAD.pack(kind, _SHARED, number) + array("Q", stored.lengths).tobytes()
+        _send(channel, head, (stored.descriptor, *descriptors))
+    elif descriptors:
+        _send(channel, _HEAD.pack(kind, _INLINE, number) + data, descriptors)
+    else:
+        channel.send(_HEAD.pack(kind, _INLINE, number) + data)
+
+
+def receive(channel: socket.socket, *, wait: bool = True, passes: bool = True) -> Message | None:
+    """Receive one message; None when the other side has closed the channel.
+
+    Args:
+        channel: The channel.
+        wait: Whether to wait for a message.
+        passes: Whether the other side may pass descriptors along, beside that of a message in shared memory.
+
+    Raises:
+        BlockingIOError: When there is none and ``wait`` is False.
+        ValueError: When the packet is empty, cut short, not one of our messages, or passes descriptors without leave,
+            or its shared memory is too small or not sealed; all descriptors are closed.
+        OSError: When its descriptor is not of shared memory, or the memory cannot be mapped.
+    """
+    flags = _CLOSE_ON_EXEC if wait else _CLOSE_ON_EXEC | _NO_WAIT
+    try:
+        packet, ancillary, got, _ = channel.recvmsg(_PACKET, _ANCILLARY, flags)
+    except ConnectionResetError:  # reported once after the other side exited with unread messages; its own come after
+        packet, ancillary, got, _ = channel.recvmsg(_PACKET, _ANCILLARY, flags)
+    if not packet:
+        if not _hung_up(channel):
+            raise ValueError("an empty message")
+        return None
+    descriptors = array("i")
+    for level, kind, content in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            descriptors.frombytes(content[: len(content) - len(content) % descriptors.itemsize])
+    if len(packet) < _HEAD.size or got & _CUT:
+        _close(descriptors)
+        raise ValueError("a message was cut short: the process may have no descriptors left (see ulimit -n)")
+    message = _unpack(packet, descriptors)
+    if message.descriptors and not passes:
+        _close(message.descriptors)
+        raise ValueError("it passes descriptors along")
+    return message
+
+
+def _unpack(packet: bytes, descriptors: array[int]) -> Message:
+    """Make a message of a packet; map its shared memory, and close the memory's descriptor.
+
+    Raises:
+        ValueError: When the packet is not one of our messages, or its shared memory is too small or not sealed; all
+            descriptors are closed.
+        OSError: When its descriptor is not of shared memory, or the memory cannot be mapped; all descriptors are
+            closed.
+    """
+    kind, form, number = _HEAD.unpack_from(packet)
+    if form not in (_INLINE, _SHARED) or (form == _SHARED and not descriptors):
+        _close(descriptors)
+        raise ValueError("a message that is neither here nor in shared memory")
+    if form == _INLINE:
+        return Message(kind, memoryview(packet)[_HEAD.size :], [], list(descriptors), number)
+    try:
+        data, *buffers = read_shared(descriptors[0], array("Q", packet[_HEAD.size :]))
+    except BaseException:
+        _close(descriptors[1:])
+        raise
+    finally:
+        os.close(descriptors[0])
+    return Message(kind, data, buffers, list(descriptors[1:]), number)
+
+
+def _send(channel: socket.socket, packet: bytes, descriptors: Sequence[int]) -> None:
+    """Send a packet with descriptors."""
+    channel.sendmsg((packet,), ((socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors)),))
+
+
+def _hung_up(channel: socket.socket) -> bool:
+    """Return whether the other side has closed the channel; an empty packet of a faulty worker is no such end."""
+    poll = select.poll()
+    poll.register(channel, select.POLLRDHUP)
+    return bool(poll.poll(0))
+
+
+def _close(descriptors: Sequence[int]) -> None:
+    """Close descriptors."""
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
 class Batch(NamedTuple):
     """The outcome of a batch of calls.
 
@@ -459,7 +552,7 @@ async def _await_each(
 ) -> Batch:
     """Continue :func:`call_each` from the first call that returned a coroutine, and return the whole batch.
 
-    The duration counts from here. From here on, a result that is a generator counts as a result.
+    The duration counts from here.
 
     Args:
         function: The function. Later calls may return a value instead of a coroutine.
@@ -470,10 +563,14 @@ async def _await_each(
     began = time.monotonic()
     failure = None
     try:
-        results.append(await first)
+        value = await first
+        refuse_generator(value)
+        results.append(value)
         for arguments in left:
             value = function(*arguments)
-            results.append(await value if type(value) is types.CoroutineType else value)
+            value = await value if type(value) is types.CoroutineType else value
+            refuse_generator(value)
+            results.append(value)
     except Exception as error:  # noqa: BLE001 - as in call_each()
         failure = error
     return Batch(results, failure, time.monotonic() - began)
@@ -486,3 +583,54 @@ def call_each_method(actor: Any, method: str, batch: list[tuple[Any, ...]]) -> A
         AttributeError: When there is no such method.
     """
     return call_each(getattr(actor, method), batch)
+
+
+class YieldedItems:
+    """The items that a function yields: the object of a stream's actor, in the worker.
+
+    Args:
+        function: The function. It returns an iterable, or an asynchronous one.
+        args: Its arguments.
+        kwargs: Its keyword arguments.
+    """
+
+    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._begin: Callable[[], Any] = partial(function, *args, **kwargs)
+        self._items: Any = None  # not called here: an exception of the function is raised where the first item is taken
+
+    def take(self) -> Any:
+        """Return the next item in a tuple, or an empty tuple at the end; a coroutine for an asynchronous iterable.
+
+        The first call calls the function.
+
+        Raises:
+            Exception: The exception of the function or of its iterable.
+        """
+        if self._items is None:
+            made = self._begin()
+            self._items = aiter(made) if hasattr(made, "__aiter__") else iter(made)
+        if hasattr(self._items, "__anext__"):
+            return self._take()
+        for item in self._items:
+            return (item,)
+        return ()
+
+    async def _take(self) -> tuple[Any, ...]:
+        """Return the next item of an asynchronous iterable in a tuple, or an empty tuple at the end."""
+        async for item in self._items:
+            return (item,)
+        return ()
+
+    def end(self) -> Any:
+        """Close the generator, so the function cleans up.
+
+        No effect before the first item, or on an iterable that cannot be closed. Exceptions of the clean-up are raised.
+
+        Returns:
+            A coroutine for an asynchronous generator, else None.
+        """
+        if hasattr(self._items, "aclose"):
+            return self._items.aclose()
+        if hasattr(self._items, "close"):
+            self._items.close()
+        return None
