@@ -7,15 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from anyaccel.errors import LeaseNotFoundError
 from anyaccel.inventory.detect import survey
-from anyaccel.launcher.handover import Handover, plan_handover
 from anyaccel.launcher.hold import DeviceLease, LeaseRequest
+from anyaccel.launcher.open_lease import Handover, plan_handover
 from anyaccel.launcher.options import AcquireOptions, check_options
 from anyaccel.launcher.verdicts import leases
 from anyaccel.ledger import LeaseRecord, Ledger
 from anyaccel.ledger.tenure import Tenure, make_tenure
 from anyaccel.linux.groups import group_inode
 from anyaccel.model import Device, Inventory, Request, Share, replace
-from anyaccel.scheduler.choice import share
+from anyaccel.scheduler import share
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -27,8 +27,7 @@ from anyaccel.model import (
 )
 from anyaccel.policy import Need
 from anyaccel.probe import HOST
-from anyaccel.scheduler import Choice
-from anyaccel.scheduler.choice import extent_of
+from anyaccel.scheduler import Choice, extent_of
 
 
 class Scope(Value):

@@ -19,13 +19,12 @@ from anyaccel.inventory.detect import survey
 from anyaccel.launcher.choosing import local_scheduler, make_choice
 from anyaccel.launcher.environment import worker_environment
 from anyaccel.launcher.scope import Scope
-from anyaccel.ledger import LeaseRecord, Ledger, Want
+from anyaccel.ledger import BLOCKED, LeaseRecord, Ledger, Want
 from anyaccel.ledger.lockfile import Life
-from anyaccel.ledger.record import BLOCKED, describe_ahead, describe_obstacles
+from anyaccel.ledger.record import describe_ahead, describe_obstacles
 from anyaccel.linux.fork import tidy_in_child
 from anyaccel.model import ANY_SLOTS, Extent, Inventory, Request, Value, replace, slot_mask
-from anyaccel.model.verdict import ReasonCode
-from anyaccel.scheduler import Reason, Verdict, parse_request
+from anyaccel.scheduler import Reason, ReasonCode, Verdict, parse_request
 from anyaccel.text import elapsed, printable
 
 TYPE_CHECKING = False
@@ -379,7 +378,10 @@ def describe_wait(place: int, holders: Iterable[LeaseRecord], limits: Iterable[O
 
 
 def log_wait(sentence: str) -> None:
-    """Log the description of a wait as a warning: on standard error, unless the program configures logging."""
+    """Log the description of a wait as a warning in one printable line.
+
+    It goes to standard error, unless the program configures :mod:`logging`.
+    """
     import logging
 
     logging.getLogger(LOGGER).warning("anyaccel: %s", printable(sentence))

@@ -20,8 +20,8 @@ from anyaccel.errors import AnyaccelError, NeverFitsError, StateDirectoryError
 from anyaccel.forkserver.client import Gone
 from anyaccel.inventory.observe import stats
 from anyaccel.launcher.choosing import local_scheduler
+from anyaccel.launcher.open_lease import OpenLease, UsageMeter
 from anyaccel.launcher.scope import Scope
-from anyaccel.launcher.usage import OpenLease, UsageMeter
 from anyaccel.ledger import Want
 from anyaccel.linux import mark as marks
 from anyaccel.linux.fork import tidy_in_child

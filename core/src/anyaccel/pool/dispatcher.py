@@ -34,8 +34,8 @@ from anyaccel.forkserver.client import Gone
 from anyaccel.inventory.current import LEASE_VARIABLE
 from anyaccel.inventory.detect import detect
 from anyaccel.launcher.choosing import make_choice
-from anyaccel.launcher.handover import plan_handover
 from anyaccel.launcher.launch import check_start
+from anyaccel.launcher.open_lease import plan_handover
 from anyaccel.launcher.scope import Scope
 from anyaccel.launcher.use import get_process_lease
 from anyaccel.launcher.verdicts import why
