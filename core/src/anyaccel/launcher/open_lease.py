@@ -201,7 +201,11 @@ class Handover:
             )
 
     def _find_held(self, without: str = "") -> set[str]:
-        """Return the names of the devices in active leases, without one lease."""
+        """Return the ledger's names of the devices in active leases of all users, ``without`` left out.
+
+        Raises:
+            StateDirectoryError: If the ledger cannot be read.
+        """
         return {
             record.device
             for record in self._ledger.leases()
@@ -295,7 +299,7 @@ class OpenLease:
     def begin_entry(self, program: str = "") -> Self:
         """Begin the journal entry, written when the lease ends or this process exits; return the same object.
 
-        Does nothing if nothing is held.
+        A former entry must have been finished. Does nothing if nothing is held.
 
         Args:
             program: As of :meth:`start_meter`.

@@ -309,9 +309,9 @@ class SharedScheduler(Scheduler):
     async def _wait(self, ticket: Ticket, pending: LeaseRequest, wait: _QueuedRequest) -> None:
         """Wait for the lease of a ticket, and settle and notify the ticket with the allocation, or with the error.
 
-        The devices are handed over before; see also :meth:`_take`. If the ticket was cancelled, or the machine changed,
-        in the meantime, the lease is released, and the ticket stays as it is. A limit of the user becomes a
-        NeverFitsError.
+        The devices are handed over before; see also :meth:`_take`. After an error, the lease is ended first. If the
+        ticket was cancelled, or the machine changed, in the meantime, the lease is released, and the ticket stays as it
+        is. A limit of the user becomes a NeverFitsError.
         """
         choosing = self._make_choose(pending)
 
