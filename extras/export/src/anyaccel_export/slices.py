@@ -139,7 +139,7 @@ def _leaves(device_id: str, parts: Mapping[str, frozenset[str]]) -> frozenset[st
 def _counter_sets(parts: Mapping[str, frozenset[str]]) -> dict[str, frozenset[str]]:
     """Return the counter sets by divided device that is no part: a counter for each undivided part.
 
-    A device consumes the counters of all its undivided parts, so that any two devices with a part in common exclude each
+    A device consumes the counters of all its undivided parts, so any two devices with a part in common exclude each
     other, at any depth. A device with more undivided parts than a set may have counters gets no set.
     """
     inner = frozenset().union(*parts.values())
