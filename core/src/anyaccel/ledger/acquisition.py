@@ -25,11 +25,10 @@ from anyaccel.errors import DevicesBusyError, LeaseCancelledError, LimitError
 from anyaccel.ledger import listing as listings
 from anyaccel.ledger import record, tickets
 from anyaccel.ledger.blocks import find_barred, find_reserved, read_blocks
-from anyaccel.ledger.device_locks import DeviceLocks, describe
 from anyaccel.ledger.directory import BUSY_SECONDS, StateDirectory
 from anyaccel.ledger.lease import Lease, Place, Want
 from anyaccel.ledger.listing import Listing
-from anyaccel.ledger.lockfile import Life, LockedFile, probe_lock, with_entry
+from anyaccel.ledger.lockfile import DeviceLocks, Life, LockedFile, describe_lock, probe_lock, with_entry
 from anyaccel.ledger.names import (
     ENDLESS,
     LeaseName,
@@ -534,7 +533,7 @@ class Acquisition:
                 if mark and mark in listing.summary.marks and mark not in marked:
                     return None  # another lease has drawn the same mark meanwhile
                 if contradiction := self._device_locks.lock():
-                    self._contradicted[contradiction[0]] = describe(*contradiction)
+                    self._contradicted[contradiction[0]] = describe_lock(*contradiction)
                     return None
                 period = ENDLESS if want.seconds is None else _period(want.seconds, passes=self._passes)
                 for device, file in self._files.items():
