@@ -331,7 +331,7 @@ class Ledger:
         return found[0] if found else None
 
     def count_ahead(self, want: Want, priority: int) -> int:
-        """Count the competing requests ahead of a request that came now; 0 if each may be passed.
+        """Count the earlier requests that would block a request that came now; 0 if each may be passed.
 
         Ended and silent requests are left out at the front of the line only. Without a state directory, none is ahead.
         A faulty configuration of the machine counts as none.
@@ -372,7 +372,9 @@ class Ledger:
         return Acquisition(self._state, want, lambda _: None, priority=priority, policy=policy_for_display(self._state))
 
     def over_limits(self, want: Want, priority: int, *, only: Collection[str] | None = None) -> tuple[OverLimit, ...]:
-        """Return the limits of this user in the way of a new request; empty if none is.
+        """Return the limits of this user, and of this user's group, in the way of a new request; empty if none is.
+
+        Leases that have ended do not count, and without a state directory nothing is held.
 
         Args:
             want: The request.
