@@ -401,8 +401,17 @@ def current_policy(state: StateDirectory | None = None) -> Policy:
     global _known  # noqa: PLW0603 -- each acquisition needs the policy, and the configuration rarely changes
     found = configuration.machine()
     if found is not _known[0]:
-        _known = found, Policy.from_configuration(found)
+        _known = found, _read_policy(found)
     return with_blocks(_known[1], state)
+
+
+def _read_policy(found: Configuration) -> Policy:
+    """Return the queue policy of a configuration; :data:`PLAIN` without a file."""
+    if not found.found:
+        return PLAIN
+    from anyaccel.ledger.machine_policy import read_policy
+
+    return read_policy(found)
 
 
 def with_blocks(policy: Policy, state: StateDirectory | None) -> Policy:
