@@ -17,6 +17,10 @@ half-life. The members of a group share the group's weight; inside of the group 
 **Totals of groups.** A request over the device limit of its own user blocks no other request. The total of a group is
 shared by several users: a request that waits for it blocks the later requests of the group's members, else these could
 use the total up again and again. It blocks no request of other users.
+
+**Reservations.** While a reservation runs, its user's request is served by the reserved devices as if it asked for
+these alone: an earlier request that may not have them does not block it. Only if they do not suffice, the request
+competes for all its devices.
 """
 
 from __future__ import annotations
@@ -135,6 +139,10 @@ class Block(Value):
         if start >= self.end or (self.user is not None and self.user == waiting.user):
             return False
         return waiting.seconds is None or start + waiting.seconds > self.begin
+
+    def reserves(self, waiting: Waiting, now: float) -> bool:
+        """Return whether this is a running reservation for the user of a request."""
+        return self.user is not None and self.user == waiting.user and self.begin <= now < self.end
 
 
 class Usage(Value):
