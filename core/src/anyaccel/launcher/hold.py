@@ -417,7 +417,7 @@ class LeaseRequest:
         if self._on_wait is not None:
             self._on_wait(place, holders)
             return
-        sentence = describe_wait(place, holders, self._attempt.limits, self.inventory)
+        sentence = describe_wait(place, holders, self._attempt.limits)
         if self._tell is not None:
             self._tell(sentence)
         else:  # a program gets one sentence, not one for each change
