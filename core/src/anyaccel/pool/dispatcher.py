@@ -383,8 +383,8 @@ class Broker:
     def _request_devices(self, queue: CallQueue, resolved: LocalRequest) -> None:
         """Try to get devices for the first call of a queue, and launch the call; then have all queues served.
 
-        Otherwise a retry is arranged. An error fails the call. Devices that are granted after a cancellation, or although
-        an older call competes by now, are released.
+        Otherwise a retry is arranged. An error fails the call. Devices that are granted after a cancellation, or
+        although an older call competes by now, are released.
 
         Args:
             queue: The queue. Its timer and watches are cancelled first; without a pending call, nothing else is done.

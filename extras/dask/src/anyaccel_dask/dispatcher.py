@@ -96,8 +96,8 @@ class Dispatcher(SchedulerPlugin):
     def transition(self, key: Any, start: str, finish: str, *_: Any, **__: Any) -> None:
         """Record a task of ours that waits for devices, forget a task that is over, and have waiting tasks assigned.
 
-        Dask calls this at each change of a task's state. They are assigned for a new task, and once a task has left a
-        worker.
+        Dask calls this at each change of a task's state. The assignment follows a new task of ours, and the end of any
+        task on a worker.
         """
         if finish == "no-worker" and isinstance(key, str) and key.startswith(PREFIX):
             restrictions = self._scheduler.tasks[key].resource_restrictions or {}
