@@ -66,6 +66,22 @@ def elapsed(seconds: float) -> str:
     return f"{whole}s"
 
 
+def clock(seconds: float | None) -> str:
+    """Write a time in seconds since 1970 for people; None becomes ``-``.
+
+    The date is left out today, and within half a day of now: then the time alone cannot be mistaken.
+    """
+    import time
+
+    if seconds is None:
+        return "-"
+    then, now = time.localtime(seconds), time.localtime()
+    if then[:3] == now[:3] or abs(seconds - time.time()) < _UNITS["d"] / 2:
+        return time.strftime("%H:%M", then)
+    # A time of another year needs no hour.
+    return time.strftime("%m-%d %H:%M" if then.tm_year == now.tm_year else "%Y-%m-%d", then)
+
+
 def span(seconds: float) -> str:
     """Write a duration exactly, in the form of :func:`duration`: ``1h``, ``1h30m``, ``0.5s``."""
     rest, found = seconds, ""

@@ -91,6 +91,7 @@ def test_objects_on_pages_are_valid():
         for block in re.findall(r"^```yaml\n(.*?)^```", path.read_text(), re.MULTILINE | re.DOTALL)
         if "\nkind: " in block
     ]
+    assert len(blocks) > 2
     for block in blocks:
         for document in yaml.safe_load_all(block):
             published_schemas.check(document)

@@ -151,6 +151,16 @@ def find_barred(state: StateDirectory, waiting: Waiting) -> set[str]:
     }
 
 
+def find_reserved(state: StateDirectory, waiting: Waiting) -> set[str]:
+    """Return the names of devices with a running reservation for the request's user; without devices withheld from it.
+
+    A device is withheld if it is drained, too, or if the request would last into another user's reservation.
+    """
+    now = process.boot_seconds()
+    own = [block.devices for block in read_blocks(state) if block.policy_block.reserves(waiting, now)]
+    return set().union(*own) - find_barred(state, waiting) if own else set()
+
+
 def _read(path: str, directory: str) -> tuple[DeviceBlock, ...] | None:
     """Read one file, or return the blocks of the last call if the file has not changed.
 

@@ -10,9 +10,8 @@ from types import MappingProxyType, TracebackType
 
 from anyaccel.errors import LedgerError
 from anyaccel.ledger import listing, record
-from anyaccel.ledger.device_locks import DeviceLock, DeviceLocks
 from anyaccel.ledger.directory import BUSY_SECONDS, StateDirectory
-from anyaccel.ledger.lockfile import Life, LockedFile
+from anyaccel.ledger.lockfile import DeviceLock, DeviceLocks, Life, LockedFile
 from anyaccel.ledger.names import ENDLESS, Period, boot, lease_name, parse_lease
 from anyaccel.ledger.tenure import Tenure
 from anyaccel.linux.mark import Mark

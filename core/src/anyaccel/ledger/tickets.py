@@ -37,7 +37,16 @@ from anyaccel.ledger.names import (
     parse_ticket,
     ticket_name,
 )
-from anyaccel.ledger.record import TicketRecord, owner, read_words, since_1970, write_body
+from anyaccel.ledger.record import (
+    TicketRecord,
+    describe_ahead,
+    describe_obstacles,
+    list_leases,
+    owner,
+    read_words,
+    since_1970,
+    write_body,
+)
 from anyaccel.linux import process
 from anyaccel.linux.fork import tidy_in_child
 from anyaccel.linux.users import outside
@@ -218,6 +227,8 @@ def list_tickets(state: StateDirectory, directory: int, listing: Listing, *, pas
     """
     now, policy = process.monotonic_ns(), policy_for_display(state)
     line = _WaitingLine.collect(with_past(policy) if past else policy, directory, listing)
+    clock, held = process.boot_seconds(), list(list_leases(directory, listing)) if line.order else []
+    blocks = read_blocks(state) if line.order else ()
     for position, facts in enumerate(line.order):
         name = str(facts.key)
         ticket, found = parse_ticket(name), line.files[name]
@@ -226,17 +237,31 @@ def list_tickets(state: StateDirectory, directory: int, listing: Listing, *, pas
         words = read_words(read_body(directory, name, BODY_LIMIT))
         whose = owner(found)
         user = "" if whose["uid"] == os.geteuid() else whose["user"]
+        responsive = found is None or not is_silent(found, now, position)
+        limits = tuple(each.message(user) for each in line.limits[name])
+        if limits:
+            reason = "; ".join(limits)
+        elif not responsive:
+            reason = "its process is stopped or stuck; later requests are served first"
+        elif line.behind[name]:
+            reason = describe_ahead(line.behind[name])
+        else:
+            withheld = (each for block in blocks if block.policy_block.meets(facts, clock) for each in block.records())
+            among = (*held, *withheld)
+            wanted = (each for each in among if facts.wants is None or hash_device(each.device) in facts.wants)
+            reason = describe_obstacles(wanted, {}) or "it is served next"
         yield TicketRecord(
             id=ticket.id,
             priority=policy.priority(facts),
             pid=ticket.pid,
             **whose,
             waited=max(0, now - words["arrived"]) / 1e9,
-            responsive=found is None or not is_silent(found, now, position),
+            responsive=responsive,
             seconds=facts.seconds,
             starts=line.starts.get(name),
             behind=line.behind[name],
-            limits=tuple(each.message(user) for each in line.limits[name]),
+            limits=limits,
+            reason=reason,
             used=None if line.used is None else line.used.get(facts.user, 0.0),
             request=words["request"],
             note=words["note"],
@@ -376,8 +401,17 @@ def current_policy(state: StateDirectory | None = None) -> Policy:
     global _known  # noqa: PLW0603 -- each acquisition needs the policy, and the configuration rarely changes
     found = configuration.machine()
     if found is not _known[0]:
-        _known = found, Policy.from_configuration(found)
+        _known = found, _read_policy(found)
     return with_blocks(_known[1], state)
+
+
+def _read_policy(found: Configuration) -> Policy:
+    """Return the queue policy of a configuration; :data:`PLAIN` without a file."""
+    if not found.found:
+        return PLAIN
+    from anyaccel.ledger.machine_policy import read_policy
+
+    return read_policy(found)
 
 
 def with_blocks(policy: Policy, state: StateDirectory | None) -> Policy:

@@ -413,6 +413,7 @@ def make_options(
 
     Raises:
         UsageError: When the value of an option is not permitted.
+        RequestError: When the request does not follow the grammar.
     """
     request = None if needs is None else parse_request(needs)
     if max_calls is None:

@@ -9,7 +9,7 @@ from itertools import chain
 from anyaccel.errors import NotFreeError
 from anyaccel.model import Allocation, Request
 from anyaccel.policy import Waiting
-from anyaccel.scheduler.plan import RequestPlan
+from anyaccel.scheduler.books import RequestPlan
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
