@@ -304,7 +304,8 @@ class Broker:
     def _overtakes(self, queue: CallQueue) -> bool:
         """Return whether an older call of another queue competes with the first call of a queue, which must exist.
 
-        Calls compete for room in the same full pool; or for a common device, if the older call has room in its pool.
+        Calls compete for room in the same full pool, if the pool has ``max_workers`` or neither needs a device; or for
+        a common device, if the older call has room in its pool.
         """
         if len(self._queues) == 1:
             return False
