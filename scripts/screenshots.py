@@ -28,7 +28,8 @@ import anyaccel
 from anyaccel.cli import devices_table, queue
 from anyaccel.cli import sample as samples
 from anyaccel.cli.sample import Sample
-from anyaccel.ledger import Ledger
+from anyaccel.ledger import Ledger, TicketRecord
+from anyaccel.ledger.record import describe_obstacles
 from anyaccel.model import Device, Stats, replace
 from rich.console import Console
 from rich.text import Text
@@ -113,7 +114,7 @@ def stand_in_line(count: int) -> None:
 def made_up(sample: Sample, moment: int) -> Sample:
     """Return a sample with users from the notes, and with loads that change with time."""
     leases = {device: [named(record) for record in found] for device, found in (sample.leases or {}).items()}
-    tickets = tuple(named(ticket, waited=ticket.waited + 754) for ticket in sample.tickets)
+    tickets = tuple(map(named_ticket, sample.tickets))
     observed = {device.id: load(device, moment, held=device.id in leases) for device in sample.inventory.devices}
     return replace(sample, leases=leases, tickets=tickets, observed=observed)
 
@@ -121,7 +122,13 @@ def made_up(sample: Sample, moment: int) -> Sample:
 def named(record: Any, **more: Any) -> Any:
     """Return the record of a lease or ticket with the user that its note names."""
     user, found, note = record.note.partition(": ")
-    return replace(record, user=user, note=note, **more) if found else record
+    return replace(record, user=user, uid=None, note=note, **more) if found else record
+
+
+def named_ticket(ticket: TicketRecord) -> TicketRecord:
+    """Return a ticket with the user that its note names, which waits for ten minutes, for users of the same kind."""
+    reason = ticket.reason if ticket.behind else describe_obstacles(map(named, Ledger.open().leases()), {})
+    return named(ticket, waited=ticket.waited + 754, reason=reason)
 
 
 def load(device: Device, moment: int, *, held: bool) -> Stats:
@@ -149,7 +156,7 @@ def draw_status(file: Path, sample: Sample, width: int) -> None:
 def draw_queue(file: Path, width: int) -> None:
     """Draw the waiting requests, with users from their notes."""
     ledger = Ledger.open()
-    tickets = [named(ticket, waited=ticket.waited + 754) for ticket in ledger.tickets()]
+    tickets = [named_ticket(ticket) for ticket in ledger.tickets()]
     screen = Terminal()
     fake = SimpleNamespace(tickets=lambda: tickets, leases=ledger.leases)
     with (

@@ -9,9 +9,11 @@ import re
 import shlex
 import subprocess
 import sys
+from datetime import datetime
 from pathlib import Path
 
 import pytest
+from anyaccel.text import clock
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to write a configuration and act as a user")
 
@@ -204,6 +206,40 @@ def test_a_limit_counts_what_a_user_holds_once_and_not_for_other_users():
 
 
 @pytest.mark.timeout(300)
+def test_a_wait_is_explained_by_users_times_and_withheld_devices():
+    """``run`` and ``queue`` have the same words, and a lease without a time limit has no time."""
+    typed = {
+        "long": (
+            "alice",
+            f"anyaccel hold declared:0.5 {MACHINE} --for 1h; anyaccel hold declared:1 {MACHINE} --for 2h",
+        ),
+        "lasting": ("root", f"anyaccel hold declared:0.25 {MACHINE}"),
+        "drained": ("root", f"anyaccel drain declared/3 {MACHINE}"),
+        "reserved": (
+            "root",
+            f"anyaccel reserve declared/2 {MACHINE} --from 2030-12-02T09:00 --to 2h --for alice",
+        ),
+        "waits": ("bob", in_background(f"anyaccel run declared:4 {MACHINE} -- true")),
+        "behind": ("bob", in_background(f"anyaccel run declared:4 {MACHINE} -- true")),
+        "at": ("alice", f"anyaccel status {MACHINE} --json --no-stats"),
+        "queue": ("bob", "anyaccel queue --json"),
+        "own": ("alice", "anyaccel queue --json"),
+    }
+    done = dict(zip(typed, of_users(typed.values(), users=("alice", "bob")), strict=True))
+    assert done["reserved"][0] == done["drained"][0] == 0, done
+    records = [record for device in json.loads(done["at"][1])["devices"] for record in device["holders"]]
+    ends = [record["until"] for record in records if record["lease"] and record["user"] == "alice"]
+    later = clock(datetime.fromisoformat(max(ends)).timestamp())
+    rest = "; 1 is drained; 1 is reserved for alice from 2030-12-02"
+    taken = f"alice has 1.5 until {later}, root 0.25{rest}"
+    for place, waits in enumerate(("waits", "behind"), start=1):
+        assert done[waits][1] == f"anyaccel: waiting, place {place} in line: {taken}\n"
+    reasons = [ticket["reason"] for ticket in json.loads(done["queue"][1])["tickets"]]
+    assert reasons == [taken, "1 earlier request is ahead"]
+    assert json.loads(done["own"][1])["tickets"][0]["reason"].startswith("you have 1.5 until ")
+
+
+@pytest.mark.timeout(300)
 def test_a_groups_total_counts_all_its_members_for_each_of_them():
     """Members by the database of groups: a process with the group's id, and with no other one, is none."""
     limits = "[groups.staff]\ntotal_devices = 2"
@@ -282,5 +318,5 @@ def test_fair_shares_with_a_half_life_serve_the_user_first_who_used_less():
     assert "2 waiting" in done["status"][1]
     assert "opens t1." in done["status"][1]
     assert "/var/lib" not in done["status"][1]
-    words = "2 earlier requests wait for the same devices, and fair shares count .* device-hours of yours"
+    words = "2 earlier requests are ahead, and fair shares count .* device-hours of yours"
     assert re.search(words, " ".join(done["why"][1].split()))

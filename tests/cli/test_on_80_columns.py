@@ -63,6 +63,25 @@ def test_a_table_has_one_heading_and_no_empty_column(columns, anyaccel, waiting)
         assert "UNTIL" not in shown("status", columns=columns)[1]
 
 
+@pytest.mark.parametrize("columns", [80, 120])
+def test_no_note_is_cut_off_and_a_repeated_one_is_shown_once(columns, anyaccel, acme):
+    notes = [
+        "evaluation of the second run, at the latest",
+        "an experiment of the group next door",
+    ]
+    with aa.acquire("A1:0.5", note=notes[0]), aa.acquire("A1:0.5", note=notes[1]):
+        reason = "the fan is replaced on Monday"
+        assert anyaccel("drain", "acme/1", "--reason", reason).returncode == 0
+        (heading, *lines) = [line for line in shown("status", columns=columns) if not line.startswith("anyaccel: ")]
+        told = " ".join(" ".join(line[heading.index("NOTE") :].split()) for line in lines[:-1])
+        assert all(note in told for note in (*notes, reason)), lines
+        assert anyaccel("undrain", "acme/1").returncode == 0
+    with aa.acquire("A1:2", note=notes[0]):
+        text = "\n".join(shown("status", columns=columns))
+        assert text.count("evaluation") == 2
+        assert text.count("latest") == 1
+
+
 def test_release_needs_no_id_where_there_is_one_lease(anyaccel):
     done = anyaccel("release")
     assert (done.returncode, "you have no lease" in done.stderr) == (2, True)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -112,6 +113,26 @@ def test_it_ends_unless_renewed(inventory, later):
         lease.renew(600)
     assert free(inventory) == 2
     assert aa.find_on_behalf(inventory) == ()
+
+
+def test_a_lease_that_a_process_holds_is_not_renewed_and_goes_on(inventory):
+    with aa.acquire("GPU:1", inventory=inventory) as held:
+        with pytest.raises(aa.LedgerError, match=f"lease {held.id} is held by a process") as caught:
+            Ledger.open().renew(held.id, tenure.make_tenure("pod 7", 600))
+        assert not isinstance(caught.value, aa.LeaseNotFoundError)
+        assert free(inventory) == 1
+    with pytest.raises(aa.LeaseNotFoundError, match="has ended"):
+        Ledger.open().renew(held.id, tenure.make_tenure("pod 7", 600))
+
+
+def test_without_a_state_directory_no_lease_is_found(inventory, state):
+    lease = aa.acquire_on_behalf("GPU:1", "pod 7", seconds=600, inventory=inventory)
+    shutil.rmtree(state)
+    ledger = Ledger.open()
+    for call in (lambda: lease.renew(600), lambda: ledger.drop_lease(lease.id), lambda: ledger.end_lease(lease.id)):
+        with pytest.raises(aa.LeaseNotFoundError):
+            call()
+    lease.release()
 
 
 def test_a_control_group_with_processes_keeps_it(inventory, later, group):

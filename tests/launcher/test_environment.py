@@ -87,6 +87,16 @@ def test_two_vendors_that_set_one_variable_differently_are_refused(acme, rival):
     )
 
 
+def test_vendors_that_agree_are_not_named_as_a_conflict(acme, rival, install):
+    rival(env='return EnvEdits(set={"ACME_VISIBLE": "acme-0"})')
+    third = RIVAL.format(env='return EnvEdits(set={"ACME_VISIBLE": "mine"})', detect="return Detected()")
+    for old, new in (("rival", "third"), ("R1", "T1"), ("RPU", "XPU")):
+        third = third.replace(old, new)
+    install("third", third, distribution="third")
+    with pytest.raises(aa.EnvConflictError, match="acme and third set the variable ACME_VISIBLE differently"):
+        environment(["APU", "R1", "T1"], "sim:Acme-Whole:4,R1:4,T1:4")
+
+
 def test_what_is_given_wins_over_what_is_hidden(acme, rival):
     rival(env='return EnvEdits(set={"ACME_ORDER": "pci"})')  # which acme unsets
     assert environment("R1", "sim:Acme-Whole:4,R1:4").values["ACME_ORDER"] == "pci"

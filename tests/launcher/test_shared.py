@@ -333,7 +333,7 @@ def test_who_comes_when_another_program_waits_is_told_so(other):
         scheduler.allocate("declared")
     assert not scheduler.why("declared").fits_now
     scheduler.release(scheduler.allocate("declared", priority=1))
-    with pytest.raises(NotFreeError, match=": 1 earlier request waits for the same devices"):
+    with pytest.raises(NotFreeError, match=": 1 earlier request is ahead"):
         aa.acquire("declared", inventory=scheduler.inventory, wait=0)
 
 

@@ -24,7 +24,7 @@ LOAD = """
 import codecs, contextlib, ctypes, datetime, fcntl, logging, pwd, random, shlex, shutil, subprocess, typing, unicodedata
 for encoding in ("ascii", "utf-8", "latin-1"): codecs.lookup(encoding)
 import anyaccel.launcher.hold, anyaccel.cli.diagnose
-import anyaccel.ledger.diagnosis, anyaccel.ledger.ending, anyaccel.ledger.recovery
+import anyaccel.ledger.diagnosis, anyaccel.ledger.ending, anyaccel.ledger.handovers, anyaccel.ledger.recovery
 import anyaccel.linux.inotify; anyaccel.linux.system._libc()
 """
 MOUNT = f"""
@@ -144,6 +144,9 @@ def test_root_takes_devices_while_users_hold_and_wait(as_user):
 def test_setup_brings_over_what_a_user_holds_and_from_then_on_all_see_it(as_user, ends):
     alice, old, root = as_user(ALICE), as_user(ALICE), as_user(0, ledger=False)
     alice.do("take('a', note='mine')")
+    alice.do(
+        "with ledger.lock_handovers(['a']) as changed: changed['a'].write(next(iter(ledger.leases())).id, 'given')"
+    )
     root.do(SETUP)
     rival = as_user(ALICE)
     with pytest.raises(ClaimantError, match=f"a is held by {ALICE} \\(process {alice.pid}\\)"):
@@ -157,6 +160,10 @@ def test_setup_brings_over_what_a_user_holds_and_from_then_on_all_see_it(as_user
     bob.begin("take('a', wait=60)")
     alice.begin(ends)
     assert bob.end() == {"a": 10_000}
+    bob.do("give()")
+    assert list(bob.do("ledger.unfinished_handovers()")) == ["a"]
+    bob.do("with ledger.lock_handovers(['a']) as changed: changed['a'].clear()")
+    assert bob.do("ledger.unfinished_handovers()") == {}
 
 
 def test_what_is_not_in_a_directory_that_was_made_by_hand_is_said_and_setup_brings_it(as_user):
@@ -258,7 +265,7 @@ def test_a_directory_that_another_user_made_is_gone_around(as_user, kind):
 
 def test_all_names_are_taken_by_another_user(as_user):
     mallory, alice, root = as_user(MALLORY), as_user(ALICE), as_user(0, ledger=False)
-    mallory.do("import anyaccel.ledger.places as d")
+    mallory.do("import anyaccel.ledger.directory as d")
     mallory.do(f"for path in d.private_places({ALICE})[:-1]: os.mkdir(path)")
     with pytest.raises(ClaimantError, match=r"another user has made something there.*No such file or directory"):
         alice.do("take('a')")

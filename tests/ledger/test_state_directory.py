@@ -12,7 +12,7 @@ import sys
 
 import pytest
 from anyaccel.errors import DevicesBusyError, LeaseNotFoundError, LedgerError, StateDirectoryError
-from anyaccel.ledger import Ledger, Want, places
+from anyaccel.ledger import Ledger, Want, directory
 from anyaccel.linux import process
 from anyaccel.model import Extent
 from claimant import Claimant, ClaimantError
@@ -81,8 +81,8 @@ def test_what_others_may_write_must_be_sticky(state):
 
 
 def test_without_a_variable_there_is_one_for_all_or_one_for_oneself(monkeypatch, tmp_path):
-    monkeypatch.setattr(places, "MACHINE_WIDE", str(tmp_path / "anyaccel"))
-    monkeypatch.setattr(places, "private_directories", tuple)  # those of this machine's users are left alone
+    monkeypatch.setattr(directory, "MACHINE_WIDE", str(tmp_path / "anyaccel"))
+    monkeypatch.setattr(directory, "private_directories", tuple)  # those of this machine's users are left alone
     if not ROOT:
         ledger = Ledger.open({})
         assert ledger.path.startswith(f"/dev/shm/anyaccel-{os.geteuid()}")
@@ -103,10 +103,10 @@ def test_without_a_variable_there_is_one_for_all_or_one_for_oneself(monkeypatch,
 
 
 def test_the_line_for_tmpfiles_makes_what_is_looked_for():
-    line = os.path.join(os.path.dirname(places.__file__), "tmpfiles.conf")
+    line = os.path.join(os.path.dirname(directory.__file__), "tmpfiles.conf")
     with open(line) as file:
         (setting,) = [text.split() for text in file if not text.startswith("#")]
-    assert setting == ["d", places.MACHINE_WIDE, "1777", "root", "root", "-"]
+    assert setting == ["d", directory.MACHINE_WIDE, "1777", "root", "root", "-"]
 
 
 def test_the_lock_is_tested_once(tmp_path):
@@ -143,7 +143,7 @@ def test_a_file_system_that_keeps_no_locks_is_refused(tmp_path, monkeypatch):
     ],
 )
 def test_network_file_systems_are_known(kind, network, tmp_path, monkeypatch):
-    monkeypatch.setattr(places, "file_system", lambda descriptor: kind)
+    monkeypatch.setattr(directory, "file_system", lambda descriptor: kind)
     (tmp_path / "new").mkdir(mode=0o700)
     if network:
         with pytest.raises(StateDirectoryError, match=f"on a network file system \\({kind}\\)"):
@@ -160,11 +160,11 @@ def test_a_file_system_is_looked_at_by_each_process_and_with_each_new_directory(
     subprocess.run([sys.executable, "-c", program], check=True)
     assert os.listdir(path)  # it was tested
     with monkeypatch.context() as network:
-        network.setattr(places, "file_system", lambda _: "nfs")
+        network.setattr(directory, "file_system", lambda _: "nfs")
         with pytest.raises(StateDirectoryError, match="on a network file system"):
             open_at(path)
     open_at(path)
-    monkeypatch.setattr(places, "file_system", lambda _: "nfs")
+    monkeypatch.setattr(directory, "file_system", lambda _: "nfs")
     open_at(path)  # the same directory, so the same file system
     shutil.rmtree(path)
     path.mkdir(mode=0o700)
@@ -174,7 +174,7 @@ def test_a_file_system_is_looked_at_by_each_process_and_with_each_new_directory(
 
 def test_the_type_of_a_file_system_is_that_of_its_mount():
     descriptor = os.open("/proc", os.O_RDONLY)
-    assert places.file_system(descriptor) == "proc"
+    assert directory.file_system(descriptor) == "proc"
     os.close(descriptor)
 
 

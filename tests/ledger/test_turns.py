@@ -11,7 +11,7 @@ import threading
 
 import pytest
 from anyaccel.errors import DevicesBusyError
-from anyaccel.ledger import Ledger, Want, turns
+from anyaccel.ledger import Ledger, Want, tickets
 from anyaccel.ledger.names import parse_lease
 from anyaccel.model import Extent
 from anyaccel.policy import Limits, Need, Policy
@@ -119,7 +119,7 @@ def test_bodies_that_say_nonsense_decide_nothing(ledger, in_line, state):
     with waiting(ledger, in_line, 1, want(2), 2):
         (name,) = (each for each in os.listdir(state) if each.startswith("t1."))
         for body in (b"", b"[]", b"{", b'{"since": "x", "seconds": -1, "needs": [[1], [0, 1, null], 5]}', b"\xff"):
-            facts = turns._read_waiting(turns.parse_ticket(name), 5, body)
+            facts = tickets._read_waiting(tickets.parse_ticket(name), 5, body)
             assert (facts.seconds, facts.needs) == (None, ())
         assert json.loads((state / name).read_bytes())["needs"] == [[2, WHOLE, None]]
         holder.release()
@@ -212,10 +212,10 @@ def test_a_user_cannot_exceed_the_machines_limits(tmp_path):
 
 def test_looking_does_not_mind_a_wrong_configuration(ledger, monkeypatch):
     def wrong(state):
-        raise turns.ConfigurationError("it is wrong")
+        raise tickets.ConfigurationError("it is wrong")
 
-    monkeypatch.setattr(turns, "current_policy", wrong)
-    assert turns.policy_for_display(None).plain
+    monkeypatch.setattr(tickets, "current_policy", wrong)
+    assert tickets.policy_for_display(None).plain
     assert Ledger.open({"ANYACCEL_STATE_DIR": ledger.path}).tickets() == ()
 
 

@@ -90,8 +90,9 @@ NAME = "a name must be a letter, then letters, digits and . _ -"
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("2", f"{NAME} (got '2'); ask for GPU:2, for example"),
-        ("0.5", f"{NAME} (got '0.5'); ask for GPU:0.5, for example"),
+        ("2", f"{NAME} (got '2'); did you mean GPU:2?"),
+        ("0.5", f"{NAME} (got '0.5'); did you mean GPU:0.5?"),
+        ("20GiB", f"{NAME} (got '20GiB'); did you mean GPU:20GiB?"),
         ("GPU|:2", f"{NAME} (got '')"),
         ("ГПУ", f"{NAME} (got 'ГПУ')"),
         ("GPU:", f"{DECIMAL} (got '')"),

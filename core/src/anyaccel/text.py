@@ -8,7 +8,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 REPLACEMENT = "\ufffd"
 _LONGEST_COMMENT = 200
@@ -64,6 +64,22 @@ def elapsed(seconds: float) -> str:
         if whole >= unit:
             return f"{whole // unit}{name}{whole % unit // smaller:02d}{below}"
     return f"{whole}s"
+
+
+def clock(seconds: float | None) -> str:
+    """Write a time in seconds since 1970 for people; None becomes ``-``.
+
+    The date is left out today, and within half a day of now: then the time alone cannot be mistaken.
+    """
+    import time
+
+    if seconds is None:
+        return "-"
+    then, now = time.localtime(seconds), time.localtime()
+    if then[:3] == now[:3] or abs(seconds - time.time()) < _UNITS["d"] / 2:
+        return time.strftime("%H:%M", then)
+    # A time of another year needs no hour.
+    return time.strftime("%m-%d %H:%M" if then.tm_year == now.tm_year else "%Y-%m-%d", then)
 
 
 def span(seconds: float) -> str:
@@ -142,3 +158,14 @@ def shown(value: object) -> str:
     except (ValueError, RecursionError):  # a number of too many digits, a list in itself
         return f"a {type(value).__name__}"
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def html_table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return an HTML table for notebooks; cells are escaped and printable."""
+    from html import escape
+
+    def row(tag: str, cells: Sequence[str]) -> str:
+        return f"<tr>{''.join(f'<{tag}>{escape(printable(cell))}</{tag}>' for cell in cells)}</tr>"
+
+    body = "".join(row("td", cells) for cells in rows)
+    return f"<table><caption>{escape(printable(caption))}</caption>{row('th', columns)}{body}</table>"

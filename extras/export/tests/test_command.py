@@ -98,7 +98,7 @@ def test_out_writes_the_file_whole(acme, anyaccel, tmp_path):
     target.write_text("old")
     arguments = ("--out", str(target), "export", "kubernetes", "--machine", "sim:A1:2", "--node", "n1")
     assert run(anyaccel, *arguments)[:2] == (0, "")
-    assert len(list(yaml.safe_load_all(target.read_text()))) == 2
+    assert len(list(yaml.safe_load_all(target.read_text()))) == 4
     assert target.stat().st_mode & 0o777 == 0o644
     assert [entry.name for entry in tmp_path.iterdir() if entry.name.startswith(".")] == []
 

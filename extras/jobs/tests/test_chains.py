@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import signal
 import sys
@@ -191,3 +192,32 @@ def test_foreground_runs_of_the_past_come_from_the_journal(run):
     assert "[mine] sh" in run("jobs", "--runs", "--state", "ended,lost")
     assert run("jobs", "--runs", "--state", "lost") == "No jobs."
     assert run("jobs", "--user", "no-such-user") == "No jobs."
+
+
+def test_the_list_says_why_each_job_waits_in_the_words_of_the_queue(run, acme):
+    lease = run("hold", "A1:1", "--for", "2h")
+    run("drain", "acme/1")
+    first = run("run", "--detach", "A1:2", "--", "true")
+    until(lambda: len(Ledger.open().tickets()) == 1, "the first ticket")
+    second = run("run", "--detach", "A1:2", "--note", "second", "--", "true")
+    until(lambda: len(Ledger.open().tickets()) == 2, "the second ticket")
+    third = run("run", "--detach", "--after", first, "A1:1", "--", "true")
+    fourth = run("run", "--detach", "--begin", "2h", "A1:1", "--", "true")
+    found = {job["job"]: job["reason"] for job in json.loads(run("jobs", "--json"))["jobs"]}
+    assert re.fullmatch(r"you have 1 until (\d\d-\d\d )?\d\d:\d\d; 1 is drained", found[first])
+    assert (found[second], found[third]) == ("1 earlier request is ahead", f"after job {first}")
+    assert re.fullmatch(r"begins at (\d\d-\d\d )?\d\d:\d\d", found[fourth])
+    queued = [ticket["reason"] for ticket in json.loads(run("queue", "--json"))["tickets"]]
+    assert queued == [found[first], found[second]]
+    status, data = run_on_terminal([sys.executable, "-m", "anyaccel", "jobs"])
+    shown = assert_plain(data).splitlines()
+    assert (status, max(map(len, shown)) <= 80) == (0, True), shown
+    assert all(reason in "\n".join(shown) for reason in found.values()), shown
+    assert f"\nreason         {found[first]}\n" in run("jobs", first)
+    run("undrain", "acme/1")
+    run("release", lease)
+    run("wait", first, second, third)
+    assert {job["job"]: job["reason"] for job in json.loads(run("jobs", "--json"))["jobs"]} == {
+        **dict.fromkeys((first, second, third)),
+        fourth: found[fourth],
+    }

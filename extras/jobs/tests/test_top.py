@@ -89,7 +89,7 @@ def test_devices_holders_and_waiters_are_shown(acme, anyaccel):
         waiter = threading.Thread(target=lambda: aa.acquire("APU:4", machine=MACHINE, note="all of it").release())
         waiter.start()
         await until(pilot, shows(app, "1 waiting"))
-        await until(pilot, shows(app, "devices are in use"))
+        await until(pilot, shows(app, "you have 1.5"))
         assert any(re.match(r"1 +\w+ +APU:4 +\d+s", line) for line in screen(app)), screen(app)
         half.release()
         whole.release()
@@ -255,7 +255,10 @@ def test_a_job_is_shown_and_cancelled_after_a_question(acme, anyaccel):
 
 
 def test_what_belongs_to_others_is_left_alone():
-    sample = replace(made_up.eight(), tickets=(made_up.ticket(1, "frank", "GPU:2", responsive=False),))
+    sample = replace(
+        made_up.eight(),
+        tickets=(made_up.ticket(1, "frank", "GPU:2", responsive=False, reason="its process is stopped"),),
+    )
 
     async def act(pilot, app):
         await pilot.press("x")
@@ -276,7 +279,7 @@ def test_texts_of_others_are_text():
         key: [replace(record, user=HOSTILE, note=HOSTILE, command=HOSTILE) for record in records]
         for key, records in sample.leases.items()
     }
-    tickets = (made_up.ticket(1, HOSTILE, HOSTILE, note=HOSTILE, responsive=False),)
+    tickets = (made_up.ticket(1, HOSTILE, HOSTILE, note=HOSTILE, responsive=False, reason="its process is stopped"),)
     sample = replace(
         sample,
         inventory=replace(sample.inventory, devices=tuple(devices), machine=HOSTILE),

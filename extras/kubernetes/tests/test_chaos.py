@@ -103,7 +103,7 @@ def kill_meanwhile(node, agent, chance, moment, arguments):
     return answers[0]
 
 
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(1800 + 10 * KILLS)
 def test_no_device_is_held_twice_and_none_is_lost(node, agents):
     seed = int(os.environ.get("ANYACCEL_TEST_SEED", "7"))
     chance = random.Random(seed)
@@ -146,6 +146,7 @@ def test_no_device_is_held_twice_and_none_is_lost(node, agents):
     end(agent)
     assert node.leases() == {}
     assert not list(node.cdi.glob("*.json"))
+    print(f"{KILLS} kills, {answered} after an answer; the device of the pod was tried {person.tries} times")
 
 
 @pytest.mark.timeout(1800)

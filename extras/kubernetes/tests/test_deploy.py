@@ -61,9 +61,11 @@ def test_classes_are_those_of_the_products_of_all_plug_ins():
 
 def test_a_class_that_a_claim_names_is_there():
     classes = {each["metadata"]["name"] for each in documents() if each["kind"] == "DeviceClass"}
-    named = re.findall(r"deviceClassName: (\S+)", (DEPLOY / "pod.yaml").read_text())
-    assert named
-    assert set(named) <= classes
+    page = DEPLOY.parents[2] / "docs" / "how-to" / "kubernetes-mixed-node.md"
+    for path in (DEPLOY / "pod.yaml", page):
+        named = set(re.findall(r"deviceClassName: ([\w.-]+)", path.read_text()))
+        assert named - {"nic.example.com"}
+        assert named - {"nic.example.com"} <= classes
 
 
 @pytest.mark.parametrize("name", ["daemonset", "device-plugin"])
@@ -73,6 +75,8 @@ def test_an_agent_in_a_pod_has_its_folders(name):
     (container,) = pod["containers"]
     assert container["args"][0] in ("dra", "device-plugin")
     assert pod["hostPID"] is True
+    assert (container["image"], container["imagePullPolicy"]) == ("anyaccel:latest", "IfNotPresent")
+    assert f"docker build -t {container['image']} -f " in (DEPLOY / "Containerfile").read_text()
     mounts = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
     assert {each["name"]: each["hostPath"]["path"] for each in pod["volumes"]} == mounts
     # Without the second, the agent would not see drains between a boot and the next change of them.

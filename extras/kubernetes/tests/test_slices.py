@@ -1,11 +1,16 @@
 """ResourceSlices of machines, against the rules of the API server."""
 
+import json
 import re
+from pathlib import Path
 
 import anyaccel
 import slice_rules
 from anyaccel.plugin import replace
 from anyaccel_export.slices import Features, Obstacle, device_names, make_slices
+from anyaccel_kubernetes.node import Node
+
+RECORDING = Path(__file__).parents[3] / "plugins/neuron/recordings/trn2-3xlarge-lnc1-no-tools"
 
 
 def checked(inventory, **options):
@@ -93,3 +98,24 @@ def test_names_are_stable_labels():
     assert all(re.fullmatch(slice_rules.LABEL, name) for name in names.values())
     fewer = replace(inventory, devices=inventory.devices[3:])
     assert device_names(fewer) == {device.id: names[device.id] for device in fewer.devices}
+
+
+def test_a_device_whose_parts_a_person_holds_under_another_division_has_an_obstacle(tmp_path, monkeypatch):
+    """A person's setting divides the chips of a node into other devices than the agent's."""
+    monkeypatch.setenv("ANYACCEL_STATE_DIR", str(tmp_path / "state"))
+    machine = tmp_path / "machine"
+    machine.mkdir()
+    recorded = json.loads((RECORDING / "machine.json").read_text())
+    (machine / "machine.json").write_text(json.dumps(recorded))
+    fine = anyaccel.detect(str(machine))
+    (machine / "machine.json").write_text(
+        json.dumps({**recorded, "environ": {**recorded.get("environ", {}), "NEURON_LOGICAL_NC_CONFIG": "2"}})
+    )
+    coarse = anyaccel.detect(str(machine))
+    assert len(fine.devices) == 2 * len(coarse.devices)
+    with anyaccel.acquire(anyaccel.request_devices([coarse.devices[1]]), inventory=coarse, unallocated="inherit"):
+        (machine / "machine.json").write_text(json.dumps(recorded))
+        node = Node(str(machine))
+        held = {device.id for device in node.inventory.devices if device.id in node.obstacles()}
+        node.stop()
+    assert held == {fine.devices[2].id, fine.devices[3].id}

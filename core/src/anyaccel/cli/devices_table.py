@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from anyaccel.cli import output
 from anyaccel.cli import sample as samples
@@ -12,13 +12,15 @@ from anyaccel.cli.table import Column, fit_columns, has_value
 from anyaccel.errors import UsageError
 from anyaccel.model import Device, Stats, Value, format_units
 from anyaccel.model.labels import write_labels
-from anyaccel.text import cells, elapsed, gibibytes, printable
+from anyaccel.text import cells, clock, elapsed, gibibytes, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     Lines = list[list[output.Span]]
 
 _PERCENT = 4
+_FOLDED = 3
+"""Most lines of a cell: a long note must not push the devices off the screen."""
 # Blocks of an eighth to seven eighths of a cell: a bar is drawn to the eighth of a column.
 _EIGHTHS = " \u258f\u258e\u258d\u258c\u258b\u258a\u2589"
 _FULL = "\u2588"
@@ -115,12 +117,12 @@ COLUMNS = (
     DeviceColumn(
         name="temp", heading="TEMP", about="temperature in degrees Celsius",
         cell=lambda row: (_with(row.seen.temperature_celsius, "C"), _heat_style(row.seen.temperature_celsius)),
-        turn=10, right=True,
+        turn=11, right=True,
     ),
     DeviceColumn(
         name="power", heading="POWER", about="power drawn, in watts",
         cell=lambda row: (_with(row.seen.power_watts, "W"), ""),
-        turn=11, right=True,
+        turn=12, right=True,
     ),
     DeviceColumn(
         name="clock", heading="CLOCK", about="clock of the compute units",
@@ -146,12 +148,12 @@ COLUMNS = (
     DeviceColumn(
         name="share", heading="SHARE", about="how much of the device is held",
         of_holder=lambda holder: (holder.share, ""),
-        turn=9, right=True,
+        turn=10, right=True,
     ),
     DeviceColumn(
         name="program", heading="PROGRAM", about="name of the holder's program",
         of_holder=lambda holder: (holder.program, ""),
-        turn=12, least=8,
+        turn=13, least=8,
     ),
     DeviceColumn(
         name="command", heading="COMMAND", about="command line of a process of yours, which may hold secrets",
@@ -159,11 +161,11 @@ COLUMNS = (
     ),
     DeviceColumn(
         name="since", heading="FOR", about="how long the device has been held",
-        of_holder=lambda holder: (since(holder.since) if holder.lease else "", ""), turn=13, right=True,
+        of_holder=lambda holder: (since(holder.since) if holder.lease else "", ""), turn=14, right=True,
     ),
     DeviceColumn(
         name="until", heading="UNTIL", about="when the holder's time limit ends", turn=3,
-        of_holder=lambda holder: (output.clock(holder.until) if holder.lease else "", ""),
+        of_holder=lambda holder: (clock(holder.until) if holder.lease else "", ""),
     ),
     DeviceColumn(
         name="lease", heading="LEASE", about="identity of the lease, for 'anyaccel release'",
@@ -171,12 +173,12 @@ COLUMNS = (
     ),
     DeviceColumn(
         name="process", heading="PROCESS", about="process that holds the device",
-        of_holder=lambda holder: (str(holder.pid or "-"), ""), turn=14, right=True,
+        of_holder=lambda holder: (str(holder.pid or "-"), ""), turn=15, right=True,
     ),
     DeviceColumn(
         name="note", heading="NOTE", about="the holder's note, else its request",
         of_holder=lambda holder: (holder.note, ""),
-        turn=4, least=10,
+        turn=4, least=16, fold=True,
     ),
     DeviceColumn(
         name="pci", heading="PCI", about="PCI address",
@@ -192,7 +194,7 @@ COLUMNS = (
     ),
     DeviceColumn(
         name="id", heading="ID", about="stable identity",
-        cell=lambda row: (row.device.id, "dim"), turn=15,
+        cell=lambda row: (row.device.id, "dim"), turn=16,
     ),
 )  # fmt: skip
 """All columns, in the order in which they are shown."""
@@ -269,7 +271,11 @@ def lay_out(
                 # A cut-off canonical tag says less than a short one: Acme-Instrument-M3... and M300X.
                 lines[0][at] = (min(map(printable, row.device.tags), key=len, default=text), style)
     heading = _line(shown, [(column.heading, "bold") for column in shown], widths, gap)
-    found = [[_line(shown, line, widths, gap) for line in lines] for lines in content]
+    seen: set[str] = set()
+    found = [
+        [_line(shown, part, widths, gap) for line in lines for part in _fold(shown, line, widths, seen)]
+        for lines in content
+    ]
     return heading, found, [column.name for column, width in zip(shown, widths, strict=True) if not width]
 
 
@@ -303,6 +309,26 @@ def _cells(columns: Sequence[DeviceColumn], row: DeviceRow, place: int) -> list[
         # Before widths are counted: a control character takes no column, its replacement does.
         found.append((printable(text), style))
     return found
+
+
+def _fold(
+    columns: Sequence[DeviceColumn], line: list[output.Span], widths: Sequence[int], seen: set[str]
+) -> Iterator[list[output.Span]]:
+    """Yield a line, and further lines for a folded cell that is too long, unless its text was folded before."""
+    further: list[list[output.Span]] = []
+    for at, (column, (text, style), width) in enumerate(zip(columns, line, widths, strict=True)):
+        # The devices of a lease have one note: the first of them shows the whole text.
+        if column.fold and 0 < width < cells(text) and text not in seen:
+            seen.add(text)
+            parts = output.folded(text, width)
+            if len(parts) > _FOLDED:
+                last = " ".join(part.strip() for part in parts[_FOLDED - 1 :])
+                parts[_FOLDED - 1 :] = [output.shortened(f"  {last}", width)]
+            first, *rest = parts
+            line[at] = (first, style)
+            further = [[(part, style) if place == at else ("", "") for place in range(len(line))] for part in rest]
+    yield line
+    yield from further
 
 
 def _line(

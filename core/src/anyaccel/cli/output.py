@@ -116,17 +116,6 @@ def moment(seconds: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
-def clock(seconds: float | None) -> str:
-    """Format a time in seconds since 1970 for people, with the date unless it is today; None becomes ``-``."""
-    if seconds is None:
-        return "-"
-    then, now = time.localtime(seconds), time.localtime()
-    # A time of today needs no date. One of another year needs no hour.
-    if then[:3] == now[:3]:
-        return time.strftime("%H:%M", then)
-    return time.strftime("%m-%d %H:%M" if then.tm_year == now.tm_year else "%Y-%m-%d", then)
-
-
 def print_help(text: str) -> None:
     """Print a text of several lines."""
     print_lines(text.removesuffix("\n").split("\n"))

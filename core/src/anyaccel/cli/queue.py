@@ -8,12 +8,11 @@ import anyaccel
 from anyaccel.cli import output
 from anyaccel.cli.options import name_devices
 from anyaccel.cli.output import take_fields
-from anyaccel.cli.sample import reason
 from anyaccel.cli.table import Column, print_table
 from anyaccel.ledger import Ledger
 from anyaccel.ledger.names import vendor_and_id, without_scope
 from anyaccel.ledger.record import BLOCKED
-from anyaccel.text import elapsed
+from anyaccel.text import clock, elapsed
 
 EXAMPLES = (
     ("anyaccel queue", "who waits, first to be served first"),
@@ -53,7 +52,7 @@ def main(args: argparse.Namespace) -> int:
                 "place": place,
                 **take_fields(ticket, "priority", "behind", "seconds"),
                 "starts": None if ticket.starts is None else output.moment(ticket.starts),
-                "reason": reason(ticket),
+                "reason": ticket.reason,
                 **take_fields(ticket, "user", "pid"),
                 "waited_seconds": round(ticket.waited, 3),
                 "used_device_seconds": None if ticket.used is None else round(ticket.used, 3),
@@ -87,8 +86,8 @@ def main(args: argparse.Namespace) -> int:
                 ticket.request or "-",
                 ticket.user,
                 elapsed(ticket.waited),
-                output.clock(ticket.starts),
-                reason(ticket),
+                clock(ticket.starts),
+                ticket.reason,
                 ticket.note or "-",
                 ticket.id,
                 str(ticket.pid),

@@ -25,7 +25,6 @@ from anyaccel.cli.options import (
 from anyaccel.cli.quantities import add_grace
 from anyaccel.errors import UnknownNameError, UsageError
 from anyaccel.launcher.caps import FRACTION_VARIABLE
-from anyaccel.launcher.sandbox import find_obstacle
 from anyaccel.model import Share, format_slots, format_units
 
 TYPE_CHECKING = False
@@ -121,6 +120,8 @@ def _say_how(args: argparse.Namespace, hold: anyaccel.DeviceLease) -> None:
     if args.verbose and processors:
         output.say(f"the command runs on the processors {format_slots(processors)}, nearest to the devices")
     if args.enforce and sandbox is None:
+        from anyaccel.launcher.sandbox import find_obstacle
+
         output.say(f"the command is not confined to its devices: {find_obstacle()}")
     for gap in sandbox.gaps if sandbox else ():
         output.say(gap)

@@ -160,17 +160,6 @@ def take_sample(
     )
 
 
-def reason(ticket: TicketRecord) -> str:
-    """Return why a request waits, as its ticket says."""
-    if ticket.limits:
-        return "; ".join(ticket.limits)
-    if not ticket.responsive:
-        return "its process is stopped or stuck; later requests are served first"
-    if ticket.behind:
-        return f"{ticket.behind} earlier request{'s are' if ticket.behind > 1 else ' is'} ahead"
-    return "devices are in use"
-
-
 def machine_notes(inventory: Inventory) -> list[str]:
     """Return a remark for a machine that is not this host."""
     if inventory.machine == HOST:

@@ -9,6 +9,7 @@ from anyaccel.cli import output
 from anyaccel.cli.options import add_request, add_terms, survey
 from anyaccel.errors import NeverFitsError, NotFreeError
 from anyaccel.launcher.verdicts import estimate_start
+from anyaccel.text import clock
 
 EXAMPLES = (
     ("anyaccel why GPU:8", "does it fit, and what holds it up"),
@@ -39,7 +40,7 @@ def main(args: argparse.Namespace) -> int:
         for gap in verdict.gaps:
             output.print_folded(gap)
         if start is not None:
-            output.print_folded(f"It would start by {output.clock(start)}, if all leases last until their time limits.")
+            output.print_folded(f"It would start by {clock(start)}, if all leases last until their time limits.")
     if verdict.fits_now:
         return 0
     return NotFreeError.exit_code if verdict.ever_fits else NeverFitsError.exit_code

@@ -135,7 +135,7 @@ class ForkServer:
         )
 
     def send_or_drop(self, number: int, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
-        """Send a message for a process; if that fails, drop the process without a call of its owner.
+        """Send a message for a process; upon failure, drop the process without a call of the owner.
 
         Args:
             number: Number of the process.
@@ -212,7 +212,7 @@ class ForkServer:
         return children
 
     def close(self, seconds: float = END_SECONDS) -> bool:
-        """Close the connection, so that the server ends its processes and then itself; owners are not called.
+        """Close the connection, upon which the server ends the processes and exits; no owner is called.
 
         Args:
             seconds: Longest wait for the end of the server; 0 not to wait.
@@ -252,7 +252,7 @@ class ForkServer:
         return self._status
 
     def kill(self) -> None:
-        """Send SIGKILL to the server unless it has ended; the kernel then kills its processes. Does not wait."""
+        """Send SIGKILL to the server unless it has ended; the kernel then kills the processes. Does not wait."""
         if self.wait(0) is None:
             import signal
 
@@ -299,7 +299,7 @@ def find_server(key: Hashable, make: Callable[[], Server]) -> Server:
 
 
 def close_all(kind: type[ForkServer] | None = None, seconds: float = END_SECONDS) -> None:
-    """Forget and end the fork servers of this process, one after the other, with their processes.
+    """Forget and end the fork servers of this process, with the forked processes, one after the other.
 
     Args:
         kind: Class of the servers to end; all when None.
@@ -330,6 +330,7 @@ def _end() -> None:
     """Call the registered functions, then end all fork servers, when this process exits."""
     for tidy in _tidies:
         tidy()
+    close_all(ForkServer, seconds=0.0)  # processes of vendors hold no lease, so no caller waits for their end
     close_all()
 
 

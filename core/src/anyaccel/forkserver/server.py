@@ -146,7 +146,7 @@ def leave_no_core(pid: int) -> None:
 
 
 class Server:
-    """The fork server of one caller. Making the object imports the modules that are to be preloaded.
+    """The fork server of a caller; the constructor imports the preloaded modules.
 
     An import that fails, a device that is open afterwards and more than one thread become the ``fault``, with which the
     server refuses to fork. The process exits at once if the caller has ended already.
@@ -212,7 +212,7 @@ class Server:
             self._flush()
 
     def _on_control(self) -> None:
-        """Receive and carry out all pending messages of the caller; end all families if the caller has gone.
+        """Receive and carry out the pending messages of the caller; end every family if the caller has gone.
 
         A ``stop`` for a family that has gone is ignored.
         """
@@ -320,7 +320,7 @@ class Server:
             os._exit(70)
 
     def _on_signal(self) -> None:
-        """Handle all pending signals: end all families after SIGTERM or SIGHUP, then reap dead processes."""
+        """Handle the pending signals: end every family after SIGTERM or SIGHUP, then reap dead processes."""
         numbers: set[int] = set()
         with contextlib.suppress(BlockingIOError):
             while chunk := os.read(self.wake, 512):
@@ -371,7 +371,7 @@ class Server:
             self._end(family, family.grace, signal.SIGTERM)
 
     def _remove(self, pid: int, status: int) -> frozenset[Family]:
-        """Remove a dead process from the families to which it may belong, and return these families.
+        """Remove a dead process from its possible families, and return the families.
 
         A family whose forked process it was gets the exit status; a signal's is the negative number.
         """
@@ -406,7 +406,7 @@ class Server:
             family.due = time.monotonic() + FIRST_LOOK_SECONDS
 
     def _press(self) -> None:
-        """Take the due steps of all teardowns, and send ``stuck``, once, for a family that SIGKILL does not end."""
+        """Take the due steps of every teardown, and send ``stuck``, once, for a family that survives SIGKILL."""
         now = time.monotonic()
         for family in tuple(self.families.values()):
             if (rest := family.rest) is None or family.due > now:

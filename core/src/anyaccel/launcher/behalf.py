@@ -7,15 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from anyaccel.errors import LeaseNotFoundError
 from anyaccel.inventory.detect import survey
-from anyaccel.launcher.handover import Handover, plan_handover
 from anyaccel.launcher.hold import DeviceLease, LeaseRequest
+from anyaccel.launcher.open_lease import Handover, plan_handover
 from anyaccel.launcher.options import AcquireOptions, check_options
 from anyaccel.launcher.verdicts import leases
 from anyaccel.ledger import LeaseRecord, Ledger
 from anyaccel.ledger.tenure import Tenure, make_tenure
 from anyaccel.linux.groups import group_inode
 from anyaccel.model import Device, Inventory, Request, Share, replace
-from anyaccel.scheduler.choice import share
+from anyaccel.scheduler import share
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -193,15 +193,13 @@ def find_on_behalf(inventory: Inventory, environ: Mapping[str, str] | None = Non
             found.setdefault(record.id, []).append(record)
     return tuple(
         LeaseOnBehalf(
-            lease_id, records[0].key, [_share(devices[each.device], each) for each in records], (inventory, environ)
+            lease_id,
+            records[0].key,
+            [share(devices[each.device], each.units, each.slots) for each in records],
+            (inventory, environ),
         )
         for lease_id, records in found.items()
     )
-
-
-def _share(device: Device, record: LeaseRecord) -> Share:
-    """Return the share of a device that a record of a lease stands for."""
-    return share(device, record.units, record.slots)
 
 
 def _make_tenure(key: str, seconds: float, groups: Iterable[str]) -> Tenure:

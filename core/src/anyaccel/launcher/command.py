@@ -221,10 +221,10 @@ class _TimedEnd:
             self._thread.start()
 
     def finish(self) -> None:
-        """Stop watching, after the exit of the command or an error.
+        """Stop watching, after the exit of the command or an error; the watching thread ends soon after the return.
 
-        If the time limit ended the command, wait for the exit of the descendants, too, and print the message about the
-        limit.
+        If the time limit ended the command, wait for the teardown of the descendants, too, and print the message about
+        the limit.
         """
         self._exited.set()
         if self._limit is not None and self._thread is not None and self.timed_out:

@@ -69,7 +69,7 @@ class WorkerEnvironment(Value):
         unset: Variables of the base environment that the worker must not see.
         values: The whole environment, with the edits.
         regions: The kernel's name of the memory of each device with a share, and the bytes of the share, by device id:
-            for :func:`anyaccel.launcher.limits.limit_memory`.
+            for :func:`anyaccel.launcher.launch.limit_memory`.
         group: The cgroup in which the worker must start; None for none.
         unlimited: The reason why no cgroup limits the ``regions``; empty if one does, or none was tried.
     """
@@ -109,8 +109,8 @@ def worker_environment(
 ) -> WorkerEnvironment:
     """Make the environment in which a worker sees exactly the devices of an allocation.
 
-    Devices that stay visible in spite of this are named by sentences in ``gaps`` of the result's allocation; nothing is
-    printed.
+    The plug-ins of the vendors are asked, each in its process; no cgroup or binding is made. Devices that stay visible
+    in spite of this are named by sentences in ``gaps`` of the result's allocation; nothing is printed.
 
     Args:
         allocation: The devices.
@@ -374,8 +374,9 @@ def _gaps(name: str, value: str | None, wanted: Mapping[str, str | None]) -> Ite
 
 
 def _conflict(name: str, wanted: Mapping[str, str | None]) -> str:
-    """Describe the conflict of the first two vendors over a variable, with the way out."""
-    (first, one), (second, two) = list(wanted.items())[:2]
+    """Describe the conflict of the first vendor with the first that differs over a variable, with the way out."""
+    first, one = next(iter(wanted.items()))
+    second, two = next((vendor, value) for vendor, value in wanted.items() if value != one)
     if one is None or two is None:
         setter, other = (second, first) if one is None else (first, second)
         what = f"{setter} sets the variable {name} (to {wanted[setter]!r}), which {other} unsets"
@@ -436,7 +437,8 @@ def map_shares(allocation: Allocation, change: Callable[[Share], Share]) -> Allo
 def _own_variables(allocation: Allocation, inventory: Inventory, lease: str) -> dict[str, str]:
     """Return the variables for :func:`anyaccel.current`, and for programs without this library.
 
-    These are the device ids and the allocation, the lease unless empty, and the machine unless it is this host.
+    These are the device ids, separated by commas, and the allocation as JSON; the lease unless empty, and the machine
+    unless it is this host.
     """
     own = {
         DEVICES_VARIABLE: ",".join([share.device.id for share in allocation.shares]),

@@ -12,11 +12,10 @@ from anyaccel.durations import read_seconds
 from anyaccel.errors import DeadlockError, DevicesBusyError, LimitError, NeverFitsError, NotFreeError, UsageError
 from anyaccel.inventory.detect import survey
 from anyaccel.launcher.choosing import local_scheduler, make_choice
-from anyaccel.launcher.handover import plan_handover
 from anyaccel.launcher.launch import Launch, check_start, plan_launch, remove_group
+from anyaccel.launcher.open_lease import OpenLease, plan_handover
 from anyaccel.launcher.options import AcquireOptions, check_options
 from anyaccel.launcher.scope import Scope
-from anyaccel.launcher.usage import OpenLease
 from anyaccel.launcher.verdicts import (
     describe_wait,
     has_other_threads,
@@ -30,8 +29,7 @@ from anyaccel.ledger import Lease, LeaseRecord, Ledger
 from anyaccel.linux import mark as marks
 from anyaccel.model import NOTHING, Allocation, Device, Extent, Grant, Inventory, Request, Stats, replace
 from anyaccel.model.allocation import share_table
-from anyaccel.model.verdict import ReasonCode
-from anyaccel.scheduler import Choice, Verdict, parse_request
+from anyaccel.scheduler import Choice, ReasonCode, Verdict, parse_request
 from anyaccel.scheduler.filters import asked_memory
 
 TYPE_CHECKING = False
@@ -77,7 +75,10 @@ class DeviceLease(OpenLease):
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """Descriptors of the lease, for ``pass_fds``: a process with one keeps the devices until its exit."""
+        """Descriptors of the lease, for ``pass_fds``: a process with one keeps the devices until its exit.
+
+        Empty for a fallback to the CPU, and after the release.
+        """
         return self.lease.fds if self.lease else ()
 
     def popen(self, command: Sequence[str] | str, **options: Any) -> subprocess.Popen[Any]:
@@ -416,7 +417,7 @@ class LeaseRequest:
         if self._on_wait is not None:
             self._on_wait(place, holders)
             return
-        sentence = describe_wait(place, holders, self._attempt.limits, self.inventory)
+        sentence = describe_wait(place, holders, self._attempt.limits)
         if self._tell is not None:
             self._tell(sentence)
         else:  # a program gets one sentence, not one for each change

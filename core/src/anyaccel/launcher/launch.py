@@ -186,7 +186,8 @@ def plan_launch(
 ) -> Launch:
     """Make a start plan, and the cgroup of a worker with limits, which the caller removes after the exit.
 
-    A cgroup is made for ``memory``, and with ``grouped`` for shares whose memory the kernel can limit.
+    The vendors' plug-ins are asked. A cgroup is made for ``memory``, and with ``grouped`` for shares whose memory the
+    kernel can limit; other shares stay by agreement.
 
     Args:
         allocation: The devices.
@@ -282,7 +283,7 @@ def prepare(
 
 
 def check_memory_limit(*, direct: bool = False) -> None:
-    """Check that the kernel can limit the host memory of a worker.
+    """Check that the kernel can limit the host memory of a worker; no cgroup is made.
 
     Args:
         direct: As for :func:`limit_memory`.

@@ -28,9 +28,9 @@ from collections.abc import Callable, Mapping
 from anyaccel import configuration
 from anyaccel.errors import AnyaccelError, ConfigurationError
 from anyaccel.launcher.hold import DeviceLease
+from anyaccel.launcher.open_lease import is_journal_kept, is_journal_wanted
 from anyaccel.launcher.start import fork_child, start_detached, start_helper
 from anyaccel.launcher.time_limit import Countdown, TimeLimit, print_line
-from anyaccel.launcher.usage import is_journal_kept, is_journal_wanted
 from anyaccel.ledger import Ledger
 from anyaccel.linux import process
 from anyaccel.linux.descriptors import list_descriptors
@@ -121,7 +121,8 @@ def start_monitor(
 def end_in_time(lease: str, until: float) -> None:
     """Start a monitor to end the processes of a lease at a time, without a message and without a journal entry.
 
-    The processes get SIGTERM, and SIGKILL after ``GRACE_SECONDS``. The call returns once the monitor runs.
+    The processes get SIGTERM, and SIGKILL after ``GRACE_SECONDS``; again, after growing pauses, while the lease lasts.
+    The call returns once the monitor runs.
 
     Call this function in a process with a single thread. Does nothing if no process can be made.
 

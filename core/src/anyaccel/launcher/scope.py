@@ -11,7 +11,7 @@ from anyaccel.inventory.contested import families, places
 from anyaccel.inventory.current import LEASE_VARIABLE, current
 from anyaccel.launcher.choosing import cached
 from anyaccel.ledger import LeaseRecord, Want
-from anyaccel.ledger.device_locks import DeviceLock
+from anyaccel.ledger.lockfile import DeviceLock
 from anyaccel.ledger.names import device_name, vendor_and_id
 from anyaccel.model import (
     DIVIDED,
@@ -27,8 +27,7 @@ from anyaccel.model import (
 )
 from anyaccel.policy import Need
 from anyaccel.probe import HOST
-from anyaccel.scheduler import Choice
-from anyaccel.scheduler.choice import extent_of
+from anyaccel.scheduler import Choice, extent_of
 
 
 class Scope(Value):

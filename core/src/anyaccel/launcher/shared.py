@@ -12,9 +12,8 @@ from time import monotonic
 
 from anyaccel.errors import AnyaccelError, DevicesBusyError, LimitError
 from anyaccel.launcher.choosing import KnownNames, cached, validate
-from anyaccel.launcher.handover import plan_handover
 from anyaccel.launcher.hold import LeaseRequest
-from anyaccel.launcher.usage import OpenLease
+from anyaccel.launcher.open_lease import OpenLease, plan_handover
 from anyaccel.launcher.verdicts import ActiveLeases, apply_limits, make_limit_error, note_own
 from anyaccel.ledger import Choose, LeaseRecord, Ledger, Place
 from anyaccel.linux import mark as marks
@@ -22,7 +21,7 @@ from anyaccel.linux.fork import renew_in_child, tidy_in_child
 from anyaccel.model import Allocation, Extent, Inventory, replace
 from anyaccel.policy import Waiting
 from anyaccel.scheduler import Choice, Scheduler, Ticket, Verdict
-from anyaccel.scheduler.plan import RequestPlan
+from anyaccel.scheduler.books import RequestPlan
 from anyaccel.scheduler.ticket import notify
 
 TYPE_CHECKING = False
@@ -287,7 +286,8 @@ class SharedScheduler(Scheduler):
         if wait:
             ahead = wait.position - 1
         elif plan.ever_fits and waiting.number == _LAST:  # a newcomer
-            ahead = self._ledger.count_ahead(self._make_request(plan, waiting).want, waiting.priority)
+            pending = self._make_request(plan, waiting)
+            ahead = self._ledger.count_ahead(pending.want, waiting.priority, self._make_choose(pending))
         else:
             ahead = 0
         others = ahead - len(found)
@@ -310,9 +310,9 @@ class SharedScheduler(Scheduler):
     async def _wait(self, ticket: Ticket, pending: LeaseRequest, wait: _QueuedRequest) -> None:
         """Wait for the lease of a ticket, and settle and notify the ticket with the allocation, or with the error.
 
-        The devices are handed over before; see also :meth:`_take`. If the ticket was cancelled, or the machine changed,
-        in the meantime, the lease is released, and the ticket stays as it is. A limit of the user becomes a
-        NeverFitsError.
+        The devices are handed over before; see also :meth:`_take`. After an error, the lease is ended first. If the
+        ticket was cancelled, or the machine changed, in the meantime, the lease is released, and the ticket stays as it
+        is. A limit of the user becomes a NeverFitsError.
         """
         choosing = self._make_choose(pending)
 

@@ -55,7 +55,8 @@ def start_marked(
 ) -> subprocess.Popen[Any]:
     """Start a command like :class:`subprocess.Popen`, with a mark on the command and its descendants.
 
-    A wrapper program sets the mark, enters the group, and becomes the command, with the same process id.
+    A wrapper program sets the mark, enters the group, and becomes the command, with the same process id. Without mark
+    and group, the command is started directly.
 
     Args:
         command: The command and its arguments.

@@ -155,7 +155,7 @@ class TimeLimit(Value):
 
     @property
     def over(self) -> bool:
-        """Whether the limit is reached."""
+        """Whether the end has come, by the clock since the boot, which goes on while the machine sleeps."""
         return process.boot_seconds() >= self.until
 
     @property
@@ -210,7 +210,7 @@ class Countdown:
 
 
 def describe_timeout(seconds: float) -> str:
-    """Return the message for a command after a timeout."""
+    """Return the message for a command ended by a time limit of so many seconds, without a prefix."""
     return f"time limit of {format_limit(seconds)} reached: ended"
 
 
@@ -252,13 +252,16 @@ def format_limit(seconds: float) -> str:
 
 
 def print_line(text: str, descriptor: int = 2) -> None:
-    """Write a line to a descriptor, standard error by default, after ``anyaccel:``; errors are ignored."""
+    """Write a line with the prefix ``anyaccel:`` to a descriptor, by default standard error; errors are ignored.
+
+    The call may block, as on a stopped terminal.
+    """
     with contextlib.suppress(OSError):
         os.write(descriptor, f"anyaccel: {text}\n".encode(errors="replace"))
 
 
 def append_line(text: str, path: str) -> None:
-    """Append a line to a log, after ``anyaccel:``; an unfinished line before gets a line break.
+    """Append a line with the prefix ``anyaccel:`` to a log; an unfinished line before gets a line break.
 
     Errors are ignored: a log that is missing, or is a link, gets no line.
     """

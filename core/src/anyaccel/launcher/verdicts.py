@@ -19,13 +19,12 @@ from anyaccel.inventory.detect import survey
 from anyaccel.launcher.choosing import local_scheduler, make_choice
 from anyaccel.launcher.environment import worker_environment
 from anyaccel.launcher.scope import Scope
-from anyaccel.ledger import LeaseRecord, Ledger, Want
+from anyaccel.ledger import BLOCKED, LeaseRecord, Ledger, Want
 from anyaccel.ledger.lockfile import Life
-from anyaccel.ledger.record import BLOCKED
+from anyaccel.ledger.record import describe_ahead, describe_obstacles
 from anyaccel.linux.fork import tidy_in_child
 from anyaccel.model import ANY_SLOTS, Extent, Inventory, Request, Value, replace, slot_mask
-from anyaccel.model.verdict import ReasonCode
-from anyaccel.scheduler import Reason, Verdict, parse_request
+from anyaccel.scheduler import Reason, ReasonCode, Verdict, parse_request
 from anyaccel.text import elapsed, printable
 
 TYPE_CHECKING = False
@@ -39,7 +38,6 @@ LOOK_SECONDS = 1.0
 """Seconds between two looks at the ledger."""
 LOGGER = "anyaccel.wait"
 """Logger that gets the description of a wait in a Python program."""
-_LISTED = 4
 
 _own: dict[str, tuple[Lease, str]] = {}
 """Leases that this process holds for itself, with the line that acquired each: only the program releases them."""
@@ -216,9 +214,17 @@ def judge(
     want = _make_want(inventory, request, environ, time)
     # Limits before the queue: a request over its limit waits for the user's own leases, not for earlier requests.
     verdict = apply_limits(verdict, ledger.over_limits(want, priority))
-    if not verdict.fits_now or not (ahead := ledger.count_ahead(want, priority)):
+    if not verdict.fits_now:
         return verdict
-    message = f"{ahead} earlier request{'s wait' if ahead > 1 else ' waits'} for the same devices"
+    choice, scope = make_choice(inventory, request), Scope.make(inventory, environ)
+
+    def choose(taken: Mapping[str, Extent]) -> Mapping[str, Extent] | None:
+        grants = choice.choose(scope.to_devices(taken))
+        return None if grants is None else scope.to_ledger(grants)
+
+    if not (ahead := ledger.count_ahead(want, priority, choose)):
+        return verdict
+    message = describe_ahead(ahead)
     if (used := ledger.count_usage()) is not None:
         message += f", and fair shares count {used / 3600:.3g} device-hours of yours"
     reasons = (Reason(code=ReasonCode.WAITING_BEHIND, message=message),)
@@ -258,10 +264,14 @@ class ActiveLeases(Value):
         """
         by_lease: dict[str, list[LeaseRecord]] = {}
         records = Scope.make(inventory, environ).select_records(ledger.find_obstacles(time))
+        blocks: dict[str, str] = {}
         for record in records:
-            kind = {"drained": "drain", "reserved": "reservation"}.get(record.state, "unknown")
             # A lease file that is not understood has no id: each counts by itself.
-            by_lease.setdefault(record.id or f"{kind}-{len(by_lease)}", []).append(record)
+            key = record.id or f"unknown-{len(by_lease)}"
+            if record.state in BLOCKED:  # the way out names the drain or the reservation, which has several devices
+                kind = "drain" if record.state == "drained" else "reservation"
+                key = blocks.setdefault(record.hint, f"{kind}-{len(by_lease)}")
+            by_lease.setdefault(key, []).append(record)
         listed = {device.id for device in inventory.devices}
         devices = {
             lease: {
@@ -360,38 +370,26 @@ def describe_holder(record: LeaseRecord) -> str:
     return f"{record.user}, process {record.pid or 'unknown'}{since}" + (f", {words}" if words else "") + here
 
 
-def describe_wait(
-    place: int, holders: tuple[LeaseRecord, ...], limits: Iterable[OverLimit], inventory: Inventory
-) -> str:
-    """Return a sentence with the queue position and the obstacles of a request: limits, then devices and holders.
+def describe_wait(place: int, holders: Iterable[LeaseRecord], limits: Iterable[OverLimit]) -> str:
+    """Return a sentence with the queue position and the obstacles of a request: limits, then holders of devices.
 
-    Devices with the same holders stand together; of these groups, the first four are named, and the others counted.
     Without limits and holders, earlier requests are the obstacle.
 
     Args:
         place: The queue position, 1 for the next.
-        holders: The leases in the way.
+        holders: The leases and withheld devices in the way.
         limits: The limits in the way.
-        inventory: The machine, for the names of the devices.
     """
-    names = {device.id: device.name for device in inventory.devices}
-    by_device: dict[str, list[str]] = {}
-    for record in holders:
-        text = describe_holder(record)
-        text = text if record.state in BLOCKED else f"held by {text}"
-        by_device.setdefault(names.get(record.device, record.device), []).append(text)
-    by_holders: dict[str, list[str]] = {}
-    for name, by in sorted(by_device.items()):
-        by_holders.setdefault(" and ".join(dict.fromkeys(by)), []).append(name)
-    who = [f"{', '.join(them)} {by}" for by, them in list(by_holders.items())[:_LISTED]]
-    if len(by_holders) > _LISTED:
-        who.append(f"and {len(by_holders) - _LISTED} more")
-    why = "; ".join((*(each.message() for each in limits), *who))
-    return f"waiting, place {place} in line: {why or 'earlier requests are ahead'}"
+    taken = describe_obstacles(holders, {key: line for key, (_, line) in tuple(_own.items())})
+    obstacles = "; ".join(filter(None, (*(each.message() for each in limits), taken)))
+    return f"waiting, place {place} in line: {obstacles or describe_ahead(place - 1)}"
 
 
 def log_wait(sentence: str) -> None:
-    """Log the description of a wait as a warning: on standard error, unless the program configures logging."""
+    """Log the description of a wait as a warning in one printable line.
+
+    It goes to standard error, unless the program configures :mod:`logging`.
+    """
     import logging
 
     logging.getLogger(LOGGER).warning("anyaccel: %s", printable(sentence))

@@ -8,20 +8,21 @@ from collections.abc import Iterator, Mapping
 
 from anyaccel.errors import LedgerError
 from anyaccel.ledger.blocks import read_blocks
-from anyaccel.ledger.bodies import clean
-from anyaccel.ledger.directory import NoStateDirectoryError, StateDirectory, find
-from anyaccel.ledger.handovers import list_unfinished
-from anyaccel.ledger.listing import Listing, find_debris, find_states, owner_of, read
-from anyaccel.ledger.lockfile import Life, find_obstacle, probe_lock
-from anyaccel.ledger.names import without_scope
-from anyaccel.ledger.places import (
+from anyaccel.ledger.directory import (
     MACHINE_WIDE,
     PRIVATE,
     VARIABLE,
+    NoStateDirectoryError,
+    StateDirectory,
     file_system,
+    find,
     private_directories,
     private_places,
 )
+from anyaccel.ledger.handovers import list_unfinished
+from anyaccel.ledger.listing import Listing, find_debris, find_states, owner_of, read
+from anyaccel.ledger.lockfile import Life, clean, find_obstacle, probe_lock
+from anyaccel.ledger.names import without_scope
 from anyaccel.ledger.record import owner
 from anyaccel.ledger.tenure import RENEWED, read_tenure
 from anyaccel.linux import mark as marks

@@ -1,4 +1,4 @@
-"""Ending a lease from outside: with SIGTERM and SIGKILL to its processes, or without ending the processes.
+"""Ending a lease from outside, with or without ending its processes, and renewing a lease that no process holds.
 
 The name of a lease says what its writer wants. So a process is signalled only if the kernel confirms that the process
 holds the lock of the file or carries the mark, and if the process belongs to the owner of the file: a process of
@@ -14,12 +14,12 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 
 from anyaccel.errors import LeaseNotFoundError, LeasePermissionError, LedgerError
-from anyaccel.ledger.directory import StateDirectory
+from anyaccel.ledger.directory import BUSY_SECONDS, StateDirectory
 from anyaccel.ledger.listing import LeaseState, find_states, read, sweep
-from anyaccel.ledger.lockfile import Life, read_body
-from anyaccel.ledger.names import LeaseName
+from anyaccel.ledger.lockfile import Life, LockedFile, clean, read_body, with_entry
+from anyaccel.ledger.names import LeaseName, lease_name
 from anyaccel.ledger.record import read_locks
-from anyaccel.ledger.tenure import Tenure, read_tenure
+from anyaccel.ledger.tenure import ENTRY, Tenure, read_tenure
 from anyaccel.linux import process, system
 from anyaccel.linux.descriptors import has_lock, open_files
 from anyaccel.linux.teardown import KILL_SECONDS, Teardown, Visit, find_carriers
@@ -108,6 +108,91 @@ def drop_lease(state: StateDirectory, lease_id: str) -> tuple[int, ...]:
     return tuple(running)
 
 
+def renew(state: StateDirectory, lease_id: str, tenure: Tenure, note: str | None) -> None:
+    """Replace the tenure, and the note unless None, of an own lease on behalf of others, with the directory locked.
+
+    See :meth:`anyaccel.ledger.Ledger.renew`. If a former tenure has ended before the last file is written, the files
+    are removed, since another process may have taken the lease for ended.
+
+    Raises:
+        NoStateDirectoryError: When there is no state directory.
+        LeaseNotFoundError: When no lease has this id, or it has ended.
+        LeasePermissionError: When the lease belongs to another user.
+        LedgerError: When a process holds the lease, when the directory stays locked, or a file cannot be written.
+    """
+    with state.opened() as directory:
+        # The lock keeps requests from publishing a lease of the same devices meanwhile.
+        if not state.lock(directory, BUSY_SECONDS):
+            raise state.busy(state.owner(directory))
+        try:
+            files = read(directory).find_lease(lease_id)
+            former = [read_tenure(directory, lease) for lease in files]
+            without = [lease for lease, old in zip(files, former, strict=True) if old is None]
+            if _select_active(directory, without):
+                raise LedgerError(
+                    f"lease {lease_id} is held by a process, so that there is nothing to renew",
+                    hint="it lasts until its processes have ended or 'anyaccel release' ends it",
+                )
+            for lease in files if _all_last(former) else ():
+                _replace(state, directory, lease, tenure, note)
+            # A request that has read a former tenure after its end takes the lease for ended, and gives the device out
+            # once the directory is unlocked. A tenure that lasts beyond the last write was never read so.
+            if files and _all_last(former):
+                return
+            for lease in files:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(_without_process(lease), dir_fd=directory)
+        finally:
+            state.unlock(directory)
+    raise _ended(lease_id)
+
+
+def _all_last(tenures: list[Tenure | None]) -> bool:
+    """Return whether each tenure lasts now; False if a lease has none, True for an empty list."""
+    return all(each is not None and each.reason() for each in tenures)
+
+
+def _replace(state: StateDirectory, directory: int, lease: LeaseName, tenure: Tenure, note: str | None) -> None:
+    """Replace a file of a lease by one with another tenure and note, in one step, so that no reader sees half a body.
+
+    The new file is not locked, keeps the start of the lease, and has no process in its name. A file with another name
+    is removed.
+
+    Raises:
+        OSError: When the new file cannot be made or named.
+        LeaseNotFoundError: When the file is gone.
+        LeasePermissionError: When the file belongs to another user.
+    """
+    try:
+        found = os.stat(lease.name, dir_fd=directory, follow_symlinks=False)
+    except FileNotFoundError:
+        raise _ended(lease.id) from None
+    if found.st_uid != os.geteuid():
+        raise LeasePermissionError(
+            f"lease {lease.id} belongs to {user_name(found.st_uid)}", hint="only its owner can renew it"
+        )
+    file, settled = LockedFile(state.path), _without_process(lease)
+    try:
+        body = with_entry(read_body(directory, lease.name), ENTRY, tenure.encode())
+        file.make(directory, body if note is None else with_entry(body, "note", clean(note)))
+        os.utime(file.fd, ns=(found.st_atime_ns, found.st_mtime_ns))  # the start of the lease
+        os.rename(file.name, settled, src_dir_fd=directory, dst_dir_fd=directory)
+        if settled != lease.name:
+            os.unlink(lease.name, dir_fd=directory)
+    finally:
+        file.discard()  # only the hidden name
+
+
+def _without_process(lease: LeaseName) -> str:
+    """Return the name of a lease's file without process and mark, as a renewed lease has it."""
+    return lease_name(lease.device, lease.extent, lease.boot + lease.id, (0, 0), (), lease.period)
+
+
+def _ended(lease_id: str) -> LeaseNotFoundError:
+    """Return the error for a lease that has ended."""
+    return LeaseNotFoundError(f"lease {lease_id} has ended", hint="acquire the devices anew")
+
+
 def _files(state: StateDirectory, directory: int, lease_id: str) -> tuple[list[LeaseName], int]:
     """Return the active files of a lease that this user may end, and the user id of their owner.
 
@@ -182,7 +267,7 @@ def _locked(files: set[File]) -> Iterator[tuple[int, int]]:
 
 
 def _device_locks(directory: int, files: Iterable[LeaseName]) -> set[File]:
-    """Return the inodes of devices that the leases' bodies name as locked beside the leases' files.
+    """Return the inodes that stand for devices, as the leases' bodies name them: locked beside the leases' files.
 
     Missing paths and unreadable bodies are skipped.
     """

@@ -10,7 +10,6 @@ import contextlib
 import errno
 import fcntl
 import os
-import re
 import stat
 import time
 from collections.abc import Iterable, Iterator
@@ -19,14 +18,12 @@ from anyaccel.errors import LedgerBusyError
 from anyaccel.ledger.directory import StateDirectory
 from anyaccel.ledger.listing import Listing, find_states
 from anyaccel.ledger.lockfile import Life
-from anyaccel.ledger.names import boot, decode, encode
+from anyaccel.ledger.names import HANDOVER, HANDOVER_BODY, boot, decode, encode
 from anyaccel.linux.descriptors import lock_owner
 
-PREFIX = "handover."
 LOCK_SECONDS = 60.0
 """Time for the lock of a device. Another handover takes three deadlines of the hook at most, of 10 s each."""
 _PAUSE_SECONDS = 0.02
-_CONTENT = re.compile(rb"(?P<boot>[0-9a-f]{8}) (?P<lease>[0-9a-f]{12}) (?P<state>given|changing)\n")
 
 
 class HandoverFile:
@@ -51,7 +48,9 @@ class HandoverFile:
         return (_parse(os.pread(self._descriptor, 64, 0)) or ("", ""))[1] == "given"
 
     def write(self, lease: str, state: str) -> None:
-        """Write the identity of a lease, and the state: ``changing`` before, ``given`` after a call of the vendor.
+        """Replace the content: tag of this boot, identity of a lease, and state.
+
+        The state is ``changing`` before a call of the vendor, and ``given`` after it.
 
         Raises:
             OSError: When the file cannot be written.
@@ -61,7 +60,7 @@ class HandoverFile:
         os.ftruncate(self._descriptor, len(data))
 
     def clear(self) -> None:
-        """Empty the file: the device is in its idle state."""
+        """Empty the file, which says that the device is in its idle state; OSError passes."""
         os.ftruncate(self._descriptor, 0)
 
 
@@ -78,7 +77,7 @@ def lock_handovers(state: StateDirectory, devices: Iterable[str]) -> Iterator[di
     with state.opened(make=True) as directory, contextlib.ExitStack() as rest:
         files = {}
         for device in sorted(devices):  # in the same order in each process: no deadlock
-            descriptor = _open(directory, PREFIX + encode(device), shared=state.shared)
+            descriptor = _open(directory, HANDOVER + encode(device), shared=state.shared)
             rest.callback(os.close, descriptor)
             _lock(descriptor, device)
             files[device] = HandoverFile(descriptor)
@@ -108,7 +107,7 @@ def _list_changed(directory: int) -> dict[str, str]:
     """
     found = {}
     for name in os.listdir(directory):
-        if not name.startswith(PREFIX) or (device := decode(name.removeprefix(PREFIX))) is None:
+        if not name.startswith(HANDOVER) or (device := decode(name.removeprefix(HANDOVER))) is None:
             continue
         with contextlib.suppress(OSError):
             descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
@@ -122,7 +121,7 @@ def _list_changed(directory: int) -> dict[str, str]:
 
 def _parse(data: bytes) -> tuple[str, str] | None:
     """Return the lease and the state that a file names; None for an idle device, an earlier boot, or other content."""
-    match = _CONTENT.fullmatch(data)
+    match = HANDOVER_BODY.fullmatch(data)
     if match is None or match["boot"].decode() != boot():
         return None
     return match["lease"].decode(), match["state"].decode()

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TypeVar
 
 from anyaccel.errors import LeaseNotFoundError, StateDirectoryError, UsageError
 from anyaccel.ledger.acquisition import Acquisition, Choose, OnWait
 from anyaccel.ledger.blocks import DeviceBlock, change_blocks, check_permission, locked, new_block_id, read_blocks
-from anyaccel.ledger.bodies import clean
 from anyaccel.ledger.directory import NoStateDirectoryError, StateDirectory, find
 from anyaccel.ledger.lease import Lease, Place, Want
 from anyaccel.ledger.listing import Listing, find_states, read
-from anyaccel.ledger.lockfile import Life
+from anyaccel.ledger.lockfile import Life, clean
 from anyaccel.ledger.names import MAX_PRIORITY, LeaseName
 from anyaccel.ledger.record import LeaseRecord, TicketRecord, list_leases
-from anyaccel.ledger.turns import current_policy, find_ended, list_holdings, own_user, policy_for_display, with_past
+from anyaccel.ledger.tickets import current_policy, find_ended, list_holdings, own_user, policy_for_display, with_past
 from anyaccel.linux import mark as marks
 from anyaccel.linux import process
 from anyaccel.linux.descriptors import open_files
@@ -330,29 +330,30 @@ class Ledger:
         found = self._read(lambda directory, listing: forecast_newcomer(self._state, directory, listing, own))
         return found[0] if found else None
 
-    def count_ahead(self, want: Want, priority: int) -> int:
-        """Count the competing requests ahead of a request that came now; 0 if each may be passed.
+    def count_ahead(self, want: Want, priority: int, choose: Choose) -> int:
+        """Count the earlier requests that would block a request that came now; 0 if each may be passed.
+
+        None is ahead if free devices with a running reservation for this user suffice.
 
         Ended and silent requests are left out at the front of the line only. Without a state directory, none is ahead.
         A faulty configuration of the machine counts as none.
 
+        Args:
+            want: The request.
+            priority: The higher, the earlier.
+            choose: As for :meth:`acquire`.
+
         Raises:
             LedgerError: When the ledger cannot be read.
         """
-        newcomer = self._make_newcomer(want, priority)
-
-        def inspect(directory: int, listing: Listing) -> Iterable[int]:
-            newcomer.update_position(directory, listing)
-            return (newcomer.place,) if newcomer.before is not None else ()
-
-        found = self._read(inspect)
-        return found[0] if found else 0
+        newcomer = self._make_newcomer(want, priority, choose)
+        return sum(self._read(lambda directory, listing: (newcomer.count_ahead(directory, listing),)))
 
     def count_usage(self) -> float | None:
         """Return the device-seconds that fair shares count for this user; None if the machine counts none over time.
 
-        Past and active leases count, each half after every half-life; 0 without a state directory. A faulty
-        configuration of the machine counts as none.
+        Past and active leases count, each half after every half-life. Without a state directory no lease is active. A
+        faulty configuration of the machine counts as none.
 
         Raises:
             LedgerError: When the ledger cannot be read.
@@ -361,21 +362,20 @@ class Ledger:
         if policy.half_life is None:
             return None
 
-        def inspect(directory: int, listing: Listing) -> Iterable[float]:
-            held = list_holdings(directory, listing, find_ended(directory, listing))
-            yield policy.usage(held, process.boot_seconds()).get(own_user(), 0.0)
+        held = self._read(lambda directory, listing: list_holdings(directory, listing, find_ended(directory, listing)))
+        return policy.usage(held, process.boot_seconds()).get(own_user(), 0.0)
 
-        return sum(self._read(inspect))
-
-    def _make_newcomer(self, want: Want, priority: int = 0) -> Acquisition:
-        """Return an acquisition for the queue position of a request that came now; no device is ever chosen.
+    def _make_newcomer(self, want: Want, priority: int = 0, choose: Choose = lambda _: None) -> Acquisition:
+        """Return an acquisition for the queue position of a request that came now, which is never attempted.
 
         Limits of the user are not checked, and a faulty configuration of the machine counts as none.
         """
-        return Acquisition(self._state, want, lambda _: None, priority=priority, policy=policy_for_display(self._state))
+        return Acquisition(self._state, want, choose, priority=priority, policy=policy_for_display(self._state))
 
     def over_limits(self, want: Want, priority: int, *, only: Collection[str] | None = None) -> tuple[OverLimit, ...]:
-        """Return the limits of this user in the way of a new request; empty if none is.
+        """Return the limits of this user, and of this user's group, in the way of a new request; empty if none is.
+
+        Leases that have ended do not count, and without a state directory nothing is held.
 
         Args:
             want: The request.
@@ -489,10 +489,8 @@ class Ledger:
         """
         from anyaccel.ledger.ending import end_lease
 
-        try:
+        with _not_found(f"no lease {lease_id!r} is active"):
             return end_lease(self._state, lease_id, grace=grace, force=force)
-        except NoStateDirectoryError as error:
-            raise LeaseNotFoundError(f"no lease {lease_id!r} is active: {error}") from error
 
     def renew(self, lease_id: str, tenure: Tenure, *, note: str | None = None) -> None:
         """Replace the tenure of an own lease on behalf of other processes; each file is replaced in one step.
@@ -504,16 +502,15 @@ class Ledger:
 
         Raises:
             LeaseNotFoundError: When the lease has ended, or may have been taken for ended during the call, which then
-                removes its files; also for a lease that has no tenure.
+                removes its files.
             LeasePermissionError: When the lease belongs to another user, also for root.
-            LedgerError: When the directory stays locked, or a file cannot be written.
+            LedgerError: When the lease has no tenure, since a process holds it; when the directory stays locked, or a
+                file cannot be written.
         """
-        from anyaccel.ledger.renewal import renew
+        from anyaccel.ledger.ending import renew
 
-        try:
+        with _not_found(f"lease {lease_id} has ended", hint="acquire the devices anew"):
             renew(self._state, lease_id, tenure, note)
-        except NoStateDirectoryError as error:
-            raise LeaseNotFoundError(f"lease {lease_id} has ended: {error}", hint="acquire the devices anew") from error
 
     def cancel(self, ticket_id: str, *, seconds: float = 30.0) -> int:
         """Remove an own waiting request from the line, or any request as root; wait until the request has left.
@@ -534,7 +531,8 @@ class Ledger:
         """
         from anyaccel.ledger.tickets import cancel
 
-        return cancel(self._state, ticket_id, seconds=seconds)
+        with _not_found(f"no request waits with ticket {ticket_id!r}"):
+            return cancel(self._state, ticket_id, seconds=seconds)
 
     def drop_lease(self, lease_id: str) -> tuple[int, ...]:
         """Free the devices of an own lease, although processes go on using them; none is signalled.
@@ -548,13 +546,13 @@ class Ledger:
         Raises:
             LeaseNotFoundError: When no such lease is active.
             LeasePermissionError: When the lease belongs to another user, also for root.
-            StateDirectoryError: When there is no state directory.
             LedgerError: When the ledger cannot be written, or when the lease is gone but a process keeps the lock on
                 the device itself.
         """
         from anyaccel.ledger.ending import drop_lease
 
-        return drop_lease(self._state, lease_id)
+        with _not_found(f"no lease {lease_id!r} is active"):
+            return drop_lease(self._state, lease_id)
 
     def explain_refusal(self, lease_id: str) -> str:
         """Return the reason why a lease does not cover this process, as a clause; empty if the lease does.
@@ -578,6 +576,19 @@ class Ledger:
 
     def __repr__(self) -> str:
         return f"<Ledger {self.path}{'' if self.shared else ' (not shared)'}>"
+
+
+@contextlib.contextmanager
+def _not_found(missing: str, *, hint: str = "") -> Iterator[None]:
+    """Context in which a missing state directory means that a lease or ticket does not exist.
+
+    Raises:
+        LeaseNotFoundError: When the state directory is missing.
+    """
+    try:
+        yield
+    except NoStateDirectoryError as error:
+        raise LeaseNotFoundError(f"{missing}: {error}", hint=hint) from error
 
 
 def _covers(directory: int, lease: LeaseName) -> bool:

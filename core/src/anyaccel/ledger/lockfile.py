@@ -1,18 +1,34 @@
-"""Files that stay locked by their makers, and tests of the locks of other processes' files."""
+"""Locks: files that stay locked by their makers, tests and bodies of other processes' files, and locks of devices.
+
+A device lock is ``flock`` on the device's own inode, shared by each user and state directory of a host. Whole devices
+are locked exclusively, shares of a device shared. The ledger decides; a device lock can only veto.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import fcntl
+import json
 import os
 import stat
+from collections.abc import Mapping, Sequence
 from enum import Enum
+from typing import NamedTuple
 
-from anyaccel.ledger.names import boot, hidden_name
+from anyaccel.ledger.names import boot, hidden_name, without_scope
 from anyaccel.linux import process
+from anyaccel.linux.descriptors import lock_owner
+from anyaccel.model.device import UNITS_PER_DEVICE
+from anyaccel.model.extent import Extent
+from anyaccel.text import printable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 BODY_LIMIT = 4096
+_TEXT_LIMIT = 250  # so that all of it stays below the limit of a body
 # Files belong to other users: no symbolic link is followed, and opening a FIFO must not block.
 _LOOKING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _TRIES = 100  # each with a new name, which a hostile process would have to find and lock in time
@@ -108,7 +124,7 @@ class LockedFile:
         os.utime(self.fd, ns=(before.st_atime_ns, before.st_mtime_ns))  # the start of the lease
 
     def read(self) -> bytes:
-        """Return the content of the open file from its start, up to :data:`BODY_LIMIT` bytes."""
+        """Return the content of the open file from its start, up to 4096 bytes; OSError passes, also once closed."""
         return os.pread(self.fd, BODY_LIMIT, 0)
 
     def rename(self, directory: int, name: str) -> None:
@@ -212,7 +228,7 @@ def is_left_behind(pid: int, start: int, tag: str) -> bool:
 
 
 def read_body(directory: int, name: str, limit: int = BODY_LIMIT) -> bytes:
-    """Read the content of another process's file, up to ``limit`` bytes.
+    """Read the content of another process's file, up to ``limit`` bytes, 4096 by default.
 
     Empty if the file is not regular, or cannot be opened for any reason.
     """
@@ -224,3 +240,124 @@ def read_body(directory: int, name: str, limit: int = BODY_LIMIT) -> bytes:
         return os.read(fd, limit) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
     finally:
         os.close(fd)
+
+
+def read_object(body: bytes) -> dict[str, Any]:
+    """Parse a JSON object from another process; empty for anything else."""
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def read_number(value: object) -> float | None:
+    """Convert a number of seconds, or the like, from another process; None unless a number from 0 to below 2**40."""
+    return float(value) if type(value) in (int, float) and 0 <= value < 1 << 40 else None  # type: ignore[operator, arg-type] # pyright: ignore[reportOperatorIssue, reportArgumentType]
+
+
+def clean(value: object) -> str:
+    """Cut a foreign text to 250 characters, and make the text one printable line; empty for anything but a text."""
+    return printable(value[:_TEXT_LIMIT]) if isinstance(value, str) else ""
+
+
+def with_entry(body: bytes, name: str, value: Any) -> bytes:
+    """Return the body of a lease with an entry added or replaced, as JSON of any length.
+
+    Args:
+        body: The current content: any carrier of the lease may have written it, so anything but a JSON object is
+            dropped.
+        name: Name of the entry.
+        value: The value, which JSON must be able to encode.
+    """
+    return json.dumps(read_object(body) | {name: value}, ensure_ascii=False).encode(errors="replace")
+
+
+class DeviceLock(NamedTuple):
+    """An inode in place of a device.
+
+    Attributes:
+        path: Path of the inode, such as the device's directory in sysfs. Opening a device node may start the device.
+        shared: Whether to lock the inode shared for a whole device, too, since other devices are behind the same inode.
+    """
+
+    path: str
+    shared: bool = False
+
+
+class DeviceLocks:
+    """The opened inodes of the chosen devices. An inode that is missing or not readable for this user is skipped."""
+
+    __slots__ = ("_opened",)
+
+    def __init__(self) -> None:
+        self._opened: list[tuple[str, str, int, int]] = []
+
+    def open(self, choice: Mapping[str, Extent], locks: Mapping[str, Sequence[DeviceLock]]) -> None:
+        """Open the inodes of the chosen devices, without locking them; an inode that cannot be opened is skipped.
+
+        Args:
+            choice: The extent to hold of each device, by device name.
+            locks: Inodes by device name.
+
+        Raises:
+            OSError: When this process, or the kernel, is out of descriptors or memory; inodes that were opened before
+                stay open until :meth:`close`.
+        """
+        for device, extent in choice.items():
+            whole = extent.units == UNITS_PER_DEVICE
+            for path, shared in locks.get(device, ()):
+                kind = fcntl.LOCK_EX if whole and not shared else fcntl.LOCK_SH
+                try:
+                    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+                except OSError as error:
+                    if error.errno in process.SCARCE:  # missing inodes are no veto, missing descriptors are
+                        raise
+                else:
+                    self._opened.append((device, path, kind, fd))
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """Descriptors of the opened inodes, locked or not."""
+        return tuple(fd for _, _, _, fd in self._opened)
+
+    def lock(self) -> tuple[str, str] | None:
+        """Lock each opened inode without waiting: exclusively for a whole device, unless the inode is shared.
+
+        An inode whose file system has no such locks is skipped.
+
+        Returns:
+            None on success; else the device's name and the path that another process has locked, with every inode
+            unlocked again.
+        """
+        for device, path, kind, fd in self._opened:
+            try:
+                fcntl.flock(fd, kind | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self.unlock()
+                return device, path
+            except OSError:  # the file system has no locks on inodes of this kind: no veto
+                continue
+        return None
+
+    def unlock(self) -> None:
+        """Unlock explicitly, ignoring errors, so that copies of the descriptors in other processes lose the locks."""
+        for _, _, _, fd in self._opened:
+            with contextlib.suppress(OSError):
+                fcntl.flock(fd, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        """Close the descriptors; each lock lasts until the last process with a copy has closed its own."""
+        while self._opened:
+            with contextlib.suppress(OSError):
+                os.close(self._opened.pop()[3])
+
+
+def describe_lock(device: str, path: str) -> str:
+    """Describe a device that is locked without a lease: a clause with the process, if visible, and the locked path."""
+    pid = None
+    with contextlib.suppress(OSError):
+        pid = lock_owner(os.stat(path))
+    who = f"process {pid}" if pid else "a process that cannot be seen from here"
+    where = f"{who} has locked {path}; it may use another state directory, or another plug-in for the device"
+    return f"{without_scope(device)} is in use outside of this ledger: {where}"

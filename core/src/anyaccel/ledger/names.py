@@ -36,6 +36,10 @@ from anyaccel.linux.process import UNSEEN, me
 from anyaccel.model.device import UNITS_PER_DEVICE
 from anyaccel.model.extent import ANY_SLOTS, DIVIDED, Extent
 
+HANDOVER = "handover."
+"""Beginning of the names of files of handovers; see :mod:`anyaccel.ledger.handovers`."""
+HANDOVER_BODY = re.compile(rb"(?P<boot>[0-9a-f]{8}) (?P<lease>[0-9a-f]{12}) (?P<state>given|changing)\n")
+"""Content of a file of handovers."""
 MAX_PRIORITY = 1_000_000  # keeps the rank below within seven digits
 _RANK_OF_PRIORITY_0 = 5_000_000
 _MAX_NUMBER = 10**16 - 1
@@ -182,7 +186,7 @@ def without_scope(name: str) -> str:
 
 
 def is_inner(name: str) -> bool:
-    """Return whether a device is a part of a lease, as seen by a worker with that lease: the name has such a scope."""
+    """Return whether a name is of a part of a lease: a device as a worker inside of that lease names it."""
     return _INNER.match(vendor_and_id(name)[1]) is not None
 
 
@@ -359,7 +363,7 @@ def parse_ticket(name: str) -> TicketName | None:
 
 
 def last_number(names: Iterable[str]) -> int:
-    """Return the highest number of the tickets among ``names``, or 0; fast, since the directory is locked meanwhile."""
+    """Return the highest number of the tickets among ``names``; 0 for none. Names without a number are skipped."""
     numbers = (name[_NUMBER] for name in names if name.startswith("t1."))
     return int(max((number for number in numbers if number.isdecimal() and number.isascii()), default="0"))
 

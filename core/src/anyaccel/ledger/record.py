@@ -6,12 +6,11 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 
-from anyaccel.ledger.bodies import clean, read_object, with_entry
 from anyaccel.ledger.listing import LeaseState, Listing, find_states
-from anyaccel.ledger.lockfile import Life, read_body
+from anyaccel.ledger.lockfile import Life, clean, read_body, read_object, with_entry
 from anyaccel.ledger.names import LeaseName, boot, without_scope
 from anyaccel.ledger.tenure import RENEWED, read_tenure
 from anyaccel.linux import process
@@ -20,6 +19,8 @@ from anyaccel.linux.users import unmapped, user_name
 from anyaccel.model import Value
 from anyaccel.model.device import UNITS_PER_DEVICE
 from anyaccel.model.extent import format_slots, slot_numbers
+from anyaccel.model.request import format_units
+from anyaccel.text import clock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 BLOCKED = ("drained", "reserved")
 """States of records that stand for no lease, but for devices that are withheld from requests."""
 _STOPPED = ("T", "t")  # by a signal, by a debugger
+_USERS = 4
 _SHOWN = 3  # processes that a reason names; the others are counted
 
 
@@ -118,6 +120,7 @@ class TicketRecord(Value):
         request: Text of the request, like the two below without proof.
         note: Purpose of the lease.
         command: Name of the program.
+        reason: Why it waits, as a clause for people.
     """
 
     id: str
@@ -135,6 +138,54 @@ class TicketRecord(Value):
     behind: int = 0
     limits: tuple[str, ...] = ()
     used: float | None = None
+    reason: str = ""
+
+
+def describe_obstacles(records: Iterable[LeaseRecord], places: Mapping[str, str]) -> str:
+    """Say who has how many of the wanted devices and until when: ``alice has 3 until 22:00, bob 0.5; 1 is drained``.
+
+    The user with the most devices comes first; of the users, the first four are named, and the others counted. The time
+    is that by which all leases of the user have ended; it is left out if one of them has no time limit.
+
+    Args:
+        records: The leases and withheld devices in the way of a request.
+        places: Line of the program that took a lease of this process, by id of the lease.
+    """
+    units: dict[str, int] = {}
+    ends: dict[str, list[float | None]] = {}
+    withheld: dict[str, int] = {}
+    # A lease of a device also has records of the device's parts: it counts once.
+    for record in {(each.id, each.through or each.device): each for each in records}.values():
+        if record.state in BLOCKED:
+            name = record.state
+            if record.state == "reserved":
+                begun = record.since is None or record.since <= time.time()
+                times = f"until {clock(record.until)}" if begun else f"from {clock(record.since)}"
+                name = f"reserved for {record.user} {times}"
+            withheld[name] = withheld.get(name, 0) + 1
+            continue
+        name = "you" if record.uid == os.geteuid() else record.user
+        if record.id in places:
+            name = f"this process ({places[record.id]})"
+        elif record.state == Life.KEPT.value:
+            name = f"what {name} left running"
+        units[name] = units.get(name, 0) + (record.units or UNITS_PER_DEVICE)
+        ends.setdefault(name, []).append(record.until)
+    clauses = []
+    for name in sorted(units, key=lambda name: -units[name]):
+        known = [end for end in ends[name] if end is not None]
+        until = f" until {clock(max(known))}" if len(known) == len(ends[name]) else ""
+        verb = "" if clauses else " have" if name == "you" else " has"  # of several users, the first one has the verb
+        clauses.append(f"{name}{verb} {format_units(units[name])}{until}")
+    if len(clauses) > _USERS:
+        clauses[_USERS:] = [f"{len(clauses) - _USERS} more users the rest"]
+    blocks = (f"{count} {'are' if count > 1 else 'is'} {name}" for name, count in withheld.items())
+    return "; ".join(filter(None, (", ".join(clauses), *blocks)))
+
+
+def describe_ahead(count: int) -> str:
+    """Say how many earlier requests want the same devices, as a clause."""
+    return f"{count} earlier request{'s are' if count > 1 else ' is'} ahead"
 
 
 def write_body(request: str, note: str, *, confined: bool = False, **more: Any) -> bytes:
@@ -162,7 +213,7 @@ def add_reason(body: bytes, reason: str) -> bytes:
     """Return the body of a lease with the reason why it is kept although no process uses its devices.
 
     Args:
-        body: The current content; see :func:`anyaccel.ledger.bodies.with_entry`.
+        body: The current content; see :func:`anyaccel.ledger.lockfile.with_entry`.
         reason: The reason, for display; cut to 250 characters.
     """
     return with_entry(body, "quarantined", clean(reason))

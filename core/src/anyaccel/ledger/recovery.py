@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from anyaccel.ledger.listing import find_states, read
 from anyaccel.ledger.lockfile import BODY_LIMIT, Life, read_body
-from anyaccel.ledger.names import LeaseName, parse_lease
+from anyaccel.ledger.names import HANDOVER, HANDOVER_BODY, LeaseName, parse_lease
 from anyaccel.linux import process
 from anyaccel.linux.descriptors import has_lock, list_descriptors
 
@@ -49,7 +49,8 @@ def recover(directory: int, paths: Iterable[str], former: Iterable[tuple[str, in
     Args:
         directory: Descriptor of the active directory.
         paths: Paths of directories from which files may have been deleted, also with the directory.
-        former: Paths and descriptors of other directories, whose present files of leases count, too.
+        former: Paths and descriptors of other directories, whose present files of leases count, too, as do their files
+            of unfinished handovers.
 
     Raises:
         OSError: When a file cannot be made, or a lock cannot be tested.
@@ -67,6 +68,9 @@ def recover(directory: int, paths: Iterable[str], former: Iterable[tuple[str, in
                 with contextlib.suppress(FileNotFoundError):  # the lease has just been released
                     found = os.stat(lease.name, dir_fd=source, follow_symlinks=False)
                     _make(directory, lease.name, found, found.st_uid, read_body(source, lease.name))
+        for name in os.listdir(source):
+            if name.startswith(HANDOVER):
+                _copy_handover(directory, source, name)
     for carrier in _carriers(places):
         _make_for(directory, carrier)
 
@@ -74,14 +78,14 @@ def recover(directory: int, paths: Iterable[str], former: Iterable[tuple[str, in
 def clear(directory: int) -> None:
     """Remove the ledger's files from a replaced directory; waiting requests start again in the active one.
 
-    The beginning of a name decides: ``v``, ``t1.``, ``checked.`` or a dot, so that any hidden file is removed, but no
-    drain. Files that cannot be removed stay.
+    The beginning of a name decides: ``v``, ``t1.``, ``checked.``, ``handover.`` or a dot, so that any hidden file is
+    removed, but no drain. Files that cannot be removed stay.
 
     Args:
         directory: Descriptor of the directory; locked, so that no process publishes there meanwhile.
     """
     for name in os.listdir(directory):
-        if name.startswith(("v", "t1.", ".", "checked.")):
+        if name.startswith(("v", "t1.", ".", "checked.", HANDOVER)):
             with contextlib.suppress(OSError):
                 os.unlink(name, dir_fd=directory)
 
@@ -103,6 +107,24 @@ def remove(path: str, name: str) -> None:
         other = parse_lease(each)
         if lease and other and (other.device, other.boot, other.id) == (lease.device, lease.boot, lease.id):
             os.unlink(f"{path}/{each}")
+
+
+def _copy_handover(directory: int, source: int, name: str) -> None:
+    """Copy a file that says how a vendor has changed a device, so that the next holder can undo the change.
+
+    The copy is writable for every user. A file with other content is skipped, and so is one that is in ``directory``
+    already: there a later handover has begun.
+
+    Raises:
+        OSError: When the copy cannot be made or written.
+    """
+    body = read_body(source, name)
+    if HANDOVER_BODY.fullmatch(body) is None:
+        return
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with contextlib.suppress(FileExistsError), open(os.open(name, flags, 0o600, dir_fd=directory), "wb") as copy:
+        os.fchmod(copy.fileno(), 0o666)  # whatever the umask is
+        copy.write(body)
 
 
 def _device(path: str) -> Iterator[int]:

@@ -10,8 +10,7 @@ from __future__ import annotations
 import math
 
 from anyaccel.errors import UsageError
-from anyaccel.ledger.bodies import clean, read_number, read_object
-from anyaccel.ledger.lockfile import read_body
+from anyaccel.ledger.lockfile import clean, read_body, read_number, read_object
 from anyaccel.ledger.names import LeaseName, boot
 from anyaccel.linux import process
 from anyaccel.linux.groups import GroupState, group_state

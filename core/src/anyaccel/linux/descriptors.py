@@ -54,14 +54,14 @@ def open_files(files: set[tuple[int, int]], pid: int | None = None) -> Iterator[
 
 
 def has_lock(pid: int | str, descriptor: int | str, *, shared: bool = False) -> bool:
-    """Return whether a descriptor of a process holds a lock, by ``/proc/PID/fdinfo``; False if it cannot be inspected.
+    """Return whether a descriptor of a process holds a ``flock``; False if the descriptor cannot be inspected.
 
     A process that only inspects a lock file holds no lock, or a shared lock for a moment.
 
     Args:
         pid: The process.
         descriptor: The descriptor.
-        shared: Whether a shared lock counts, too.
+        shared: Whether a shared lock counts as an exclusive one does.
     """
     kinds = ({"FLOCK", "WRITE"}, {"FLOCK", "READ"})[: 1 + shared]
     try:
@@ -73,7 +73,9 @@ def has_lock(pid: int | str, descriptor: int | str, *, shared: bool = False) -> 
 
 
 def lock_owner(file: os.stat_result) -> int | None:
-    """Return the process that took the exclusive lock on a file; None when the kernel shows none.
+    """Return the process that took the ``flock`` on a file, shared or exclusive; None when the kernel shows none.
+
+    A process of another pid namespace is not shown. Another process may hold the lock by an inherited descriptor.
 
     The kernel returns a long ``/proc/locks`` in parts, and skips a lock when earlier locks are dropped in between. So
     the table is read up to five times.

@@ -91,7 +91,7 @@ def parse(value: int) -> Mark | None:
 
 
 def limit(mark: Mark) -> int:
-    """Return the hard limit of a mark."""
+    """Return the hard limit that stands for a mark, the inverse of :func:`parse`; for no mark, "unlimited"."""
     value = _ALL
     for level, field in enumerate(mark):
         value -= (_ONES - field) << _BITS * (_LEVELS - 1 - level)
@@ -99,7 +99,7 @@ def limit(mark: Mark) -> int:
 
 
 def draw(used: Collection[Mark] = (), *, inside: Mark | None = None) -> Mark:
-    """Draw a random mark without a living carrier.
+    """Draw a random mark without a living carrier; the mark is put on no process.
 
     A scan of all processes takes a system call for each, so a scan serves all draws of a minute, and forked children.
     A carrier that is younger than the scan is missed; the ledger passes the marks of living leases in ``used``.
@@ -130,7 +130,7 @@ def draw(used: Collection[Mark] = (), *, inside: Mark | None = None) -> Mark:
 
 
 def _living() -> frozenset[Mark]:
-    """Return the marks of living processes, with the outer marks that each begins with."""
+    """Return the marks of the visible processes, zombies included, with the outer marks that each begins with."""
     found: set[Mark] = set()
     for name in filter(str.isdecimal, os.listdir("/proc")):
         value = hard_limit(int(name))
@@ -142,7 +142,9 @@ def _living() -> frozenset[Mark]:
 
 
 def draw_for_process(used: Collection[Mark] = ()) -> Mark:
-    """Return the mark of the leases that this process takes for itself; drawn once, set by :func:`put`.
+    """Return the mark of the leases that this process takes for itself; :func:`put` sets it.
+
+    The first call of a process draws the mark, and later calls return the same. A forked child draws its own.
 
     Args:
         used: Marks of other leases; they count at the first call only.
@@ -247,7 +249,7 @@ class _Moment:
         self._time = time.monotonic()
 
     def precedes_in_order(self, later: _Moment) -> bool:
-        """Return whether process ids surely rose from this moment to a later one without a wrap."""
+        """Return whether process ids surely rose from this moment to a later one without a wrap; False in doubt."""
         if later._pid < self._pid:
             return False
         seconds = later._time - self._time  # long where this process was stopped: all may have been given out once

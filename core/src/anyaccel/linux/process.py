@@ -51,7 +51,10 @@ def exists(pid: int) -> bool:
 
 
 def me() -> tuple[int, int]:
-    """Return process id and start time of this process, kept from the first call; the time is 0 if unknown."""
+    """Return process id and start time of this process; the time is 0 if unknown.
+
+    Both are kept from the first call, and read anew in a forked child.
+    """
     global _ME  # noqa: PLW0603 -- asked for by every lease, and reading /proc is dear
     pid = os.getpid()
     if _ME is None or _ME[0] != pid or not _ME[1]:
@@ -69,7 +72,7 @@ def start_time(pid: int) -> int | None:
 
 
 def started_at(pid: int, start: int) -> bool:
-    """Return whether a process with this id and start time exists."""
+    """Return whether a process with this id and start time exists, zombies included; False for a hidden process."""
     return start_time(pid) == start
 
 
@@ -90,7 +93,7 @@ def state(pid: int) -> str:
 
 
 def ending(pid: int) -> bool:
-    """Return whether a process is exiting or gone: it runs no program any more."""
+    """Return whether a process runs no program any more: it is exiting, or gone. True for a hidden process as well."""
     fields = stat_fields(pid)
     return not fields or bool(int(fields[6]) & _EXITING)
 
@@ -106,7 +109,7 @@ def waits_in(pid: int) -> str:
 
 
 def gone(pid: int, start: int) -> bool:
-    """Return whether a process has left the kernel, with all threads and open files.
+    """Return whether a process has exited, with all threads and open files; reaped or not, and of any user.
 
     Only the pidfd counts: ``/proc`` calls a process a zombie as soon as its first thread has ended. In doubt the
     process is not gone.
@@ -130,17 +133,17 @@ def gone(pid: int, start: int) -> bool:
 
 
 def ended(pidfd: int) -> bool:
-    """Return whether the process of a pidfd has left the kernel."""
+    """Return whether the process of a pidfd has exited with all threads, reaped or not; does not wait."""
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(0))
 
 
 def wait_for_end(pids: Iterable[int], seconds: float) -> bool:
-    """Wait until any of several processes ends, or the time is up.
+    """Wait until any of several processes ends, or the time is up; nothing is reaped.
 
     Args:
-        pids: The processes; a process that is gone has ended.
+        pids: The processes; a process that is gone has ended. Without processes, the whole time passes.
         seconds: The time.
 
     Returns:
@@ -210,7 +213,7 @@ def send(pid: int, number: int, still: Callable[[], bool]) -> bool:
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process with the thread that forked it; exit now if the parent has ended already.
+    """Have the kernel kill this process with the thread that forked it; exit with 1 if the parent has ended already.
 
     Args:
         parent: Process id of the parent.
@@ -224,12 +227,19 @@ def die_with_parent(parent: int) -> None:
 
 
 def live_on() -> None:
-    """Undo :func:`die_with_parent`."""
+    """Undo :func:`die_with_parent`: this process survives its parent.
+
+    Raises:
+        OSError: When the kernel refuses.
+    """
     system.prctl(system.SET_PARENT_DEATH_SIGNAL, 0)
 
 
 def adopt_orphans(*, adopt: bool = True) -> None:
-    """Become the parent of orphaned descendants, so that none escapes; or stop doing so.
+    """Become the parent of descendants that are orphaned later, so that none escapes; or stop doing so.
+
+    Args:
+        adopt: False to leave later orphans to the next reaper above; adopted orphans stay children.
 
     Raises:
         OSError: When the kernel refuses.
@@ -248,7 +258,9 @@ def reap(child: int) -> int:
 
 
 def reap_children(spared: Container[int] = ()) -> None:
-    """Reap the children of this process that have ended, such as adopted orphans; does not wait.
+    """Reap the children of this process that have ended, such as adopted orphans, and drop their exit statuses.
+
+    Does not wait.
 
     Args:
         spared: Children that are reaped elsewhere.
@@ -286,7 +298,7 @@ def _status_field(pid: int, name: str) -> str:
 
 
 def parent_of(pid: int) -> int | None:
-    """Return the parent of a process; None for a process that is gone or hidden."""
+    """Return the parent of a process; 0 if outside of our pid namespace; None for a process that is gone or hidden."""
     fields = stat_fields(pid)
     return int(fields[1]) if fields else None
 
@@ -300,12 +312,15 @@ def group_of(pid: int) -> int:
 
 
 def is_ancestor(pid: int, start: int) -> bool:
-    """Return whether this process descends from the process with an id and a start time."""
+    """Return whether this process descends from another, given by id and start time; False for this process."""
     return pid in _ancestors(os.getpid()) and start_time(pid) == start
 
 
 def descends(pid: int) -> bool:
-    """Return whether a process descends from this process, by the parents that the kernel shows now."""
+    """Return whether a process descends from this process, by the present parents; False for this process itself.
+
+    A process that an ancestor outside of this process has adopted does not count.
+    """
     return os.getpid() in _ancestors(pid)
 
 
@@ -320,7 +335,7 @@ def _ancestors(pid: int) -> Iterator[int]:
 
 def children(pid: int) -> list[int]:
     """Return the children of a process, zombies included; none for a process that is gone."""
-    if not _lists_children():
+    if not os.path.exists(f"/proc/self/task/{get_native_id()}/children"):  # without CONFIG_PROC_CHILDREN
         return [other for other in map(int, filter(str.isdecimal, os.listdir("/proc"))) if parent_of(other) == pid]
     found: list[int] = []
     with contextlib.suppress(OSError):
@@ -328,11 +343,6 @@ def children(pid: int) -> list[int]:
             with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
                 found.extend(map(int, file.read().split()))
     return found
-
-
-def _lists_children() -> bool:
-    """Return whether the kernel lists children (CONFIG_PROC_CHILDREN)."""
-    return os.path.exists(f"/proc/self/task/{get_native_id()}/children")
 
 
 def threads() -> list[str]:
@@ -388,7 +398,10 @@ def _ahead(clock: str) -> int:
 
 
 def stat_fields(pid: int) -> list[str]:
-    """Return the fields of ``/proc/<pid>/stat`` from the third on; the second may contain any text."""
+    """Return the fields of ``/proc/<pid>/stat`` from the third on; empty for a process that is gone or hidden.
+
+    The second field, the name, may contain any text.
+    """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].decode("ascii").split()

@@ -25,7 +25,11 @@ Method = str | Callable[..., Any]
 
 
 def get_method_name(method: Method) -> str:
-    """Return the name of a method, given the name or the attribute of the class."""
+    """Return the name of a method: a text is the name itself, a function has it as ``__name__``.
+
+    Raises:
+        AttributeError: When a callable has no name, such as a partial.
+    """
     return method if isinstance(method, str) else method.__name__
 
 
@@ -62,10 +66,11 @@ class Callee:
         """Pickle a call of a method, copy the buffers, and queue the call behind earlier calls.
 
         Returns:
-            The future of its result. An exception of pickling, or the death of the actor, fails it.
+            The future of its result. An exception of pickling fails it, also for a closed actor, and so does the death
+            of the actor.
 
         Raises:
-            RuntimeError: When the actor was closed, or belongs to the parent of this process.
+            RuntimeError: When the actor was closed and is not dead, or belongs to the parent of this process.
         """
         call = self.prepare(get_call_name(method, args))
         try:
@@ -77,7 +82,10 @@ class Callee:
         return call.future
 
     def prepare(self, method: str) -> Call:
-        """Make a call of a method, without its arguments and without queueing the call."""
+        """Make a call of the kind METHOD, named ``class.method``, without a body.
+
+        The caller sets ``body``, and queues the call with :meth:`enter`.
+        """
         call = Call(f"{self.name}.{method}", self.options, self._on_cancel)
         call.kind = MessageKind.METHOD
         return call
@@ -110,7 +118,7 @@ class Callee:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Take no more calls, and exit after the queued calls. Returns at once; any thread may call it.
+        """Take no more calls; the processes exit after the queued calls. Returns at once; any thread may call it.
 
         No effect in a forked child.
         """
@@ -203,7 +211,8 @@ class ActorState(Callee):
     def _stop(self, grace: float) -> None:
         """Take no more calls, and stop the worker.
 
-        Without a worker, fail the construction and the queued calls, and have the engine drop the construction.
+        Unanswered calls fail when the worker has exited. Without a worker, the construction and the queued calls fail
+        at once, and the engine drops the construction.
         """
         self.closing = True
         if self.member is not None:
@@ -235,7 +244,8 @@ class ActorState(Callee):
     def on_gone(self, death: WorkerError) -> None:
         """Fail the construction and the queued calls, because the worker has gone.
 
-        The first recorded death stays the reason for the calls. No effect on a construction with an outcome.
+        Calls that the worker was given are left to the engine. The first recorded death stays the reason for the
+        calls. No effect on a construction with an outcome.
         """
         self.set_death(death)
         self.construction.fail(death)
@@ -253,7 +263,10 @@ class ActorState(Callee):
             self.on_gone(death)
 
     def _on_cancel(self, call: Call) -> None:
-        """Have the engine handle a cancelled call; a cancelled construction ends the actor and fails its calls."""
+        """Have the engine handle a cancelled call; a cancelled construction ends the actor and fails its calls.
+
+        A worker that the actor has by then is stopped with the pool's grace.
+        """
         super()._on_cancel(call)
         if call is self.construction:
             if self.member is not None:  # the object may have been made just now
@@ -333,7 +346,10 @@ class Actor(Generic[T]):
         return self._state.call(get_method_name(method), args, kwargs)
 
     def close(self) -> None:
-        """Take no more calls, and exit after the queued calls. Returns at once; no effect in a forked child."""
+        """Take no more calls; the process exits after the queued calls.
+
+        Returns at once. No effect in a forked child.
+        """
         self._state.close()
 
     def kill(self) -> None:

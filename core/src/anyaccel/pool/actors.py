@@ -86,8 +86,8 @@ class ActorGroup(Callee):
     def on_actor_gone(self, state: _GroupedActor, death: WorkerError) -> None:
         """Remove a dead actor; construct a replacement if calls wait and the construction had succeeded.
 
-        If no actor is left and none may be made, the group is dead and its queued calls fail. No effect the second
-        time.
+        A failed construction makes the group smaller for good. If no actor is left and none may be made, the group is
+        dead and its queued calls fail. No effect the second time.
         """
         if state not in self._states:
             return
@@ -108,7 +108,11 @@ class ActorGroup(Callee):
             min(free, key=lambda member: len(member.outstanding)).pull()
 
     def _replace(self) -> None:
-        """Construct replacements of dead actors while calls wait; in a closed pool, replacements fail."""
+        """Construct replacements of dead actors while calls wait.
+
+        In a closed or broken pool, each replacement fails, which makes the group smaller. Another exception of the
+        engine passes through.
+        """
         while self.queue and len(self._states) < self._size:
             state = _GroupedActor(self)
             self._states.append(state)

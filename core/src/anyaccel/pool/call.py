@@ -38,7 +38,7 @@ _first = 0
 
 
 class BrokenPoolError(WorkerError, BrokenExecutor):
-    """Raised when no worker of a pool can be used, because the initializer or the sandbox fails."""
+    """Raised when no worker of a pool can be used: enforcement, the sandbox, the initializer or the warm-up fails."""
 
     code = "broken-pool"
 
@@ -435,9 +435,10 @@ def read_exception(message: Message, *, plain: bool) -> BaseException:
 
 
 def get_call_name(function: Any, args: Sequence[Any] = ()) -> str:
-    """Return the name of a call in messages: the name of the function, also of the function in a batch.
+    """Return the name of a call in messages: the qualified name of the function.
 
-    A text is its own name. A callable without a name has that of its class.
+    A method given by name keeps that name. A callable without a name has that of its class. A batch goes by the name of
+    the function or method in it, the first of ``args``.
     """
     if function is call_each or function is call_each_method:
         function = args[0]

@@ -20,8 +20,8 @@ from anyaccel.errors import AnyaccelError, NeverFitsError, StateDirectoryError
 from anyaccel.forkserver.client import Gone
 from anyaccel.inventory.observe import stats
 from anyaccel.launcher.choosing import local_scheduler
+from anyaccel.launcher.open_lease import OpenLease, UsageMeter
 from anyaccel.launcher.scope import Scope
-from anyaccel.launcher.usage import OpenLease, UsageMeter
 from anyaccel.ledger import Want
 from anyaccel.linux import mark as marks
 from anyaccel.linux.fork import tidy_in_child
@@ -74,6 +74,10 @@ class LocalRequest:
         ids: Ids of the devices that could serve it, and of their parts. Requests with a common id compete.
         want: The request in the form of the ledger.
         chosen: The devices that :meth:`choose` chose last.
+
+    Raises:
+        UnknownNameError: When no device has one of its names.
+        NeverFitsError: When no devices can ever serve it, and it does not permit the CPU.
     """
 
     def __init__(self, choice: Choice, inventory: Inventory, scope: Scope, *, private: bool, confined: bool) -> None:
@@ -109,7 +113,7 @@ class LocalRequest:
 
 
 class WorkerLease(OpenLease):
-    """The lease of a worker.
+    """The lease of a worker; unless private, its use of the devices is measured for the journal.
 
     Args:
         allocation: The devices.
@@ -197,7 +201,7 @@ class Quarantine:
         return tuple((lease.allocation, reason) for lease, reason in tuple(self._kept.items()))
 
     def keep(self, lease: WorkerLease, reason: str) -> None:
-        """Record devices as kept, with the reason; a new reason is written into the ledger."""
+        """Record devices as kept, and write the reason into the ledger; no effect if they are kept for it already."""
         if self._kept.get(lease) != reason:
             self._kept[lease] = reason
             lease.quarantine(reason)
@@ -235,7 +239,8 @@ class Quarantine:
 def can_tell(inventory: Inventory, allocation: Allocation) -> bool:
     """Return whether a vendor of some of the devices reports processes and memory in use.
 
-    False for declared devices, a simulated machine, and a vendor's process that cannot be asked.
+    May start the vendors' processes. Declared devices do not count. False for a simulated machine, and if a vendor's
+    process cannot be asked.
     """
     vendors = {device.vendor for device in allocation.devices if not device.declared}
     if not vendors or parse_machine(inventory.machine).simulated:
@@ -249,7 +254,7 @@ def can_tell(inventory: Inventory, allocation: Allocation) -> bool:
 def find_remains(inventory: Inventory, allocation: Allocation, pid: int) -> str:
     """Observe the machine, which may take seconds, and return what is left of a process on devices, as clauses.
 
-    Empty if nothing is left, or the vendor cannot tell.
+    Empty if nothing is left, or the vendor cannot tell or fails.
     """
     try:
         observed, _ = stats(inventory)

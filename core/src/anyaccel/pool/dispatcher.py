@@ -34,8 +34,8 @@ from anyaccel.forkserver.client import Gone
 from anyaccel.inventory.current import LEASE_VARIABLE
 from anyaccel.inventory.detect import detect
 from anyaccel.launcher.choosing import make_choice
-from anyaccel.launcher.handover import plan_handover
 from anyaccel.launcher.launch import check_start
+from anyaccel.launcher.open_lease import plan_handover
 from anyaccel.launcher.scope import Scope
 from anyaccel.launcher.use import get_process_lease
 from anyaccel.launcher.verdicts import why
@@ -154,7 +154,9 @@ class Broker:
     Attributes:
         inventory: The machine.
         private: Whether no other process sees the leases.
+        ledger: The ledger of the leases.
         scope: The names of the devices in the ledger.
+        choice: Makes the choice of devices for a request.
 
     Raises:
         StateDirectoryError: When there is no state directory that can be trusted.
@@ -286,8 +288,9 @@ class Broker:
     def _has_room(self, queue: CallQueue) -> bool:
         """Return whether the pool of a queue has room for a further process.
 
-        With ``max_workers``, places of other queues that wait for their devices count as used. Without, only calls
-        without devices are limited, to :data:`PROCESSORS` processes; constructions of actors are not.
+        The queue must have a pending call. With ``max_workers``, places of other queues that wait for their devices
+        count as used. Without, only calls without devices are limited, to :data:`PROCESSORS` processes; constructions
+        of actors are not.
         """
         engine = queue.engine
         if engine.settings.max_workers is not None:
@@ -301,7 +304,8 @@ class Broker:
     def _overtakes(self, queue: CallQueue) -> bool:
         """Return whether an older call of another queue competes with the first call of a queue, which must exist.
 
-        Calls compete for room in the same full pool; or for a common device, if the older call has room in its pool.
+        Calls compete for room in the same full pool, if the pool has ``max_workers`` or neither needs a device; or for
+        a common device, if the older call has room in its pool.
         """
         if len(self._queues) == 1:
             return False
@@ -327,6 +331,8 @@ class Broker:
 
     def _find_queue(self, engine: LocalEngine, call: Call) -> CallQueue:
         """Return the queue for a call; make a queue if there is none, and resolve the request once per kind.
+
+        The call is not added.
 
         Raises:
             UnknownNameError, NeverFitsError: When the request of a new queue can never be served.
@@ -589,7 +595,10 @@ class WorkerProcess:
         stopped: Whether :meth:`stop` was called.
         proven: Whether it has answered a call.
         fault: Why its messages are not trusted any more, or an empty string.
+        stuck: Why the process counts as stuck, or an empty string.
+        killed: A clause about a kill for memory, set at the end of the process, or an empty string.
         notices: Kinds of messages that it must send before its first answer, in order.
+        timer: Timer of a scheduled stop, or None.
     """
 
     begun = True
@@ -873,7 +882,7 @@ class WorkerProcess:
                 self._process.shut(socket.SHUT_RD)
 
     def shut_down(self) -> None:
-        """Give the worker no more calls, ask the process to exit, and schedule :meth:`stop`.
+        """Give a launched worker no more calls, ask the process to exit, and schedule :meth:`stop`.
 
         The process exits when our sending side is closed; it is stopped after the grace period.
         """
@@ -894,7 +903,7 @@ class WorkerProcess:
     def distrust(self, fault: str) -> None:
         """Ignore further messages of the process because of a fault, give no more calls, and kill the process.
 
-        The first fault counts.
+        The first fault counts. The worker does not count as stopped, so calls with retries left are run again.
         """
         self.fault, self.ending = self.fault or fault, True
         self._process.stop(0)
@@ -1179,7 +1188,7 @@ class LocalEngine(Engine):
         self.remove_call(call)
 
     def on_free(self, worker: WorkerProcess, call: Call) -> None:
-        """Send the next call to a worker after the end of a call.
+        """Remove a call that has ended from a worker, and send the worker the next call.
 
         Without a next call and outstanding calls, the worker is kept idle, and an actor that is closing is shut down.
         For a worker that is ending, a stop is scheduled after its last call.
@@ -1198,7 +1207,7 @@ class LocalEngine(Engine):
         """Break the pool, or fail the calls of a worker, because the worker could not be set up.
 
         The pool breaks if user code, a sandbox or enforcement may have failed. Else the calls fail, and the worker is
-        stopped. A worker whose exception cannot be read is distrusted.
+        stopped. A worker whose exception cannot be read is distrusted. Later messages of the worker are ignored.
         """
         worker.fault = "it could not be set up"
         error = read_exception(message, plain=self.settings.preparation.plain)

@@ -239,6 +239,7 @@ class Engine(Protocol):
         Raises:
             UnknownNameError: When no device has one of its names.
             NeverFitsError: When there are too few such devices.
+            AnyaccelError: When the machine or the cluster cannot be detected.
         """
 
     def get_prefetch_limit(self, options: Options) -> int:  # noqa: ARG002
@@ -356,10 +357,10 @@ class Engine(Protocol):
             member.stop(grace)
 
     def shutdown(self, *, wait: bool, cancel_futures: bool = False) -> None:
-        """Take no more calls, and end the workers when all calls have run.
+        """Take no more calls, and end the workers when all calls have run. No effect in a forked child.
 
         Args:
-            wait: Whether to return only after that.
+            wait: Whether to return only after that; ignored in the reactor's thread, which would wait for itself.
             cancel_futures: Whether to cancel the calls that have not started.
         """
 

@@ -73,7 +73,7 @@ class GangFuture(AwaitableFuture[list[T]]):
         return first
 
     def _end_others(self) -> None:
-        """Cancel every call; no effect on finished calls."""
+        """Cancel every call, waiting or running; no effect on finished calls."""
         for member in self.members:
             member.cancel()
 
@@ -90,7 +90,7 @@ def make_ranked_call(
         work: A pickled function, with its arguments.
 
     Returns:
-        :func:`run_ranked`, its arguments, and no keyword arguments.
+        :func:`run_ranked`, its arguments, and no keyword arguments: the work of a call, for an engine's ``enter``.
     """
     from anyaccel.launcher.rendezvous import make_rank_variables
 

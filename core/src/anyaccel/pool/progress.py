@@ -84,7 +84,7 @@ def find_display(total: int) -> ProgressCallback | None:
         total: Number of all calls.
 
     Returns:
-        The callback; None if standard error is neither a terminal nor a notebook.
+        The callback, with a bar of tqdm already shown; None if standard error is neither a terminal nor a notebook.
     """
     if not (_in_notebook() or sys.stderr.isatty()):
         return None

@@ -78,9 +78,9 @@ class Reactor:
                 self._poll.unregister(descriptor)
 
     def call_soon(self, call: Handler) -> None:
-        """Call a handler in the reactor's thread. Takes no lock, so a finalizer may use it, also in a forked child.
+        """Have the reactor call a handler in its thread, behind the handlers of earlier calls; return at once.
 
-        No effect in an abandoned reactor.
+        Takes no lock, so a finalizer may use it, also in a forked child. No effect in an abandoned reactor.
         """
         if self._wake >= 0:
             self._soon.append(call)

@@ -188,6 +188,10 @@ class WorkerServer(client.ForkServer):
     Args:
         preload: Modules that it imports once for all its workers.
 
+    Attributes:
+        environ: The environment that it was started with; its workers have a copy until their setup.
+        path: The module path of this process at the start; its workers have a copy until their setup.
+
     Raises:
         WorkerStartError: When it cannot be started.
     """
@@ -237,7 +241,8 @@ class WorkerServer(client.ForkServer):
     def fork_ahead(self) -> None:
         """Fork a spare worker ahead of need, unless there is a spare: forking is most of the start-up time.
 
-        No effect without pools, with a dead fork server, or without descriptors left.
+        A spare that has exited is replaced. No effect without pools, with a dead fork server, or without descriptors
+        left.
         """
         self._spare = self._take_spare()
         if self._spare is None and self._pools and self.alive:

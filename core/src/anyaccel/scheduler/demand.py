@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from anyaccel.model import UNITS_PER_DEVICE, Term, Value
 from anyaccel.model.extent import bits
+from anyaccel.scheduler.books import RequestPlan
 from anyaccel.scheduler.placement import Layout
-from anyaccel.scheduler.plan import RequestPlan
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

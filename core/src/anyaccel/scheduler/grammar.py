@@ -153,7 +153,8 @@ def _parse_names(text: str, names: str) -> tuple[str, ...]:
     found = names.split("|")
     for name in found:
         if not NAME.fullmatch(name):
-            way_out = f"; ask for GPU:{names}, for example" if _DECIMAL.fullmatch(names) else ""
+            bare = _DECIMAL.fullmatch(names) or _MEMORY.fullmatch(names)
+            way_out = f"; did you mean GPU:{names}?" if bare else ""
             _refuse(text, f"a name must be a letter, then letters, digits and . _ - (got {shown(name)}){way_out}")
     distinct = {name.lower(): name for name in reversed(found)}  # the first spelling wins
     return tuple(reversed(distinct.values()))

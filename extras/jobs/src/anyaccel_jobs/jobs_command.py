@@ -6,22 +6,23 @@ With --runs, commands of the past that ran in the foreground are listed, too, fr
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import pwd
 import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import anyaccel
 from anyaccel.cli import Column, output, print_table
 from anyaccel.errors import AnyaccelError
-from anyaccel.ledger import journal
+from anyaccel.ledger import Ledger, journal
 from anyaccel.model import format_slots
-from anyaccel.text import elapsed
+from anyaccel.text import clock, elapsed
 
 from anyaccel_jobs import supervisor
-from anyaccel_jobs.jobs import STATES, Job, find, jobs, list_ids
+from anyaccel_jobs.jobs import STATES, Job, active_jobs, find, jobs, list_ids
 from anyaccel_jobs.moments import moment
 from anyaccel_jobs.supervisor import Supervisor
 
@@ -36,6 +37,7 @@ _COLUMNS = (
     Column(heading="STARTED", turn=6),
     Column(heading="TOOK", turn=7),
     Column(heading="EXIT", turn=3),
+    Column(heading="REASON", turn=3, least=16, fold=True),
     Column(heading="COMMAND", turn=2, least=16),
 )
 
@@ -72,10 +74,11 @@ def main(args: argparse.Namespace) -> int:
     """Run the command."""
     if args.job:
         found = [find(number) for number in dict.fromkeys(args.job)]
+        reasons = _explain_waits(found)
         if args.json:
-            output.print_json("jobs/1", {"jobs": [describe(job) for job in found]})
+            output.print_json("jobs/1", {"jobs": [describe(job, reasons) for job in found]})
         else:
-            output.print_lines(line for job in found for line in _details(job))
+            output.print_lines(line for job in found for line in _details(job, reasons))
         return 0
     since = 0.0 if args.all else time.time() - _RECENT_SECONDS if args.since is None else args.since
     own = jobs()
@@ -86,12 +89,13 @@ def main(args: argparse.Namespace) -> int:
         and (job.live or (job.ended or job.started or job.created) >= since)
         and job.state in (args.state or STATES)
     ]
+    reasons = _explain_waits(found)
     runs = _find_runs(args, {job.lease for job in own}, since) if args.runs or args.user else []
     if args.json:
-        content = {"jobs": [describe(job) for job in found]}
+        content = {"jobs": [describe(job, reasons) for job in found]}
         output.print_json("jobs/1", content | ({"runs": [_describe_run(run) for run in runs]} if args.runs else {}))
     elif found or runs:
-        rows = [(job.created, _row(job)) for job in found]  # as numbered: two jobs may start in another order
+        rows = [(job.created, _row(job, reasons)) for job in found]  # as numbered: two jobs may start in another order
         rows += [(run.began, _run_row(run, named=args.user not in (None, _own_name()))) for run in runs]
         print_table(_COLUMNS, [row for _, row in sorted(rows, key=lambda row: row[0])])
     else:
@@ -100,6 +104,28 @@ def main(args: argparse.Namespace) -> int:
             "No jobs." if print_nothing else "No jobs of the last day; 'anyaccel jobs --all' lists older ones."
         )
     return 0
+
+
+def _explain_waits(found: Sequence[Job]) -> dict[str, str]:
+    """Say why each waiting job waits, by number: for an earlier job, for its begin, or as ``anyaccel queue`` does."""
+    waiting = [job for job in found if job.state == "waiting" and job.here]
+    if not waiting:
+        return {}
+    reasons: dict[int, str] = {}
+    with contextlib.suppress(AnyaccelError):  # jobs are listed although the ledger cannot be read
+        reasons = {each.pid: each.reason for each in Ledger.open().tickets() if each.uid == os.geteuid()}
+    live = {job.id for job in active_jobs()}
+    texts = {}
+    for job in waiting:
+        earlier = [each for each in (*job.after, *job.after_ok) if each in live]
+        # As the supervisor does: earlier jobs, then the begin, then the queue for devices.
+        if earlier:
+            texts[job.id] = f"after job {', '.join(earlier)}"
+        elif job.begins is not None and job.begins > time.time():
+            texts[job.id] = f"begins at {clock(job.begins)}"
+        elif job.pid in reasons:
+            texts[job.id] = reasons[job.pid]
+    return texts
 
 
 def _own_name() -> str:
@@ -146,19 +172,21 @@ def _run_row(run: journal.JournalEntry, *, named: bool) -> tuple[str, ...]:
         _run_state(run),
         run.request or "-",
         written_devices(tuple(used.device for used in run.devices)),
-        output.clock(run.began),
+        clock(run.began),
         elapsed(run.held),
         "-" if run.exit is None else str(run.exit),
+        "-",
         f"{run.user}: " * named + f"[{run.note}] " * bool(run.note) + (run.program or "-"),
     )
 
 
-def _details(job: Job) -> list[str]:
+def _details(job: Job, reasons: Mapping[str, str]) -> list[str]:
     """Return lines with the name and value of each known fact about a job."""
     took = job.took
     facts = {
         "job": job.id,
         "state": job.state if job.here else f"{job.state} on {job.host}",
+        "reason": reasons.get(job.id, "-"),
         "exit status": "-" if job.status is None else str(job.status),
         "request": job.request or "-",
         "devices": " ".join(job.devices) or "-",
@@ -168,12 +196,12 @@ def _details(job: Job) -> list[str]:
         "submitted as": shlex.join(["anyaccel", *job.arguments]) if job.arguments else "-",
         "directory": job.directory or "-",
         "log": job.log,
-        "submitted": output.clock(job.created),
+        "submitted": clock(job.created),
         "after": ", ".join(job.after) or "-",
         "after success": ", ".join(job.after_ok) or "-",
-        "begins": output.clock(job.begins),
-        "started": output.clock(job.started),
-        "ended": output.clock(job.ended),
+        "begins": clock(job.begins),
+        "started": clock(job.started),
+        "ended": clock(job.ended),
         "took": "-" if took is None else elapsed(took),
         "time limit": "-" if job.time_limit is None else elapsed(job.time_limit),
         "notify": job.notify or "-",
@@ -184,8 +212,13 @@ def _details(job: Job) -> list[str]:
     return [f"{name:<{width}}  {value}" for name, value in facts.items() if value != "-"]
 
 
-def describe(job: Job) -> dict[str, Any]:
-    """Return a job as JSON."""
+def describe(job: Job, reasons: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Return a job as JSON.
+
+    Args:
+        job: The job.
+        reasons: Why jobs wait, by number; None for a job that was just submitted, or has ended.
+    """
     times = {
         name: None if at is None else output.moment(at)
         for name, at in (
@@ -199,6 +232,7 @@ def describe(job: Job) -> dict[str, Any]:
     return {
         "job": job.id,
         **output.take_fields(job, "state", "request", "note", "command"),
+        "reason": (reasons or {}).get(job.id),
         "directory": job.directory,
         **output.take_fields(job, "devices", "lease", "arguments", "after", "after_ok", "notify"),
         **times,
@@ -244,16 +278,17 @@ def detach(args: argparse.Namespace, command: Sequence[str], body: Callable[[Sup
     return status
 
 
-def _row(job: Job) -> tuple[str, ...]:
+def _row(job: Job, reasons: Mapping[str, str]) -> tuple[str, ...]:
     took = job.took
     return (
         job.id,
         job.state if job.here else f"{job.state} on {job.host}",
         job.request or "-",
         written_devices(job.devices),
-        output.clock(job.started),
+        clock(job.started),
         "-" if took is None else elapsed(took),
         "-" if job.status is None else str(job.status),
+        reasons.get(job.id, "-"),
         written_job(job),
     )
 

@@ -11,7 +11,7 @@ from anyaccel.cli import Column, machine_options, output, print_table, whole
 from anyaccel.errors import AnyaccelError, UsageError
 from anyaccel.ledger import journal
 from anyaccel.model import UNITS_PER_DEVICE, Value, replace
-from anyaccel.text import elapsed, memory
+from anyaccel.text import clock, elapsed, memory
 
 from anyaccel_jobs.moments import moment
 
@@ -147,7 +147,7 @@ def main(args: argparse.Namespace) -> int:
         if any(row.shares for row in rows):
             output.say_folded(_NOT_TOLD)
     else:
-        output.print_line(f"No lease was held between {output.clock(since)} and {output.clock(until)}.")
+        output.print_line(f"No lease was held between {clock(since)} and {clock(until)}.")
     return 0
 
 

@@ -17,7 +17,7 @@ from anyaccel.cli import sample as samples
 from anyaccel.errors import AnyaccelError
 from anyaccel.ledger import Ledger, TicketRecord
 from anyaccel.model import Device, replace, write_labels
-from anyaccel.text import cells, memory, padded, printable
+from anyaccel.text import cells, clock, memory, padded, printable
 from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
@@ -579,8 +579,8 @@ def _waiting(sample: samples.Sample) -> list[tuple[str, list[str]]]:
                 ticket.user,
                 ticket.request or "-",
                 since(sample.at - ticket.waited),
-                output.clock(ticket.starts),
-                samples.reason(ticket),
+                clock(ticket.starts),
+                ticket.reason,
                 ticket.note or "-",
             ],
         )

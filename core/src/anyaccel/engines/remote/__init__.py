@@ -5,7 +5,6 @@ from anyaccel._faces import face
 __all__, __getattr__, __dir__ = face(
     __name__,
     {
-        "anyaccel.engines.remote.actor_host": ("ActorHost",),
         "anyaccel.engines.remote.cluster": (
             "Cluster",
             "Plan",
@@ -16,7 +15,14 @@ __all__, __getattr__, __dir__ = face(
         ),
         "anyaccel.engines.remote.driver": ("Driver", "RemoteCall", "make_order"),
         "anyaccel.engines.remote.fitting": ("Fitting", "describe_nodes", "find_fitting"),
-        "anyaccel.engines.remote.host": ("NodeAdapter", "close_host", "load_cached", "make_pickled", "run_call"),
+        "anyaccel.engines.remote.host": (
+            "ActorHost",
+            "NodeAdapter",
+            "close_host",
+            "load_cached",
+            "make_pickled",
+            "run_call",
+        ),
         "anyaccel.engines.remote.messages": ("Answer", "Order", "PoolSpec", "Started"),
     },
 )

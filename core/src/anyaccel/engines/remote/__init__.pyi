@@ -1,4 +1,3 @@
-from anyaccel.engines.remote.actor_host import ActorHost as ActorHost
 from anyaccel.engines.remote.cluster import Cluster as Cluster
 from anyaccel.engines.remote.cluster import Plan as Plan
 from anyaccel.engines.remote.cluster import RemoteHost as RemoteHost
@@ -11,6 +10,7 @@ from anyaccel.engines.remote.driver import make_order as make_order
 from anyaccel.engines.remote.fitting import Fitting as Fitting
 from anyaccel.engines.remote.fitting import describe_nodes as describe_nodes
 from anyaccel.engines.remote.fitting import find_fitting as find_fitting
+from anyaccel.engines.remote.host import ActorHost as ActorHost
 from anyaccel.engines.remote.host import NodeAdapter as NodeAdapter
 from anyaccel.engines.remote.host import close_host as close_host
 from anyaccel.engines.remote.host import load_cached as load_cached

@@ -41,7 +41,9 @@ class Driver(Engine):
         settings: The settings of the pool.
 
     Attributes:
+        cluster: The cluster.
         members: Calls and actors that were submitted to the cluster and are not over.
+        name: Name of the pool, unique on the cluster.
     """
 
     def __init__(self, cluster: Cluster[Any], settings: PoolSettings) -> None:
@@ -184,7 +186,7 @@ class Driver(Engine):
         If this process has lost the cluster, all submitted calls fail.
 
         Args:
-            wait: Whether to return only after that; ignored in the reactor's thread.
+            wait: Whether to return only after that, with the cluster's side closed; ignored in the reactor's thread.
             cancel_futures: Whether to cancel the queued calls, and the submitted calls that no node runs.
         """
         if self.foreign:

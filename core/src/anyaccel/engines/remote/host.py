@@ -1,4 +1,4 @@
-"""On a node, in a process of the cluster: run calls in workers of our own, and return the workers' answers unread.
+"""On a node, in a process of the cluster: run calls and actors in workers of our own, and return the answers unread.
 
 The cluster's process is only the host. User code runs in a process that was forked for it, whose environment was
 complete before any user code was unpickled. So a fresh process for each call takes milliseconds, and no call finds
@@ -15,11 +15,12 @@ import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from functools import lru_cache, partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from anyaccel.engines.remote.messages import Answer, Order, PoolSpec, Started, make_failure
-from anyaccel.errors import BrokenWorkerError
-from anyaccel.model import Allocation
+from anyaccel.errors import BrokenWorkerError, WorkerError
+from anyaccel.model import Allocation, replace
+from anyaccel.pool.actor import ActorState
 from anyaccel.pool.call import BrokenPoolError, Call, Options
 from anyaccel.pool.dispatcher import Broker, LocalEngine
 from anyaccel.pool.messages import Message, MessageKind, Pickled, dumps_error, loads
@@ -60,7 +61,12 @@ class NodeAdapter(Protocol):
 
 
 class Host:
-    """The local engine of this process for one pool."""
+    """The local engine of this process for one pool.
+
+    Attributes:
+        users: Number of calls and actors that use it now.
+        used: Monotonic time at which it was used last.
+    """
 
     def __init__(self, spec: PoolSpec, node: NodeAdapter) -> None:
         # The module path of the caller, as far as this node has the same folders.
@@ -68,7 +74,14 @@ class Host:
         self.node = node
         self.idle = max(spec.settings.idle, 1.0)
         self.core = LocalEngine(lambda: node.broker, spec.settings)
+        self.users = 0
         self.used = time.monotonic()
+
+    def leave(self) -> None:
+        """Count a call or an actor as ended."""
+        with _lock:
+            self.users -= 1
+            self.used = time.monotonic()
 
     def started(self, call: Call) -> Started | None:
         """Return the node and the devices of a call, expected or held; None if they are not known yet."""
@@ -123,7 +136,7 @@ _lock = threading.Lock()
 def find_host(spec: bytes, make_node: Callable[[PoolSpec], NodeAdapter]) -> Host:
     """Return the host of a pool in this process; make a host if there is none, or the present one is broken.
 
-    A new host is closed once it has been idle. The host counts as used until :func:`run_call` ends, and the node's
+    A new host is closed once it has been idle. The caller counts as a user until :meth:`Host.leave`. The node's
     environment is refreshed.
     """
     known: PoolSpec = load_cached(spec)
@@ -132,7 +145,7 @@ def find_host(spec: bytes, make_node: Callable[[PoolSpec], NodeAdapter]) -> Host
         if host is None or host.core.broken is not None:
             host = _hosts[known.pool] = Host(known, make_node(known))
             reactor().call_later(host.idle, partial(_close_if_idle, known.pool, host))
-        host.used = float("inf")
+        host.users += 1
     host.node.refresh()
     return host
 
@@ -146,16 +159,16 @@ def close_host(pool: str) -> None:
 
 
 def _close_if_idle(pool: str, host: Host) -> None:
-    """Shut down a host without recent calls: its pool may have died without a word.
+    """Shut down a host without users for its idle time: its pool may have died without a word.
 
     Else look again when the host may be idle long enough.
     """
     with _lock:
-        left = host.used + host.idle - time.monotonic()
+        left = host.idle if host.users else host.used + host.idle - time.monotonic()
         if left <= 0 and _hosts.get(pool) is host:
             del _hosts[pool]
     if left > 0:
-        reactor().call_later(min(left, host.idle), partial(_close_if_idle, pool, host))
+        reactor().call_later(left, partial(_close_if_idle, pool, host))
     else:
         host.core.shutdown(wait=False)
 
@@ -182,20 +195,26 @@ def run_call(
         begun: Called once when the call has run for :data:`NOTICE_SECONDS`.
     """
     try:
-        host, known = find_host(spec, make_node), load_cached(order)
-        call = Call(known.name, host.node.options(known), host.core.on_cancel)
-        enter_call(host, call, body, log)
+        host = find_host(spec, make_node)
     except Exception as error:  # noqa: BLE001 - the caller's pool reports it
         return make_failure(error)
-    started = None
-    while not wait(call, POLL_SECONDS if started else NOTICE_SECONDS):
-        if ended():
-            call.future.cancel()
-        elif started is None and (started := host.started(call)) is not None:
-            begun(started)
-    host.node.settle(host.core)
-    host.used = time.monotonic()
-    return wait_for_answer(call)._replace(started=host.started(call))
+    try:
+        try:
+            known = load_cached(order)
+            call = Call(known.name, host.node.options(known), host.core.on_cancel)
+            enter_call(host, call, body, log)
+        except Exception as error:  # noqa: BLE001 - the caller's pool reports it
+            return make_failure(error)
+        started = None
+        while not wait(call, POLL_SECONDS if started else NOTICE_SECONDS):
+            if ended():
+                call.future.cancel()
+            elif started is None and (started := host.started(call)) is not None:
+                begun(started)
+        host.node.settle(host.core)
+        return wait_for_answer(call)._replace(started=host.started(call))
+    finally:
+        host.leave()
 
 
 def enter_call(host: Host, call: Call, body: Pickled, log: str | None) -> None:
@@ -230,3 +249,121 @@ def set_log(call: Call, log: str | None) -> None:
 def make_pickled(data: bytes, buffers: tuple[bytes, ...]) -> Pickled:
     """Make the body of a call from the bytes that the cluster has transported."""
     return Pickled(data, [memoryview(each) for each in buffers])
+
+
+class ActorHost:
+    """Hosts an actor. Each running call occupies a thread of the cluster's process.
+
+    Args:
+        spec: A pickled :class:`~anyaccel.engines.remote.messages.PoolSpec`.
+        make_node: Makes the adapter of this node, if the pool has no host here yet.
+        order: A pickled :class:`Order`.
+    """
+
+    def __init__(self, spec: bytes, make_node: Callable[[PoolSpec], NodeAdapter], order: bytes) -> None:
+        self._order: Order = loads(order)
+        self._gone = threading.Event()
+        self._death: BaseException = BrokenWorkerError("it was killed before it had been made")
+        self._state: ActorState | None = None
+        try:
+            self._host = find_host(spec, make_node)
+            options = self._host.node.options(self._order)
+            self._options = replace(options, concurrency=self._order.concurrency)
+        except Exception as error:  # noqa: BLE001 - the caller's pool reports it
+            self._death = error
+            self._gone.set()
+
+    def started(self) -> Started | Answer:
+        """Return the node and the expected devices of the actor, or the failure of the host's construction.
+
+        After the end of the actor, the reason for that is returned as a failure.
+        """
+        if self._gone.is_set():
+            return make_failure(self._death)
+        return Started(self._host.node.name, self._host.node.expected(self._options))
+
+    def call(self, method: str, log: str | None, data: bytes, *buffers: bytes) -> Answer:
+        """Call a method of the object, or construct the object if the method's name is empty; wait for the answer.
+
+        Returns:
+            The worker's answer, unread; a failure if the call could not be run to its end, such as for a closed actor.
+
+        Args:
+            method: Name of the method, for messages.
+            log: File for the call's output, or None.
+            data: The pickled call.
+            buffers: Memory that the pickle refers to.
+        """
+        if not method:
+            self._state = _HostedActor(self._host.core, self._order.name, self._options)
+            self._state.on_end = self._set_death
+        state, body = self._state, make_pickled(data, buffers)
+        assert state is not None  # noqa: S101 - the construction comes first
+        call = state.prepare(method) if method else state.construction
+        if method:
+            call.body = body
+            relay_answer(call)
+            set_log(call, log)
+            try:
+                state.enter(call)
+            except RuntimeError as error:
+                return make_failure(error)
+        else:
+            enter_call(self._host, call, body, log)
+        return wait_for_answer(call)._replace(started=self._host.started(call))
+
+    def close(self) -> None:
+        """Let the object's process exit after the queued calls; returns at once. No effect before the construction."""
+        if self._state is not None:
+            self._state.close()
+
+    def stop(self, grace: float) -> None:
+        """End the object's process, and return at once; without a process, the actor is over at once.
+
+        Args:
+            grace: Seconds between SIGTERM and SIGKILL.
+        """
+        if self._state is not None:
+            self._state.stop(grace)
+        else:
+            self._gone.set()
+
+    def ended(self, unwanted: Callable[[], bool] = lambda: False) -> Answer:
+        """Wait until the object's process and its descendants have exited; return the reason as a failure.
+
+        The host of the pool may be closed then, if nothing else uses it. To be called once.
+
+        Args:
+            unwanted: Polled meanwhile; once it returns True, the process is killed.
+        """
+        while not self._gone.wait(POLL_SECONDS):
+            if unwanted():
+                self.stop(0)
+        # The devices are released only when the process has exited, and the cluster counts them by this task.
+        if hasattr(self, "_host"):
+            while self._has_process():
+                time.sleep(POLL_SECONDS / 10)
+            self._host.leave()
+        return make_failure(self._death)
+
+    def _has_process(self) -> bool:
+        """Return whether the local engine still has the actor's worker: until its devices are to be released."""
+        member = None if self._state is None else self._state.member
+        living: set[object] = set(self._host.core.members)
+        return member is not None and member in living
+
+    def _set_death(self, death: BaseException) -> None:
+        """Record why the actor is over, and let :meth:`ended` return."""
+        self._death = death
+        self._gone.set()
+
+
+class _HostedActor(ActorState):
+    """An actor with a report to the host at the end."""
+
+    on_end: Any = None
+
+    def on_gone(self, death: WorkerError) -> None:
+        """Fail the construction and the queued calls, and report the death to the host."""
+        super().on_gone(death)
+        self.on_end(self.death)
