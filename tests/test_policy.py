@@ -7,6 +7,7 @@ import random
 import pytest
 from anyaccel import policy
 from anyaccel.configuration import Configuration
+from anyaccel.ledger.machine_policy import read_policy
 from anyaccel.model import replace
 from anyaccel.policy import Block, Holding, Limits, Need, Policy, Usage, Waiting, sum_usage
 from hypothesis import HealthCheck, given, settings
@@ -407,7 +408,7 @@ def test_the_configuration_becomes_the_rules():
         f"users.{os.geteuid()}.devices": 8,
         "users.no-user-of-this-name.devices": 8,
     }
-    rules = Policy.from_configuration(Configuration(path="x", found=True, values=values))
+    rules = read_policy(Configuration(path="x", found=True, values=values))
     own = Limits(devices=8, seconds=3600.0)
     assert rules == Policy(
         fair_shares=True,
@@ -423,14 +424,12 @@ def test_the_configuration_becomes_the_rules():
         "groups.no-group-of-this-name.time": 5.0,
     }
     over_time = {"queue.half_life": 60.0, f"users.{os.geteuid()}.priority": 1, "users.4294967290.weight": 3}
-    rules = Policy.from_configuration(Configuration(path="x", found=True, values=values | groups | over_time))
+    rules = read_policy(Configuration(path="x", found=True, values=values | groups | over_time))
     assert rules.half_life == 60.0
     assert rules.groups == {"0": Limits(devices=3, seconds=3600.0, weight=2, total=5)}
     assert rules.limits_of(4294967290) == Limits(devices=2, seconds=3600.0, weight=3)
-    assert Policy.from_configuration(Configuration(path="x")).plain
-    assert Policy.from_configuration(Configuration(path="x", found=True, values={"queue.backfill": 60.0})) == Policy(
-        backfill=60.0
-    )
+    assert read_policy(Configuration(path="x")).plain
+    assert read_policy(Configuration(path="x", found=True, values={"queue.backfill": 60.0})) == Policy(backfill=60.0)
 
 
 def test_the_first_group_in_the_file_counts_and_a_users_own_entry_comes_before():
@@ -444,7 +443,7 @@ def test_the_first_group_in_the_file_counts_and_a_users_own_entry_comes_before()
     }
 
     def read(**values):
-        return Policy.from_configuration(Configuration(path="x", found=True, values={**tables, **values}))
+        return read_policy(Configuration(path="x", found=True, values={**tables, **values}))
 
     assert (read().limits_of(1).devices, read().members.get(1)) == (3, own)
     assert read().limits_of(4294967290) == Limits()

@@ -17,22 +17,19 @@ half-life. The members of a group share the group's weight; inside of the group 
 **Totals of groups.** A request over the device limit of its own user blocks no other request. The total of a group is
 shared by several users: a request that waits for it blocks the later requests of the group's members, else these could
 use the total up again and again. It blocks no request of other users.
+
+**Reservations.** While a reservation runs, its user's request is served by the reserved devices as if it asked for
+these alone: an earlier request that may not have them does not block it. Only if they do not suffice, the request
+competes for all its devices.
 """
 
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
 from anyaccel.model import UNITS_PER_DEVICE, Value, field, replace
 from anyaccel.text import span
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
-    from anyaccel.configuration import Configuration
 
 ROOT = 0
 FOREVER = float("inf")
@@ -143,6 +140,10 @@ class Block(Value):
             return False
         return waiting.seconds is None or start + waiting.seconds > self.begin
 
+    def reserves(self, waiting: Waiting, now: float) -> bool:
+        """Return whether this is a running reservation for the user of a request."""
+        return self.user is not None and self.user == waiting.user and self.begin <= now < self.end
+
 
 class Usage(Value):
     """Device-seconds of ended leases, of which each counts half after every half-life.
@@ -177,7 +178,13 @@ class Usage(Value):
 
 
 def _integrate(devices: float, held: float, half_life: float) -> float:
-    """Return the device-seconds of a lease of some devices that count after ``held`` seconds."""
+    """Return the device-seconds of a lease that count at its end: each second counts half after every half-life.
+
+    Args:
+        devices: Number of devices.
+        held: Seconds for which the lease has lasted.
+        half_life: The half-life in seconds.
+    """
     # expm1(): of a short lease and a half-life of weeks, the difference of two powers would be rounded away.
     rate = math.log(2) / half_life
     return devices * -math.expm1(-held * rate) / rate
@@ -201,7 +208,7 @@ class Limits(Value):
     total: float | None = None
 
 
-_NO_LIMITS = Limits()
+NO_LIMITS = Limits()
 
 
 class OverLimit(Value):
@@ -296,7 +303,7 @@ class Policy(Value):
     fair_shares: bool = False
     half_life: float | None = None
     patience: float | None = None
-    limits: Limits = _NO_LIMITS
+    limits: Limits = NO_LIMITS
     users: Mapping[int, Limits] = field(default_factory=dict)
     groups: Mapping[str, Limits] = field(default_factory=dict)
     members: Mapping[int, str] = field(default_factory=dict)
@@ -314,42 +321,7 @@ class Policy(Value):
             and self.patience is None
             and not self.users
             and not self.groups
-            and (self.limits is _NO_LIMITS or self.limits == _NO_LIMITS)
-        )
-
-    @classmethod
-    def from_configuration(cls, configuration: Configuration) -> Policy:
-        """Read the policy from a machine's configuration; :data:`PLAIN` if there is no configuration.
-
-        Entries of unknown users and groups are left out. The default patience counts only beside another rule for the
-        order. Blocks and past usage are not part of the configuration.
-        """
-        if not configuration.found:
-            return PLAIN
-        groups = {
-            name: _limits(configuration, f"groups.{name}")
-            for name in configuration.names("groups")
-            if find_group(name) is not None
-        }
-        members = _Members(groups)
-        users = {
-            number: _limits(configuration, f"users.{name}", f"groups.{members.get(number, '')}")
-            for name in configuration.names("users")
-            if (number := find_user(name)) is not None
-        }
-        limits = _limits(configuration, "limits")
-        fair = configuration.get("queue.fair_shares")
-        # Without another rule the order is by priority and arrival, and patience would only cost its computation.
-        changed = fair or users or groups or limits != _NO_LIMITS or "queue.patience" in configuration.values
-        return cls(
-            backfill=configuration.get("queue.backfill"),
-            fair_shares=fair,
-            half_life=configuration.get("queue.half_life"),
-            patience=configuration.get("queue.patience") if changed else None,
-            limits=limits,
-            users=users,
-            groups=groups,
-            members=members if groups else {},
+            and (self.limits is NO_LIMITS or self.limits == NO_LIMITS)
         )
 
     def limits_of(self, user: int | None) -> Limits:
@@ -363,13 +335,13 @@ class Policy(Value):
         if (found := self.users.get(user)) is not None:
             return found
         if user == ROOT:
-            return _NO_LIMITS
+            return NO_LIMITS
         group = self.groups.get(self.members.get(user, ""))
         return self.limits if group is None else replace(group, weight=1, total=None)
 
     def restricts(self, user: int | None) -> bool:
         """Return whether a user has a limit, or counts in the total of a group."""
-        return self.limits_of(user) != _NO_LIMITS or bool(self._total_group(user))
+        return self.limits_of(user) != NO_LIMITS or bool(self._total_group(user))
 
     def priority(self, waiting: Waiting) -> int:
         """Return the effective priority: the requested one, up to the user's limit."""
@@ -381,8 +353,9 @@ class Policy(Value):
     ) -> Callable[[Waiting], tuple[bool, int, tuple[float, float], int]]:
         """Return the sort key of the order of service.
 
-        Requests past the patience come first, by arrival. The others follow by effective priority, then with fair
-        shares by the share of the group and of the user, then by arrival.
+        Requests past the patience come first, by arrival. The others follow by effective priority, highest first, then
+        with fair shares by usage over weight, first of the group and then of the user, lowest first, then by arrival. A
+        user without a group counts as a group. The key is bound to ``held`` and ``now``.
 
         Args:
             held: The active leases.
@@ -720,82 +693,3 @@ def _free_at(busy: Sequence[tuple[float, int]], units: int, most: float = UNITS_
             break
         taken, free = taken - each, end
     return free
-
-
-def _limits(configuration: Configuration, table: str, *further: str) -> Limits:
-    """Read limits from a table of the machine's configuration, else from ``further`` tables, else from ``[limits]``.
-
-    Weight, 1 by default, and total are only read from the first table.
-    """
-    values = configuration.values
-
-    def value(name: str) -> Any:
-        keys = (f"{each}.{name}" for each in (table, *further, "limits"))
-        return next((values[key] for key in keys if key in values), None)
-
-    return Limits(
-        devices=value("devices"),
-        seconds=value("time"),
-        priority=value("priority"),
-        weight=values.get(f"{table}.weight", 1),
-        total=values.get(f"{table}.total_devices"),
-    )
-
-
-class _Members(dict[int, str]):
-    """Names of groups by user: the first group of the configuration with the user; looked up once for each user.
-
-    Args:
-        groups: Names of the groups, in the order of the configuration.
-    """
-
-    def __init__(self, groups: Iterable[str]) -> None:
-        super().__init__()
-        self._numbers = {find_group(name): name for name in groups}
-
-    def get(self, key: int, default: Any = None) -> Any:
-        """Return the name of the group that counts for a user; ``default`` for none."""
-        if key not in self:
-            self[key] = self._look_up(key) if self._numbers else ""
-        return self[key] or default
-
-    def _look_up(self, user: int) -> str:
-        """Return the first group of a user, primary or not; empty for none, or for a user without an account."""
-        import pwd
-
-        try:
-            account = pwd.getpwuid(user)
-        except KeyError:
-            return ""
-        own = set(os.getgrouplist(account.pw_name, account.pw_gid))
-        return next((name for number, name in self._numbers.items() if number in own), "")
-
-
-def find_user(name: str) -> int | None:
-    """Return the number of a user, by name or number; None for an unknown name. A number need not be in use."""
-    import pwd
-
-    try:
-        return int(name) if name.isdecimal() else pwd.getpwnam(name).pw_uid
-    except (KeyError, ValueError):  # ValueError for a name with a NUL
-        return None
-
-
-def find_group(name: str) -> int | None:
-    """Return the number of a group, by name or number; None for an unknown name. A number need not be in use."""
-    import grp
-
-    try:
-        return int(name) if name.isdecimal() else grp.getgrnam(name).gr_gid
-    except (KeyError, ValueError):
-        return None
-
-
-def unknown_names(configuration: Configuration) -> tuple[str, ...]:
-    """Return the keys of tables in a machine's configuration without effect: no user or group has the name."""
-    return tuple(
-        f"{table}.{name}"
-        for table, find in (("users", find_user), ("groups", find_group))
-        for name in configuration.names(table)
-        if find(name) is None
-    )

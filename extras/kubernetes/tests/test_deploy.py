@@ -75,6 +75,8 @@ def test_an_agent_in_a_pod_has_its_folders(name):
     (container,) = pod["containers"]
     assert container["args"][0] in ("dra", "device-plugin")
     assert pod["hostPID"] is True
+    assert (container["image"], container["imagePullPolicy"]) == ("anyaccel:latest", "IfNotPresent")
+    assert f"docker build -t {container['image']} -f " in (DEPLOY / "Containerfile").read_text()
     mounts = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
     assert {each["name"]: each["hostPath"]["path"] for each in pod["volumes"]} == mounts
     # Without the second, the agent would not see drains between a boot and the next change of them.

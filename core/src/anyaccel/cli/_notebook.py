@@ -13,8 +13,7 @@ from anyaccel.cli.options import add_wait
 from anyaccel.errors import AnyaccelError, UsageError
 from anyaccel.inventory.detect import detect
 from anyaccel.launcher.use import get_process_lease, use
-from anyaccel.model.html import html_table
-from anyaccel.text import printable
+from anyaccel.text import html_table, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

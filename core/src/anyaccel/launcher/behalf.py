@@ -193,15 +193,13 @@ def find_on_behalf(inventory: Inventory, environ: Mapping[str, str] | None = Non
             found.setdefault(record.id, []).append(record)
     return tuple(
         LeaseOnBehalf(
-            lease_id, records[0].key, [_share(devices[each.device], each) for each in records], (inventory, environ)
+            lease_id,
+            records[0].key,
+            [share(devices[each.device], each.units, each.slots) for each in records],
+            (inventory, environ),
         )
         for lease_id, records in found.items()
     )
-
-
-def _share(device: Device, record: LeaseRecord) -> Share:
-    """Return the share of a device that a record of a lease stands for."""
-    return share(device, record.units, record.slots)
 
 
 def _make_tenure(key: str, seconds: float, groups: Iterable[str]) -> Tenure:

@@ -137,10 +137,11 @@ def make_sandbox(allocation: Allocation, inventory: Inventory, *, enforce: Enfor
     """
     if not check_enforce(enforce):
         return None
-    from anyaccel.inventory.left_out import left_out
+    from anyaccel.inventory.find import detect_excluded
 
-    sandbox = plan_sandbox(allocation, inventory, left_out(inventory))
-    gaps = (*map(_warn_unsearched, find_unsearched()), *filter(None, (landlock.gap(),)))
+    sandbox = plan_sandbox(allocation, inventory, detect_excluded(inventory))
+    unsearched = "device nodes in {} may be open to the worker: it is mounted from elsewhere, and not searched"
+    gaps = (*map(unsearched.format, find_unsearched()), *filter(None, (landlock.gap(),)))
     return replace(sandbox, gaps=(*sandbox.gaps, *gaps))
 
 
@@ -174,7 +175,7 @@ def plan_sandbox(allocation: Allocation, inventory: Inventory, left_out: Invento
     Args:
         allocation: The devices of the worker.
         inventory: The inventory from which the allocation was made.
-        left_out: The inventory of excluded vendors; see :mod:`anyaccel.inventory.left_out`.
+        left_out: The inventory of excluded vendors; see :func:`anyaccel.inventory.find.detect_excluded`.
 
     Raises:
         PluginError: If the plug-in of a device of the worker cannot name the nodes that the device needs.
@@ -192,8 +193,9 @@ def plan_sandbox(allocation: Allocation, inventory: Inventory, left_out: Invento
             nodes[device.id] = _find_needed([device])
         except PluginError as error:
             nodes[device.id] = device.nodes
-            gaps[_warn_shared(device.vendor, error.problem.reason)] = None
-    named = [(_name(device), nodes[device.id]) for device in others]
+            reason = error.problem.reason
+            gaps[f"nodes that devices of {device.vendor} share may be open to the worker: {reason}"] = None
+    named = [(f"{device.name} ({device.id})", nodes[device.id]) for device in others]
     closed = tuple(dict.fromkeys(node for _, needed in named for node in needed if node not in kept))
     for name, needed in named:
         if all(node in kept for node in needed):  # also if it has no nodes
@@ -222,27 +224,10 @@ def _warn_unknown(reports: Sequence[VendorReport]) -> Iterator[str]:
     """Yield a warning for each vendor whose detection failed, or that has devices which could not be read."""
     for report in reports:
         if report.state is VendorState.FAILED:
-            yield _warn_failed(report.vendor, report.problem.reason if report.problem else "")
+            why = f": {report.problem.reason.rstrip('.')}" if report.problem else ""
+            yield f"the detection of {report.vendor} failed, so that its device nodes are open to the worker{why}"
         elif report.partial:
             yield f"devices of {report.vendor} that could not be read may be open to the worker"
-
-
-def _name(device: Device) -> str:
-    return f"{device.name} ({device.id})"
-
-
-def _warn_shared(vendor: str, reason: str) -> str:
-    return f"nodes that devices of {vendor} share may be open to the worker: {reason}"
-
-
-def _warn_failed(vendor: str, reason: str) -> str:
-    """Return the warning about a vendor whose detection failed, with the reason, if known."""
-    why = f": {reason.rstrip('.')}" if reason else ""
-    return f"the detection of {vendor} failed, so that its device nodes are open to the worker{why}"
-
-
-def _warn_unsearched(directory: str) -> str:
-    return f"device nodes in {directory} may be open to the worker: it is mounted from elsewhere, and not searched"
 
 
 def _warn_inseparable(name: str, nodes: Collection[str]) -> str:

@@ -175,8 +175,8 @@ def _limit(path: str, text: str) -> None:
     try:
         _write(path, text)
     except OSError:
-        if path.endswith(SWAP) and not os.path.exists(path):  # no swap, so no limit is needed
-            return  # the kernel was built, or started, without swap
+        if path.endswith(SWAP) and not os.path.exists(path):  # a kernel without swap needs no limit of it
+            return
         raise
     kept = _values(_read(path))
     for name, wanted in _values(text).items():

@@ -130,7 +130,7 @@ def draw(used: Collection[Mark] = (), *, inside: Mark | None = None) -> Mark:
 
 
 def _living() -> frozenset[Mark]:
-    """Return the marks of living processes, with the outer marks that each begins with."""
+    """Return the marks of the visible processes, zombies included, with the outer marks that each begins with."""
     found: set[Mark] = set()
     for name in filter(str.isdecimal, os.listdir("/proc")):
         value = hard_limit(int(name))

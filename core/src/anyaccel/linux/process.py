@@ -335,7 +335,7 @@ def _ancestors(pid: int) -> Iterator[int]:
 
 def children(pid: int) -> list[int]:
     """Return the children of a process, zombies included; none for a process that is gone."""
-    if not _lists_children():
+    if not os.path.exists(f"/proc/self/task/{get_native_id()}/children"):  # without CONFIG_PROC_CHILDREN
         return [other for other in map(int, filter(str.isdecimal, os.listdir("/proc"))) if parent_of(other) == pid]
     found: list[int] = []
     with contextlib.suppress(OSError):
@@ -343,11 +343,6 @@ def children(pid: int) -> list[int]:
             with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
                 found.extend(map(int, file.read().split()))
     return found
-
-
-def _lists_children() -> bool:
-    """Return whether the kernel lists children (CONFIG_PROC_CHILDREN)."""
-    return os.path.exists(f"/proc/self/task/{get_native_id()}/children")
 
 
 def threads() -> list[str]:

@@ -42,7 +42,10 @@ def unmapped(uid: int) -> bool:
 
 @cache
 def _map() -> tuple[tuple[int, int, int], ...]:
-    """Return the mapped ranges of users: first number inside, first number outside, count."""
+    """Return the mapped ranges of users: first number inside, first number outside, count.
+
+    If the kernel's map cannot be read, every number stands for itself.
+    """
     try:
         with open("/proc/self/uid_map", encoding="ascii") as file:
             found = [tuple(map(int, line.split())) for line in file]

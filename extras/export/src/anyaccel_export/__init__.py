@@ -1,4 +1,4 @@
-"""What other schedulers and container engines want to be told about a machine: one module per target, pure text.
+"""Configuration of other schedulers and container engines for a machine: one module per target, pure text.
 
 :mod:`~anyaccel_export.targets` lists the targets; :mod:`~anyaccel_export.source` holds what they are made of.
 """

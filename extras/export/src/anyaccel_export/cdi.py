@@ -1,4 +1,4 @@
-"""Container Device Interface: one specification for the machine, as container engines read it from /etc/cdi.
+"""Container Device Interface: a specification of the machine, which container engines read from /etc/cdi.
 
 The kind is ``anyaccel/device`` for every vendor, since ids are unique on a machine: ``anyaccel/device=ID`` is one
 device, ``anyaccel/device=VENDOR`` every device of a vendor, ``anyaccel/device=all`` every device.

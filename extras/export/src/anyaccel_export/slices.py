@@ -132,15 +132,15 @@ def make_slices(
 
 
 def _leaves(device_id: str, parts: Mapping[str, frozenset[str]]) -> frozenset[str]:
-    """Return the parts of a device that have no parts themselves; the device itself if it has none."""
+    """Return the undivided parts of a device; the device itself if it is undivided."""
     return parts[device_id] - parts.keys() if device_id in parts else frozenset((device_id,))
 
 
 def _counter_sets(parts: Mapping[str, frozenset[str]]) -> dict[str, frozenset[str]]:
-    """Return a counter set for each device that is divided and is no part: a counter for each of its leaves.
+    """Return the counter sets by divided device that is no part: a counter for each undivided part.
 
-    A device consumes the counters of all its leaves, so that any two devices with a part in common exclude each other,
-    at any depth. Devices with more leaves than a set may have counters get no set.
+    A device consumes the counters of all its undivided parts, so any two devices with a part in common exclude each
+    other, at any depth. A device with more undivided parts than a set may have counters gets no set.
     """
     inner = frozenset().union(*parts.values())
     found = {whole: _leaves(whole, parts) for whole in parts if whole not in inner}
@@ -218,7 +218,7 @@ def _attribute_value(value: str | float | bool) -> dict[str, Any]:
 
 
 def _capacity(device: Device, *, shares: bool) -> dict[str, Any]:
-    """Return the capacities of a device; those that a share consumes have a policy, and the whole as default.
+    """Return the capacities of a device. A capacity that shares consume has a policy, with the whole as default.
 
     A share of a device with slots consumes slots, of another one memory.
     """
@@ -241,7 +241,7 @@ def _policy(default: str, least: str, step: str = "") -> dict[str, Any]:
 
 
 def device_classes(devices: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return DeviceClasses for claims: one for any device, one for each resource, and one for each type.
+    """Return DeviceClasses for claims: for any device, for each resource, and for each type.
 
     Classes do not depend on a machine: applying the classes of another node changes nothing. A class of a resource or
     type also serves pods that name the extended resource, such as ``limits: {anyaccel.dev/h100: 2}``.
@@ -262,7 +262,7 @@ def device_classes(devices: Mapping[str, str]) -> list[dict[str, Any]]:
 
 
 def _class_value(text: str) -> str:
-    """Return a type as long as the API takes it: no device may lack what classes select by.
+    """Cut a type to the longest attribute: no device may lack an attribute that classes select by.
 
     An expression that reads a missing attribute is an error, and fails the allocation of other devices, too.
     """

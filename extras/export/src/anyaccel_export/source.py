@@ -53,7 +53,7 @@ class Export(Value):
 
 
 def usable(inventory: Inventory) -> tuple[Device, ...]:
-    """Return devices that can be given out together: of a device and its parts the parts."""
+    """Return the usable devices without those whose parts are usable, too."""
     found = inventory.usable
     divided = parts_of(found)
     return tuple(device for device in found if device.id not in divided)

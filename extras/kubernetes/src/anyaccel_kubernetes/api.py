@@ -93,7 +93,7 @@ class ApiServer:
                 raise ApiError(f"{subject}: the API server does not answer: {error}") from error
 
     def ask(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
-        """Return the object that the server answers.
+        """Send a request; return the object in the answer.
 
         Raises:
             ApiError: If the server refuses the request, or cannot be reached.

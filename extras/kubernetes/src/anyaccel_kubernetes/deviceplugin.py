@@ -147,7 +147,7 @@ class Leases:
                     log.warning("%s is used by pod %s without a lease: %s", name, pod, error)
 
     def _keep(self, name: str, pod: str, lease: anyaccel.LeaseOnBehalf | None, now: float) -> None:
-        """Renew the lease of a unit, with the pod's name; acquire it if it is lost."""
+        """Renew the lease of a unit, with the pod's name; acquire a lost lease anew."""
         if lease is None:
             self._acquire(self._units.find([name])[0], f"pod {pod}")
         else:
@@ -166,7 +166,7 @@ class Leases:
 
 
 class Resource:
-    """The server of a resource at its socket."""
+    """A gRPC server of the units of one resource, at a socket in the kubelet's folder."""
 
     def __init__(self, name: str, node: Node, units: Units, leases: Leases, *, root: Path, dev: str) -> None:
         self.name = f"{DRIVER}/{name}"
@@ -207,7 +207,7 @@ class Resource:
 
     @property
     def serving(self) -> bool:
-        """Whether the server runs, and its socket is there: the kubelet empties the folder when it starts."""
+        """Whether the server runs with its socket in place: a starting kubelet empties the folder."""
         return self._server is not None and self.socket.exists()
 
     def stop(self) -> None:
@@ -304,7 +304,7 @@ class Resource:
 
 
 def _sum_shares(units: Sequence[Unit]) -> list[tuple[Device, float | None]]:
-    """Return the devices of units, each with the sum of its shares; None for all of a device."""
+    """Return the devices of units with the sums of the shares; None for a whole device."""
     found: dict[str, tuple[Device, float | None]] = {}
     for unit in units:
         before = found.get(unit.device.id, (unit.device, 0.0))[1]
@@ -331,7 +331,7 @@ class DevicePlugin:
         self._resources: dict[str, Resource] = {}
 
     def run(self) -> None:
-        """Serve until the node stops: register with each kubelet that comes, and follow its pods."""
+        """Serve until the node stops: register with each new kubelet, and follow the pods."""
         self._node.start()
         folder, known = self._root / "device-plugins", None
         try:

@@ -76,7 +76,7 @@ class Publisher:
         )  # fmt: skip
 
     def _write(self, wanted: dict[str, Any], found: dict[str, Any] | None) -> dict[str, Any]:
-        """Create or replace a slice; return it as the API server has it."""
+        """Create or replace a slice; return the object that the API server stored."""
         if found is None:
             return self._api.ask("POST", SLICES, wanted)
         meta = {"name": wanted["metadata"]["name"], "resourceVersion": found["metadata"]["resourceVersion"]}
@@ -277,7 +277,7 @@ class Driver:
                     break
 
     def _publish(self) -> None:
-        """Publish at each change, when another client has changed the slices, and again after a failure."""
+        """Publish the slices at each change of the node or by another client, and again after a failure."""
         seen, pause = -1, 0.5
         while not self._node.has_stopped():
             try:

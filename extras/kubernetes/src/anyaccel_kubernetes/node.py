@@ -136,7 +136,7 @@ class Node:
         return {device.id: dict(facts(device, self.inventory, typed=False)) for device in self.inventory.devices}
 
     def roots(self) -> dict[str, str]:
-        """Return the PCIe root of each device of this host that has one."""
+        """Return the PCIe roots by device id; devices of other machines and without PCI address are left out."""
         found = {}
         for device in self.inventory.devices if self.machine is None else ():
             link = Path(f"/sys/bus/pci/devices/{device.pci_bus_id}")
