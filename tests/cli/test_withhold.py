@@ -63,8 +63,8 @@ def test_a_reservation_is_listed_kept_and_removed(acme):
     (made,) = read("reserve", "APU:2", "--from", begin, "--to", "4h", "--for", me, "--note", "course")["blocks"]
     assert (made["kind"], made["devices"], made["reason"]) == ("reservation", ["acme/acme-0", "acme/acme-1"], "course")
     assert read("reserve")["blocks"] == [made]
-    assert f"{made['id']}  acme/0, acme/1: reserved for" in run("reserve")[0]
-    assert "acme/0, acme/1: reserved for" in run("status", "--no-stats")[1]
+    assert f"{made['id']}  acme/0-1: reserved for" in run("reserve")[0]
+    assert "acme/0-1: reserved for" in run("status", "--no-stats")[1]
     assert run("why", "APU:2", code=4)[0].count("reserved for") == 1  # not once for each device
     assert read("why", "APU", "--time", "1h")["fits_now"]
     assert run("run", "APU", "--time", "1h", "--", "echo", "yes")[0] == "yes\n"

@@ -178,7 +178,13 @@ class Usage(Value):
 
 
 def _integrate(devices: float, held: float, half_life: float) -> float:
-    """Return the device-seconds of a lease of some devices that count after ``held`` seconds."""
+    """Return the device-seconds of a lease that count at its end: each second counts half after every half-life.
+
+    Args:
+        devices: Number of devices.
+        held: Seconds for which the lease has lasted.
+        half_life: The half-life in seconds.
+    """
     # expm1(): of a short lease and a half-life of weeks, the difference of two powers would be rounded away.
     rate = math.log(2) / half_life
     return devices * -math.expm1(-held * rate) / rate
@@ -347,8 +353,9 @@ class Policy(Value):
     ) -> Callable[[Waiting], tuple[bool, int, tuple[float, float], int]]:
         """Return the sort key of the order of service.
 
-        Requests past the patience come first, by arrival. The others follow by effective priority, then with fair
-        shares by the share of the group and of the user, then by arrival.
+        Requests past the patience come first, by arrival. The others follow by effective priority, highest first, then
+        with fair shares by usage over weight, first of the group and then of the user, lowest first, then by arrival. A
+        user without a group counts as a group. The key is bound to ``held`` and ``now``.
 
         Args:
             held: The active leases.

@@ -145,7 +145,7 @@ def main(args: argparse.Namespace) -> int:
         if left_out:
             output.say(f"{left_out} more row{'s' * (left_out > 1)}")
         if any(row.shares for row in rows):
-            output.say_folded(_NOT_TOLD)
+            output.say(_NOT_TOLD)
     else:
         output.print_line(f"No lease was held between {clock(since)} and {clock(until)}.")
     return 0
