@@ -148,7 +148,7 @@ def test_six_commands_and_calls_give_one_answer_about_a_limit(limit):
     for call, prefix in refused.items():
         assert (done[call][0], done[call][1].splitlines()[0]) == (status, prefix + verdict), call
     if status == 4:
-        assert done["run"] == (0, f"anyaccel: waiting, place 1 in line: {answer}\n")
+        assert done["run"] == (0, f"anyaccel: waiting (1st): {answer}\n")
         assert done["select"][0] == 0  # it says what would serve, although it is held
         assert f"anyaccel: {verdict}\n" in done["select"][1]
         assert json.loads(done["select --json"][1])["limits"] == [answer]
@@ -199,7 +199,7 @@ def test_a_limit_counts_what_a_user_holds_once_and_not_for_other_users():
     done = dict(zip(typed, of_users(typed.values(), users=("alice", "bob")), strict=True))
     assert done["inside"] == (0, "inside\n")
     assert done["twice"] == (0, "you are at your limit of 1 device\n")
-    assert done["waits"] == (0, "anyaccel: waiting, place 1 in line: you are at your limit of 1 device\n")
+    assert done["waits"] == (0, "anyaccel: waiting (1st): you are at your limit of 1 device\n")
     assert done["queue"][1].splitlines()[1].partition("  bob is at the limit of 1 device  ")[1]
     assert done["why"] == (0, "declared:1 fits now.\n")
     assert done["run"] == done["root"] == (0, "served\n")
@@ -219,6 +219,9 @@ def test_a_wait_is_explained_by_users_times_and_withheld_devices():
             "root",
             f"anyaccel reserve declared/2 {MACHINE} --from 2030-12-02T09:00 --to 2h --for alice",
         ),
+        "time": ("bob", f"anyaccel why declared/2 {MACHINE}"),
+        "why": ("bob", in_one_process(f"why declared:4 {MACHINE} {each}" for each in ("", "--json"))),
+        "root": ("root", f"anyaccel why declared:4 {MACHINE}"),
         "waits": ("bob", in_background(f"anyaccel run declared:4 {MACHINE} -- true")),
         "behind": ("bob", in_background(f"anyaccel run declared:4 {MACHINE} -- true")),
         "at": ("alice", f"anyaccel status {MACHINE} --json --no-stats"),
@@ -232,11 +235,28 @@ def test_a_wait_is_explained_by_users_times_and_withheld_devices():
     later = clock(datetime.fromisoformat(max(ends)).timestamp())
     rest = "; 1 is drained; 1 is reserved for alice from 2030-12-02"
     taken = f"alice has 1.5 until {later}, root 0.25{rest}"
-    for place, waits in enumerate(("waits", "behind"), start=1):
-        assert done[waits][1] == f"anyaccel: waiting, place {place} in line: {taken}\n"
+    for place, waits in {"1st": "waits", "2nd": "behind"}.items():
+        assert done[waits][1] == f"anyaccel: waiting ({place}): {taken}\n"
     reasons = [ticket["reason"] for ticket in json.loads(done["queue"][1])["tickets"]]
     assert reasons == [taken, "1 earlier request is ahead"]
     assert json.loads(done["own"][1])["tickets"][0]["reason"].startswith("you have 1.5 until ")
+    blocks = "declared/2 is reserved for alice from 2030-12-02"
+    assert done["time"] == (
+        4,
+        f"declared/2:1 does not fit now: 0 of 1 declared free; {blocks}.\nfits now with --time 366d\n"
+        "It would start by 2030-12-02, if all leases last until their time limits.\n",
+    )
+    why, as_json = (answer[1] for answer in json.loads(done["why"][1]))
+    (reason,) = (each["message"] for each in json.loads(as_json)["reasons"])
+    blocks = f"{blocks}; declared/3 is drained by root"
+    assert re.fullmatch(
+        r"0 of 4 declared free, 1 in part; root has 0.25 of declared/0 \(declared:0.25, lease \w+\); "
+        r"alice has 0.5 of declared/0 until [-0-9:]+ ?[0-9:]* \(.*; " + re.escape(blocks),
+        reason,
+    ), reason
+    assert "undrain" not in why
+    assert "--remove" not in why
+    assert "'anyaccel undrain " in done["root"][1]
 
 
 @pytest.mark.timeout(300)
@@ -263,7 +283,7 @@ def test_a_groups_total_counts_all_its_members_for_each_of_them():
     done = dict(zip(typed, of_users(typed.values(), users=("alice", "bob", "carol")), strict=True))
     full = "group staff is at the limit of 2 devices"
     assert "groups.staff.total_devices" in done["shown"][1]
-    assert done["waits"] == (0, f"anyaccel: waiting, place 1 in line: {full}\n")
+    assert done["waits"] == (0, f"anyaccel: waiting (1st): {full}\n")
     assert full in done["queue"][1]
     assert done["why"][1].startswith(f"declared:1 does not fit now: {full}.\n")
     assert done["claims"] == (0, "got\n")
@@ -311,7 +331,7 @@ def test_fair_shares_with_a_half_life_serve_the_user_first_who_used_less():
     (line,) = map(json.loads, done["line"][1].splitlines())
     assert (line["request"], line["note"], line["program"], line["held"] > 0) == ("", "", "", True)
     assert "5 devices are over your limit of 4" in done["over"][1]
-    assert "place 1 in line" in done["alice waits"][1]
+    assert "waiting (1st)" in done["alice waits"][1]
     tickets = json.loads(done["queue"][1])["tickets"]
     assert [(ticket["user"], ticket["behind"]) for ticket in tickets] == [("alice", 0), ("bob", 1)]
     assert tickets[0]["used_device_seconds"] == 0 < tickets[1]["used_device_seconds"]

@@ -58,24 +58,24 @@ def test_a_log_gets_the_first_line_and_the_end_and_each_device_once():
     lines = [process.stderr.readline() for process in waiting]
     for share in shares:
         share.release()
-    assert any("place 1 in line: you have 2\n" in line for line in lines), "shares of one device are added"
+    assert any("waiting (1st): you have 2\n" in line for line in lines), "shares of one device are added"
     for process, line in zip(waiting, lines, strict=True):
-        assert re.match(r"anyaccel: waiting, place [12] in line: (you have 2|1 earlier request is ahead)", line)
+        assert re.match(r"anyaccel: waiting \((1st|2nd)\): (you have 2|1 earlier request is ahead)", line)
         rest_of_it = process.communicate(timeout=PATIENCE)[1]
         assert re.fullmatch(r"anyaccel: got acme/[01] after \w+\n", rest_of_it)
 
 
 def test_a_terminal_gets_one_line_in_place_that_fits(on_terminal, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "42")
+    monkeypatch.setenv("COLUMNS", "32")
     with aa.acquire("A1:2", note="x" * 200):
         _, terminal = on_terminal(RUN)
         until(Ledger.open().tickets, "the ticket")
         shown = os.read(terminal, 1 << 16)
     data = shown + read_to_end(terminal)
     states = data.decode().split("\r")
-    assert states[1].startswith("anyaccel: waiting, place 1 in line: you"), states
+    assert states[1].startswith("anyaccel: waiting (1st): you"), states
     assert states[1].endswith("\u2026")
-    assert max(map(len, states[:3])) < 42
+    assert max(map(len, states[:3])) < 32
     assert states[2] == " " * len(states[1])
     assert re.match(r"anyaccel: got acme/[01] after", states[3])  # it may have looked at both while they went back
     assert "\n" not in "".join(states[:3])

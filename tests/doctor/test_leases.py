@@ -170,7 +170,7 @@ def test_who_waits_for_long_and_for_whom(start, state, anyaccel):
     words = json.loads(ticket.read_text())
     words["arrived"] -= 7200 * 10**9
     ticket.write_text(json.dumps(words))
-    said = "has waited for A1:1 for 2h00m: A1:1 does not fit now: 0 of 2 A1 free; held by "
+    said = "has waited for A1:1 for 2h00m: A1:1 does not fit now: 0 of 2 A1 free; you have acme/0-1 (evaluation, lease "
     (message,) = until(lambda: [message for message, _ in wrong() if said in message], "the next stamp")
     assert message.startswith(f"process {waiting.pid} of ")
     assert "evaluation" in message

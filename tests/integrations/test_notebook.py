@@ -136,7 +136,7 @@ def test_a_kernel_that_waits_says_for_whom(run, acme, monkeypatch):
     with anyaccel.acquire("APU:2", note="a training"):
         shown = run(cells("%load_ext anyaccel", "!%accel APU:1 --wait 2s", "!%accel APU:1 --no-wait", "%accel"))
     text = "".join(shown)
-    assert "anyaccel: waiting, place 1 in line: you have 2" in text
+    assert "anyaccel: waiting (1st): you have 2" in text
     assert "a training" in text
     assert text.count("does not fit now") == 2
     assert "2 devices, 0 free on sim:A1:2" in shown[-1]

@@ -35,7 +35,7 @@ def test_two_shells_get_different_devices_and_a_third_waits_for_them(acme):
     assert got == {"acme-0", "acme-1"}
     third = start("run", "APU", *HOLD)
     said = third.stderr.readline()
-    assert said == "anyaccel: waiting, place 1 in line: you have 2\n"
+    assert said == "anyaccel: waiting (1st): you have 2\n"
     second.send_signal(signal.SIGKILL)
     assert third.stdout.readline().strip() in got
     for process in (first, third):

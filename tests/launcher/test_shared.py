@@ -109,7 +109,7 @@ def test_what_one_program_has_is_taken_for_the_other_and_commands_see_both(other
     assert held.id in {record.id for record in aa.leases(scheduler.inventory)}
     mine = scheduler.allocate("declared", note="mine")
     assert mine.devices[0].id != device
-    with pytest.raises(NotFreeError, match=r"held by .*\(.*theirs\)"):
+    with pytest.raises(NotFreeError, match=r"you have declared/\d \(theirs, lease \w+\)"):
         scheduler.allocate("declared")
     shown = json.loads(anyaccel("status", "--declare", "GPU=2", "--json").stdout)
     assert {holder["note"] for each in shown["devices"] for holder in each["holders"]} == {"theirs", "mine"}

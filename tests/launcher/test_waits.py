@@ -99,7 +99,7 @@ def test_what_others_may_give_back_is_waited_for(program):
         other.release()
     out, err = output(process)
     assert out == "refused\n1\n"
-    assert said == f"anyaccel: waiting, place 1 in line: you have 1, this process ({process.args[1]}:{LINES + 1}) 1\n"
+    assert said == f"anyaccel: waiting (1st): you have 1, this process ({process.args[1]}:{LINES + 1}) 1\n"
     assert err == ""
 
 
@@ -120,7 +120,7 @@ def test_another_thread_may_give_back_and_a_time_out_ends_any_wait(program):
         )
     )
     assert out == "NotFreeError\n1\n"
-    assert err.count("\n") == err.count("anyaccel: waiting, place 1") <= 1, err  # only of the wait with a time-out
+    assert err.count("\n") == err.count("anyaccel: waiting (1st)") <= 1, err  # only of the wait with a time-out
 
 
 def test_on_an_event_loop_another_task_may_give_back(program):
@@ -179,6 +179,6 @@ def test_each_call_says_once_what_it_waits_for_where_the_program_wants_it(progra
                 said[call] = process.stderr.readline()
         assert process.stdout.readline() == "done\n"
     assert output(process) == ("", "")
-    sentence = "anyaccel: waiting, place 1 in line: you have 2"
-    assert all(re.match(sentence, said[call]) for call in WAITS), said
-    assert re.match(f"anyaccel.wait: {sentence}", said["redirected"])
+    sentence = "anyaccel: waiting (1st): you have 2"
+    assert all(said[call].rstrip("\n").endswith(sentence) for call in WAITS), said
+    assert said["redirected"] == f"anyaccel.wait: {sentence}\n"

@@ -15,7 +15,8 @@ _LONGEST_COMMENT = 200
 _SHOWN = 60
 _LISTED = 4
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_LONGEST_DURATION = 366 * _UNITS["d"]
+LONGEST_DURATION = 366 * _UNITS["d"]
+"""Seconds of the longest duration that :func:`duration` takes."""
 _BYTES = {"B": 1} | {
     prefix + suffix: base**power
     for power, prefix in enumerate("KMGT", start=1)
@@ -52,7 +53,7 @@ def duration(text: object) -> float:
     if not parts or "".join(number + unit for number, unit in parts) != given:
         raise ValueError(f"must be a duration such as 90s, 15m, 2h, 1h30m or 1:30:00 (got {text!r})")
     seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
-    if not 0 < seconds <= _LONGEST_DURATION:
+    if not 0 < seconds <= LONGEST_DURATION:
         raise ValueError(f"must be more than 0 and at most 366d (got {text!r})")
     return seconds
 

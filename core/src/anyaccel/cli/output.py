@@ -204,17 +204,9 @@ def report_error(error: AnyaccelError, *, as_json: bool) -> None:
 
 def device_names(names: Iterable[str]) -> str:
     """Write names of devices as a request has them: ``acme/0-3,6``; ``-`` for none."""
-    from anyaccel.model import format_slots  # vendors' processes start before it is imported
+    from anyaccel.model import join_names  # vendors' processes start before it is imported
 
-    listed = list(names)
-    by_vendor: dict[str, list[int]] = {}
-    for name in listed:
-        vendor, _, index = name.rpartition("/")
-        # A device of another form, such as an id, cannot be part of a range.
-        if not vendor or not index.isdecimal():
-            return ", ".join(listed)
-        by_vendor.setdefault(vendor, []).append(int(index))
-    return " ".join(f"{vendor}/{format_slots(numbers)}" for vendor, numbers in by_vendor.items()) or "-"
+    return join_names(names) or "-"
 
 
 def percent(ratio: float | None) -> str:

@@ -271,7 +271,7 @@ class SharedScheduler(Scheduler):
             StateDirectoryError: If the ledger cannot be read.
         """
         held = self._read_leases(waiting.seconds)
-        verdict = held.with_ways_out(super()._judge(plan, waiting))
+        verdict = held.explain(super()._judge(plan, waiting))
         if not plan.ever_fits:
             return verdict
         return apply_limits(verdict, self._ledger.over_limits(self._make_request(plan, waiting).want, waiting.priority))

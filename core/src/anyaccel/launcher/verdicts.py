@@ -7,11 +7,12 @@ what a request needs, and it has no other thread, the wait would never end.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sys
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from time import time as now
+from time import time as since_1970
 
 from anyaccel.durations import Duration, read_seconds
 from anyaccel.errors import AnyaccelError, LimitError, NeverFitsError, UsageError
@@ -20,12 +21,23 @@ from anyaccel.launcher.choosing import local_scheduler, make_choice
 from anyaccel.launcher.environment import worker_environment
 from anyaccel.launcher.scope import Scope
 from anyaccel.ledger import BLOCKED, LeaseRecord, Ledger, Want
-from anyaccel.ledger.lockfile import Life
-from anyaccel.ledger.record import describe_ahead, describe_obstacles
+from anyaccel.ledger.record import describe_ahead, describe_block, describe_obstacles
 from anyaccel.linux.fork import tidy_in_child
-from anyaccel.model import ANY_SLOTS, Extent, Inventory, Request, Value, replace, slot_mask
+from anyaccel.model import (
+    ANY_SLOTS,
+    UNITS_PER_DEVICE,
+    Extent,
+    Inventory,
+    Request,
+    Value,
+    format_units,
+    join_names,
+    replace,
+    slot_mask,
+)
 from anyaccel.scheduler import Reason, ReasonCode, Verdict, parse_request
-from anyaccel.text import elapsed, printable
+from anyaccel.scheduler.explain import HELD_BY
+from anyaccel.text import LONGEST_DURATION, clock, printable, span
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,6 +50,7 @@ LOOK_SECONDS = 1.0
 """Seconds between two looks at the ledger."""
 LOGGER = "anyaccel.wait"
 """Logger that gets the description of a wait in a Python program."""
+_LISTED = 4
 
 _own: dict[str, tuple[Lease, str]] = {}
 """Leases that this process holds for itself, with the line that acquired each: only the program releases them."""
@@ -197,18 +210,41 @@ def judge(
     """Judge a new request by the leases, then by the user's limits, then by earlier requests.
 
     A request that never fits is not compared with limits. A request that does not fit beside leases and limits is not
-    compared with the queue. Arguments are as for :func:`why`, ``time`` in seconds.
+    compared with the queue. If only reservations that have not begun are in the way, a way out is the longest time
+    limit with which the request fits now, in whole minutes. Arguments are as for :func:`why`, ``time`` in seconds.
 
     Raises:
         UnknownNameError: If no device has one of the names.
         ConfigurationError: If the machine's configuration is invalid or untrusted.
         StateDirectoryError: If the ledger cannot be read.
     """
+    terms = inventory, request, ledger, environ
+    verdict = _judge(*terms, time=time, priority=priority)
+    if verdict.fits_now or not verdict.ever_fits:
+        return verdict
+    now = since_1970()
+    for begin in sorted({block.begin for block in ledger.blocks() if block.begin is not None}, reverse=True):
+        shorter = min((begin - now) // 60 * 60, LONGEST_DURATION)
+        if 0 < shorter < (time or math.inf) and _judge(*terms, time=shorter, priority=priority).fits_now:
+            return replace(verdict, ways_out=(f"fits now with --time {span(shorter)}", *verdict.ways_out))
+    return verdict
+
+
+def _judge(
+    inventory: Inventory,
+    request: Request,
+    ledger: Ledger,
+    environ: Mapping[str, str],
+    *,
+    time: float | None,
+    priority: int,
+) -> Verdict:
+    """Judge a new request as in :func:`judge`, but for the given time limit alone."""
     held = ActiveLeases.read(inventory, ledger, environ, time=time)
     scheduler = local_scheduler(inventory)
     for lease, devices in held.devices.items():
         scheduler.occupy(devices, holder=lease, note=held.holders[lease])
-    verdict = held.with_ways_out(scheduler.why(request))
+    verdict = held.explain(scheduler.why(request))
     if not verdict.ever_fits:
         return verdict
     want = _make_want(inventory, request, environ, time)
@@ -237,12 +273,14 @@ class ActiveLeases(Value):
     Attributes:
         records: One record for each device of each lease.
         devices: The part of each device that a lease holds, by the id of the lease, then of the device.
-        holders: Description of the holder, by the id of the lease.
+        holders: Clause with user, devices and end, by the id of the lease: ``ben has nvidia/0-3 until 16:17 (...)``.
+        withheld: Ids in ``devices`` that stand for a drain or a reservation.
     """
 
     records: tuple[LeaseRecord, ...]
     devices: Mapping[str, Mapping[str, Extent]]
     holders: Mapping[str, str]
+    withheld: frozenset[str] = frozenset()
 
     @classmethod
     def read(
@@ -268,11 +306,11 @@ class ActiveLeases(Value):
         for record in records:
             # A lease file that is not understood has no id: each counts by itself.
             key = record.id or f"unknown-{len(by_lease)}"
-            if record.state in BLOCKED:  # the way out names the drain or the reservation, which has several devices
+            if record.state in BLOCKED:  # the reason is that of the drain or reservation, which has several devices
                 kind = "drain" if record.state == "drained" else "reservation"
-                key = blocks.setdefault(record.hint, f"{kind}-{len(by_lease)}")
+                key = blocks.setdefault(record.reason, f"{kind}-{len(by_lease)}")
             by_lease.setdefault(key, []).append(record)
-        listed = {device.id for device in inventory.devices}
+        listed = {device.id: device.name for device in inventory.devices}
         devices = {
             lease: {
                 record.device: Extent(record.units, slot_mask(record.slots) if record.slots else ANY_SLOTS)
@@ -284,16 +322,40 @@ class ActiveLeases(Value):
         return cls(
             records=records,
             devices=devices,
-            holders={lease: describe_holder(own[0]) for lease, own in by_lease.items()},
+            holders={
+                lease: describe_holder(own[0], [listed[key] for key in devices[lease]] or [listed[own[0].device]])
+                for lease, own in by_lease.items()
+            },
+            withheld=frozenset(blocks.values()),
         )
 
-    def with_ways_out(self, verdict: Verdict) -> Verdict:
-        """Return the verdict with the hints of the leases on devices in the way; unchanged if the request fits now."""
+    def explain(self, verdict: Verdict) -> Verdict:
+        """Return the verdict with clauses about the holders of taken devices, and the hints of their leases.
+
+        Unchanged if the request fits now.
+        """
         if verdict.fits_now:
             return verdict
         blocking = {device for reason in verdict.reasons for device in reason.devices}
         ways = (record.hint for record in self.records if record.device in blocking)
-        return replace(verdict, ways_out=tuple(dict.fromkeys(filter(None, (*verdict.ways_out, *ways)))))
+        return replace(
+            verdict,
+            reasons=tuple(map(self._with_holders, verdict.reasons)),
+            ways_out=tuple(dict.fromkeys(filter(None, (*verdict.ways_out, *ways)))),
+        )
+
+    def _with_holders(self, reason: Reason) -> Reason:
+        """Return a reason with clauses about the first four leases, and each drain and reservation, in place of ids.
+
+        A reason of another kind is unchanged.
+        """
+        if reason.code is not ReasonCode.TAKEN or not reason.holders:
+            return reason
+        clauses = [self.holders.get(key, f"held by {key}") for key in reason.holders if key not in self.withheld]
+        if len(clauses) > _LISTED:
+            clauses[_LISTED:] = [f"{len(clauses) - _LISTED} more"]
+        withheld = (self.holders[key] for key in reason.holders if key in self.withheld)
+        return replace(reason, message="; ".join((reason.message.partition(HELD_BY)[0], *clauses, *withheld)))
 
 
 def _make_want(inventory: Inventory, request: Request, environ: Mapping[str, str], time: float | None) -> Want:
@@ -351,23 +413,27 @@ def _find_calling_line() -> str:
     return printable(f"{frame.f_code.co_filename}:{frame.f_lineno}")
 
 
-def describe_holder(record: LeaseRecord) -> str:
-    """Describe the holder of a device: user, process, for how long, for what, and the line of a lease of this process.
+def describe_holder(record: LeaseRecord, names: Iterable[str]) -> str:
+    """Return a clause with user, devices and end of a lease; then purpose, odd state and id in parentheses.
 
-    The text for a drain or reservation is its reason; for a kept lease, its user and reason; for a lease on behalf of
-    other processes, its user, purpose and reason.
+    Such as ``ben has nvidia/0-3 until 16:17 (evaluation, lease ead9a23527e7)``. A lease of this process also has the
+    line that took it. For a drain or reservation: ``nvidia/3 is drained by root: new fan``.
+
+    Args:
+        record: A record of the lease, drain or reservation.
+        names: Names of its devices.
     """
-    words = record.note or record.request or record.command
+    shown = join_names(sorted(names))
+    several = "," in shown or "-" in shown.rpartition("/")[2]
     if record.state in BLOCKED:
-        return record.reason
-    if record.state == Life.KEPT.value:
-        return f"{record.user}, {record.reason}"
-    if record.state == Life.ON_BEHALF.value:
-        return ", ".join(filter(None, (record.user, words or record.key, record.reason)))
-    since = f", for {elapsed(now() - record.since)}" if record.since is not None else ""
+        return f"{shown} {'are' if several else 'is'} {describe_block(record, note=True)}"
+    words = record.note or record.request or record.command or record.key
     place = _own[record.id][1] if record.pid == os.getpid() and record.id in _own else ""
-    here = f", taken by this process at {place}" if place else ""
-    return f"{record.user}, process {record.pid or 'unknown'}{since}" + (f", {words}" if words else "") + here
+    more = (words, record.reason, place and f"taken by this process at {place}", record.id and f"lease {record.id}")
+    who = "you have" if record.uid == os.geteuid() else f"{record.user} has"
+    share = f"{format_units(record.units)} of " if 0 < record.units < UNITS_PER_DEVICE and not record.through else ""
+    until = "" if record.until is None else f" until {clock(record.until)}"
+    return f"{who} {share}{shown}{until} ({', '.join(filter(None, more))})"
 
 
 def describe_wait(place: int, holders: Iterable[LeaseRecord], limits: Iterable[OverLimit]) -> str:
@@ -382,7 +448,8 @@ def describe_wait(place: int, holders: Iterable[LeaseRecord], limits: Iterable[O
     """
     taken = describe_obstacles(holders, {key: line for key, (_, line) in tuple(_own.items())})
     obstacles = "; ".join(filter(None, (*(each.message() for each in limits), taken)))
-    return f"waiting, place {place} in line: {obstacles or describe_ahead(place - 1)}"
+    end = "th" if place % 100 in {11, 12, 13} else {1: "st", 2: "nd", 3: "rd"}.get(place % 10, "th")
+    return f"waiting ({place}{end}): {obstacles or describe_ahead(place - 1)}"
 
 
 def log_wait(sentence: str) -> None:

@@ -95,10 +95,12 @@ class DeviceBlock(Value):
     def records(self) -> Iterable[LeaseRecord]:
         """Yield a record for each device, in the form of a lease of the whole device without identity.
 
-        The state is ``drained`` or ``reserved``; the hint says how the administrator removes the block.
+        The state is ``drained`` or ``reserved``. The hint, empty for users who may not remove the block, says how root
+        or the user who made the block removes it.
         """
         state = "drained" if self.drains else "reserved"
-        way_out = f"'anyaccel {'undrain' if self.drains else 'reserve --remove'} {self.id}'"
+        way_out = f"'anyaccel {'undrain' if self.drains else 'reserve --remove'} {self.id}' ends it"
+        own = not os.geteuid() or user_name(os.geteuid()) == self.by
         for device in self.devices:
             yield LeaseRecord(
                 id="",
@@ -107,7 +109,7 @@ class DeviceBlock(Value):
                 state=state,
                 reason=self.describe(),
                 note=self.reason,
-                hint=f"the administrator ends it with {way_out}",
+                hint=way_out if own else "",
                 user=self.by if self.drains else user_name(self.user or 0),
                 uid=self.user,
                 since=self.begin,

@@ -157,11 +157,7 @@ def describe_obstacles(records: Iterable[LeaseRecord], places: Mapping[str, str]
     # A lease of a device also has records of the device's parts: it counts once.
     for record in {(each.id, each.through or each.device): each for each in records}.values():
         if record.state in BLOCKED:
-            name = record.state
-            if record.state == "reserved":
-                begun = record.since is None or record.since <= time.time()
-                times = f"until {clock(record.until)}" if begun else f"from {clock(record.since)}"
-                name = f"reserved for {record.user} {times}"
+            name = describe_block(record)
             withheld[name] = withheld.get(name, 0) + 1
             continue
         name = "you" if record.uid == os.geteuid() else record.user
@@ -181,6 +177,15 @@ def describe_obstacles(records: Iterable[LeaseRecord], places: Mapping[str, str]
         clauses[_USERS:] = [f"{len(clauses) - _USERS} more users the rest"]
     blocks = (f"{count} {'are' if count > 1 else 'is'} {name}" for name, count in withheld.items())
     return "; ".join(filter(None, (", ".join(clauses), *blocks)))
+
+
+def describe_block(record: LeaseRecord, *, note: bool = False) -> str:
+    """Say that a device is drained, or reserved for a user until or from a time; with ``note``, also the purpose."""
+    if record.state == "drained":
+        return record.reason if note else record.state
+    begun = record.since is None or record.since <= time.time()
+    times = f"until {clock(record.until)}" if begun else f"from {clock(record.since)}"
+    return f"reserved for {record.user} {times}" + (f" ({record.note})" if note and record.note else "")
 
 
 def describe_ahead(count: int) -> str:

@@ -12,7 +12,7 @@ from anyaccel.model.device import (
     VisiblePart,
     slots_by_id,
 )
-from anyaccel.model.extent import ANY_SLOTS, DIVIDED, NOTHING, Extent, format_slots, slot_mask, slot_numbers
+from anyaccel.model.extent import ANY_SLOTS, DIVIDED, NOTHING, Extent, format_slots, join_names, slot_mask, slot_numbers
 from anyaccel.model.inventory import Inventory, VendorReport, VendorState, parts_of
 from anyaccel.model.labels import write_labels
 from anyaccel.model.observation import (
@@ -68,6 +68,7 @@ __all__ = [
     "format_memory",
     "format_slots",
     "format_units",
+    "join_names",
     "parts_of",
     "replace",
     "slot_mask",

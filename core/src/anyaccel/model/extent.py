@@ -90,6 +90,18 @@ def format_slots(slots: Iterable[int]) -> str:
     return ",".join(map(format_row, rows_of(slots)))
 
 
+def join_names(names: Iterable[str]) -> str:
+    """Write names of devices in ranges, as a request has them: ``acme/0-3,6``; unchanged if one has another form."""
+    listed = list(names)
+    by_vendor: dict[str, list[int]] = {}
+    for name in listed:
+        vendor, _, index = name.rpartition("/")
+        if not vendor or not index.isdecimal():
+            return ", ".join(listed)
+        by_vendor.setdefault(vendor, []).append(int(index))
+    return " ".join(f"{vendor}/{format_slots(numbers)}" for vendor, numbers in by_vendor.items())
+
+
 def read_row(text: str) -> tuple[int, int] | None:
     """Parse ``0-3`` or ``6``; return the first and the last number, or None."""
     first, dash, last = text.partition("-")
