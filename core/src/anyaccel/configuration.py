@@ -56,14 +56,14 @@ class Configuration(Value):
         return self.values.get(key, DEFAULTS.get(key))
 
     def names(self, table: str) -> tuple[str, ...]:
-        """Return the names with settings in a table whose keys have ``*`` in place of a name."""
+        """Return the names that have settings in a table, such as the users in ``users``, in the order of the file."""
         # Up to the last dot, since the name of a user may have dots.
         within = (key.removeprefix(f"{table}.") for key in self.values if key.startswith(f"{table}."))
         return tuple(dict.fromkeys(key.rpartition(".")[0] for key in within))
 
 
 def machine(path: str = MACHINE_FILE) -> Configuration:
-    """Read the machine's configuration.
+    """Read the machine's configuration; the result is remembered until the file changes.
 
     Args:
         path: The file; only tests pass another file.
@@ -78,7 +78,7 @@ def machine(path: str = MACHINE_FILE) -> Configuration:
 
 
 def user(environ: Mapping[str, str] | None = None) -> Configuration:
-    """Read the configuration of the user.
+    """Read the configuration of the user; the result is remembered until the file changes.
 
     Args:
         environ: The environment, whose ``XDG_CONFIG_HOME`` or ``HOME`` says where the file is; the environment of this
@@ -161,6 +161,16 @@ def user_directory(variable: str, usual: str, environ: Mapping[str, str] | None 
 
 
 def _read(path: str, kind: str, owners: set[int] | None) -> Configuration:
+    """Check and parse a file, or return the result of the last call if the file has not changed.
+
+    Args:
+        path: The file; a missing file gives an empty configuration.
+        kind: Kind of the file, ``machine`` or ``user``.
+        owners: Users who may own the file, beside the owner of ``/``; None for any user.
+
+    Raises:
+        ConfigurationError: When the file cannot be read or trusted, is over 1 MiB, or has a wrong entry.
+    """
     try:
         os.stat(path)  # mostly there is no file, and stat works without free descriptors
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO must not block
@@ -203,6 +213,7 @@ def _nothing(path: str) -> Configuration:
 
 
 def _unreadable(path: str, error: OSError) -> ConfigurationError:
+    """Make the error for a file that cannot be read because of ``error``."""
     return ConfigurationError(
         f"{printable(path)!r} cannot be read: {error.strerror}", hint="let its owner make it readable for all"
     )
@@ -213,7 +224,13 @@ _KNOWN: dict[str, tuple[tuple[int, ...], Configuration]] = {}
 
 
 def _trust(path: str, kind: str, found: os.stat_result, owners: set[int]) -> None:
-    """Refuse a file that other users can write."""
+    """Check that a file is regular, belongs to one of ``owners``, and cannot be written by other users.
+
+    The user's own private group, and root's group, may write.
+
+    Raises:
+        ConfigurationError: When the file fails a check; the hint is the command that mends it.
+    """
     whose = "root" if kind == "machine" else "the user or root"
     if not stat.S_ISREG(found.st_mode):
         raise ConfigurationError(f"{printable(path)!r} must be a regular file", hint="remove what has its name")

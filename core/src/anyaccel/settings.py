@@ -39,7 +39,7 @@ class ConfigKey(Value):
 
     Attributes:
         key: Table and name, separated by dots. ``*`` stands for any name, such as a user's.
-        rule: Rule and default of the value.
+        rule: Rule of the value.
         summary: Effect of the setting, in one line.
         kind: The file that may have the setting: ``machine`` or ``user``.
     """
@@ -51,12 +51,14 @@ class ConfigKey(Value):
 
 
 def _seconds(value: Any) -> float:
+    """Read a duration, or the whole number 0, as seconds."""
     if value == 0 and type(value) is int:  # True and 0.0 are equal to 0, too
         return 0.0
     return duration(value)
 
 
 def _interval(value: Any) -> float:
+    """Read 0, or a duration of a second or more, as seconds."""
     seconds = _seconds(value)
     if 0 < seconds < 1:
         raise ValueError
@@ -64,6 +66,8 @@ def _interval(value: Any) -> float:
 
 
 def _number(low: float, high: float, *kinds: type) -> Callable[[Any], Any]:
+    """Return the reader of a number from ``low`` to ``high``, of one of ``kinds``; int or float by default."""
+
     def read(value: Any) -> Any:
         if type(value) not in (kinds or (int, float)) or not low <= value <= high:  # nan fails the comparison
             raise ValueError
@@ -73,12 +77,14 @@ def _number(low: float, high: float, *kinds: type) -> Callable[[Any], Any]:
 
 
 def _probe_seconds(value: Any) -> float:
+    """Read a number of seconds above 0, up to 3600."""
     if type(value) not in (int, float) or not 0 < value <= _LONGEST_PROBE:
         raise ValueError
     return float(value)
 
 
 def _labels(value: Any) -> tuple[str, ...]:
+    """Read a list of labels, in their usual form."""
     from anyaccel.model.labels import read_labels, write_labels
 
     if type(value) is not list or not all(type(each) is str for each in value):
@@ -196,7 +202,7 @@ SETTINGS: Mapping[str, ConfigKey] = {
 
 
 def written(key: str, value: Any) -> str:
-    """Format the value of a setting for display; ``-`` for none.
+    """Format the value of a setting for display, such as ``2h`` for 7200.0; ``-`` for None.
 
     Args:
         key: Key of the setting, with any name in place of ``*``.
@@ -215,7 +221,7 @@ def settings_of(kind: str) -> list[ConfigKey]:
 
 
 def template(kind: str) -> str:
-    """Return a file with every setting commented out, with summary and default.
+    """Return a file with every setting commented out: summary, rule and an example of each.
 
     Args:
         kind: Kind of the file, ``machine`` or ``user``.
@@ -242,7 +248,8 @@ def read_values(name: str, kind: str, content: bytes, machine_file: str) -> Mapp
         machine_file: The machine's file, to which an error refers for settings of the machine in a user's file.
 
     Raises:
-        ConfigurationError: For the first wrong entry by line; ``further`` has the errors of the others.
+        ConfigurationError: When the file is not TOML in UTF-8. Also for the first entry by line with an unknown key or
+            a wrong value, and for a half-life without fair shares; ``further`` has the errors of the other entries.
     """
     import tomllib
 
@@ -300,7 +307,10 @@ def _locate(error: Exception, content: bytes) -> tuple[int, str]:
 
 
 def find_lines(path: str) -> Mapping[str, int]:
-    """Return the line of each setting in a file, by key, as far as known."""
+    """Return the line of each table and setting in a file, by key; those beyond line 500 are left out.
+
+    Empty for a file that cannot be read.
+    """
     try:
         with open(path, encoding="utf-8") as file:
             return _find_lines(file.read(_MOST_BYTES))
@@ -351,6 +361,7 @@ def _setting(key: str) -> Any:
 
 
 def _unknown(key: str, kind: str, machine_file: str) -> str:
+    """Describe a key that a file of this kind may not have: of the other kind of file, or of no setting."""
     setting = _setting(key)
     if setting is not None and kind == "user":
         return f"{printable(key)} is for the administrator, in {machine_file}"
@@ -360,6 +371,7 @@ def _unknown(key: str, kind: str, machine_file: str) -> str:
 
 
 def _close(key: str, kind: str) -> str:
+    """Suggest a setting for an unknown key: the same name in another table, else a similar key, else list all."""
     import difflib
 
     known = [each.key for each in settings_of(kind)]  # only those that this file may have

@@ -556,7 +556,10 @@ class Acquisition:
         return body if want.tenure is None else with_entry(body, ENTRY, want.tenure().encode())
 
     def _withdraw(self) -> None:
-        """Remove the files of an unpublished lease, failures ignored; unlock and close the devices' own locks."""
+        """Remove and unlock the files of an unpublished lease; unlock and close the devices' own locks.
+
+        Failures are ignored, and a second call has no effect.
+        """
         self._device_locks.unlock()  # explicitly: a child that was forked meanwhile has copies of the descriptors
         self._device_locks.close()
         while self._files:
@@ -567,8 +570,8 @@ class Acquisition:
     def _still_free(self, directory: int, listing: Listing, choice: dict[str, Extent]) -> bool:
         """Return whether a choice can be published: same directory, no limit or ticket in the way, extents free.
 
-        The caller has locked the directory. Drains and reservations are read again, and files of ended leases and
-        tickets are swept.
+        The caller has locked the directory. Drains and reservations are read again. Unless directory, ticket or limit
+        is in the way, the files of leases and tickets that were found to have ended are removed.
         """
         # Again, with the directory locked, so that no drain or reservation comes in between.
         self._policy = with_blocks(self._policy, self._state)
@@ -621,7 +624,10 @@ class Acquisition:
         return (*(each for each in found if each.units and each.device in self._want.concerned), *outside, *blocks)
 
     def _sorry(self, directory: int) -> DevicesBusyError:
-        """Make the error for a wait that is over, with the first four holders and the number of earlier requests."""
+        """Make the error for a wait that is over: describe the first four holders, and count the others.
+
+        The error also has the ids of all leases in the way, the number of earlier requests, and all holders' hints.
+        """
         holders = self._holders(directory)
         ahead = self.place
         reasons = [str(each) for each in holders[:4]]
@@ -653,7 +659,7 @@ class Acquisition:
         vars(self).pop("facts", None)
 
     def _follow_rules(self) -> None:
-        """Adopt the queue policy of the machine if the configuration, a drain or a reservation has changed.
+        """Adopt the queue policy of the machine, if it may have changed, and check the request against its limits.
 
         Raises:
             LimitError: When the request is now over a limit of this user.
@@ -665,7 +671,7 @@ class Acquisition:
             self._check_limits()
 
     def _check_limits(self) -> None:
-        """Check the request against the limits that hold whatever leases the user releases.
+        """Check the request against the limits that hold whatever leases are released, also by members of a group.
 
         Raises:
             LimitError: When the request is over such a limit.
@@ -698,7 +704,9 @@ class Acquisition:
         )
 
     def over_limits(self, directory: int, listing: Listing, over: Collection[str]) -> tuple[OverLimit, ...]:
-        """Return the limits of the user in the way of the request, given the active leases; empty if none is.
+        """Return the limits of the user, or of the user's group, in the way of the request; empty if none is.
+
+        Each listed lease counts, without a test of its lock, except those in ``over``.
 
         Args:
             directory: Descriptor of the state directory.
@@ -795,9 +803,9 @@ class Acquisition:
         return replace(facts, key=ticket.name, number=ticket.number) if ticket else facts
 
     def _may_pass(self, directory: int, listing: Listing, ahead: Collection[str]) -> bool:
-        """Return whether backfill allows the request to pass the competing tickets ahead.
+        """Return whether backfill allows the request to pass the tickets named in ``ahead``.
 
-        False without a time limit, or if a ticket ahead cannot be read.
+        False without a time limit, or if one of these tickets cannot be read. Leases count without a test of locks.
         """
         if self._want.seconds is None:
             return False
@@ -911,7 +919,11 @@ class Acquisition:
                 os.close(self._leaving.pop())
 
     def descriptors(self) -> list[int]:
-        """Return the descriptors for :meth:`read_event`, readable on an event and valid until the next attempt."""
+        """Return the descriptors to poll until the next attempt: each becomes readable on an event.
+
+        They are pidfds of processes about to end and, if there is one, the watch; pass a readable one to
+        :meth:`read_event`.
+        """
         return [*self._leaving, *([self._watch.fileno()] if self._watch else [])]
 
     def read_event(self, ready: int) -> bool:

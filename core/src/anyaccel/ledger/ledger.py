@@ -318,8 +318,8 @@ class Ledger:
         A faulty configuration of the machine counts as none.
 
         Returns:
-            Seconds since 1970. None if unknown: a lease or request ahead has no time limit, ``want`` has no needs, the
-            request is over a limit of this user, or there is no state directory.
+            Seconds since 1970, whole. None if unknown: a lease or request ahead has no time limit, ``want`` has no
+            needs, the request is over a limit of this user that lasts, or there is no state directory.
 
         Raises:
             LedgerError: When the ledger cannot be read.
@@ -331,7 +331,7 @@ class Ledger:
         return found[0] if found else None
 
     def count_ahead(self, want: Want, priority: int, choose: Choose) -> int:
-        """Count the competing requests ahead of a request that came now; 0 if each may be passed.
+        """Count the earlier requests that would block a request that came now; 0 if each may be passed.
 
         None is ahead if free devices with a running reservation for this user suffice.
 
@@ -373,7 +373,9 @@ class Ledger:
         return Acquisition(self._state, want, choose, priority=priority, policy=policy_for_display(self._state))
 
     def over_limits(self, want: Want, priority: int, *, only: Collection[str] | None = None) -> tuple[OverLimit, ...]:
-        """Return the limits of this user in the way of a new request; empty if none is.
+        """Return the limits of this user, and of this user's group, in the way of a new request; empty if none is.
+
+        Leases that have ended do not count, and without a state directory nothing is held.
 
         Args:
             want: The request.

@@ -124,7 +124,7 @@ class LockedFile:
         os.utime(self.fd, ns=(before.st_atime_ns, before.st_mtime_ns))  # the start of the lease
 
     def read(self) -> bytes:
-        """Return the content of the open file from its start, up to :data:`BODY_LIMIT` bytes."""
+        """Return the content of the open file from its start, up to 4096 bytes; OSError passes, also once closed."""
         return os.pread(self.fd, BODY_LIMIT, 0)
 
     def rename(self, directory: int, name: str) -> None:
@@ -228,7 +228,7 @@ def is_left_behind(pid: int, start: int, tag: str) -> bool:
 
 
 def read_body(directory: int, name: str, limit: int = BODY_LIMIT) -> bytes:
-    """Read the content of another process's file, up to ``limit`` bytes.
+    """Read the content of another process's file, up to ``limit`` bytes, 4096 by default.
 
     Empty if the file is not regular, or cannot be opened for any reason.
     """
@@ -318,7 +318,7 @@ class DeviceLocks:
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """Descriptors of the locks."""
+        """Descriptors of the opened inodes, locked or not."""
         return tuple(fd for _, _, _, fd in self._opened)
 
     def lock(self) -> tuple[str, str] | None:

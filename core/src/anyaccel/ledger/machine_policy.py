@@ -80,7 +80,7 @@ class _Members(dict[int, str]):
         self._numbers = {find_group(name): name for name in groups}
 
     def get(self, key: int, default: Any = None) -> Any:
-        """Return the name of the group that counts for a user; ``default`` for none."""
+        """Return the name of the group that counts for a user, remembered from the first call; ``default`` for none."""
         if key not in self:
             self[key] = self._look_up(key) if self._numbers else ""
         return self[key] or default
@@ -118,7 +118,7 @@ def find_group(name: str) -> int | None:
 
 
 def unknown_names(configuration: Configuration) -> tuple[str, ...]:
-    """Return the keys of tables in a machine's configuration without effect: no user or group has the name."""
+    """Return the tables of a configuration without effect, such as ``users.ada``: no user or group has the name."""
     return tuple(
         f"{table}.{name}"
         for table, find in (("users", find_user), ("groups", find_group))
