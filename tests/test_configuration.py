@@ -32,7 +32,6 @@ def test_without_a_file_everything_has_its_default(machine_file):
     assert found.get("queue.backfill") == 0
     assert found.get("queue.fair_shares") is False
     assert found.get("limits.devices") is None
-    assert found.get("users.unknown.weight") == 1
 
 
 def test_what_it_says_is_read_with_its_units(machine_file):

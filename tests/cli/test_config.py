@@ -10,7 +10,7 @@ from pathlib import Path
 
 import empty_folders
 import pytest
-from anyaccel import configuration
+from anyaccel import configuration, settings
 
 
 @pytest.fixture
@@ -109,8 +109,8 @@ def test_a_template_has_every_setting_and_counts_once_its_comment_signs_are_gone
         if os.geteuid() != 0:
             pytest.skip("the machine's file must be root's, and this is not root")
         found = configuration.machine(str(path))
-    settings = {each.key for each in configuration.settings_of(whose)}
-    assert {re.sub(r"\.NAME\.", ".*.", key) for key in found.values} == settings
+    known = {each.key for each in settings.settings_of(whose)}
+    assert {re.sub(r"\.NAME\.", ".*.", key) for key in found.values} == known
 
 
 def test_setup_makes_an_image_that_is_ready(tmp_path, anyaccel):

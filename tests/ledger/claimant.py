@@ -144,7 +144,7 @@ def serve(connection):
 
 
 PRELUDE = """
-from anyaccel.ledger.device_locks import DeviceLock
+from anyaccel.ledger.lockfile import DeviceLock
 
 def open_ledger(path):
     global ledger

@@ -6,8 +6,9 @@ import time
 
 import pytest
 from anyaccel.errors import LeaseNotFoundError
-from anyaccel.ledger import blocks
+from anyaccel.ledger import Want, blocks
 from anyaccel.ledger.names import boot, hash_device
+from anyaccel.policy import Need
 from claimant import ClaimantError
 
 ALICE = 61_001
@@ -16,6 +17,15 @@ TIMED = """
 def timed(seconds):
     want = Want(candidates=frozenset("a"), seconds=seconds)
     leases.append(ledger.acquire(want, chooser("a"), wait=0))
+"""
+
+NEEDY = """
+from anyaccel.policy import Need
+
+def needy(wait):
+    need = Need(count=1, units=10_000, among=frozenset("a"))
+    want = Want(candidates=frozenset("a"), seconds=60.0, needs=(need,))
+    leases.append(ledger.acquire(want, chooser("a"), wait=wait))
 """
 
 
@@ -111,6 +121,58 @@ def test_its_user_gets_a_reserved_device_before_earlier_requests(claim, ledger, 
     alice.do("give()")
     ledger.remove_blocks([block.id for block in ledger.blocks()])
     assert earlier.end() == {"a": 10_000}
+
+
+@needs_root
+def test_its_user_gets_reserved_devices_first_for_a_request_of_any_device(claim, ledger, state, in_line):
+    """An earlier request for the other devices does not block it, and the reserved device is preferred to free ones."""
+    now = time.time()
+    ledger.reserve(only_a, begin=now - 60, end=now + 3600, user=ALICE, note="course", request="a")
+    holder, earlier, alice, second = claim(), claim(), claim(), claim()
+    become(alice, state)
+    assert alice.do("take('b', 'a')") == {"a": 10_000}
+    alice.do("give()")
+    holder.do("take('b')")
+    earlier.begin("take('a', 'b', 'c', count=2, wait=600)")
+    in_line(1)
+    anyone = Want(candidates=frozenset("abc"))
+    assert ledger.count_ahead(anyone, 0, only_a) == 1
+    ask = "ledger.count_ahead(Want(candidates=frozenset('abc')), 0, chooser('cba'))"
+    assert alice.do(ask) == 0
+    assert alice.do("take('c', 'b', 'a', wait=600)") == {"a": 10_000}
+    assert alice.do(ask) == 1
+    become(second, state)
+    second.begin("take('c', 'b', 'a', wait=600)")
+    in_line(2)
+    alice.do("give()")
+    assert second.end() == {"a": 10_000}  # the device is free before the earlier request is served
+    assert earlier.busy()
+    holder.do("give()")
+    assert earlier.end() == {"b": 10_000, "c": 10_000}
+
+
+@needs_root
+def test_files_of_ended_processes_do_not_make_a_start_unknown(claim, ledger, state, in_line):
+    """In a shared directory only their owners can remove them: a lease and a ticket of root, who has left."""
+    gone, left, alice, waiter = claim(), claim(), claim(), claim()
+    for each in (alice, waiter):
+        become(each, state)
+        each.do(TIMED + NEEDY)
+    gone.do("take('a')")
+    left.begin("take('a', wait=600)")
+    in_line(1)
+    left.kill()
+    gone.kill()
+    alice.do("timed(3600.0)")
+    waiter.begin("needy(600)")
+    in_line(1)
+    assert len([name for name in os.listdir(state) if name[0] in "tv"]) == 4
+    (lease,) = ledger.leases()
+    (ticket,) = ledger.tickets()
+    assert ticket.starts == pytest.approx(lease.until, abs=2)
+    need = Need(count=1, units=10_000, among=frozenset("a"))
+    want = Want(candidates=frozenset("a"), seconds=60.0, needs=(need,))
+    assert ledger.forecast_start(want) == pytest.approx(lease.until + 60, abs=2)
 
 
 @needs_root

@@ -53,6 +53,8 @@ def test_a_wheel_holds_the_package_and_nothing_else(dist, name):
     man = {part for part in inside if ".data/data/share/man/man1/" in part}
     assert {part.rpartition("/")[2] for part in man} == {path.name for path in FOLDERS[name].glob("man/*.1")}
     inside = [part for part in inside if part not in man]
+    deployed = {part.rpartition("/")[2] for part in inside if ".data/data/share/anyaccel-kubernetes/" in part}
+    assert deployed == {path.name for path in FOLDERS[name].glob("deploy/*")}
     assert {part.split("/")[0].split("-")[0] for part in inside} == {name}
     assert f"{name}/py.typed" in inside
     assert [part for part in inside if part.endswith(".dist-info/licenses/LICENSE")]

@@ -17,22 +17,19 @@ half-life. The members of a group share the group's weight; inside of the group 
 **Totals of groups.** A request over the device limit of its own user blocks no other request. The total of a group is
 shared by several users: a request that waits for it blocks the later requests of the group's members, else these could
 use the total up again and again. It blocks no request of other users.
+
+**Reservations.** While a reservation runs, its user's request is served by the reserved devices as if it asked for
+these alone: an earlier request that may not have them does not block it. Only if they do not suffice, the request
+competes for all its devices.
 """
 
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
 from anyaccel.model import UNITS_PER_DEVICE, Value, field, replace
 from anyaccel.text import span
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
-    from anyaccel.configuration import Configuration
 
 ROOT = 0
 FOREVER = float("inf")
@@ -143,6 +140,10 @@ class Block(Value):
             return False
         return waiting.seconds is None or start + waiting.seconds > self.begin
 
+    def reserves(self, waiting: Waiting, now: float) -> bool:
+        """Return whether this is a running reservation for the user of a request."""
+        return self.user is not None and self.user == waiting.user and self.begin <= now < self.end
+
 
 class Usage(Value):
     """Device-seconds of ended leases, of which each counts half after every half-life.
@@ -177,7 +178,13 @@ class Usage(Value):
 
 
 def _integrate(devices: float, held: float, half_life: float) -> float:
-    """Return the device-seconds of a lease of some devices that count after ``held`` seconds."""
+    """Return the device-seconds of a lease that count at its end: each second counts half after every half-life.
+
+    Args:
+        devices: Number of devices.
+        held: Seconds for which the lease has lasted.
+        half_life: The half-life in seconds.
+    """
     # expm1(): of a short lease and a half-life of weeks, the difference of two powers would be rounded away.
     rate = math.log(2) / half_life
     return devices * -math.expm1(-held * rate) / rate
@@ -201,7 +208,7 @@ class Limits(Value):
     total: float | None = None
 
 
-_NO_LIMITS = Limits()
+NO_LIMITS = Limits()
 
 
 class OverLimit(Value):
@@ -296,7 +303,7 @@ class Policy(Value):
     fair_shares: bool = False
     half_life: float | None = None
     patience: float | None = None
-    limits: Limits = _NO_LIMITS
+    limits: Limits = NO_LIMITS
     users: Mapping[int, Limits] = field(default_factory=dict)
     groups: Mapping[str, Limits] = field(default_factory=dict)
     members: Mapping[int, str] = field(default_factory=dict)
@@ -314,42 +321,7 @@ class Policy(Value):
             and self.patience is None
             and not self.users
             and not self.groups
-            and (self.limits is _NO_LIMITS or self.limits == _NO_LIMITS)
-        )
-
-    @classmethod
-    def from_configuration(cls, configuration: Configuration) -> Policy:
-        """Read the policy from a machine's configuration; :data:`PLAIN` if there is no configuration.
-
-        Entries of unknown users and groups are left out. The default patience counts only beside another rule for the
-        order. Blocks and past usage are not part of the configuration.
-        """
-        if not configuration.found:
-            return PLAIN
-        groups = {
-            name: _limits(configuration, f"groups.{name}")
-            for name in configuration.names("groups")
-            if find_group(name) is not None
-        }
-        members = _Members(groups)
-        users = {
-            number: _limits(configuration, f"users.{name}", f"groups.{members.get(number, '')}")
-            for name in configuration.names("users")
-            if (number := find_user(name)) is not None
-        }
-        limits = _limits(configuration, "limits")
-        fair = configuration.get("queue.fair_shares")
-        # Without another rule the order is by priority and arrival, and patience would only cost its computation.
-        changed = fair or users or groups or limits != _NO_LIMITS or "queue.patience" in configuration.values
-        return cls(
-            backfill=configuration.get("queue.backfill"),
-            fair_shares=fair,
-            half_life=configuration.get("queue.half_life"),
-            patience=configuration.get("queue.patience") if changed else None,
-            limits=limits,
-            users=users,
-            groups=groups,
-            members=members if groups else {},
+            and (self.limits is NO_LIMITS or self.limits == NO_LIMITS)
         )
 
     def limits_of(self, user: int | None) -> Limits:
@@ -363,13 +335,13 @@ class Policy(Value):
         if (found := self.users.get(user)) is not None:
             return found
         if user == ROOT:
-            return _NO_LIMITS
+            return NO_LIMITS
         group = self.groups.get(self.members.get(user, ""))
         return self.limits if group is None else replace(group, weight=1, total=None)
 
     def restricts(self, user: int | None) -> bool:
         """Return whether a user has a limit, or counts in the total of a group."""
-        return self.limits_of(user) != _NO_LIMITS or bool(self._total_group(user))
+        return self.limits_of(user) != NO_LIMITS or bool(self._total_group(user))
 
     def priority(self, waiting: Waiting) -> int:
         """Return the effective priority: the requested one, up to the user's limit."""
@@ -381,8 +353,9 @@ class Policy(Value):
     ) -> Callable[[Waiting], tuple[bool, int, tuple[float, float], int]]:
         """Return the sort key of the order of service.
 
-        Requests past the patience come first, by arrival. The others follow by effective priority, then with fair
-        shares by the share of the group and of the user, then by arrival.
+        Requests past the patience come first, by arrival. The others follow by effective priority, highest first, then
+        with fair shares by usage over weight, first of the group and then of the user, lowest first, then by arrival. A
+        user without a group counts as a group. The key is bound to ``held`` and ``now``.
 
         Args:
             held: The active leases.
@@ -593,6 +566,112 @@ class Policy(Value):
             found.append(max([_earliest_alone(one, ends, self.blocks, now), *before]))
         return found
 
+    def forecast(self, waiting: Iterable[Waiting], held: Sequence[Holding], now: float) -> dict[Hashable, float | None]:
+        """Forecast the starts of waiting requests, by key, if every lease lasts until its time limit; None for unknown.
+
+        A start is not before the starts of earlier requests that block the request, nor before the limits of the user
+        and group have room. Without needs, over a limit that lasts, or behind a lease or request without a time limit,
+        a start is unknown.
+
+        Args:
+            waiting: The waiting requests, in the order of service.
+            held: The active leases.
+            now: The time.
+        """
+        busy: dict[Hashable, list[tuple[float, int]]] = {}
+        terms: list[tuple[float, int, int | None]] = []  # end, units and user: what counts for limits
+        for each in held:
+            end = FOREVER if each.until is None else max(each.until, now)
+            busy.setdefault(each.device, []).append((end, each.units))
+            if not each.inner:
+                terms.append((end, each.units, each.user))
+        used = sum_usage(held)
+        # Within a reservation, requests that may not have its devices do not count, though they may have them later.
+        inside = dict(busy)
+        starts: dict[Hashable, float | None] = {}
+        passed: list[tuple[Waiting, float]] = []
+        # In the order of service: what an earlier request will hold counts for each later one. A request over a limit
+        # blocks no request that is not, so it comes behind.
+        for one in sorted(waiting, key=lambda each: self.limited(each, used)):
+            room, needs, taking = self._time_of_room(one, terms), one.needs, [busy]
+            start = max(room, self._time_of_devices(one, busy, passed, now))
+            if reserved := self._within_reservation(one, now):
+                early = max(room, self._time_of_devices(reserved, inside, passed, now))
+                if early <= start and early < self._end_of_reservation(one, now):
+                    start, needs, taking = early, reserved.needs, [busy, inside]
+            passed.append((one, start))
+            starts[one.key] = None if start == FOREVER else start
+            end = FOREVER if one.seconds is None else start + one.seconds
+            terms.append((end, one.units, one.user))
+            for need in needs:
+                for device in self._soonest(need, taking[-1], one, now)[: need.count]:
+                    for each in taking:
+                        left = [(until, units) for until, units in each.get(device, ()) if until > start]
+                        each[device] = [*left, (end, need.units_on(device))]
+        return starts
+
+    def _soonest(
+        self, need: Need, busy: Mapping[Hashable, Sequence[tuple[float, int]]], one: Waiting, now: float
+    ) -> list[Hashable]:
+        """Return the devices of a need by the time when they become free, as a placement would likely take them."""
+        return sorted(
+            need.among,
+            key=lambda device: (
+                _open_at(device, _free_at(busy.get(device, ()), need.units_on(device)), one, self.blocks, now),
+                str(device),
+            ),
+        )
+
+    def _time_of_devices(
+        self,
+        one: Waiting,
+        busy: Mapping[Hashable, Sequence[tuple[float, int]]],
+        passed: Iterable[tuple[Waiting, float]],
+        now: float,
+    ) -> float:
+        """Return the time when enough devices are free, and the earlier requests for them, with starts, have started.
+
+        Infinity if the needs are unknown.
+        """
+        own = [_find_time(need, busy, one, self.blocks, now) for need in one.needs] or [FOREVER]
+        return max([now, *own, *(start for other, start in passed if self.competes(one, other, now))])
+
+    def _time_of_room(self, one: Waiting, terms: Iterable[tuple[float, int, int | None]]) -> float:
+        """Return the time when the limits of a request's user and group have room for it.
+
+        Minus infinity for now, infinity for a limit that lasts.
+
+        Args:
+            one: The request.
+            terms: End, units and user of each lease, also of requests that will be served before.
+        """
+        if any(each.lasting for each in self.over_limits(one, {})):
+            return FOREVER
+        found, limits, group = -FOREVER, self.limits_of(one.user), self._total_group(one.user)
+        if one.inner:
+            return found
+        if limits.devices is not None:
+            own = [(end, units) for end, units, user in terms if user == one.user]
+            found = _free_at(own, one.units, limits.devices * UNITS_PER_DEVICE)
+        if group:
+            of_group = [(end, units) for end, units, user in terms if self._total_group(user) == group]
+            most = (self.groups[group].total or 0) * UNITS_PER_DEVICE
+            found = max(found, _free_at(of_group, one.units, most))
+        return found
+
+    def _within_reservation(self, one: Waiting, now: float) -> Waiting | None:
+        """Return a request for the devices alone that are reserved for its user now; None if they are too few."""
+        reserved = frozenset[Hashable]().union(*(each.devices for each in self.blocks if each.reserves(one, now)))
+        reserved -= self.barred(one, now)
+        needs = tuple(replace(need, among=need.among & reserved) for need in one.needs)
+        if not reserved or not needs or any(need.count > len(need.among) for need in needs):
+            return None
+        return replace(one, needs=needs, wants=reserved if one.wants is None else one.wants & reserved)
+
+    def _end_of_reservation(self, one: Waiting, now: float) -> float:
+        """Return the first end of the running reservations for a request's user; infinity for none."""
+        return min((each.end for each in self.blocks if each.reserves(one, now)), default=FOREVER)
+
 
 PLAIN = Policy()
 """First come, first served, by priority; backfill without delay for earlier requests."""
@@ -605,43 +684,6 @@ def sum_usage(held: Iterable[Holding]) -> dict[int | None, int]:
         if not each.inner:
             found[each.user] = found.get(each.user, 0) + each.units
     return found
-
-
-def forecast(
-    waiting: Sequence[Waiting], held: Iterable[Holding], now: float, blocks: Sequence[Block] = ()
-) -> dict[Hashable, float | None]:
-    """Forecast the starts of waiting requests, by key, if every lease lasts until its time limit; None for unknown.
-
-    A start is not before the starts of earlier requests for a common device. Without needs, or behind a lease or
-    request without a time limit, a start is unknown.
-
-    Args:
-        waiting: The waiting requests, in the order of service.
-        held: The active leases.
-        now: The time.
-        blocks: Drained and reserved devices.
-    """
-    busy: dict[Hashable, list[tuple[float, int]]] = {}
-    for each in held:
-        end = FOREVER if each.until is None else max(each.until, now)
-        busy.setdefault(each.device, []).append((end, each.units))
-    starts: dict[Hashable, float | None] = {}
-    passed: list[tuple[Waiting, float]] = []
-    # In the order of service: what an earlier request will hold counts for each later one.
-    for one in waiting:
-        own = [_find_time(need, busy, one, blocks, now) for need in one.needs] or [FOREVER]
-        start = max([now, *own, *(before for other, before in passed if one.competes(other))])
-        passed.append((one, start))
-        starts[one.key] = None if start == FOREVER else start
-        end = FOREVER if one.seconds is None else start + one.seconds
-        for need in one.needs:
-            soonest = sorted(
-                need.among, key=lambda device: (_free_at(busy.get(device, ()), need.units_on(device)), str(device))
-            )
-            for device in soonest[: need.count]:  # the devices that a placement would most likely take
-                left = [(until, units) for until, units in busy.get(device, ()) if until > start]
-                busy[device] = [*left, (end, need.units_on(device))]
-    return starts
 
 
 def _known_ends(held: Iterable[Holding]) -> dict[Hashable, list[tuple[float, int, float]]]:
@@ -720,82 +762,3 @@ def _free_at(busy: Sequence[tuple[float, int]], units: int, most: float = UNITS_
             break
         taken, free = taken - each, end
     return free
-
-
-def _limits(configuration: Configuration, table: str, *further: str) -> Limits:
-    """Read limits from a table of the machine's configuration, else from ``further`` tables, else from ``[limits]``.
-
-    Weight, 1 by default, and total are only read from the first table.
-    """
-    values = configuration.values
-
-    def value(name: str) -> Any:
-        keys = (f"{each}.{name}" for each in (table, *further, "limits"))
-        return next((values[key] for key in keys if key in values), None)
-
-    return Limits(
-        devices=value("devices"),
-        seconds=value("time"),
-        priority=value("priority"),
-        weight=values.get(f"{table}.weight", 1),
-        total=values.get(f"{table}.total_devices"),
-    )
-
-
-class _Members(dict[int, str]):
-    """Names of groups by user: the first group of the configuration with the user; looked up once for each user.
-
-    Args:
-        groups: Names of the groups, in the order of the configuration.
-    """
-
-    def __init__(self, groups: Iterable[str]) -> None:
-        super().__init__()
-        self._numbers = {find_group(name): name for name in groups}
-
-    def get(self, key: int, default: Any = None) -> Any:
-        """Return the name of the group that counts for a user; ``default`` for none."""
-        if key not in self:
-            self[key] = self._look_up(key) if self._numbers else ""
-        return self[key] or default
-
-    def _look_up(self, user: int) -> str:
-        """Return the first group of a user, primary or not; empty for none, or for a user without an account."""
-        import pwd
-
-        try:
-            account = pwd.getpwuid(user)
-        except KeyError:
-            return ""
-        own = set(os.getgrouplist(account.pw_name, account.pw_gid))
-        return next((name for number, name in self._numbers.items() if number in own), "")
-
-
-def find_user(name: str) -> int | None:
-    """Return the number of a user, by name or number; None for an unknown name. A number need not be in use."""
-    import pwd
-
-    try:
-        return int(name) if name.isdecimal() else pwd.getpwnam(name).pw_uid
-    except (KeyError, ValueError):  # ValueError for a name with a NUL
-        return None
-
-
-def find_group(name: str) -> int | None:
-    """Return the number of a group, by name or number; None for an unknown name. A number need not be in use."""
-    import grp
-
-    try:
-        return int(name) if name.isdecimal() else grp.getgrnam(name).gr_gid
-    except (KeyError, ValueError):
-        return None
-
-
-def unknown_names(configuration: Configuration) -> tuple[str, ...]:
-    """Return the keys of tables in a machine's configuration without effect: no user or group has the name."""
-    return tuple(
-        f"{table}.{name}"
-        for table, find in (("users", find_user), ("groups", find_group))
-        for name in configuration.names(table)
-        if find(name) is None
-    )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from anyaccel import configuration
+from anyaccel import configuration, settings
 from anyaccel.cli import output
 from anyaccel.cli.diagnose import diagnose_file
 from anyaccel.cli.doctor import finding_json, line
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
     if args.template:
-        output.print_help(configuration.template(args.template))
+        output.print_help(settings.template(args.template))
         return 0
     if args.check is not None:
         return _check(args)
@@ -47,22 +47,22 @@ def main(args: argparse.Namespace) -> int:
     rows: list[tuple[str, object, str]] = []
     for file, whose in zip(files, ("machine", "user"), strict=True):
         # Keys with a star stand for a name, such as that of a user: those that are set are shown.
-        known = [each.key for each in configuration.settings_of(whose) if "*" not in each.key]
+        known = [each.key for each in settings.settings_of(whose) if "*" not in each.key]
         keys = dict.fromkeys([*known, *file.values])
         rows += [(key, file.get(key), file.path if key in file.values else "default") for key in keys]
     if args.json:
-        settings = [{"key": key, "value": value, "from": source} for key, value, source in rows]
+        values = [{"key": key, "value": value, "from": source} for key, value, source in rows]
         places = [{"path": file.path, "found": file.found} for file in files]
-        output.print_json("config/1", {"files": places, "settings": settings})
+        output.print_json("config/1", {"files": places, "settings": values})
         return 0
     print_table(
-        ("SETTING", "VALUE", "FROM"), [(key, configuration.written(key, value), source) for key, value, source in rows]
+        ("SETTING", "VALUE", "FROM"), [(key, settings.written(key, value), source) for key, value, source in rows]
     )
     for file in files:
         if not file.found and file.path:
             output.say(f"{file.path} does not exist")
     for finding in diagnose_file(lambda: files[0]):
-        output.say_folded(line(finding))
+        output.say(line(finding))
     return 0
 
 

@@ -6,18 +6,18 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 
-from anyaccel import configuration
+from anyaccel import configuration, settings
 from anyaccel.configuration import Configuration
 from anyaccel.errors import AnyaccelError, ConfigurationError, LedgerError
 from anyaccel.launcher.launch import prepare
 from anyaccel.launcher.verdicts import leases, why
 from anyaccel.ledger import LeaseRecord, Ledger, TicketRecord, journal
 from anyaccel.ledger.diagnosis import diagnose
+from anyaccel.ledger.machine_policy import unknown_names
 from anyaccel.ledger.record import BLOCKED
 from anyaccel.linux import cgroup
 from anyaccel.linux.process import exists
 from anyaccel.model import Finding, Inventory, Severity
-from anyaccel.policy import unknown_names
 from anyaccel.probe import HOST
 from anyaccel.text import elapsed, listed, printable, shown
 
@@ -43,7 +43,7 @@ def diagnose_file(read: Callable[[], Configuration]) -> Iterator[Finding]:
             yield Finding(severity=Severity.FAIL, reason=str(each), remedy=each.hint)
         return
     unknown = unknown_names(found)
-    lines = configuration.find_lines(found.path) if unknown else {}
+    lines = settings.find_lines(found.path) if unknown else {}
     for name in unknown:
         # The place of a key within a table, or of the table itself.
         line = next((number for key, number in lines.items() if f"{key}.".startswith(f"{name}.")), None)

@@ -301,7 +301,8 @@ class SharedScheduler(Scheduler):
         if wait:
             ahead = wait.position - 1
         elif plan.ever_fits and waiting.number == _LAST:  # a newcomer
-            ahead = self._ledger.count_ahead(self._make_request(plan, waiting).want, waiting.priority)
+            pending = self._make_request(plan, waiting)
+            ahead = self._ledger.count_ahead(pending.want, waiting.priority, self._make_choose(pending))
         else:
             ahead = 0
         others = ahead - len(found)

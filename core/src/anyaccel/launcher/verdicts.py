@@ -104,7 +104,7 @@ def estimate_start(
 
     Returns:
         Seconds since 1970; None if a lease or request ahead has no time limit, if the request is over a limit of this
-        user, or without a state directory.
+        user that lasts, or without a state directory.
 
     Raises:
         StateDirectoryError: If the ledger cannot be read.
@@ -214,7 +214,15 @@ def judge(
     want = _make_want(inventory, request, environ, time)
     # Limits before the queue: a request over its limit waits for the user's own leases, not for earlier requests.
     verdict = apply_limits(verdict, ledger.over_limits(want, priority))
-    if not verdict.fits_now or not (ahead := ledger.count_ahead(want, priority)):
+    if not verdict.fits_now:
+        return verdict
+    choice, scope = make_choice(inventory, request), Scope.make(inventory, environ)
+
+    def choose(taken: Mapping[str, Extent]) -> Mapping[str, Extent] | None:
+        grants = choice.choose(scope.to_devices(taken))
+        return None if grants is None else scope.to_ledger(grants)
+
+    if not (ahead := ledger.count_ahead(want, priority, choose)):
         return verdict
     message = describe_ahead(ahead)
     if (used := ledger.count_usage()) is not None:

@@ -24,12 +24,11 @@ from itertools import filterfalse
 from anyaccel.errors import DevicesBusyError, LeaseCancelledError, LimitError
 from anyaccel.ledger import listing as listings
 from anyaccel.ledger import record, tickets
-from anyaccel.ledger.blocks import find_barred, read_blocks
-from anyaccel.ledger.device_locks import DeviceLocks, describe
+from anyaccel.ledger.blocks import find_barred, find_reserved, read_blocks
 from anyaccel.ledger.directory import BUSY_SECONDS, StateDirectory
 from anyaccel.ledger.lease import Lease, Place, Want
 from anyaccel.ledger.listing import Listing
-from anyaccel.ledger.lockfile import Life, LockedFile, probe_lock, with_entry
+from anyaccel.ledger.lockfile import DeviceLocks, Life, LockedFile, describe_lock, probe_lock, with_entry
 from anyaccel.ledger.names import (
     ENDLESS,
     LeaseName,
@@ -144,6 +143,7 @@ class Acquisition:
         self._ticket: TicketFile | None = None
         self.place = 0
         self.before: str | None = None
+        self._only: frozenset[str] | None = None
         self._passed: Collection[str] = ()
         self._ended: Collection[str] = ()
         self._passes = False
@@ -347,15 +347,31 @@ class Acquisition:
     def _try(self, directory: int) -> tuple[Lease | None, bool]:
         """Look, choose and publish once; also update the position, note whether limits stop us, and sweep some debris.
 
+        The devices that are reserved for this user are tried first, as a request for them alone, then all.
+
         Returns:
             The lease, unpublished if the request runs on the CPU, or None. Without a lease, the second value is whether
             to retry at once: a publication failed for another reason than a locked directory.
         """
         listing = listings.read(directory)
-        self._limited = False
-        self.update_position(directory, listing)
         if listing.hidden and not self._ticket:  # requests in line leave this work to the next newcomer
             listings.sweep(directory, listings.find_debris(directory, listing.hidden[:_SWEPT]))
+        for only in self._rounds():
+            self._only = only
+            lease, conflict = self._try_round(directory, listing)
+            if lease is not None or conflict:
+                return lease, conflict
+        return None, False
+
+    def _rounds(self) -> tuple[frozenset[str] | None, ...]:
+        """Return the devices for each round of an attempt: those reserved for this user, if any; None for all."""
+        reserved = self._policy.blocks and self._want.candidates & find_reserved(self._state, self.facts)
+        return (reserved, None) if reserved else (None,)
+
+    def _try_round(self, directory: int, listing: Listing) -> tuple[Lease | None, bool]:
+        """Choose and publish once among the devices of this round; see :meth:`_try`."""
+        self._limited = False
+        self.update_position(directory, listing)
         if self.before:
             return None, False
         choice = self._select(directory, listing)
@@ -398,12 +414,12 @@ class Acquisition:
     def _taken(self, listing: Listing, over: Collection[str]) -> dict[str, Extent]:
         """Return the taken extents by device name, without the leases in ``over``.
 
-        Devices that are withheld from the request, or whose own lock is held, count as wholly taken.
+        Devices that are withheld from the request, not of this round, or whose own lock is held, count as wholly taken.
         """
         named = listing.summary
         taken = listings.sum_taken(named.leases, over) if over else named.taken
-        barred = self._barred()
-        return {**taken, **dict.fromkeys((*self._contradicted, *barred), Extent())}
+        others = () if self._only is None else self._want.candidates - self._only
+        return {**taken, **dict.fromkeys((*self._contradicted, *self._barred(), *others), Extent())}
 
     def _barred(self) -> list[str]:
         """Return the devices of the request that are drained, or reserved for another user."""
@@ -517,7 +533,7 @@ class Acquisition:
                 if mark and mark in listing.summary.marks and mark not in marked:
                     return None  # another lease has drawn the same mark meanwhile
                 if contradiction := self._device_locks.lock():
-                    self._contradicted[contradiction[0]] = describe(*contradiction)
+                    self._contradicted[contradiction[0]] = describe_lock(*contradiction)
                     return None
                 period = ENDLESS if want.seconds is None else _period(want.seconds, passes=self._passes)
                 for device, file in self._files.items():
@@ -540,7 +556,10 @@ class Acquisition:
         return body if want.tenure is None else with_entry(body, ENTRY, want.tenure().encode())
 
     def _withdraw(self) -> None:
-        """Remove the files of an unpublished lease, failures ignored; unlock and close the devices' own locks."""
+        """Remove and unlock the files of an unpublished lease; unlock and close the devices' own locks.
+
+        Failures are ignored, and a second call has no effect.
+        """
         self._device_locks.unlock()  # explicitly: a child that was forked meanwhile has copies of the descriptors
         self._device_locks.close()
         while self._files:
@@ -551,8 +570,8 @@ class Acquisition:
     def _still_free(self, directory: int, listing: Listing, choice: dict[str, Extent]) -> bool:
         """Return whether a choice can be published: same directory, no limit or ticket in the way, extents free.
 
-        The caller has locked the directory. Drains and reservations are read again, and files of ended leases and
-        tickets are swept.
+        The caller has locked the directory. Drains and reservations are read again. Unless directory, ticket or limit
+        is in the way, the files of leases and tickets that were found to have ended are removed.
         """
         # Again, with the directory locked, so that no drain or reservation comes in between.
         self._policy = with_blocks(self._policy, self._state)
@@ -605,7 +624,10 @@ class Acquisition:
         return (*(each for each in found if each.units and each.device in self._want.concerned), *outside, *blocks)
 
     def _sorry(self, directory: int) -> DevicesBusyError:
-        """Make the error for a wait that is over, with the first four holders and the number of earlier requests."""
+        """Make the error for a wait that is over: describe the first four holders, and count the others.
+
+        The error also has the ids of all leases in the way, the number of earlier requests, and all holders' hints.
+        """
         holders = self._holders(directory)
         ahead = self.place
         reasons = [str(each) for each in holders[:4]]
@@ -637,7 +659,7 @@ class Acquisition:
         vars(self).pop("facts", None)
 
     def _follow_rules(self) -> None:
-        """Adopt the queue policy of the machine if the configuration, a drain or a reservation has changed.
+        """Adopt the queue policy of the machine, if it may have changed, and check the request against its limits.
 
         Raises:
             LimitError: When the request is now over a limit of this user.
@@ -649,7 +671,7 @@ class Acquisition:
             self._check_limits()
 
     def _check_limits(self) -> None:
-        """Check the request against the limits that hold whatever leases the user releases.
+        """Check the request against the limits that hold whatever leases are released, also by members of a group.
 
         Raises:
             LimitError: When the request is over such a limit.
@@ -682,7 +704,9 @@ class Acquisition:
         )
 
     def over_limits(self, directory: int, listing: Listing, over: Collection[str]) -> tuple[OverLimit, ...]:
-        """Return the limits of the user in the way of the request, given the active leases; empty if none is.
+        """Return the limits of the user, or of the user's group, in the way of the request; empty if none is.
+
+        Each listed lease counts, without a test of its lock, except those in ``over``.
 
         Args:
             directory: Descriptor of the state directory.
@@ -754,16 +778,34 @@ class Acquisition:
             found = [row for row in found if policy.keeps_waiting(row[2], own, used, competes=row[3])]
         return [name for _, name, *_ in sorted(found)]
 
+    def count_ahead(self, directory: int, listing: Listing) -> int:
+        """Count the requests ahead that keep this one waiting; 0 if each may be passed, or reserved devices are free.
+
+        Reserved devices are those of this user's running reservations: free if they suffice, as ``choose`` says.
+        """
+        for only in self._rounds():
+            self._only = only
+            self.update_position(directory, listing)
+            if not self.before and (
+                self._only is None or self._ask(listing, find_ended(directory, listing)) is not None
+            ):
+                return 0
+        return self.place
+
     @property
     def _own(self) -> Waiting:
-        """The request with the key and queue position of its ticket; without a ticket, behind every ticket."""
+        """The request with the key and queue position of its ticket; without a ticket, behind every ticket.
+
+        It wants the devices of this round only.
+        """
+        facts = self.facts if self._only is None else replace(self.facts, wants=hashes(self._only))
         ticket = parse_ticket(self._ticket.name) if self._ticket else None
-        return replace(self.facts, key=ticket.name, number=ticket.number) if ticket else self.facts
+        return replace(facts, key=ticket.name, number=ticket.number) if ticket else facts
 
     def _may_pass(self, directory: int, listing: Listing, ahead: Collection[str]) -> bool:
-        """Return whether backfill allows the request to pass the competing tickets ahead.
+        """Return whether backfill allows the request to pass the tickets named in ``ahead``.
 
-        False without a time limit, or if a ticket ahead cannot be read.
+        False without a time limit, or if one of these tickets cannot be read. Leases count without a test of locks.
         """
         if self._want.seconds is None:
             return False
@@ -771,7 +813,7 @@ class Acquisition:
         waiting = [each for each in found if each]
         if len(waiting) < len(found):  # a ticket of another version: its needs are unknown
             return False
-        return self._policy.may_pass(self.facts, waiting, list_holdings(directory, listing), process.boot_seconds())
+        return self._policy.may_pass(self._own, waiting, list_holdings(directory, listing), process.boot_seconds())
 
     def _in_front(self, directory: int, listing: Listing) -> bool:
         """Return whether :meth:`update_position` found every competing ticket ahead passable, and backfill goes on.
@@ -785,8 +827,9 @@ class Acquisition:
 
     @property
     def _watches_all(self) -> bool:
-        """Whether every lease matters: a time limit lets the request pass others, or a queue policy is configured."""
-        return not self._policy.plain or self._want.seconds is not None
+        """Whether every lease matters: a time limit or a reservation lets the request pass, or there is a policy."""
+        own = any(block.user == self.facts.user for block in self._policy.blocks)
+        return own or not self._policy.plain or self._want.seconds is not None
 
     def _enter_line(self, directory: int) -> bool:
         """Make a ticket once the wait is worth one, and watch the next event.
@@ -876,7 +919,11 @@ class Acquisition:
                 os.close(self._leaving.pop())
 
     def descriptors(self) -> list[int]:
-        """Return the descriptors for :meth:`read_event`, readable on an event and valid until the next attempt."""
+        """Return the descriptors to poll until the next attempt: each becomes readable on an event.
+
+        They are pidfds of processes about to end and, if there is one, the watch; pass a readable one to
+        :meth:`read_event`.
+        """
         return [*self._leaving, *([self._watch.fileno()] if self._watch else [])]
 
     def read_event(self, ready: int) -> bool:

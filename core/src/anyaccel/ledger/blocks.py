@@ -89,7 +89,7 @@ class DeviceBlock(Value):
 
     @property
     def _times(self) -> tuple[float, float]:
-        """Start and end, in seconds since 1970; zeros for a drain."""
+        """Start and end of a reservation, in seconds since 1970; 0 and 0 for a drain."""
         return self.begin or 0.0, self.end or 0.0
 
     def records(self) -> Iterable[LeaseRecord]:
@@ -140,15 +140,25 @@ def read_blocks(state: StateDirectory) -> tuple[DeviceBlock, ...]:
 
 
 def find_barred(state: StateDirectory, waiting: Waiting) -> set[str]:
-    """Return the names of devices that are withheld from a request that starts now: drained or reserved.
+    """Return the names of all devices that are withheld from a request that starts now: drained or reserved.
 
-    Reservations for the request's own user do not count. A future reservation counts, unless the request has a time
-    limit that ends before.
+    The devices need not be of the request. Reservations for the request's own user do not count. A future reservation
+    counts, unless the request has a time limit that ends before.
     """
     now = process.boot_seconds()
     return {
         device for block in read_blocks(state) if block.policy_block.meets(waiting, now) for device in block.devices
     }
+
+
+def find_reserved(state: StateDirectory, waiting: Waiting) -> set[str]:
+    """Return the names of devices with a running reservation for the request's user; without devices withheld from it.
+
+    A device is withheld if it is drained, too, or if the request would last into another user's reservation.
+    """
+    now = process.boot_seconds()
+    own = [block.devices for block in read_blocks(state) if block.policy_block.reserves(waiting, now)]
+    return set().union(*own) - find_barred(state, waiting) if own else set()
 
 
 def _read(path: str, directory: str) -> tuple[DeviceBlock, ...] | None:
@@ -229,7 +239,8 @@ def change_blocks(
 ) -> None:
     """Add and remove blocks: write the changed list to the file and, for the machine's directory, to :data:`KEPT`.
 
-    :data:`KEPT` is written first. Ended reservations and blocks that :func:`read_blocks` skips are dropped.
+    :data:`KEPT` is written first; missing parents are made. Ended reservations, and blocks that :func:`read_blocks`
+    skips, are dropped.
 
     Args:
         state: The state directory.

@@ -483,9 +483,9 @@ def places(environ: Mapping[str, str]) -> tuple[list[Location], Callable[[], Ite
 
 
 def private_places(uid: int) -> list[str]:
-    """Return the places of a user's own directory: the first that no other user has occupied is used.
+    """Return the paths, best first, of which a user's own directory is the first that no other user has occupied.
 
-    No other user can make the last place, but it exists only while the user is logged in.
+    Nothing is opened. No other user can make the last place, but it exists only while the user is logged in.
 
     Args:
         uid: The user, by the number outside of user namespaces.
@@ -592,7 +592,7 @@ def _made_outside(path: str, descriptor: int, found: os.stat_result) -> bool:
 
 
 def _foreign(path: str, uid: int) -> StateDirectoryError:
-    """Make the error for a directory of an owner who is neither root nor this user, or is not shown here."""
+    """Make the error for a directory of another user, or of an owner without a number in this user namespace."""
     if unmapped(uid):
         return StateDirectoryError(
             f"the state directory {path} belongs to a user who has no number in this user namespace (shown as {uid}), "
@@ -607,7 +607,7 @@ def _foreign(path: str, uid: int) -> StateDirectoryError:
 
 
 def refused(path: str, error: OSError) -> StateDirectoryError:
-    """Make the error for a directory that cannot be opened."""
+    """Make the error for a directory that cannot be opened because of ``error``; a symbolic link is named as such."""
     reason = {
         errno.ELOOP: "it is a symbolic link, which another user could redirect",
         errno.ENOTDIR: "it is not a directory, or is a symbolic link, which another user could redirect",
@@ -635,7 +635,7 @@ def refuse_network(descriptor: int, path: str) -> None:
 
 
 def mount(descriptor: int) -> str:
-    """Return the mount id of a descriptor of this process, as decimal digits; empty when unknown."""
+    """Return the id of the mount on which a descriptor of this process lies, as decimal digits; empty when unknown."""
     with contextlib.suppress(*UNSEEN), open(f"/proc/self/fdinfo/{descriptor}", encoding="ascii") as info:
         return next((line.split()[1] for line in info if line.startswith("mnt_id:")), "")
     return ""

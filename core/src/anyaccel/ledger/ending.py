@@ -109,9 +109,16 @@ def drop_lease(state: StateDirectory, lease_id: str) -> tuple[int, ...]:
 
 
 def renew(state: StateDirectory, lease_id: str, tenure: Tenure, note: str | None) -> None:
-    """Replace the tenure of a lease; see :meth:`anyaccel.ledger.Ledger.renew`.
+    """Replace the tenure, and the note unless None, of an own lease on behalf of others, with the directory locked.
 
-    A missing state directory raises NoStateDirectoryError here.
+    See :meth:`anyaccel.ledger.Ledger.renew`. If a former tenure has ended before the last file is written, the files
+    are removed, since another process may have taken the lease for ended.
+
+    Raises:
+        NoStateDirectoryError: When there is no state directory.
+        LeaseNotFoundError: When no lease has this id, or it has ended.
+        LeasePermissionError: When the lease belongs to another user.
+        LedgerError: When a process holds the lease, when the directory stays locked, or a file cannot be written.
     """
     with state.opened() as directory:
         # The lock keeps requests from publishing a lease of the same devices meanwhile.
@@ -148,7 +155,8 @@ def _all_last(tenures: list[Tenure | None]) -> bool:
 def _replace(state: StateDirectory, directory: int, lease: LeaseName, tenure: Tenure, note: str | None) -> None:
     """Replace a file of a lease by one with another tenure and note, in one step, so that no reader sees half a body.
 
-    The new file is not locked, keeps the start of the lease, and has no process in its name.
+    The new file is not locked, keeps the start of the lease, and has no process in its name. A file with another name
+    is removed.
 
     Raises:
         OSError: When the new file cannot be made or named.
@@ -176,7 +184,7 @@ def _replace(state: StateDirectory, directory: int, lease: LeaseName, tenure: Te
 
 
 def _without_process(lease: LeaseName) -> str:
-    """Return the name of a lease without process and mark, which a program killed while taking the lease left there."""
+    """Return the name of a lease's file without process and mark, as a renewed lease has it."""
     return lease_name(lease.device, lease.extent, lease.boot + lease.id, (0, 0), (), lease.period)
 
 
@@ -259,7 +267,7 @@ def _locked(files: set[File]) -> Iterator[tuple[int, int]]:
 
 
 def _device_locks(directory: int, files: Iterable[LeaseName]) -> set[File]:
-    """Return the inodes of devices that the leases' bodies name as locked beside the leases' files.
+    """Return the inodes that stand for devices, as the leases' bodies name them: locked beside the leases' files.
 
     Missing paths and unreadable bodies are skipped.
     """

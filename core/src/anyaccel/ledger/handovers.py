@@ -48,7 +48,9 @@ class HandoverFile:
         return (_parse(os.pread(self._descriptor, 64, 0)) or ("", ""))[1] == "given"
 
     def write(self, lease: str, state: str) -> None:
-        """Write the identity of a lease, and the state: ``changing`` before, ``given`` after a call of the vendor.
+        """Replace the content: tag of this boot, identity of a lease, and state.
+
+        The state is ``changing`` before a call of the vendor, and ``given`` after it.
 
         Raises:
             OSError: When the file cannot be written.
@@ -58,7 +60,7 @@ class HandoverFile:
         os.ftruncate(self._descriptor, len(data))
 
     def clear(self) -> None:
-        """Empty the file: the device is in its idle state."""
+        """Empty the file, which says that the device is in its idle state; OSError passes."""
         os.ftruncate(self._descriptor, 0)
 
 

@@ -155,7 +155,7 @@ def read_usage(half_life: float) -> dict[int, Usage]:
     """Read the usage by ended leases of each user, by number, from the last lines of the machine's files.
 
     Only files that every user may read count, and only those of the user in the name: so each process finds the same.
-    Empty without the machine's directory.
+    The usage in several files of a user is added. Empty without the machine's directory, and for unreadable ones.
 
     Args:
         half_life: The half-life in seconds.
@@ -320,7 +320,7 @@ def is_machine_wide() -> bool:
 
 
 def own_file(environ: Mapping[str, str]) -> str:
-    """Return the path of the user's own journal; empty if the environment names no directory for it."""
+    """Return the path of the user's own journal, existing or not; empty if ``environ`` names no directory."""
     directory = user_directory("XDG_STATE_HOME", ".local/state", environ)
     return f"{directory}/journal.jsonl" if directory else ""
 
@@ -359,7 +359,8 @@ def _all_files(environ: Mapping[str, str]) -> Iterator[str]:
 def _append(path: str, entry: JournalEntry, mode: int, half_life: float | None) -> bool:
     """Append an entry to a file of this user, made if missing; a full file is renamed to ``.1`` first.
 
-    The rest of an earlier write that was cut off gets a line of its own.
+    The rest of an earlier write that was cut off gets a line of its own. With a half-life, the file is locked for the
+    call, for 40 ms at most, and the line gets the user's usage with this entry.
 
     Args:
         path: The file.
@@ -431,7 +432,7 @@ def _put_aside(path: str, fd: int) -> None:
 
 
 def _other(path: str, known: os.stat_result) -> bool:
-    """Return whether a path leads to another file than before, or to none."""
+    """Return whether a path leads to another file than ``known`` was, or to none; a symbolic link counts itself."""
     try:
         found = os.stat(path, follow_symlinks=False)
     except OSError:

@@ -10,9 +10,8 @@ from types import MappingProxyType, TracebackType
 
 from anyaccel.errors import LedgerError
 from anyaccel.ledger import listing, record
-from anyaccel.ledger.device_locks import DeviceLock, DeviceLocks
 from anyaccel.ledger.directory import BUSY_SECONDS, StateDirectory
-from anyaccel.ledger.lockfile import Life, LockedFile
+from anyaccel.ledger.lockfile import DeviceLock, DeviceLocks, Life, LockedFile
 from anyaccel.ledger.names import ENDLESS, Period, boot, lease_name, parse_lease
 from anyaccel.ledger.tenure import Tenure
 from anyaccel.linux.mark import Mark
@@ -128,7 +127,9 @@ class Lease:
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """Descriptors that carry the lease, for ``pass_fds`` of a worker; none after the release.
+        """Descriptors that carry the lease, with those of device locks, for ``pass_fds`` of a worker.
+
+        None after the release.
 
         The kernel closes descriptors of a killed process from the highest number down, so a worker must have these
         before it opens its devices: then the devices are closed before the lease ends.
@@ -159,7 +160,9 @@ class Lease:
         return self.fds
 
     def _rename(self, owner: tuple[int, int], mark: Mark) -> None:
-        """Rename the files, with the directory locked; after an error, files may have the new name already.
+        """Rename the files, with the directory locked, which is made if missing.
+
+        After an error, some files may have the new name already.
 
         Args:
             owner: Process id and start time of the new holder; zeros if only carriers of the mark keep the lease.

@@ -318,8 +318,8 @@ class Ledger:
         A faulty configuration of the machine counts as none.
 
         Returns:
-            Seconds since 1970. None if unknown: a lease or request ahead has no time limit, ``want`` has no needs, the
-            request is over a limit of this user, or there is no state directory.
+            Seconds since 1970, whole. None if unknown: a lease or request ahead has no time limit, ``want`` has no
+            needs, the request is over a limit of this user that lasts, or there is no state directory.
 
         Raises:
             LedgerError: When the ledger cannot be read.
@@ -330,23 +330,24 @@ class Ledger:
         found = self._read(lambda directory, listing: forecast_newcomer(self._state, directory, listing, own))
         return found[0] if found else None
 
-    def count_ahead(self, want: Want, priority: int) -> int:
-        """Count the competing requests ahead of a request that came now; 0 if each may be passed.
+    def count_ahead(self, want: Want, priority: int, choose: Choose) -> int:
+        """Count the earlier requests that would block a request that came now; 0 if each may be passed.
+
+        None is ahead if free devices with a running reservation for this user suffice.
 
         Ended and silent requests are left out at the front of the line only. Without a state directory, none is ahead.
         A faulty configuration of the machine counts as none.
 
+        Args:
+            want: The request.
+            priority: The higher, the earlier.
+            choose: As for :meth:`acquire`.
+
         Raises:
             LedgerError: When the ledger cannot be read.
         """
-        newcomer = self._make_newcomer(want, priority)
-
-        def inspect(directory: int, listing: Listing) -> Iterable[int]:
-            newcomer.update_position(directory, listing)
-            return (newcomer.place,) if newcomer.before is not None else ()
-
-        found = self._read(inspect)
-        return found[0] if found else 0
+        newcomer = self._make_newcomer(want, priority, choose)
+        return sum(self._read(lambda directory, listing: (newcomer.count_ahead(directory, listing),)))
 
     def count_usage(self) -> float | None:
         """Return the device-seconds that fair shares count for this user; None if the machine counts none over time.
@@ -364,15 +365,17 @@ class Ledger:
         held = self._read(lambda directory, listing: list_holdings(directory, listing, find_ended(directory, listing)))
         return policy.usage(held, process.boot_seconds()).get(own_user(), 0.0)
 
-    def _make_newcomer(self, want: Want, priority: int = 0) -> Acquisition:
-        """Return an acquisition for the queue position of a request that came now; no device is ever chosen.
+    def _make_newcomer(self, want: Want, priority: int = 0, choose: Choose = lambda _: None) -> Acquisition:
+        """Return an acquisition for the queue position of a request that came now, which is never attempted.
 
         Limits of the user are not checked, and a faulty configuration of the machine counts as none.
         """
-        return Acquisition(self._state, want, lambda _: None, priority=priority, policy=policy_for_display(self._state))
+        return Acquisition(self._state, want, choose, priority=priority, policy=policy_for_display(self._state))
 
     def over_limits(self, want: Want, priority: int, *, only: Collection[str] | None = None) -> tuple[OverLimit, ...]:
-        """Return the limits of this user in the way of a new request; empty if none is.
+        """Return the limits of this user, and of this user's group, in the way of a new request; empty if none is.
+
+        Leases that have ended do not count, and without a state directory nothing is held.
 
         Args:
             want: The request.

@@ -124,7 +124,9 @@ class LeaseState(NamedTuple):
 
 
 def find_states(directory: int, leases: Iterable[LeaseName]) -> dict[str, LeaseState]:
-    """Find out why each lease is active, by name: ``OVER`` if it has ended. Scans the processes at most once.
+    """Test each lease, and return by its name why it is active: ``OVER`` if it has ended. Nothing is removed.
+
+    Each lock is tested; the processes are scanned at most once, and only for marks of leases whose holder has ended.
 
     A lease that has ended stays ended in this directory: names are never reused. Only if the directory was deleted, the
     names are made again in the next directory. A lease whose holder has ended, and whose descriptors are still open in
@@ -163,10 +165,7 @@ def fits(choice: Mapping[str, Extent], taken: Mapping[str, Extent]) -> bool:
 
 
 def sweep(directory: int, names: Iterable[str]) -> None:
-    """Remove the named files, which the caller found to be of ended leases or tickets; any failure is ignored.
-
-    Locks are not tested again.
-    """
+    """Remove the named files, which the caller found to have ended; locks are not tested again, failures ignored."""
     for name in names:
         with contextlib.suppress(OSError):
             os.unlink(name, dir_fd=directory)

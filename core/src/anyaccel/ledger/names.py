@@ -186,7 +186,7 @@ def without_scope(name: str) -> str:
 
 
 def is_inner(name: str) -> bool:
-    """Return whether a device is a part of a lease, as seen by a worker with that lease: the name has such a scope."""
+    """Return whether a name is of a part of a lease: a device as a worker inside of that lease names it."""
     return _INNER.match(vendor_and_id(name)[1]) is not None
 
 
@@ -363,7 +363,7 @@ def parse_ticket(name: str) -> TicketName | None:
 
 
 def last_number(names: Iterable[str]) -> int:
-    """Return the highest number of the tickets among ``names``, or 0; fast, since the directory is locked meanwhile."""
+    """Return the highest number of the tickets among ``names``; 0 for none. Names without a number are skipped."""
     numbers = (name[_NUMBER] for name in names if name.startswith("t1."))
     return int(max((number for number in numbers if number.isdecimal() and number.isascii()), default="0"))
 

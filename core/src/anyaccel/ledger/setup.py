@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Callable
 
-from anyaccel import configuration
+from anyaccel import configuration, settings
 from anyaccel.errors import AnyaccelError, UsageError
 from anyaccel.ledger.directory import MACHINE_WIDE, MODE_SHARED
 from anyaccel.ledger.journal import MACHINE_DIRECTORY
@@ -58,7 +58,7 @@ def steps(root: str = "") -> list[Step]:
             path=config,
             summary="settings for all users, with comments",
             done=os.path.lexists(config),  # with any content: the file belongs to the administrator
-            perform=lambda: _write(config, configuration.template("machine")),
+            perform=lambda: _write(config, settings.template("machine")),
         ),
         Step(
             path=journal,

@@ -52,7 +52,7 @@ from anyaccel.linux.fork import tidy_in_child
 from anyaccel.linux.users import outside
 from anyaccel.model import replace
 from anyaccel.model.device import UNITS_PER_DEVICE
-from anyaccel.policy import PLAIN, Holding, Need, OverLimit, Policy, Waiting, forecast, sum_usage
+from anyaccel.policy import PLAIN, Holding, Need, OverLimit, Policy, Waiting, sum_usage
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -194,21 +194,30 @@ class _WaitingLine(NamedTuple):
 
     @classmethod
     def collect(cls, policy: Policy, directory: int, listing: Listing, *newcomers: Waiting) -> _WaitingLine:
-        """Sort the live tickets and the newcomers, which have no ticket, in the order of service; forecast the starts.
+        """Sort the locked tickets and the newcomers, which have no ticket, in the order of service.
 
-        Requests over a limit of their user get no start. Without rules that depend on leases (:attr:`Policy.plain`),
-        ended leases whose files are left count as held.
+        Also find the limits in the way of each request, count the earlier requests that block it, and forecast its
+        start. Leases and tickets whose processes have ended do not count, nor do silent tickets for the starts of
+        others: they are passed.
         """
         clock = process.boot_seconds()
-        held = list_holdings(directory, listing, () if policy.plain else find_ended(directory, listing))
+        # Files of other users that have ended stay in a shared directory, which only they and root can clean.
+        held = list_holdings(directory, listing, find_ended(directory, listing))
         looks = {name: probe_lock(directory, name) for name in listing.tickets}
         files = {name: file for name, (life, file) in looks.items() if life is not Life.OVER}
         waiting = [facts for name in files if (facts := read_ticket(directory, name))]
         order = policy.order([*waiting, *newcomers], held, clock)
         units = sum_usage(held)
         limits = {each.key: policy.over_limits(each, units) for each in order}
-        starts = forecast([each for each in order if not limits[each.key]], held, clock, policy.blocks)
-        known = {key: since_1970(start) for key, start in starts.items() if start is not None}
+        now = process.monotonic_ns()
+        looking = [
+            each
+            for position, each in enumerate(order)
+            if (file := files.get(str(each.key))) is None or not is_silent(file, now, position)
+        ]
+        starts = policy.forecast(looking, held, clock)
+        # Whole seconds: the two clocks are read one after the other, and 17:00 must not become 16:59.
+        known = {key: float(round(since_1970(start))) for key, start in starts.items() if start is not None}
         used = None if policy.half_life is None else policy.usage(held, clock)
         behind = {
             one.key: sum(
@@ -292,7 +301,7 @@ def cancel(state: StateDirectory, ticket_id: str, *, seconds: float) -> int:
 def _cancel(state: StateDirectory, directory: int, ticket_id: str, seconds: float) -> int:
     """Cancel the tickets with an id, and poll until their processes have dropped them; see :func:`cancel`.
 
-    Tickets of other users with the same id are skipped, but if there is no own ticket, that is an error.
+    Tickets that this user may not cancel are skipped; if there are only such tickets, that is an error.
 
     Returns:
         Id of the first waiting process, as the ticket's name says.
@@ -350,7 +359,8 @@ def _forbid_writing(directory: int, name: str) -> bool:
 def forecast_newcomer(state: StateDirectory, directory: int, listing: Listing, own: Waiting) -> Iterator[float]:
     """Forecast the start of a request that came now if leases last until their time limits, in seconds since 1970.
 
-    Yields a single time, or nothing if the start is unknown, as for a request over a limit of its user.
+    Yields a single time, or nothing if the start is unknown. Past usage counts for fair shares; a faulty configuration
+    of the machine counts as none.
     """
     starts = _WaitingLine.collect(with_past(policy_for_display(state)), directory, listing, own).starts
     if own.key in starts:
@@ -358,9 +368,10 @@ def forecast_newcomer(state: StateDirectory, directory: int, listing: Listing, o
 
 
 def find_wanted_by_others(directory: int, listing: Listing, devices: frozenset[str]) -> frozenset[str]:
-    """Return the subset of ``devices`` that live tickets of other processes name, by their hashes.
+    """Return the subset of ``devices`` that locked tickets of other processes name.
 
-    A ticket without a readable list of devices counts as naming each.
+    Tickets name devices by hashes, so a device with an equal hash is included, too. A ticket without a readable list of
+    devices counts as naming each.
     """
     found: set[str] = set()
     for ticket in filter(None, map(parse_ticket, listing.tickets)):
@@ -401,8 +412,17 @@ def current_policy(state: StateDirectory | None = None) -> Policy:
     global _known  # noqa: PLW0603 -- each acquisition needs the policy, and the configuration rarely changes
     found = configuration.machine()
     if found is not _known[0]:
-        _known = found, Policy.from_configuration(found)
+        _known = found, _read_policy(found)
     return with_blocks(_known[1], state)
+
+
+def _read_policy(found: Configuration) -> Policy:
+    """Return the queue policy of a configuration; :data:`PLAIN` without a file."""
+    if not found.found:
+        return PLAIN
+    from anyaccel.ledger.machine_policy import read_policy
+
+    return read_policy(found)
 
 
 def with_blocks(policy: Policy, state: StateDirectory | None) -> Policy:
@@ -417,9 +437,9 @@ def with_blocks(policy: Policy, state: StateDirectory | None) -> Policy:
 
 
 def with_past(policy: Policy) -> Policy:
-    """Return a policy with the past usage of each user, read from the journals, by the clock since the boot.
+    """Return a policy with the past usage of each user, read from the machine's journals.
 
-    A policy without a half-life counts no past usage and is returned as it is.
+    Times are by the clock since the boot. A policy without a half-life is returned as it is, and no file is read.
     """
     if policy.half_life is None:
         return policy
@@ -431,12 +451,12 @@ def with_past(policy: Policy) -> Policy:
 
 
 def _clock_offset() -> float:
-    """Return the seconds, negative, to add to a time since 1970 for the time since the boot."""
+    """Return the seconds, a negative number, to add to a time since 1970 to get the time since the boot."""
     return process.boot_seconds() - time.time()
 
 
 def own_user() -> int:
-    """Return the number of this process's effective user outside of user namespaces."""
+    """Return the effective user of this process, by the number outside of user namespaces: as policies name users."""
     return outside(os.geteuid())
 
 
@@ -568,7 +588,7 @@ def _sizes(value: object = None) -> Iterable[tuple[int, int]]:
 
 
 def hashed(need: Need) -> Need:
-    """Return a need with devices as the numbers that tickets compare."""
+    """Return a need with each device, also in ``sizes``, replaced by the hash that tickets compare."""
     return Need(
         count=need.count,
         units=need.units,

@@ -353,7 +353,7 @@ class Allocator:
         return placed + self._serve()
 
     def _drop(self, machine: str) -> None:
-        """Remove the books of a machine that is gone, once nothing is held there."""
+        """Remove the books of a machine if it is gone and nothing is held there; else do nothing."""
         books = self._books[machine]
         if not books.there and not books.held:
             del self._books[machine]
@@ -368,6 +368,8 @@ class Allocator:
 
     def _replan(self) -> list[Ticket]:
         """Plan each waiting request again, and sort the tickets anew into those that can ever be served and the rest.
+
+        A request with ``else=cpu`` that can never be served any more leaves the queue. Arrivals are kept.
 
         Returns:
             The tickets that now run on the CPU, with their allocations.
@@ -506,7 +508,7 @@ class Allocator:
         return not self._plain and self._policy.limited(waiting, used)
 
     def _counted(self) -> list[Holding]:
-        """Return the active allocations if the order of service depends on them; else nothing."""
+        """Return the active allocations if the policy depends on them; an empty list under a plain policy."""
         return [] if self._plain else self._holdings()
 
     def _holdings(self) -> list[Holding]:
@@ -613,7 +615,7 @@ class Allocator:
         return None
 
     def _place_in_line(self, ticket: Ticket) -> int:
-        """Return the queue position of a ticket, 0 if not in line; see :attr:`Ticket.place`. Takes the lock."""
+        """Return 1 and the number of tickets that block a ticket; 0 if it is not in line. Takes the lock."""
         with self._lock:
             if ticket not in self._queue:
                 return 0

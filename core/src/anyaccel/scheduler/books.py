@@ -215,7 +215,10 @@ class Books:
             self.recount()
 
     def describe_holders(self, position: int) -> dict[str, str]:
-        """Describe the holders of a device, of its parts and of its whole, by id."""
+        """Describe the allocations of a device, of its parts and of its whole, by id of the allocation.
+
+        A description is the id and, in parentheses, the note or else the request, with the part or whole that is held.
+        """
         parts = self.layout.parts.get(position, 0)
         found: dict[str, str] = {}
         for other in (position, *self.layout.kin.get(position, ())):
@@ -285,6 +288,7 @@ class Arrangement:
         return self._plan(request, hosts)
 
     def _make(self, request: Request, hosts: int) -> RequestPlan:
+        """Resolve a request against every machine; behind a cache, see :meth:`plan`."""
         return RequestPlan(request, hosts, self)
 
     def note(self, machine: int) -> None:
@@ -344,7 +348,8 @@ class RequestPlan:
     def find(self) -> dict[int, Placed] | None:
         """Find free devices for the request, by machine number, without taking them; None if too few machines fit.
 
-        A machine that refused is noted, and asked again only after a release there.
+        A machine that refused is remembered in :attr:`open`, and asked again only after a release there. For a gang,
+        the first machines that fit are chosen.
         """
         self._seen, changed = self.arrangement.since(self._seen)
         for number in changed:

@@ -107,7 +107,10 @@ def _remedies(layout: Layout, reasons: Iterable[Reason]) -> tuple[str, ...]:
 
 
 def _rivals(books: Books, request: Request) -> Iterator[Reason]:
-    """Yield pairs of vendors that cannot serve one worker together; none if another reason is in the way, too."""
+    """Yield a reason for each pair of vendors that cannot serve one worker together.
+
+    Nothing without conflicts of variables, or if the request would not fit without them, either.
+    """
     layout = books.layout
     if not layout.rivals:
         return
@@ -185,7 +188,7 @@ def _form(books: Books, wanted: Wanted, whole: int) -> Iterator[Reason]:
 
 
 def _vetoes(books: Books, term: Term, groups: Iterable[int]) -> Iterator[Reason]:
-    """Yield each different refusal by a vendor's rule of the best-connected set in a group."""
+    """Yield the vendors' refusals of the best-connected set of each group; equal texts once."""
     quoted = set()
     for group in groups:
         chosen = tuple(bits(books.layout.topology.best_set(group, term.count, linked=term.linked)))
@@ -262,7 +265,7 @@ def _most_free(layout: Layout, free: Occupancy, mask: int, term: Term) -> str:
 
 
 def _devices(wanted: Iterable[Wanted]) -> int:
-    """Return the devices of several terms, as a bit mask."""
+    """Return the devices that could serve one of several terms, as a bit mask."""
     return union(each.mask for each in wanted)
 
 
@@ -286,7 +289,7 @@ def _inventory(layout: Layout, mask: int, label: str = "") -> str:
 
 
 def _instead(layout: Layout) -> str:
-    """Return a clause with the devices that the machine has instead of the requested ones."""
+    """Return the end of a clause, with all devices of the machine in parentheses; it says so if there is none."""
     return f" (it has {_inventory(layout, layout.mask(lambda _: True))})" if layout.devices else " and no other device"
 
 

@@ -91,7 +91,7 @@ class Layout:
                 self.kin.setdefault(part, []).append(whole)
 
     def mask(self, holds: Callable[[Device], bool]) -> int:
-        """Return the positions of the devices that satisfy a condition, as a bit mask."""
+        """Return the devices that satisfy a condition, as a bit mask: bit ``n`` for the device at position ``n``."""
         return sum(1 << position for position, device in enumerate(self.devices) if holds(device))
 
     def with_parts(self, mask: int) -> int:
@@ -102,7 +102,7 @@ class Layout:
         return mask
 
     def _rivals(self, vendor: str) -> int:
-        """Return the devices that a worker with devices of this vendor cannot have."""
+        """Return the devices, as a bit mask, of vendors that exclude this one in a worker; 0 with a single vendor."""
         others = self.inventory.excluded_vendors(vendor) if len(self.vendors) > 1 else ()
         return union(self.vendors.get(other, 0) for other in others)
 
@@ -121,7 +121,7 @@ class Layout:
         return (mask,)
 
     def barred_by(self, spots: Iterable[Spot]) -> int:
-        """Return the devices that conflict with already chosen devices."""
+        """Return the devices, as a bit mask, whose vendors conflict with those of the chosen ``spots``; 0 for none."""
         if not self.rivals:
             return 0
         return union(self.rivals.get(self.devices[spot.position].vendor, 0) for spot in spots)
@@ -137,7 +137,7 @@ class Layout:
         return mask & ~union(self.parts[whole] for whole in bits(wholes)), mask & ~wholes
 
     def named(self, term: Term) -> int:
-        """Return the devices with a term's names, in any state.
+        """Return the devices with one of a term's names, in any state, as a bit mask.
 
         Raises:
             UnknownNameError: When no device and no installed plug-in has one of the names.
@@ -145,7 +145,7 @@ class Layout:
         return union(self.names.devices(name) for name in term.names)
 
     def serving(self, term: Term) -> int:
-        """Return the devices that serve a term if nothing is held.
+        """Return the devices, as a bit mask, that pass a term's names and rules if nothing is held.
 
         Raises:
             UnknownNameError: When no device and no installed plug-in has one of the names.
@@ -322,10 +322,11 @@ class Wanted(Value):
 
 
 def want(layout: Layout, term: Term) -> Wanted:
-    """Resolve a term against a machine.
+    """Resolve a term against a machine: the devices that could serve it, in groups, whatever is held.
 
     Raises:
-        UnknownNameError: When no device has one of the names.
+        UnknownNameError: When no device and no installed plug-in has one of the names.
+        ValueError: When a filter is unknown, or its value invalid.
     """
     together = layout.serving(term)
     choices = [_groups(layout, term, layout.names.devices(name) & together) for name in term.names]
@@ -428,7 +429,10 @@ def with_units(term: Term, device: Device) -> Term:
 
 
 def _groups(layout: Layout, term: Term, mask: int) -> tuple[int, ...]:
-    """Split devices by vendor and type if a term needs several devices that are alike; leave out too small groups."""
+    """Split devices by vendor and type, leaving out groups that are too small for the term.
+
+    A term for one device, or a share, needs no split: the mask is the only group, and there is none if it is empty.
+    """
     if term.count == 1:
         return (mask,) if mask else ()
     groups: dict[tuple[str, str], int] = {}
@@ -445,7 +449,10 @@ def _choice(wanted: Wanted) -> tuple[int, int]:
 
 
 def _enough(free: Occupancy, wanted: Sequence[Wanted]) -> bool:
-    """Return False if a set of devices has less room than its terms need: saves most searches that would fail."""
+    """Return False if the devices of some terms surely have too little room: this saves most searches that would fail.
+
+    True is no promise that the terms fit.
+    """
     for mask in {each.mask for each in wanted}:
         inside = [each for each in wanted if not each.mask & ~mask]
         whole = sum(each.term.count for each in inside if not each.term.fraction)
@@ -460,7 +467,10 @@ def _enough(free: Occupancy, wanted: Sequence[Wanted]) -> bool:
 def _candidates(
     layout: Layout, free: Occupancy, wanted: Wanted, validate: Validate | None, barred: int = 0
 ) -> Iterator[tuple[Spot, ...]]:
-    """Yield sets of free devices for a term without a veto, best first, without the barred devices."""
+    """Yield parts of free devices for a term, best first: sets that the vendors accept, without the barred devices.
+
+    Each set is from one group of a choice, and choices come in order.
+    """
     for choice in wanted.choices:
         groups = [group & ~barred for group in choice] if barred else choice
         for positions in _sets(layout, free, wanted, groups):
@@ -489,7 +499,7 @@ def _sets(layout: Layout, free: Occupancy, wanted: Wanted, groups: Sequence[int]
 
 
 def _best_value(topology: Topology, term: Term, mask: int) -> tuple[int, int]:
-    """Return the sort key of a group by its best set for a term; lowest without a set."""
+    """Return the sort key of a group of devices, by the value of its best set for a term; lowest without a set."""
     best = topology.best_set(mask, term.count, linked=term.linked)
     return topology.value(best, mask) if best else (-1, 0)
 
@@ -561,7 +571,7 @@ def grants(layout: Layout, wanted: Sequence[Wanted], placed: Sequence[Sequence[S
 
 
 def extent_of(given: Share) -> Extent:
-    """Return the extent of a share."""
+    """Return the extent of a share: its units, and its slots, or any slots if it names none."""
     return Extent(given.units, slot_mask(given.slots) if given.slots else ANY_SLOTS)
 
 

@@ -126,7 +126,7 @@ class Ticket:
 
     @property
     def place(self) -> int:
-        """Queue position among requests for the same devices: 1 for the next to be served; 0 if not waiting."""
+        """Queue position: 1, and 1 more for each earlier request that blocks this one; 0 if not waiting."""
         return self._place(self)
 
     def why(self) -> Verdict:
@@ -209,6 +209,9 @@ def notify(tickets: Iterable[Ticket]) -> None:
 
 async def settled(ticket: Ticket, release: Callable[[Allocation], None], seconds: float | None) -> Allocation:
     """Wait on an asyncio loop for a ticket, which is cancelled with the task, or at the time limit.
+
+    Any other exception cancels the ticket, too, and releases an allocation that came meanwhile; only a closed loop does
+    neither.
 
     Args:
         ticket: The ticket.

@@ -129,14 +129,14 @@ class Topology:
                 yield chosen
 
     def singles(self, free: int) -> Iterator[int]:
-        """Yield positions of single devices: the least missed first, then the others in order."""
+        """Yield the positions of free devices: first the one whose loss breaks least, then the others in order."""
         if free:
             best = self._loosest(free)
             yield best.bit_length() - 1
             yield from bits(free & ~best)
 
     def _loosest(self, free: int) -> int:
-        """Return the device whose loss breaks the fewest connections between free devices."""
+        """Return the free device, as a mask, whose loss breaks the fewest connections; the lowest of equal ones."""
         if not self._layers:
             return free & -free
         return 1 << min(self._lows(free), key=lambda low: (self.affinity(low, free), low))
@@ -186,7 +186,11 @@ class Topology:
             mask &= ~self._cell_of[low]
 
     def _room(self, low: int, free: int, count: int) -> tuple[bool, int, int]:
-        """Return the sort key of a device: the smallest sufficient neighborhood of the closest kind comes first."""
+        """Return the sort key of a device as the start of a set.
+
+        Devices with enough free neighbors of their closest kind come first, of these the closest kind, then the fewest
+        neighbors.
+        """
         kinds = len(self._neighborhoods)
         rank = next((rank for rank, near in enumerate(self._neighborhoods) if near[low]), kinds)
         around = self._cell_of[low] | (self._neighborhoods[rank][low] if rank < kinds else 0)
@@ -194,7 +198,7 @@ class Topology:
         return size < count, rank, size if size >= count else -size
 
     def _grow(self, seed: int, free: int, count: int, *, linked: bool) -> int:
-        """Add the nearest cell until there are enough devices; 0 if there never are."""
+        """Grow a set of ``count`` devices from a device by adding the nearest cells; 0 if there are never enough."""
         chosen, allowed, position = 0, free, seed
         while True:
             cell = self._cell_of[position] & allowed
