@@ -20,7 +20,7 @@ import pytest
 from anyaccel.accelerators import _installed
 from anyaccel.cli import main
 from anyaccel.cli.parser import COMMANDS
-from anyaccel.inventory.left_out import _left_out
+from anyaccel.inventory.find import _detect_excluded
 from anyaccel.vendors.process import close as close_vendors
 
 # As in the background of a shell, and under nohup: what we start would ignore them, too.
@@ -75,7 +75,7 @@ def clean_environment(
 
 def _forget_answers() -> None:
     """Forget what is kept of the vendors of another test."""
-    _left_out.cache_clear()
+    _detect_excluded.cache_clear()
     _installed.cache_clear()
 
 

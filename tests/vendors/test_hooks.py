@@ -15,7 +15,7 @@ from anyaccel.plugin import *
 from anyaccel.vendors import contract
 
 contract.container_faults = contract.env_faults = contract.product_faults = lambda *_: iter(())
-contract.HOOKS = {name: hook._replace(check=lambda *_: iter(())) for name, hook in contract.HOOKS.items()}
+contract.HOOKS = {name: replace(hook, check=lambda *_: iter(())) for name, hook in contract.HOOKS.items()}
 
 @hookimpl
 def anyaccel_info():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 REPLACEMENT = "\ufffd"
 _LONGEST_COMMENT = 200
@@ -158,3 +158,14 @@ def shown(value: object) -> str:
     except (ValueError, RecursionError):  # a number of too many digits, a list in itself
         return f"a {type(value).__name__}"
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def html_table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return an HTML table for notebooks; cells are escaped and printable."""
+    from html import escape
+
+    def row(tag: str, cells: Sequence[str]) -> str:
+        return f"<tr>{''.join(f'<{tag}>{escape(printable(cell))}</{tag}>' for cell in cells)}</tr>"
+
+    body = "".join(row("td", cells) for cells in rows)
+    return f"<table><caption>{escape(printable(caption))}</caption>{row('th', columns)}{body}</table>"

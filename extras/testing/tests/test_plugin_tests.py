@@ -1,4 +1,4 @@
-"""The pytest class: six lines for an author, a test per check and recording, and no silent overrides."""
+"""The pytest class: six lines for an author, a test per check, and no silent overrides."""
 
 from __future__ import annotations
 
@@ -54,8 +54,7 @@ def test_a_correct_plugin_passes_with_six_lines(run, install, recordings):
     assert done.returncode == 0, done.stdout
     assert counts(done).keys() == {"passed", "skipped"}
     names = set(re.findall(r"::TestAcme::test_check\[(.*?)\]", done.stdout))
-    assert {"C01-entry-point", "C07-expected-pair", "C07-expected-driver-only", "C16-env-products"} <= names
-    assert {name[:3] for name in names} == {check.id for check in CHECKS}
+    assert names == {check.label for check in CHECKS}
 
 
 def test_a_failure_says_what_to_change_and_shows_no_code_of_ours(run, install, recordings):
@@ -64,7 +63,9 @@ def test_a_failure_says_what_to_change_and_shows_no_code_of_ours(run, install, r
     done = run()
     assert done.returncode == 1
     failed = set(re.findall(r"^FAILED \S+::test_check\[(.*?)\]", done.stdout, re.MULTILINE))
-    assert failed == {"C17-hide-pair", "C17-hide-quad", "C17-hide-products"}
+    assert failed == {"C17-hide"}
+    for machine in ("pair", "quad", "products"):
+        assert re.search(f"^E? *{machine}: .*anyaccel_env for no device must hide", done.stdout, re.MULTILINE)
     assert "anyaccel_env for no device must hide all of them" in done.stdout
     assert "Traceback" not in done.stdout
     assert "def test_check" not in done.stdout
@@ -75,7 +76,7 @@ def test_a_known_failure_is_declared_with_its_reason(run, install, recordings):
     recordings(ACME)
     done = run('expected_failures = {"C17": "the runtime has no value for none, acme/runtime#7"}')
     assert done.returncode == 0, done.stdout
-    assert counts(done)["xfailed"] == 3
+    assert counts(done)["xfailed"] == 1
     assert "acme/runtime#7" in done.stdout
 
 
@@ -83,7 +84,7 @@ def test_a_known_failure_is_declared_beside_the_recordings(run, install, recordi
     install("acme", HIDES_NOTHING)
     (recordings(ACME) / "expected_failures.json").write_text('{"C17": "acme/runtime#7"}')
     done = run()
-    assert (done.returncode, counts(done)["xfailed"]) == (0, 3), done.stdout
+    assert (done.returncode, counts(done)["xfailed"]) == (0, 1), done.stdout
 
 
 def test_a_known_failure_that_is_gone_is_to_be_taken_out(run, install, recordings):
@@ -99,7 +100,6 @@ def test_a_known_failure_that_is_gone_is_to_be_taken_out(run, install, recording
     [
         ("def test_check(self): pass", "C23: TestAcme overrides test_check, so the suite would no longer check"),
         ("test_check = None", "C23: TestAcme overrides test_check"),
-        ("def pytest_generate_tests(self, metafunc): pass", "C23: TestAcme overrides pytest_generate_tests"),
         ("def __init_subclass__(cls): pass", "C23: TestAcme overrides __init_subclass__"),
         (
             'expected_failures = {"C17": " "}',

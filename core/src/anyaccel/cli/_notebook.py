@@ -13,8 +13,7 @@ from anyaccel.cli.options import add_wait
 from anyaccel.errors import AnyaccelError, UsageError
 from anyaccel.inventory.detect import detect
 from anyaccel.launcher.use import get_process_lease, use
-from anyaccel.model.html import html_table
-from anyaccel.text import printable
+from anyaccel.text import html_table, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -117,7 +116,7 @@ def _show_machine(held: ProcessLease | None) -> _DeviceTable:
         sample = samples.take_sample(held.launch.inventory, environ=held.outer_environ())
     for note in samples.all_notes(sample):
         output.say(note)
-    return _DeviceTable(sample, "" if held is None else ", ".join(device.name for device in held.devices))
+    return _DeviceTable(sample, "" if held is None else output.device_names(device.name for device in held.devices))
 
 
 class _DeviceTable:

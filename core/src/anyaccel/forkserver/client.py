@@ -330,6 +330,7 @@ def _end() -> None:
     """Call the registered functions, then end all fork servers, when this process exits."""
     for tidy in _tidies:
         tidy()
+    close_all(ForkServer, seconds=0.0)  # processes of vendors hold no lease, so no caller waits for their end
     close_all()
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import os
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 
 from anyaccel import configuration
 from anyaccel.errors import MachineError, UsageError
@@ -13,9 +14,13 @@ from anyaccel.inventory.current import narrow
 from anyaccel.model import Device, Inventory, Problem, Request, VendorReport, VendorState, replace
 from anyaccel.probe import HOST
 from anyaccel.probe.machine import Machine, parse_machine
-from anyaccel.vendors import begin
-from anyaccel.vendors.discovery import Source, installed
+from anyaccel.vendors import begin, import_meanwhile
+from anyaccel.vendors.discovery import ALLOW_VARIABLE, DENY_VARIABLE, Source, installed
 from anyaccel.vendors.presence import Presence, read_presences, select_makers, select_present
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from anyaccel.probe import Facts
 
 
 def find(
@@ -32,10 +37,10 @@ def find(
     sources, problems = installed(environ)
     present: Mapping[str, Presence | None]
     present = said = read_presences(sources)
-    facts = where.facts(environ)
-    if where.simulated and not everybody:
+    facts = None if where.simulated else where.facts(environ)
+    if facts is None and not everybody:
         present = select_makers(said, [item.product for item in where.products])
-    elif not everybody:
+    elif facts is not None and not everybody:
         present = select_present(said, facts, {**facts.environ, **environ})
     if where.text == HOST and not everybody:
         from anyaccel.inventory.hangs import recall  # nothing is remembered of other machines
@@ -49,15 +54,11 @@ def find(
     found: list[Device] = []
     if present:
         begin()
-        asked, found = _ask(where, sources, said, present, request, timeout=timeout, environ=environ)
+        asked, found = _ask(where, sources, said, present, request, facts=facts, timeout=timeout, environ=environ)
         reports += asked
     elif where.simulated:
         raise MachineError(f"no plug-in is installed that could simulate {where.text!r}")
     reports.sort(key=lambda report: report.vendor)  # answers come in any order
-    if not where.simulated:
-        from anyaccel.inventory.memory import limited
-
-        found = limited(found, facts)
     devices = narrow(found, where, environ)  # after contest(), which needs the full devices of both vendors
     inventory = Inventory(machine=where.text, devices=tuple(devices), vendors=tuple(reports))
     if declare:
@@ -89,6 +90,7 @@ def _ask(
     present: Mapping[str, Presence | None],
     request: Request | None,
     *,
+    facts: Facts | None,
     timeout: float,
     environ: Mapping[str, str],
 ) -> tuple[list[VendorReport], list[Device]]:
@@ -97,7 +99,10 @@ def _ask(
     from anyaccel.inventory.names import VendorNames
     from anyaccel.vendors.process import ask
 
-    detect = partial(ask, "detect", timeout=timeout, environ=environ, sources=sources)
+    if facts is not None:
+        import_meanwhile("anyaccel.inventory.contested")
+        import_meanwhile("anyaccel.inventory.memory")
+    detect = functools.partial(ask, "detect", timeout=timeout, environ=environ, sources=sources)
     unnamed = [vendor for vendor, signs in present.items() if signs is None or signs.names is None]
     enough = None if request is None else answers.make_patience(request, present, sources)
     began = time.monotonic()
@@ -120,12 +125,14 @@ def _ask(
         report, found[source.vendor] = answers.interpret(source, outcome)
         reports.append(report)
     reports, found = names.own(reports, found)
-    if machine.simulated:
+    if facts is None:
         return reports, answers.qualify_ids(answers.renumber_nodes(found))
     from anyaccel.inventory.contested import contest
+    from anyaccel.inventory.memory import limited
 
     control_nodes = {report.vendor: report.control_nodes for report in reports}
-    return reports, answers.qualify_ids(contest(found, control_nodes, host=machine.text == HOST))
+    contested = contest(found, control_nodes, host=machine.text == HOST)
+    return reports, limited(answers.qualify_ids(contested), facts)
 
 
 def report_problem(problem: Problem) -> VendorReport:
@@ -146,3 +153,39 @@ def _not_asked(source: Source) -> VendorReport:
         distribution=source.distribution,
         version=source.version,
     )
+
+
+def detect_excluded(inventory: Inventory) -> Inventory:
+    """Ask plug-ins excluded by ``ANYACCEL_PLUGINS`` and ``ANYACCEL_DISABLE`` for devices that workers must not open.
+
+    Each plug-in runs in its guarded process, as in detection. Answers are kept per machine, since confinement asks
+    before each launch. A simulated machine has no further devices.
+
+    Args:
+        inventory: The machine's inventory; its vendors are not asked again.
+
+    Returns:
+        The devices and reports of the excluded vendors.
+    """
+    return _detect_excluded(inventory.machine, frozenset(report.vendor for report in inventory.vendors))
+
+
+@functools.lru_cache(maxsize=16)
+def _detect_excluded(machine: str, listed: frozenset[str]) -> Inventory:
+    from anyaccel.inventory.answers import interpret
+    from anyaccel.vendors.process import ask
+
+    try:
+        where = parse_machine(machine)
+    except MachineError:  # the inventory was made by hand
+        return Inventory(machine=machine, devices=())
+    environ = {name: value for name, value in os.environ.items() if name not in {ALLOW_VARIABLE, DENY_VARIABLE}}
+    sources, problems = ([], []) if where.simulated else installed(environ)
+    reports = [report_problem(problem) for problem in problems if problem.vendor not in listed]
+    excluded = {source.vendor for source in sources} - listed
+    found: list[Device] = []
+    for source, outcome in ask("detect", where, environ=environ, vendors=excluded)[0].values() if excluded else ():
+        report, devices = interpret(source, outcome)
+        reports.append(report)
+        found += devices
+    return Inventory(machine=machine, devices=tuple(found), vendors=tuple(reports))

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
-from typing import NamedTuple
 
-from anyaccel.model import Device, VendorReport, replace
+from anyaccel.model import Device, Value, VendorReport, replace
 from anyaccel.text import shown
 from anyaccel.vendors.discovery import Source
 from anyaccel.vendors.presence import Presence
@@ -15,7 +14,7 @@ MOST_TOLD = 4
 """Most tags that a note names."""
 
 
-class Owner(NamedTuple):
+class Owner(Value):
     """The owner of a name.
 
     Attributes:
@@ -73,17 +72,17 @@ class VendorNames:
         name = name.casefold()
         key = self._keys.get(name)  # keys go first: they are unique among installed plug-ins
         if key is not None:
-            return None if key == vendor else Owner(key, "key")
+            return None if key == vendor else Owner(vendor=key, kind="key")
         if self._resources.get(vendor) == name:
             return None
         for other, resource in self._resources.items():
             if resource == name:
-                return Owner(other, "resource")
+                return Owner(vendor=other, kind="resource")
         makers = [other for other, names in self._products.items() if name in names and other != vendor]
         if makers and name in self._products.get(vendor, ()):
             offered = [] if vendor in self._offered else [other for other in makers if other in self._offered]
             makers = offered if sharing or vendor in self._offered else makers
-        return Owner(makers[0], "product") if makers else None
+        return Owner(vendor=makers[0], kind="product") if makers else None
 
     def own(
         self, reports: Sequence[VendorReport], found: Mapping[str, list[Device]]

@@ -137,9 +137,9 @@ def make_sandbox(allocation: Allocation, inventory: Inventory, *, enforce: Enfor
     """
     if not check_enforce(enforce):
         return None
-    from anyaccel.inventory.left_out import left_out
+    from anyaccel.inventory.find import detect_excluded
 
-    sandbox = plan_sandbox(allocation, inventory, left_out(inventory))
+    sandbox = plan_sandbox(allocation, inventory, detect_excluded(inventory))
     unsearched = "device nodes in {} may be open to the worker: it is mounted from elsewhere, and not searched"
     gaps = (*map(unsearched.format, find_unsearched()), *filter(None, (landlock.gap(),)))
     return replace(sandbox, gaps=(*sandbox.gaps, *gaps))
@@ -175,7 +175,7 @@ def plan_sandbox(allocation: Allocation, inventory: Inventory, left_out: Invento
     Args:
         allocation: The devices of the worker.
         inventory: The inventory from which the allocation was made.
-        left_out: The inventory of excluded vendors; see :mod:`anyaccel.inventory.left_out`.
+        left_out: The inventory of excluded vendors; see :func:`anyaccel.inventory.find.detect_excluded`.
 
     Raises:
         PluginError: If the plug-in of a device of the worker cannot name the nodes that the device needs.

@@ -318,8 +318,8 @@ class Ledger:
         A faulty configuration of the machine counts as none.
 
         Returns:
-            Seconds since 1970. None if unknown: a lease or request ahead has no time limit, ``want`` has no needs, the
-            request is over a limit of this user, or there is no state directory.
+            Seconds since 1970, whole. None if unknown: a lease or request ahead has no time limit, ``want`` has no
+            needs, the request is over a limit of this user that lasts, or there is no state directory.
 
         Raises:
             LedgerError: When the ledger cannot be read.

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from anyaccel.model._value import Value, field, replace
 from anyaccel.model.device import UNITS_PER_DEVICE, Device
 from anyaccel.model.request import Request, Term
-from anyaccel.text import memory
+from anyaccel.text import html_table, memory
 
 TYPE_CHECKING = False  # that of typing, which takes longer to import than the model
 if TYPE_CHECKING:
@@ -71,8 +71,6 @@ class Share(Value):
 
 def share_table(caption: str, shares: Iterable[Share]) -> str:
     """Return an HTML table of shares."""
-    from anyaccel.model.html import html_table
-
     rows = [
         (
             share.device.name,

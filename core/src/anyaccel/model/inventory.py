@@ -119,7 +119,7 @@ class Inventory(Value):
 
     def _repr_html_(self) -> str:
         """Return a table of the devices, for notebooks."""
-        from anyaccel.model.html import html_table
+        from anyaccel.text import html_table
 
         rows = [
             (device.name, device.type, memory(device.memory_bytes), device.health.value, device.id)

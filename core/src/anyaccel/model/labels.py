@@ -18,7 +18,8 @@ RULE = (
     "a label must be a key such as 'reserved', or a key with a value such as 'team=vision': each at most 63 letters, "
     "digits and . _ -, that begins with a letter or digit, the key with a letter"
 )
-_LABEL = re.compile(r"([A-Za-z][A-Za-z0-9._-]{0,62})(?:=([A-Za-z0-9][A-Za-z0-9._-]{0,62}))?")
+_LABEL = r"([A-Za-z][A-Za-z0-9._-]{0,62})(?:=([A-Za-z0-9][A-Za-z0-9._-]{0,62}))?"
+"""Compiled at the first use: few machines have labels, and each command imports this module."""
 
 
 def read_label(text: str) -> tuple[str, str]:
@@ -27,7 +28,7 @@ def read_label(text: str) -> tuple[str, str]:
     Raises:
         ValueError: When the text breaks the grammar.
     """
-    match = _LABEL.fullmatch(text)
+    match = re.fullmatch(_LABEL, text)
     if match is None:
         raise ValueError(f"{RULE} (got {shown(text)})")
     return match[1], match[2] or ""

@@ -635,7 +635,7 @@ class Pool(Submitter):
 
     def _repr_html_(self) -> str:
         """Return a table of the workers for notebooks."""
-        from anyaccel.model.html import html_table
+        from anyaccel.text import html_table
 
         return html_table(repr(self)[1:-1], ("runs", "behind it", "devices"), self._workers())
 

@@ -7,7 +7,6 @@ import sys
 from anyaccel._faces import face
 from anyaccel.forkserver import client
 from anyaccel.probe import HOST, MACHINE_VARIABLE
-from anyaccel.vendors.server import find_server as find_server
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,12 +43,26 @@ else:
     __all__ += ["DEADLINE_SECONDS", "PRELOAD", "TASKS", "begin", "begin_for", "close", "find_server"]
     __all__ += ["import_meanwhile", "presence", "simulate", "tasks"]
 
+IDLE_SECONDS = 60.0
+"""A vendor's process ends after a minute without a call, and the fork server after a minute without a process."""
+STUCK_SECONDS = 0.5
+"""How long to wait for a killed process: a process that is stuck in the kernel ignores even SIGKILL."""
 DEADLINE_SECONDS = 10.0
 """Time for a hook that touches the machine."""
 TASKS = "anyaccel.vendors.tasks"
 """Name of the module that runs in a vendor's process. No other process should import it."""
 PRELOAD = (TASKS, "anyaccel.kit")
 """Modules that are imported once for the processes of all vendors: the tasks, and the kit of most plug-ins."""
+
+
+def find_server(*preload: str) -> client.ForkServer:
+    """Return the fork server with some preloaded modules; start the server if none runs.
+
+    Raises:
+        OSError: When the server cannot be started.
+    """
+    config = {"own": preload, "stuck": STUCK_SECONDS, "idle": IDLE_SECONDS}
+    return client.find_server(preload, lambda: client.ForkServer(config, apart=True))
 
 
 def begin() -> None:

@@ -14,8 +14,8 @@ import struct
 import sys
 
 from anyaccel.linux.process import set_name
+from anyaccel.vendors import IDLE_SECONDS
 from anyaccel.vendors.protocol import ANSWER, BEGUN, CHUNK, HEADER
-from anyaccel.vendors.server import IDLE_SECONDS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -11,7 +11,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import UnionType
-from typing import NamedTuple
 
 from anyaccel.model import (
     ContainerEdits,
@@ -23,6 +22,7 @@ from anyaccel.model import (
     PluginInfo,
     Product,
     Stats,
+    Value,
     VisiblePart,
     parts_of,
 )
@@ -266,7 +266,7 @@ def _repeated(what: str, values: list[Any]) -> Iterator[str]:
         yield f"{what} must be unique (got {value} more than once)"
 
 
-class Hook(NamedTuple):
+class Hook(Value):
     """A row of the table of hooks.
 
     Attributes:
@@ -323,51 +323,62 @@ def _device_nodes(arguments: Arguments) -> ContainerEdits:
 
 _TABLE = (
     Hook(
-        "info",
-        PluginInfo,
-        lambda value, arguments: info_faults(value, arguments["vendor"]),
+        name="info",
+        answer=PluginInfo,
+        check=lambda value, arguments: info_faults(value, arguments["vendor"]),
         shape="PluginInfo",
         required=True,
     ),
     Hook(
-        "detect",
-        Detected | None,
-        lambda value, arguments: detected_faults(value, arguments["vendor"]),
+        name="detect",
+        answer=Detected | None,
+        check=lambda value, arguments: detected_faults(value, arguments["vendor"]),
         shape="",
         required=True,
         seconds=None,
     ),
     Hook(
-        "fractional",
-        Fractional,
-        lambda value, arguments: fractional_faults(value, arguments["device"]),
+        name="fractional",
+        answer=Fractional,
+        check=lambda value, arguments: fractional_faults(value, arguments["device"]),
         shape="",
         required=True,
     ),
-    Hook("tags", tuple[str, ...], tags_faults, shape="", listed="tags", required=True),
+    Hook(name="tags", answer=tuple[str, ...], check=tags_faults, shape="", listed="tags", required=True),
     Hook(
-        "env",
-        EnvEdits,
-        lambda value, arguments: env_faults(value, arguments["info"].env_vars),
+        name="env",
+        answer=EnvEdits,
+        check=lambda value, arguments: env_faults(value, arguments["info"].env_vars),
         shape="EnvEdits",
         required=True,
     ),
     Hook(
-        "visible",
-        tuple[str | VisiblePart, ...] | None,
-        lambda value, arguments: visible_faults(value, arguments["devices"]),
+        name="visible",
+        answer=tuple[str | VisiblePart, ...] | None,
+        check=lambda value, arguments: visible_faults(value, arguments["devices"]),
         shape="",
         listed="device ids",
     ),
-    Hook("validate", str | None, reason_faults, shape=""),
-    Hook("stats", Mapping[str, Stats], stats_faults, shape="stats", default=lambda _: {}, seconds=None),
-    Hook("container", ContainerEdits, container_faults, shape="ContainerEdits", default=_device_nodes),
-    Hook("handover", type(None), handover_faults, shape="", seconds=10.0, changes=True),
-    Hook("diagnose", tuple[Finding, ...], shape="Finding", listed="Findings", default=lambda _: (), seconds=None),
+    Hook(name="validate", answer=str | None, check=reason_faults, shape=""),
     Hook(
-        "products",
-        tuple[Product, ...],
-        product_faults,
+        name="stats", answer=Mapping[str, Stats], check=stats_faults, shape="stats", default=lambda _: {}, seconds=None
+    ),
+    Hook(
+        name="container", answer=ContainerEdits, check=container_faults, shape="ContainerEdits", default=_device_nodes
+    ),
+    Hook(name="handover", answer=type(None), check=handover_faults, shape="", seconds=10.0, changes=True),
+    Hook(
+        name="diagnose",
+        answer=tuple[Finding, ...],
+        shape="Finding",
+        listed="Findings",
+        default=lambda _: (),
+        seconds=None,
+    ),
+    Hook(
+        name="products",
+        answer=tuple[Product, ...],
+        check=product_faults,
         shape="Product",
         listed="Products",
         default=lambda _: (),

@@ -19,9 +19,8 @@ from collections.abc import Callable, Iterable, Mapping
 from anyaccel.forkserver.client import ForkServer, Gone, close_all, tidy_at_exit
 from anyaccel.linux.fork import tidy_in_child
 from anyaccel.model import Value
-from anyaccel.vendors import import_wanted
+from anyaccel.vendors import IDLE_SECONDS, find_server, import_wanted
 from anyaccel.vendors.protocol import ANSWER, BEGUN, CALL, CHUNK, HEADER, PRINTED_LIMIT
-from anyaccel.vendors.server import IDLE_SECONDS, find_server
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
 
-from anyaccel.model import Detected, Device, Health, Product
+from anyaccel.model import Detected, Device, Health, Product, Value
 
 NUMA_NODES = 2
 OBJECTS = bytes.fromhex("6ba7b8129dad11d180b400c04fd430c8")
@@ -20,7 +19,7 @@ def match_products(name: str, products: Iterable[Product]) -> list[Product]:
     return found or [product for product in products if wanted in map(str.casefold, product.aliases)]
 
 
-class Cards(NamedTuple):
+class Cards(Value):
     """Several devices of one product, each whole or divided.
 
     Attributes:
@@ -45,14 +44,14 @@ def find_cards(name: str, count: int, products: Iterable[Product]) -> Cards | No
     whole, divided, wanted = name.partition("/")
     for product in match_products(whole, known):
         if not divided:
-            return Cards(product, count)
+            return Cards(product=product, number=count)
         for part in product.parts:
             if part.casefold() == wanted.casefold():
-                return Cards(product, count, match_products(part, known)[0])
+                return Cards(product=product, number=count, part=match_products(part, known)[0])
     return None
 
 
-def simulate(vendor: str, wanted: Sequence[tuple[Product, int] | Cards]) -> Detected:
+def simulate(vendor: str, wanted: Sequence[Cards]) -> Detected:
     """Make up devices, in the same way each time.
 
     Devices of one product are linked in groups as large as the largest machine of the product. A divided device is not
@@ -60,12 +59,11 @@ def simulate(vendor: str, wanted: Sequence[tuple[Product, int] | Cards]) -> Dete
 
     Args:
         vendor: Key of the vendor.
-        wanted: Products with the number of devices of each, in the order of the devices' indexes.
+        wanted: The products, in the order of the devices' indexes.
     """
-    machine = [item if isinstance(item, Cards) else Cards(*item) for item in wanted]
-    total = sum(cards.devices for cards in machine)
+    total = sum(cards.devices for cards in wanted)
     devices: list[Device] = []
-    for cards in machine:
+    for cards in wanted:
         devices += _cards(vendor, cards, first=len(devices), total=total)
     return Detected(devices=tuple(devices))
 

@@ -194,7 +194,10 @@ class _Backend:
         sets = []
         for product in self._plugin.ask("products"):
             sizes = [size for size in product.counts if size >= count] or [count]
-            machines = [simulate.simulate(self._vendor, [(product, size)]).devices for size in sizes]
+            machines = [
+                simulate.simulate(self._vendor, [simulate.Cards(product=product, number=size)]).devices
+                for size in sizes
+            ]
             sets += [machine[:count] for machine in machines]
         return sets
 

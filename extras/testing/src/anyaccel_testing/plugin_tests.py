@@ -19,7 +19,6 @@ import pytest
 from anyaccel_testing.check import Check, Result, State
 from anyaccel_testing.suite import (
     find_declaration_faults,
-    list_machines,
     list_recordings,
     read_declared_failures,
     run_checks,
@@ -63,48 +62,35 @@ class AcceleratorPluginTests:
         for fault in find_declaration_faults(cls.expected_failures):
             raise TypeError(f"{OVERRIDES}: {cls.__name__}: {fault}")
 
-    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Parametrize ``test_check`` with checks and, for checks of a machine, with recordings."""
-        if metafunc.function is not AcceleratorPluginTests.test_check:
-            return
-        owner = metafunc.cls
-        assert owner is not None  # noqa: S101 - pytest calls this for the tests of a class
-        recordings = list_recordings(owner.recordings)
-        cases = [
-            pytest.param(check, machine, id=f"{check.label}-{machine}" if machine else check.label)
-            for check in CHECKS
-            for machine in list_machines(check, recordings)
-        ]
-        metafunc.parametrize(("check", "machine"), cases)
-
-    def test_check(self, check: Check, machine: str) -> None:
-        """Report the result of a check as a test."""
+    @pytest.mark.parametrize("check", CHECKS, ids=[check.label for check in CHECKS])
+    def test_check(self, check: Check) -> None:
+        """Report the results of a check on all machines as one test."""
         cls = type(self)
         if check.id == OVERRIDES:
             return  # __init_subclass__ has refused every override by now
-        result = _get_results(cls)[check.id, machine]
-        if check.id == NEEDS_RECORDINGS and not machine:
+        results = _get_results(cls)[check.id]
+        if check.id == NEEDS_RECORDINGS and not list_recordings(cls.recordings):
             pytest.fail(_explain_recordings(cls), pytrace=False)
-        if result.state is State.EXPECTED:
-            pytest.xfail(result.message)
-        if result.state is State.FAILED:
-            details = f"\n\n{result.details}" if result.details else ""
-            pytest.fail(f"{check.id} {check.title}\n{result.message}{details}", pytrace=False)
-        if result.state is State.SKIPPED:
-            pytest.skip(result.message)
+        if failed := [_describe(result) for result in results if result.state is State.FAILED]:
+            pytest.fail("\n".join([f"{check.id} {check.title}", *failed]), pytrace=False)
+        if expected := [_describe(result) for result in results if result.state is State.EXPECTED]:
+            pytest.xfail("\n".join(expected))
+        if all(result.state is State.SKIPPED for result in results):
+            pytest.skip(results[0].message)
 
 
-def _get_results(cls: type[AcceleratorPluginTests]) -> dict[tuple[str, str], Result]:
-    """Run the checks in parallel on the first call, and return the results by check id and machine."""
-    known: dict[tuple[str, str], Result] | None = cls.__dict__.get("_known_results")
+def _describe(result: Result) -> str:
+    details = f"\n\n{result.details}" if result.details else ""
+    return (f"{result.machine}: " if result.machine else "") + result.message + details
+
+
+def _get_results(cls: type[AcceleratorPluginTests]) -> dict[str, list[Result]]:
+    """Run the checks in parallel on the first call, and return the results by check id."""
+    known: dict[str, list[Result]] | None = cls.__dict__.get("_known_results")
     if known is None:
-        recordings = list_recordings(cls.recordings)
-        known = {(result.check, result.machine): result for result in _run_suite(cls)}
-        for check in CHECKS:
-            anywhere = known.get((check.id, ""))  # a result without a machine, such as a skip, holds for each machine
-            for machine in list_machines(check, recordings):
-                if anywhere is not None:
-                    known.setdefault((check.id, machine), anywhere)
+        known = {check.id: [] for check in CHECKS}
+        for result in _run_suite(cls):
+            known[result.check].append(result)
         cls._known_results = known  # type: ignore[attr-defined] # on the class: pytest makes an instance per test
     return known
 

@@ -38,7 +38,7 @@ class Subject:
 
     Attributes:
         too_slow: Name of the machine on which a hook exceeded the limit; empty if none did.
-        tried_sizes: Device counts of simulated machines on which every odd value was tried.
+        tried_shapes: Shapes of the machines that were tried; see :attr:`TestedMachine.first_of_shape`.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Subject:
         self.live = live
         self.timeout = timeout
         self.too_slow = ""
-        self.tried_sizes: set[int] = set()
+        self.tried_shapes: set[object] = set()
         self._recordings = recordings
 
     @cached_property
@@ -192,6 +192,21 @@ class TestedMachine:
         """The devices by index; empty when there are none."""
         found = self.detected
         return tuple(sorted(found.devices, key=lambda device: device.index)) if found else ()
+
+    @cached_property
+    def first_of_shape(self) -> bool:
+        """Whether no machine of this shape was tried before in this process.
+
+        Machines of one shape differ in names and sizes, on which neither the form of a mask nor the choice of devices
+        depends. So each set of devices is tried on one product of a shape, and what names no device on one machine.
+        """
+        shape = tuple(
+            (device.slots, device.fractional, device.parent is None, len(device.links), tuple(device.attributes))
+            for device in self.devices
+        )
+        new = shape not in self.subject.tried_shapes
+        self.subject.tried_shapes.add(shape)
+        return new
 
     @property
     def known_devices(self) -> tuple[Device, ...]:

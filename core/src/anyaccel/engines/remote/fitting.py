@@ -49,9 +49,10 @@ class Fitting(NamedTuple, Generic[T]):
 def find_fitting(
     request: Request, kinds: Sequence[tuple[str, Inventory]], ask: Callable[[int], tuple[T | None, str]]
 ) -> Fitting[T]:
-    """Ask the scheduler for each kind of nodes whether it can serve a request, and sort the kinds.
+    """Ask the scheduler for each kind of nodes whether it can ever serve a request, and sort the kinds.
 
-    A kind that does not know a name counts as unable; nothing is raised.
+    A kind that does not know a name counts as unable, and no UnknownNameError is raised. For each able kind, ``ask`` is
+    called.
 
     Args:
         request: The request.

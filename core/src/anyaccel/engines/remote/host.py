@@ -61,7 +61,12 @@ class NodeAdapter(Protocol):
 
 
 class Host:
-    """The local engine of this process for one pool."""
+    """The local engine of this process for one pool.
+
+    Attributes:
+        users: Number of calls and actors that use it now.
+        used: Monotonic time at which it was used last.
+    """
 
     def __init__(self, spec: PoolSpec, node: NodeAdapter) -> None:
         # The module path of the caller, as far as this node has the same folders.
@@ -69,7 +74,14 @@ class Host:
         self.node = node
         self.idle = max(spec.settings.idle, 1.0)
         self.core = LocalEngine(lambda: node.broker, spec.settings)
+        self.users = 0
         self.used = time.monotonic()
+
+    def leave(self) -> None:
+        """Count a call or an actor as ended."""
+        with _lock:
+            self.users -= 1
+            self.used = time.monotonic()
 
     def started(self, call: Call) -> Started | None:
         """Return the node and the devices of a call, expected or held; None if they are not known yet."""
@@ -124,7 +136,7 @@ _lock = threading.Lock()
 def find_host(spec: bytes, make_node: Callable[[PoolSpec], NodeAdapter]) -> Host:
     """Return the host of a pool in this process; make a host if there is none, or the present one is broken.
 
-    A new host is closed once it has been idle. The host counts as used until :func:`run_call` ends, and the node's
+    A new host is closed once it has been idle. The caller counts as a user until :meth:`Host.leave`. The node's
     environment is refreshed.
     """
     known: PoolSpec = load_cached(spec)
@@ -133,7 +145,7 @@ def find_host(spec: bytes, make_node: Callable[[PoolSpec], NodeAdapter]) -> Host
         if host is None or host.core.broken is not None:
             host = _hosts[known.pool] = Host(known, make_node(known))
             reactor().call_later(host.idle, partial(_close_if_idle, known.pool, host))
-        host.used = float("inf")
+        host.users += 1
     host.node.refresh()
     return host
 
@@ -147,16 +159,16 @@ def close_host(pool: str) -> None:
 
 
 def _close_if_idle(pool: str, host: Host) -> None:
-    """Shut down a host without recent calls: its pool may have died without a word.
+    """Shut down a host without users for its idle time: its pool may have died without a word.
 
     Else look again when the host may be idle long enough.
     """
     with _lock:
-        left = host.used + host.idle - time.monotonic()
+        left = host.idle if host.users else host.used + host.idle - time.monotonic()
         if left <= 0 and _hosts.get(pool) is host:
             del _hosts[pool]
     if left > 0:
-        reactor().call_later(min(left, host.idle), partial(_close_if_idle, pool, host))
+        reactor().call_later(left, partial(_close_if_idle, pool, host))
     else:
         host.core.shutdown(wait=False)
 
@@ -183,20 +195,26 @@ def run_call(
         begun: Called once when the call has run for :data:`NOTICE_SECONDS`.
     """
     try:
-        host, known = find_host(spec, make_node), load_cached(order)
-        call = Call(known.name, host.node.options(known), host.core.on_cancel)
-        enter_call(host, call, body, log)
+        host = find_host(spec, make_node)
     except Exception as error:  # noqa: BLE001 - the caller's pool reports it
         return make_failure(error)
-    started = None
-    while not wait(call, POLL_SECONDS if started else NOTICE_SECONDS):
-        if ended():
-            call.future.cancel()
-        elif started is None and (started := host.started(call)) is not None:
-            begun(started)
-    host.node.settle(host.core)
-    host.used = time.monotonic()
-    return wait_for_answer(call)._replace(started=host.started(call))
+    try:
+        try:
+            known = load_cached(order)
+            call = Call(known.name, host.node.options(known), host.core.on_cancel)
+            enter_call(host, call, body, log)
+        except Exception as error:  # noqa: BLE001 - the caller's pool reports it
+            return make_failure(error)
+        started = None
+        while not wait(call, POLL_SECONDS if started else NOTICE_SECONDS):
+            if ended():
+                call.future.cancel()
+            elif started is None and (started := host.started(call)) is not None:
+                begun(started)
+        host.node.settle(host.core)
+        return wait_for_answer(call)._replace(started=host.started(call))
+    finally:
+        host.leave()
 
 
 def enter_call(host: Host, call: Call, body: Pickled, log: str | None) -> None:
@@ -313,6 +331,8 @@ class ActorHost:
     def ended(self, unwanted: Callable[[], bool] = lambda: False) -> Answer:
         """Wait until the object's process and its descendants have exited; return the reason as a failure.
 
+        The host of the pool may be closed then, if nothing else uses it. To be called once.
+
         Args:
             unwanted: Polled meanwhile; once it returns True, the process is killed.
         """
@@ -320,8 +340,10 @@ class ActorHost:
             if unwanted():
                 self.stop(0)
         # The devices are released only when the process has exited, and the cluster counts them by this task.
-        while hasattr(self, "_host") and self._has_process():
-            time.sleep(POLL_SECONDS / 10)
+        if hasattr(self, "_host"):
+            while self._has_process():
+                time.sleep(POLL_SECONDS / 10)
+            self._host.leave()
         return make_failure(self._death)
 
     def _has_process(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Literal
 
@@ -54,9 +54,9 @@ def choose_subsets(devices: Devices) -> list[Devices]:
     return list({tuple(device.id for device in each): each for each in (*chosen, devices)}.values())
 
 
-def list_accepted(subject: Subject, devices: Devices) -> Iterator[Devices]:
-    """Yield sets of usable devices accepted by the plug-in's counts and its ``validate``."""
-    for chosen in choose_subsets(tuple(device for device in devices if device.usable)):
+def list_accepted(subject: Subject, sets: Iterable[Devices]) -> Iterator[Devices]:
+    """Yield the sets of devices that the plug-in's counts and its ``validate`` accept."""
+    for chosen in sets:
         term = Term(names=(subject.plugin.info.resource,), units=len(chosen) * UNITS_PER_DEVICE)
         if _get_refusal(subject, term, chosen) is None:
             yield chosen
@@ -65,7 +65,10 @@ def list_accepted(subject: Subject, devices: Devices) -> Iterator[Devices]:
 def list_launches(subject: Subject, machine: TestedMachine) -> Iterator[tuple[str, Devices, EnvContext]]:
     """Yield launches to try: a description, the devices, and the context for ``anyaccel_env``."""
     devices = machine.devices
-    for chosen in list_accepted(subject, devices):
+    usable = tuple(device for device in devices if device.usable)
+    new = machine.product is None or machine.first_of_shape
+    sets = choose_subsets(usable) if new else [usable[:1], usable] if usable else []
+    for chosen in list_accepted(subject, sets):
         shares = {device.id: Share(device=device, memory_bytes=device.memory_bytes) for device in chosen}
         for mask in MASKS:
             # An outer launcher may have set the variables: a hook that only adds to them would keep its mask.
@@ -270,11 +273,10 @@ def list_odd_values(devices: Devices) -> list[str]:
 def _find_unexpected(subject: Subject, machine: TestedMachine) -> Iterator[str]:
     devices = machine.devices
     names = subject.plugin.info.env_vars
-    # What a value means that names no device can depend on how many there are, and not on the product.
-    words = WORDS if machine.product is None or len(devices) not in subject.tried_sizes else ()
-    if machine.product is not None:
-        subject.tried_sizes.add(len(devices))
-    values = dict.fromkeys((*words, *list_odd_values(devices)))
+    new = machine.first_of_shape
+    if machine.product is not None and not new:
+        return
+    values = dict.fromkeys((*(WORDS if new else ()), *list_odd_values(devices)))
     shown = _show_all(subject, devices)
     for name in names:
         # Beside the vendor's other variables as well, where it has set any.

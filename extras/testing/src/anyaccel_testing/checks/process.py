@@ -28,7 +28,7 @@ from anyaccel.model import (
 from anyaccel.vendors import HOOKS
 
 from anyaccel_testing.check import CheckFailed, demand
-from anyaccel_testing.checks.environment import STALE, list_accepted
+from anyaccel_testing.checks.environment import STALE, choose_subsets, list_accepted
 from anyaccel_testing.subject import Subject, TestedMachine
 from anyaccel_testing.watch import Watch, find_changes, read_process_state
 
@@ -233,7 +233,8 @@ def _find_unit_faults(stats: Mapping[str, Stats], devices: Sequence[Device]) -> 
 def _make_observing_calls(subject: Subject, machine: TestedMachine) -> dict[str, Callable[[], Any]]:
     """Return calls of the optional hooks on the state of devices or of the vendor, by name."""
     # A pure hook is asked about devices that a launch can get; validate may refuse all of them together.
-    given = max(list_accepted(subject, machine.devices), key=len, default=())
+    usable = tuple(device for device in machine.devices if device.usable)
+    given = max(list_accepted(subject, choose_subsets(usable)), key=len, default=())
     found: dict[str, Callable[[], Any]] = {}
     for name, hook in HOOKS.items():
         if not hook.required and not hook.changes and {"environ", "request"}.isdisjoint(subject.plugin.arguments(name)):
