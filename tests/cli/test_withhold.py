@@ -4,6 +4,7 @@ import json
 import os
 import re
 import time
+from datetime import datetime
 
 import anyaccel as aa
 import preloaded
@@ -55,6 +56,19 @@ def test_a_drained_device_is_seen_by_all(acme):
     until(lambda: ticket.allocation, "the ticket")
     scheduler.release(ticket.allocation)
     assert "acme/1 is not drained" in run("undrain", "acme/1", code=2)[1]
+
+
+def test_a_reservation_begins_and_ends_at_times_and_after_durations(acme):
+    me = str(os.geteuid() + 1)
+    for begin, end in (("1h", "4h"), ("2030-12-02", "2030-12-02T18:00"), ("now", "2h")):
+        (made,) = read("reserve", "APU:1", "--from", begin, "--to", end, "--for", me)["blocks"]
+        first, last = (datetime.fromisoformat(made[key]).timestamp() for key in ("from", "to"))
+        if end.endswith("h"):
+            assert last - first in {3600 * int(end[0]) + rounding for rounding in (-1, 0, 1)}
+        else:
+            assert time.localtime(first)[:5] == (2030, 12, 2, 0, 0)
+            assert time.localtime(last)[:5] == (2030, 12, 2, 18, 0)
+        assert read("reserve", "--remove", made["id"])["removed"] == [made["id"]]
 
 
 def test_a_reservation_is_listed_kept_and_removed(acme):
