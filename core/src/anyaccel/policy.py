@@ -605,9 +605,9 @@ class Policy(Value):
             terms.append((end, one.units, one.user))
             for need in needs:
                 for device in self._soonest(need, taking[-1], one, now)[: need.count]:
-                    for each in taking:
-                        left = [(until, units) for until, units in each.get(device, ()) if until > start]
-                        each[device] = [*left, (end, need.units_on(device))]
+                    for table in taking:
+                        left = [(until, units) for until, units in table.get(device, ()) if until > start]
+                        table[device] = [*left, (end, need.units_on(device))]
         return starts
 
     def _soonest(
