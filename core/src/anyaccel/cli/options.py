@@ -179,7 +179,7 @@ def acquire(
             limit, grace and early signal of the arguments.
     """
     request = anyaccel.parse_request(args.request)
-    # The monitor calls prctl(2) by ctypes before this process becomes the command.
+    # The monitor needs ctypes before this process becomes the command.
     inventory = survey(args, "anyaccel.launcher.hold", "anyaccel.launcher.monitor", "ctypes")
     from anyaccel.launcher.hold import take
     from anyaccel.launcher.monitor import start_monitor
