@@ -344,7 +344,7 @@ def test_shares_of_one_device_count():
     one = Waiting(key=1, number=1, since=0.0, needs=(half,))
     both = [Holding(device="a", units=5000, until=10.0), Holding(device="a", units=5000, until=20.0)]
     assert Policy().earliest_starts([one], both) == [10.0]
-    assert policy.forecast([one], both, 5.0) == {1: 10.0}
+    assert policy.PLAIN.forecast([one], both, 5.0) == {1: 10.0}
 
 
 def test_fair_shares_put_those_first_who_hold_less():
@@ -397,7 +397,40 @@ def test_a_priority_counts_up_to_the_users_highest():
 def test_forecast_knows_what_is_known():
     held = [Holding(device="a", until=50.0), Holding(device="b"), Holding(device="c", until=70.0)]
     first, second, third = waiting(1, 2, 30.0), waiting(2, 1, 5.0), waiting(3, 4)
-    assert policy.forecast([first, second, third], held, 10.0) == {1: 50.0, 2: 70.0, 3: None}
+    assert policy.PLAIN.forecast([first, second, third], held, 10.0) == {1: 50.0, 2: 70.0, 3: None}
+
+
+def test_forecast_counts_reservations_until_their_end():
+    """Devices a and b are reserved for user 2, c and d from 60 on; e has no end."""
+    blocks = (
+        Block(devices=frozenset("ab"), begin=0.0, end=50.0, user=2),
+        Block(devices=frozenset("cd"), begin=60.0, end=90.0, user=2),
+    )
+    rules, held = Policy(blocks=blocks), [Holding(device="e"), Holding(device="a", until=20.0)]
+
+    def asks(number, count, seconds=None, user=1):
+        need = Need(count=count, units=WHOLE, among=frozenset("abcde"))
+        return Waiting(
+            key=number, number=number, since=0.0, seconds=seconds, user=user, needs=(need,), wants=frozenset("abcde")
+        )
+
+    assert rules.forecast([asks(1, 2)], held, 10.0) == {1: 50.0}
+    assert rules.forecast([asks(1, 4)], held, 10.0) == {1: 90.0}
+    assert rules.forecast([asks(1, 5)], held, 10.0) == {1: None}
+    assert rules.forecast([asks(1, 2, 10.0)], held, 10.0) == {1: 10.0}
+    # The earlier request of user 1 may not have the reserved devices, which user 2 has once the lease of a ends.
+    assert rules.forecast([asks(1, 5), asks(2, 2, user=2)], held, 10.0) == {1: None, 2: 20.0}
+    # It takes the devices that are not reserved until then, so that the next one has to wait for the end.
+    assert rules.forecast([asks(1, 2, 30.0), asks(2, 2, 5.0)], held, 10.0) == {1: 10.0, 2: 40.0}
+
+
+def test_forecast_counts_limits_of_users_and_groups():
+    rules = Policy(limits=Limits(devices=2), groups={"lab": Limits(total=2)}, members={3: "lab", 4: "lab"})
+    held = [Holding(device="a", user=1, until=30.0), Holding(device="b", user=1, until=40.0)]
+    held += [Holding(device="c", user=4, until=70.0)]
+    own, large, other = waiting(1, 1, 5.0, user=1), waiting(2, 2, 5.0, user=3), waiting(3, 1, 5.0, user=2)
+    over = waiting(4, 3, user=2)
+    assert rules.forecast([own, large, over, other], held, 10.0) == {1: 30.0, 2: 70.0, 3: 10.0, 4: None}
 
 
 def test_the_configuration_becomes_the_rules():

@@ -129,3 +129,16 @@ def test_a_wrong_choice_is_told_the_nearest(arguments, close, anyaccel):
     done = anyaccel(*arguments)
     assert done.returncode == 2
     assert f"; did you mean {close}?" in done.stderr
+
+
+def test_messages_are_broken_between_words_and_name_devices_as_ranges(anyaccel):
+    status, data = run_on_terminal([*ANYACCEL, "run", "20GiB", "--", "true"])
+    told = assert_plain(data).splitlines()
+    assert (status, max(map(len, told)) <= 80, len(told) > 1) == (2, True, True), told
+    assert " ".join(line.strip() for line in told).endswith("(got '20GiB'); did you mean GPU:20GiB?")
+    lease = anyaccel("hold", "A1:2")
+    assert lease.stderr.startswith("anyaccel: acme/0-1 held;")
+    assert anyaccel("release").returncode == 0
+    drained = anyaccel("drain", "acme/0-1").stderr
+    assert drained == "anyaccel: drained: acme/0-1; 'anyaccel undrain acme/0-1' ends that\n"
+    assert anyaccel(*drained.split("'")[1].split()[1:]).stderr == "anyaccel: no longer drained: acme/0-1\n"

@@ -43,6 +43,12 @@ def test_a_command_imports_nothing_slow_that_it_does_not_need(what):
     assert (imported(code) - own) & (SLOW[what] | NEVER) == set()
 
 
+def test_a_process_that_detects_imports_no_typing(install, record):
+    install("acme", ACME)
+    detects = f"import anyaccel; assert anyaccel.detect({record({})!r}).report('acme').state.value == 'ok'"
+    assert "typing" not in imported(detects) - imported("pass")
+
+
 BEGINS = """
 import os, sys
 def start(*_, **__):

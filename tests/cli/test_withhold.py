@@ -4,6 +4,7 @@ import json
 import os
 import re
 import time
+from datetime import datetime
 
 import anyaccel as aa
 import preloaded
@@ -57,14 +58,27 @@ def test_a_drained_device_is_seen_by_all(acme):
     assert "acme/1 is not drained" in run("undrain", "acme/1", code=2)[1]
 
 
+def test_a_reservation_begins_and_ends_at_times_and_after_durations(acme):
+    me = str(os.geteuid() + 1)
+    for begin, end in (("1h", "4h"), ("2030-12-02", "2030-12-02T18:00"), ("now", "2h")):
+        (made,) = read("reserve", "APU:1", "--from", begin, "--to", end, "--for", me)["blocks"]
+        first, last = (datetime.fromisoformat(made[key]).timestamp() for key in ("from", "to"))
+        if end.endswith("h"):
+            assert last - first in {3600 * int(end[0]) + rounding for rounding in (-1, 0, 1)}
+        else:
+            assert time.localtime(first)[:5] == (2030, 12, 2, 0, 0)
+            assert time.localtime(last)[:5] == (2030, 12, 2, 18, 0)
+        assert read("reserve", "--remove", made["id"])["removed"] == [made["id"]]
+
+
 def test_a_reservation_is_listed_kept_and_removed(acme):
     begin = time.strftime("%Y-%m-%d %H:%M", time.localtime(time.time() + 86400))
     me = str(os.geteuid() + 1)
     (made,) = read("reserve", "APU:2", "--from", begin, "--to", "4h", "--for", me, "--note", "course")["blocks"]
     assert (made["kind"], made["devices"], made["reason"]) == ("reservation", ["acme/acme-0", "acme/acme-1"], "course")
     assert read("reserve")["blocks"] == [made]
-    assert f"{made['id']}  acme/0, acme/1: reserved for" in run("reserve")[0]
-    assert "acme/0, acme/1: reserved for" in run("status", "--no-stats")[1]
+    assert f"{made['id']}  acme/0-1: reserved for" in run("reserve")[0]
+    assert "acme/0-1: reserved for" in run("status", "--no-stats")[1]
     assert run("why", "APU:2", code=4)[0].count("reserved for") == 1  # not once for each device
     assert read("why", "APU", "--time", "1h")["fits_now"]
     assert run("run", "APU", "--time", "1h", "--", "echo", "yes")[0] == "yes\n"

@@ -1,6 +1,7 @@
 """Ctrl-C, at any moment, leaves no device held that cannot be released."""
 
 import asyncio
+import contextlib
 import os
 from pathlib import Path
 
@@ -35,9 +36,22 @@ def used(inventory):
         raise
 
 
+def allocated(inventory):
+    scheduler = anyaccel.open_scheduler(inventory, shared=True)
+    allocation = scheduler.allocate("APU:1")
+    try:
+        scheduler.release(allocation)
+    except KeyboardInterrupt:
+        with contextlib.suppress(ValueError):  # the interrupt came after the release
+            scheduler.release(allocation)
+        raise
+    finally:
+        assert scheduler.free(inventory.devices[0].id) == 10_000
+
+
 @pytest.mark.timeout(120)
 @pytest.mark.filterwarnings("ignore")  # coroutines that were never begun
-@pytest.mark.parametrize("work", [acquired_and_kept, acquired_in_a_loop, used])
+@pytest.mark.parametrize("work", [acquired_and_kept, acquired_in_a_loop, used, allocated])
 def test_devices_go_back_whenever_an_interrupt_comes(acme, work):
     inventory = anyaccel.detect(MACHINE)
     work(inventory)  # which imports what it needs

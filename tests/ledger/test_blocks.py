@@ -8,6 +8,7 @@ import pytest
 from anyaccel.errors import LeaseNotFoundError
 from anyaccel.ledger import Want, blocks
 from anyaccel.ledger.names import boot, hash_device
+from anyaccel.policy import Need
 from claimant import ClaimantError
 
 ALICE = 61_001
@@ -16,6 +17,15 @@ TIMED = """
 def timed(seconds):
     want = Want(candidates=frozenset("a"), seconds=seconds)
     leases.append(ledger.acquire(want, chooser("a"), wait=0))
+"""
+
+NEEDY = """
+from anyaccel.policy import Need
+
+def needy(wait):
+    need = Need(count=1, units=10_000, among=frozenset("a"))
+    want = Want(candidates=frozenset("a"), seconds=60.0, needs=(need,))
+    leases.append(ledger.acquire(want, chooser("a"), wait=wait))
 """
 
 
@@ -139,6 +149,30 @@ def test_its_user_gets_reserved_devices_first_for_a_request_of_any_device(claim,
     assert earlier.busy()
     holder.do("give()")
     assert earlier.end() == {"b": 10_000, "c": 10_000}
+
+
+@needs_root
+def test_files_of_ended_processes_do_not_make_a_start_unknown(claim, ledger, state, in_line):
+    """In a shared directory only their owners can remove them: a lease and a ticket of root, who has left."""
+    gone, left, alice, waiter = claim(), claim(), claim(), claim()
+    for each in (alice, waiter):
+        become(each, state)
+        each.do(TIMED + NEEDY)
+    gone.do("take('a')")
+    left.begin("take('a', wait=600)")
+    in_line(1)
+    left.kill()
+    gone.kill()
+    alice.do("timed(3600.0)")
+    waiter.begin("needy(600)")
+    in_line(1)
+    assert len([name for name in os.listdir(state) if name[0] in "tv"]) == 4
+    (lease,) = ledger.leases()
+    (ticket,) = ledger.tickets()
+    assert ticket.starts == pytest.approx(lease.until, abs=2)
+    need = Need(count=1, units=10_000, among=frozenset("a"))
+    want = Want(candidates=frozenset("a"), seconds=60.0, needs=(need,))
+    assert ledger.forecast_start(want) == pytest.approx(lease.until + 60, abs=2)
 
 
 @needs_root

@@ -253,7 +253,7 @@ class DevicesBusyError(LedgerError):
 
     Attributes:
         holders: Ids of the active leases of suitable devices.
-        ahead: Number of earlier requests for the same devices.
+        ahead: Number of earlier requests that block this one.
     """
 
     code = "devices-busy"

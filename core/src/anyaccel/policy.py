@@ -566,6 +566,112 @@ class Policy(Value):
             found.append(max([_earliest_alone(one, ends, self.blocks, now), *before]))
         return found
 
+    def forecast(self, waiting: Iterable[Waiting], held: Sequence[Holding], now: float) -> dict[Hashable, float | None]:
+        """Forecast the starts of waiting requests, by key, if every lease lasts until its time limit; None for unknown.
+
+        A start is not before the starts of earlier requests that block the request, nor before the limits of the user
+        and group have room. Without needs, over a limit that lasts, or behind a lease or request without a time limit,
+        a start is unknown.
+
+        Args:
+            waiting: The waiting requests, in the order of service.
+            held: The active leases.
+            now: The time.
+        """
+        busy: dict[Hashable, list[tuple[float, int]]] = {}
+        terms: list[tuple[float, int, int | None]] = []  # end, units and user: what counts for limits
+        for each in held:
+            end = FOREVER if each.until is None else max(each.until, now)
+            busy.setdefault(each.device, []).append((end, each.units))
+            if not each.inner:
+                terms.append((end, each.units, each.user))
+        used = sum_usage(held)
+        # Within a reservation, requests that may not have its devices do not count, though they may have them later.
+        inside = dict(busy)
+        starts: dict[Hashable, float | None] = {}
+        passed: list[tuple[Waiting, float]] = []
+        # In the order of service: what an earlier request will hold counts for each later one. A request over a limit
+        # blocks no request that is not, so it comes behind.
+        for one in sorted(waiting, key=lambda each: self.limited(each, used)):
+            room, needs, taking = self._time_of_room(one, terms), one.needs, [busy]
+            start = max(room, self._time_of_devices(one, busy, passed, now))
+            if reserved := self._within_reservation(one, now):
+                early = max(room, self._time_of_devices(reserved, inside, passed, now))
+                if early <= start and early < self._end_of_reservation(one, now):
+                    start, needs, taking = early, reserved.needs, [busy, inside]
+            passed.append((one, start))
+            starts[one.key] = None if start == FOREVER else start
+            end = FOREVER if one.seconds is None else start + one.seconds
+            terms.append((end, one.units, one.user))
+            for need in needs:
+                for device in self._soonest(need, taking[-1], one, now)[: need.count]:
+                    for each in taking:
+                        left = [(until, units) for until, units in each.get(device, ()) if until > start]
+                        each[device] = [*left, (end, need.units_on(device))]
+        return starts
+
+    def _soonest(
+        self, need: Need, busy: Mapping[Hashable, Sequence[tuple[float, int]]], one: Waiting, now: float
+    ) -> list[Hashable]:
+        """Return the devices of a need by the time when they become free, as a placement would likely take them."""
+        return sorted(
+            need.among,
+            key=lambda device: (
+                _open_at(device, _free_at(busy.get(device, ()), need.units_on(device)), one, self.blocks, now),
+                str(device),
+            ),
+        )
+
+    def _time_of_devices(
+        self,
+        one: Waiting,
+        busy: Mapping[Hashable, Sequence[tuple[float, int]]],
+        passed: Iterable[tuple[Waiting, float]],
+        now: float,
+    ) -> float:
+        """Return the time when enough devices are free, and the earlier requests for them, with starts, have started.
+
+        Infinity if the needs are unknown.
+        """
+        own = [_find_time(need, busy, one, self.blocks, now) for need in one.needs] or [FOREVER]
+        return max([now, *own, *(start for other, start in passed if self.competes(one, other, now))])
+
+    def _time_of_room(self, one: Waiting, terms: Iterable[tuple[float, int, int | None]]) -> float:
+        """Return the time when the limits of a request's user and group have room for it.
+
+        Minus infinity for now, infinity for a limit that lasts.
+
+        Args:
+            one: The request.
+            terms: End, units and user of each lease, also of requests that will be served before.
+        """
+        if any(each.lasting for each in self.over_limits(one, {})):
+            return FOREVER
+        found, limits, group = -FOREVER, self.limits_of(one.user), self._total_group(one.user)
+        if one.inner:
+            return found
+        if limits.devices is not None:
+            own = [(end, units) for end, units, user in terms if user == one.user]
+            found = _free_at(own, one.units, limits.devices * UNITS_PER_DEVICE)
+        if group:
+            of_group = [(end, units) for end, units, user in terms if self._total_group(user) == group]
+            most = (self.groups[group].total or 0) * UNITS_PER_DEVICE
+            found = max(found, _free_at(of_group, one.units, most))
+        return found
+
+    def _within_reservation(self, one: Waiting, now: float) -> Waiting | None:
+        """Return a request for the devices alone that are reserved for its user now; None if they are too few."""
+        reserved = frozenset[Hashable]().union(*(each.devices for each in self.blocks if each.reserves(one, now)))
+        reserved -= self.barred(one, now)
+        needs = tuple(replace(need, among=need.among & reserved) for need in one.needs)
+        if not reserved or not needs or any(need.count > len(need.among) for need in needs):
+            return None
+        return replace(one, needs=needs, wants=reserved if one.wants is None else one.wants & reserved)
+
+    def _end_of_reservation(self, one: Waiting, now: float) -> float:
+        """Return the first end of the running reservations for a request's user; infinity for none."""
+        return min((each.end for each in self.blocks if each.reserves(one, now)), default=FOREVER)
+
 
 PLAIN = Policy()
 """First come, first served, by priority; backfill without delay for earlier requests."""
@@ -578,43 +684,6 @@ def sum_usage(held: Iterable[Holding]) -> dict[int | None, int]:
         if not each.inner:
             found[each.user] = found.get(each.user, 0) + each.units
     return found
-
-
-def forecast(
-    waiting: Sequence[Waiting], held: Iterable[Holding], now: float, blocks: Sequence[Block] = ()
-) -> dict[Hashable, float | None]:
-    """Forecast the starts of waiting requests, by key, if every lease lasts until its time limit; None for unknown.
-
-    A start is not before the starts of earlier requests for a common device. Without needs, or behind a lease or
-    request without a time limit, a start is unknown.
-
-    Args:
-        waiting: The waiting requests, in the order of service.
-        held: The active leases.
-        now: The time.
-        blocks: Drained and reserved devices.
-    """
-    busy: dict[Hashable, list[tuple[float, int]]] = {}
-    for each in held:
-        end = FOREVER if each.until is None else max(each.until, now)
-        busy.setdefault(each.device, []).append((end, each.units))
-    starts: dict[Hashable, float | None] = {}
-    passed: list[tuple[Waiting, float]] = []
-    # In the order of service: what an earlier request will hold counts for each later one.
-    for one in waiting:
-        own = [_find_time(need, busy, one, blocks, now) for need in one.needs] or [FOREVER]
-        start = max([now, *own, *(before for other, before in passed if one.competes(other))])
-        passed.append((one, start))
-        starts[one.key] = None if start == FOREVER else start
-        end = FOREVER if one.seconds is None else start + one.seconds
-        for need in one.needs:
-            soonest = sorted(
-                need.among, key=lambda device: (_free_at(busy.get(device, ()), need.units_on(device)), str(device))
-            )
-            for device in soonest[: need.count]:  # the devices that a placement would most likely take
-                left = [(until, units) for until, units in busy.get(device, ()) if until > start]
-                busy[device] = [*left, (end, need.units_on(device))]
-    return starts
 
 
 def _known_ends(held: Iterable[Holding]) -> dict[Hashable, list[tuple[float, int, float]]]:

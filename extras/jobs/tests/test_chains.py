@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
+from anyaccel.cli import moment
 from anyaccel.ledger import Ledger
 from anyaccel_jobs import jobs as jobs_
-from anyaccel_jobs.moments import moment
 from terminals import assert_plain, run_on_terminal
 from waiting import until
 
@@ -112,11 +112,11 @@ def test_a_job_begins_at_its_time_and_is_cancelled_before(run):
         (("run", "--notify", "true", "A1:1", "--", "true"), "--notify belongs to --detach"),
         (("sweep", "--begin", "1h", "A1:1", "--", "true"), "--begin belongs to --detach"),
         (("run", "--detach", "--after-ok", "77", "A1:1", "--", "true"), "there is no job '77'"),
-        (("run", "--detach", "--begin", "soon", "A1:1", "--", "true"), "must be a date such as"),
+        (("run", "--detach", "--begin", "soon", "A1:1", "--", "true"), "must be a time such as"),
         (("redo", "77"), "there is no job '77'"),
         (("jobs", "77"), "there is no job '77'"),
         (("jobs", "--state", "odd"), "there is no state 'odd'; there are waiting, running"),
-        (("jobs", "--since", "never"), "must be a date such as"),
+        (("jobs", "--since", "never"), "must be a time such as"),
     ],
 )
 def test_bad_input_gets_one_message(arguments, words, anyaccel):

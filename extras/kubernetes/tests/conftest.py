@@ -22,6 +22,9 @@ MACHINE = "sim:H100:2,TPU-V4:4"
 class NodeUnderTest:
     """Folders of a node, and agents in processes of their own."""
 
+    DIVIDED = str(Path(__file__).parents[3] / "plugins/intel/recordings/flex170-sriov-4vf")
+    """A machine with a device and its four parts."""
+
     def __init__(self, root, api):
         self.root, self.api = root, api
         self.kubelet = FakeKubelet(root / "kubelet")

@@ -48,6 +48,14 @@ def test_people_and_pods_agree_and_a_pod_that_ends_gives_back(node, kubelet):
     assert kubelet.devices[N][other][0] == "Healthy"
 
 
+def test_of_a_device_and_its_parts_the_parts_are_units(node, kubelet):
+    node.machine = node.DIVIDED
+    node.start("device-plugin")
+    parts = {device.id for device in anyaccel.detect(node.machine).devices if device.parent}
+    kubelet.until(lambda devices: set(devices.get("anyaccel.dev/intel", ())) == parts)
+    assert len(parts) == 4
+
+
 def test_leases_outlive_the_agent_and_are_recovered_from_the_kubelet(node, kubelet):
     process = node.start("device-plugin")
     kubelet.until(lambda devices: len(devices.get(N, ())) == 2)

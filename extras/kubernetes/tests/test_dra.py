@@ -8,6 +8,7 @@ from pathlib import Path
 
 import anyaccel
 import pytest
+import slice_rules
 from anyaccel.linux import write_whole
 from anyaccel_export.slices import device_names
 from fake_api import FakeApi
@@ -237,3 +238,28 @@ def set_health(node, *, broken):
     path = node.root / "machine" / "machine.json"
     path.parent.mkdir(exist_ok=True)
     write_whole(str(path), json.dumps(recording))
+
+
+@pytest.fixture
+def divided(install):
+    """A plug-in that lists a card and its two halves, and no other."""
+    install("divided", (PLUGINS.parent / "tests/vendors/divided.py").read_text())
+
+
+@pytest.mark.usefixtures("divided")
+def test_a_device_and_its_parts_are_counted_by_the_scheduler_and_never_leased_together(node):
+    node.machine = "host"
+    node.driver()
+    node.api.until(lambda devices: len(devices) == 3)
+    slices = list(node.api.slices.values())
+    whole, first, second = "card-0", "card-0-a", "card-0-b"
+    assert slice_rules.allows(slices, [first, second])
+    assert not slice_rules.allows(slices, [whole, first])
+    # A scheduler that does not count, such as that of a cluster without the feature, meets the ledger.
+    node.api.allocate("part", "u-1", [first], pods=["part"])
+    node.api.allocate("whole", "u-2", [whole], pods=["whole"])
+    node.kubelet.prepare("part", "u-1")
+    with pytest.raises(RuntimeError, match="pod default/part"):
+        node.kubelet.prepare("whole", "u-2")
+    node.kubelet.unprepare("part", "u-1")
+    assert set(node.kubelet.prepare("whole", "u-2")) == {whole}

@@ -5,12 +5,14 @@ import re
 from pathlib import Path
 
 import anyaccel
+import pytest
 import slice_rules
 from anyaccel.plugin import replace
 from anyaccel_export.slices import Features, Obstacle, device_names, make_slices
 from anyaccel_kubernetes.node import Node
 
-RECORDING = Path(__file__).parents[3] / "plugins/neuron/recordings/trn2-3xlarge-lnc1-no-tools"
+ROOT = Path(__file__).parents[3]
+RECORDING = ROOT / "plugins/neuron/recordings/trn2-3xlarge-lnc1-no-tools"
 
 
 def checked(inventory, **options):
@@ -119,3 +121,25 @@ def test_a_device_whose_parts_a_person_holds_under_another_division_has_an_obsta
         held = {device.id for device in node.inventory.devices if device.id in node.obstacles()}
         node.stop()
     assert held == {fine.devices[2].id, fine.devices[3].id}
+
+
+@pytest.mark.parametrize("machine", ["host", None])
+def test_pcie_roots_are_those_of_this_host(install, monkeypatch, machine):
+    monkeypatch.delenv("ANYACCEL_MACHINE", raising=False)
+    functions = sorted(Path("/sys/bus/pci/devices").glob("*"))
+    if not functions:
+        pytest.skip("needs a PCI function on this host")
+    text = (ROOT / "tests/vendors/divided.py").read_text()
+    install("divided", text.replace("parent=parent,", f'parent=parent, pci_bus_id="{functions[0].name}",'))
+    node = Node(machine)
+    node.stop()
+    (*_, root) = (part for part in functions[0].resolve().parts if part.startswith("pci"))
+    assert set(node.roots().values()) == {root}
+    assert len(node.roots()) == 3
+
+
+def test_a_simulated_machine_has_no_pcie_roots_of_this_host(monkeypatch):
+    monkeypatch.setenv("ANYACCEL_MACHINE", "sim:H100:1")
+    node = Node(None)
+    node.stop()
+    assert node.roots() == {}

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from anyaccel.cli.options import wait_options as wait_options
     from anyaccel.cli.quantities import add_grace as add_grace
     from anyaccel.cli.quantities import duration as duration
+    from anyaccel.cli.quantities import moment as moment
     from anyaccel.cli.quantities import whole as whole
     from anyaccel.cli.run import acquire_devices as acquire_devices
     from anyaccel.cli.status import INTERVAL as INTERVAL
@@ -61,7 +62,7 @@ else:
                 "time_limit",
                 "wait_options",
             ),
-            "anyaccel.cli.quantities": ("add_grace", "duration", "whole"),
+            "anyaccel.cli.quantities": ("add_grace", "duration", "moment", "whole"),
             "anyaccel.cli.run": ("acquire_devices",),
             "anyaccel.cli.status": ("INTERVAL", "add_looks"),
             "anyaccel.cli.table": ("Column", "print_table", "table_lines"),

@@ -116,7 +116,7 @@ def _show_machine(held: ProcessLease | None) -> _DeviceTable:
         sample = samples.take_sample(held.launch.inventory, environ=held.outer_environ())
     for note in samples.all_notes(sample):
         output.say(note)
-    return _DeviceTable(sample, "" if held is None else ", ".join(device.name for device in held.devices))
+    return _DeviceTable(sample, "" if held is None else output.device_names(device.name for device in held.devices))
 
 
 class _DeviceTable:

@@ -53,7 +53,7 @@ def _adopt(args: argparse.Namespace, reporting: int) -> int:
             )
         else:
             output.print_line(lease.id)
-            names = ", ".join(device.name for device in lease.devices)
+            names = output.device_names(device.name for device in lease.devices)
             output.say(f"{names} held until process {adopted.pid} ({adopted.name}) ends")
         go_on_alone(lease, _NAME, reporting)
         ended = select.poll()

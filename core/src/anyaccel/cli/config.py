@@ -62,7 +62,7 @@ def main(args: argparse.Namespace) -> int:
         if not file.found and file.path:
             output.say(f"{file.path} does not exist")
     for finding in diagnose_file(lambda: files[0]):
-        output.say_folded(line(finding))
+        output.say(line(finding))
     return 0
 
 

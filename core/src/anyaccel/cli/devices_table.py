@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from anyaccel.cli import output
 from anyaccel.cli import sample as samples
 from anyaccel.cli.sample import Holder, Sample
-from anyaccel.cli.table import Column, fit_columns, has_value
+from anyaccel.cli.table import Column, fit_columns, has_value, spread
 from anyaccel.errors import UsageError
 from anyaccel.model import Device, Stats, Value, format_units
 from anyaccel.model.labels import write_labels
@@ -270,12 +270,16 @@ def lay_out(
             elif column.name == "type" and cells(text) > width:
                 # A cut-off canonical tag says less than a short one: Acme-Instrument-M3... and M300X.
                 lines[0][at] = (min(map(printable, row.device.tags), key=len, default=text), style)
-    heading = _line(shown, [(column.heading, "bold") for column in shown], widths, gap)
+    (heading,) = spread(shown, [(column.heading, "bold") for column in shown], widths, gap, 1)
+    found: list[Lines] = []
     seen: set[str] = set()
-    found = [
-        [_line(shown, part, widths, gap) for line in lines for part in _fold(shown, line, widths, seen)]
-        for lines in content
-    ]
+    for lines in content:
+        found.append([])
+        for line in lines:
+            note = "".join(text for column, (text, _) in zip(shown, line, strict=True) if column.fold)
+            # The devices of a lease have one note: the first of them shows it.
+            found[-1] += spread(shown, line, widths, gap, 1 if note in seen else _FOLDED)
+            seen.add(note)
     return heading, found, [column.name for column, width in zip(shown, widths, strict=True) if not width]
 
 
@@ -309,38 +313,3 @@ def _cells(columns: Sequence[DeviceColumn], row: DeviceRow, place: int) -> list[
         # Before widths are counted: a control character takes no column, its replacement does.
         found.append((printable(text), style))
     return found
-
-
-def _fold(
-    columns: Sequence[DeviceColumn], line: list[output.Span], widths: Sequence[int], seen: set[str]
-) -> Iterator[list[output.Span]]:
-    """Yield a line, and further lines for a folded cell that is too long, unless its text was folded before."""
-    further: list[list[output.Span]] = []
-    for at, (column, (text, style), width) in enumerate(zip(columns, line, widths, strict=True)):
-        # The devices of a lease have one note: the first of them shows the whole text.
-        if column.fold and 0 < width < cells(text) and text not in seen:
-            seen.add(text)
-            parts = output.folded(text, width)
-            if len(parts) > _FOLDED:
-                last = " ".join(part.strip() for part in parts[_FOLDED - 1 :])
-                parts[_FOLDED - 1 :] = [output.shortened(f"  {last}", width)]
-            first, *rest = parts
-            line[at] = (first, style)
-            further = [[(part, style) if place == at else ("", "") for place in range(len(line))] for part in rest]
-    yield line
-    yield from further
-
-
-def _line(
-    columns: Sequence[DeviceColumn], line: Sequence[output.Span], widths: Sequence[int], gap: int
-) -> list[output.Span]:
-    """Pad the cells of a line to the widths of their columns, and cut those that are too long."""
-    spans: list[output.Span] = []
-    for column, (text, style), width in zip(columns, line, widths, strict=True):
-        if not width:
-            continue
-        short = output.shortened(text, width)
-        blank = " " * (width - cells(short))
-        before = " " * gap if spans else ""
-        spans += [(before + blank, ""), (short, style)] if column.right else [(before, ""), (short, style), (blank, "")]
-    return spans

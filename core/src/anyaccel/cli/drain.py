@@ -32,5 +32,5 @@ def main(args: argparse.Namespace) -> int:
         output.print_json("drain/1", {"drain": block.id, "devices": devices, "reason": block.reason})
     else:
         names = name_devices(block.devices, inventory)
-        output.say_folded(f"drained: {names}; 'anyaccel undrain {block.id}' gives them out again")
+        output.say(f"drained: {names}; 'anyaccel undrain {names}' ends that")
     return 0

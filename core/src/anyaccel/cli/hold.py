@@ -112,11 +112,11 @@ def _print(args: argparse.Namespace, hold: DeviceLease, variables: Mapping[str, 
         output.print_json("hold/1", {"lease": hold.id, "pid": os.getpid(), "devices": devices, "set": dict(variables)})
     elif args.export:
         output.print_document(exports(variables, _unset(hold)))
-        names = ", ".join(device.name for device in hold.devices)
+        names = output.device_names(device.name for device in hold.devices)
         output.say(f"{names} held by lease {hold.id}; release with: anyaccel release {hold.id}")
     else:
         output.print_line(hold.id)
-        names = ", ".join(device.name for device in hold.devices)
+        names = output.device_names(device.name for device in hold.devices)
         output.say(f"{names} held; set in your shell, and release in the end:")
         for name, value in sorted(variables.items()):
             output.say_verbatim(_export(name, value))

@@ -201,7 +201,7 @@ def acquire(
         line.clear()
     # A command that got its devices at once says nothing of it.
     if line.used:
-        names = ", ".join(device.name for device in hold.devices)
+        names = output.device_names(device.name for device in hold.devices)
         output.say(f"got {names} after {elapsed(hold.waited)}")
     if hold.lease is not None and inventory.machine == "host":
         _tell_once_of_others()
@@ -278,7 +278,7 @@ def name_devices(devices: Iterable[str], inventory: Inventory) -> str:
     from anyaccel.ledger.names import without_scope
 
     ids, names = Scope.make(inventory, os.environ).ids, {device.id: device.name for device in inventory.devices}
-    return ", ".join(sorted({names[ids[key]] if key in ids else without_scope(key) for key in devices}))
+    return output.device_names(sorted({names[ids[key]] if key in ids else without_scope(key) for key in devices}))
 
 
 def machine_options(args: argparse.Namespace) -> dict[str, Any]:

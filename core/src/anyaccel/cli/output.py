@@ -122,20 +122,19 @@ def print_help(text: str) -> None:
 
 
 def say(message: str) -> None:
-    """Print a message on standard error, in a line. Does nothing if standard error is closed."""
-    _write("stderr", f"anyaccel: {printable(message)}\n")
+    """Print a message on standard error, broken between words to the width of a terminal; a log gets one line.
+
+    Does nothing if standard error is closed.
+    """
+    text = printable(f"anyaccel: {message}")
+    terminal = sys.stderr is not None and sys.stderr.isatty()
+    for line in folded(text, _width_of(2)) if terminal else [text]:
+        _write("stderr", f"{line}\n")
 
 
 def say_verbatim(line: str) -> None:
     """Print a line on standard error without the program's name, to be copied into a shell."""
     _write("stderr", f"{printable(line)}\n")
-
-
-def say_folded(message: str) -> None:
-    """Print a message on standard error, broken between words to the width of a terminal."""
-    terminal = sys.stderr is not None and sys.stderr.isatty()
-    for line in folded(f"anyaccel: {message}", width()) if terminal else [f"anyaccel: {printable(message)}"]:
-        _write("stderr", f"{line}\n")
 
 
 class StatusLine:
@@ -201,6 +200,21 @@ def report_error(error: AnyaccelError, *, as_json: bool) -> None:
             return
     say(str(error))
     say_lines(error.hint)
+
+
+def device_names(names: Iterable[str]) -> str:
+    """Write names of devices as a request has them: ``acme/0-3,6``; ``-`` for none."""
+    from anyaccel.model import format_slots  # vendors' processes start before it is imported
+
+    listed = list(names)
+    by_vendor: dict[str, list[int]] = {}
+    for name in listed:
+        vendor, _, index = name.rpartition("/")
+        # A device of another form, such as an id, cannot be part of a range.
+        if not vendor or not index.isdecimal():
+            return ", ".join(listed)
+        by_vendor.setdefault(vendor, []).append(int(index))
+    return " ".join(f"{vendor}/{format_slots(numbers)}" for vendor, numbers in by_vendor.items()) or "-"
 
 
 def percent(ratio: float | None) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
+
 from anyaccel import text as texts
 
 TYPE_CHECKING = False
@@ -22,43 +25,50 @@ def duration(text: str) -> float:
         raise _refused(str(error)) from None
 
 
-def moment(text: str, after: float | None = None) -> float:
-    """Turn a local time into seconds since 1970: ``now``, ``14:30``, or ``2026-12-01 14:30``.
-
-    Args:
-        text: The time.
-        after: The time after which a time without a date is the next; now when None.
-
-    Raises:
-        argparse.ArgumentTypeError: When the text is not a time.
-    """
-    import datetime as dt
-    import time
-
-    if text == "now":
-        return time.time()
-    start = dt.datetime.fromtimestamp(time.time() if after is None else after).astimezone()
-    try:
-        if len(text) <= len("14:30") and ":" in text:
-            found = dt.datetime.combine(start.date(), dt.time.fromisoformat(text.zfill(5))).astimezone()
-            return (found if found >= start else found + dt.timedelta(days=1)).timestamp()
-        return dt.datetime.fromisoformat(text).astimezone().timestamp()
-    except (ValueError, OverflowError):
-        raise _refused(f"must be a time such as 14:30 or '2026-12-01 14:30' (got {text!r:.40})") from None
+def moment(*, ahead: bool) -> Callable[[str], float]:
+    """Return a parser of local times, as seconds since 1970, see :func:`read_moment`; a duration counts from now."""
+    return lambda text: read_moment(text, time.time(), ahead=ahead)
 
 
 def end_moment(text: str) -> Callable[[float], float]:
-    """Turn the end of a period into a function of its start: a time as of :func:`moment`, or a duration such as 4h.
+    """Turn the end of a period into a function of its start: a time after the start, or a duration such as 4h.
 
     Raises:
         argparse.ArgumentTypeError: When the text is neither.
     """
+    read_moment(text, time.time(), ahead=True)
+    return lambda begin: read_moment(text, begin, ahead=True)
+
+
+def read_moment(text: str, start: float, *, ahead: bool) -> float:
+    """Turn ``now``, ``2h``, ``14:30``, ``2026-12-01`` or ``2026-12-01 14:30`` into seconds since 1970.
+
+    Args:
+        text: The text.
+        start: The time from which a duration or a time without a date counts.
+        ahead: Whether it counts forward; else back.
+
+    Raises:
+        argparse.ArgumentTypeError: When the text is no time and no duration.
+    """
+    import datetime as dt
+
+    if text == "now":
+        return time.time()
+    with contextlib.suppress(ValueError):
+        return start + texts.duration(text) * (1 if ahead else -1)
+    # Without a time zone until the end: the day before or after may have another offset.
+    base = dt.datetime.fromtimestamp(start)  # noqa: DTZ006 - local time is meant
     try:
-        lasts = texts.duration(text)
-    except ValueError:
-        moment(text)
-        return lambda begin: moment(text, begin)
-    return lambda begin: begin + lasts
+        if len(text) > len("14:30") or ":" not in text:
+            return dt.datetime.fromisoformat(text).timestamp()
+        found = dt.datetime.combine(base.date(), dt.time.fromisoformat(text.zfill(5)))
+        if (found < base) if ahead else (found > base):
+            found += dt.timedelta(days=1 if ahead else -1)
+        return found.timestamp()
+    except (ValueError, OverflowError):
+        forms = "must be a time such as 14:30, a date 2026-12-01, both '2026-12-01 14:30', or a duration 2h"
+        raise _refused(f"{forms} (got {text!r:.40})") from None
 
 
 def seconds(least: float, most: float) -> Callable[[str], float]:

@@ -106,5 +106,5 @@ def main(args: argparse.Namespace) -> int:
             inventory = anyaccel.detect()
             for withheld_because in dict.fromkeys(record.reason for record in blocked):
                 devices = [record.device for record in blocked if record.reason == withheld_because]
-                output.say_folded(f"{name_devices(devices, inventory)}: {withheld_because}")
+                output.say(f"{name_devices(devices, inventory)}: {withheld_because}")
     return 0

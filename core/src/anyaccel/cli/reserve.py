@@ -30,7 +30,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("request", nargs="*", metavar="REQUEST", help="the devices, such as GPU:4; none to list")
     parser.add_argument(
-        "--from", dest="begin", metavar="TIME", type=moment, help="start: now, 14:30, or '2026-12-01 14:30'"
+        "--from",
+        dest="begin",
+        metavar="TIME",
+        type=moment(ahead=True),
+        help="start: now, 14:30, '2026-12-01 14:30', or in 2h",
     )
     parser.add_argument("--to", dest="end", metavar="TIME", type=end_moment, help="end: a time, or a duration: 4h")
     parser.add_argument("--for", dest="user", metavar="USER", help="the user, by name or number")

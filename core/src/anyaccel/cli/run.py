@@ -83,7 +83,7 @@ def main(args: argparse.Namespace) -> int:
         behind = "the command to run stands after '--', as in: anyaccel run GPU:1 -- python train.py"
         raise UnknownNameError(str(error), hint=behind) from error
     if shell:
-        names = ", ".join(device.name for device in hold.devices) or "no device"
+        names = output.device_names(device.name for device in hold.devices) if hold.devices else "no device"
         output.say(f"{args.command[0]} has {names}, until the shell ends")
     if hold.lease:
         hold.lease.inherit()  # from here on the command and its children carry the lease

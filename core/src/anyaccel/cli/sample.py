@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 
 import anyaccel
+from anyaccel.cli import output
 from anyaccel.errors import LedgerError
 from anyaccel.model import (
     UNITS_PER_DEVICE,
@@ -141,7 +142,7 @@ def take_sample(
             for block in ledger.blocks():
                 own = [names[scope.ids[key]] for key in block.devices if key in scope.ids]
                 if own and block.begin is not None and block.begin > time.time():
-                    upcoming.append(f"{', '.join(sorted(set(own)))}: {block.describe()}")
+                    upcoming.append(f"{output.device_names(sorted(set(own)))}: {block.describe()}")
             for key, lease in ledger.unfinished_handovers().items():
                 if key in scope.ids:
                     left = f"{names[scope.ids[key]]} was not put back into its idle state after lease {lease}"

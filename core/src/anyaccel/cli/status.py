@@ -69,14 +69,14 @@ def main(args: argparse.Namespace) -> int:
         output.print_json("status/1", status_json(sample))
         return 0
     for note in samples.machine_notes(inventory) + samples.notes(sample):
-        output.say_folded(note)
+        output.say(note)
     if not inventory.devices:
         _print_nothing_found(inventory)
         return 0
     lines, further = _lines(args, sample)
     output.print_spans(lines)
     for note in further:
-        output.say_folded(note)
+        output.say(note)
     return 0
 
 

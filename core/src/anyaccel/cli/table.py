@@ -75,26 +75,55 @@ def table_lines(columns: Sequence[Column], rows: Sequence[Sequence[str]], room: 
         for column, values in zip(columns, zip(*table, strict=True) if table else [()] * len(columns), strict=True)
     ]
     gap, widths = fit_columns(columns, natural, room)
+    headings = [column.heading for column in columns]
+    return [
+        "".join(text for text, _ in line).rstrip()
+        for row in (headings, *table)
+        for line in spread(columns, [(cell, "") for cell in row], widths, gap)
+    ]
+
+
+def spread(
+    columns: Sequence[Column], row: Sequence[output.Span], widths: Sequence[int], gap: int, most: int | None = None
+) -> list[list[output.Span]]:
+    """Lay out a row of printable cells: pad each to the width of its column, and cut or fold those that are too long.
+
+    Args:
+        columns: The columns.
+        row: The cells.
+        widths: The width of each column; 0 for one that is left out.
+        gap: Blanks between columns.
+        most: Most lines of a folded cell, of which the last is cut off; None for any number.
+
+    Returns:
+        The lines.
+    """
+    parts = [
+        (column, width, style, _fold(text, width, most if column.fold else 1))
+        for column, (text, style), width in zip(columns, row, widths, strict=True)
+        if width
+    ]
     lines = []
-    for row in ([column.heading for column in columns], *table):
-        parts = [
-            (
-                column,
-                width,
-                output.folded(cell, width) if column.fold and cells(cell) > width else [output.shortened(cell, width)],
-            )
-            for column, cell, width in zip(columns, row, widths, strict=True)
-            if width
-        ]
-        for number in range(max(len(part) for _, _, part in parts)):
-            line = [
-                f"{blank}{text}" if column.right else f"{text}{blank}"
-                for column, width, part in parts
-                for text in part[number : number + 1] or [""]
-                for blank in [" " * (width - cells(text))]
-            ]
-            lines.append((" " * gap).join(line).rstrip())
+    for number in range(max(len(texts) for *_, texts in parts)):
+        line: list[output.Span] = []
+        for column, width, style, texts in parts:
+            text = texts[number] if number < len(texts) else ""
+            before, blank = " " * gap if line else "", " " * (width - cells(text))
+            ends = [(before + blank, ""), (text, style)] if column.right else [(before, ""), (text, style), (blank, "")]
+            line += ends
+        lines.append(line)
     return lines
+
+
+def _fold(text: str, width: int, most: int | None) -> list[str]:
+    """Break a cell into at most so many lines of a width."""
+    if most == 1 or cells(text) <= width:
+        return [output.shortened(text, width)]
+    parts = output.folded(text, width)
+    if most is not None and len(parts) > most:
+        rest = " ".join(part.strip() for part in parts[most - 1 :])
+        parts[most - 1 :] = [output.shortened(f"  {rest}", width)]
+    return parts
 
 
 def has_value(values: Iterable[str]) -> bool:

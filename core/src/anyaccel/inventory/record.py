@@ -70,7 +70,6 @@ def record(
     *,
     raw: bool = False,
     timeout: float = DEADLINE_SECONDS,
-    environ: Mapping[str, str] | None = None,
 ) -> Recorded:
     """Record a machine.
 
@@ -79,26 +78,25 @@ def record(
         machine: See :func:`anyaccel.detect`; a recording can be recorded again, for example to sanitize it.
         raw: Keep serial numbers, addresses and names.
         timeout: Seconds that each vendor may take for each of its hooks.
-        environ: The environment that the plug-ins see; that of this process when None.
 
     Raises:
         MachineError: When ``machine`` names no machine.
         UsageError: When the machine is simulated, or the recording exists or cannot be written.
     """
-    where = parse_machine(machine, environ)
+    where = parse_machine(machine)
     if where.simulated:
         raise UsageError(f"a simulated machine has no facts to record (got --machine {where.text})")
     target = os.path.join(directory, FILE_NAME)
     if os.path.lexists(target):
         raise UsageError(f"{target} exists and is not overwritten; choose another directory or remove it")
-    answers, problems = ask("record", where, timeout=timeout * len(RECORDED), environ=environ)
+    answers, problems = ask("record", where, timeout=timeout * len(RECORDED))
     recorded = {vendor for vendor, (_, outcome) in answers.items() if "recording" in (outcome.value or {})}
     recording = merge(answers[vendor][1].value["recording"] for vendor in answers if vendor in recorded)
     replacements: dict[str, str] = {}
     if not raw:
         recording, replacements = sanitize(recording, collect_private_names() if where.text == HOST else None)
     size = _write(target, recording)
-    found = expect(directory, timeout=timeout, environ=environ)  # by a replay, which is what tests will see
+    found = expect(directory, timeout=timeout)  # by a replay, which is what tests will see
     _write(os.path.join(directory, EXPECTED), found)
     for vendor, (source, outcome) in answers.items():  # a hook that failed shows in what the replay finds
         if vendor not in recorded and (fault := problem_in(source, outcome, "")):
@@ -116,7 +114,6 @@ def expect(
     directory: str,
     *,
     timeout: float = DEADLINE_SECONDS,
-    environ: Mapping[str, str] | None = None,
     vendors: Iterable[str] | None = None,
 ) -> dict[str, Any]:
     """Replay a recording without the masks of this process; return the data of ``expected.json``.
@@ -124,19 +121,16 @@ def expect(
     Args:
         directory: Directory of the recording.
         timeout: Seconds that each vendor may take.
-        environ: The environment for the plug-ins, without their own variables; the environment of this process when
-            None.
         vendors: Vendors to ask; all when None.
     """
-    environ = dict(os.environ if environ is None else environ)
-    machine = parse_machine(directory, environ)
+    machine = parse_machine(directory)
     chosen = None if vendors is None else list(vendors)
-    answers, _ = ask("hello", machine, timeout=timeout, environ=environ, vendors=chosen)
+    answers, _ = ask("hello", machine, timeout=timeout, vendors=chosen)
     owned = {
         name for _, outcome in answers.values() for name in (outcome.value or {}).get("info", {}).get("env_vars", ())
     }
     # Masks of this process would hide devices of the recording, which must replay alike everywhere.
-    environ = {name: text for name, text in environ.items() if name not in owned}
+    environ = {name: text for name, text in os.environ.items() if name not in owned}
     answers, _ = ask("detect", machine, timeout=timeout, environ=environ, vendors=chosen)
     return _expected(answers)
 
@@ -173,9 +167,7 @@ def _others(part: Any, vendor: str) -> dict[str, Any]:
     return {name: said for name, said in part.items() if name != vendor} if isinstance(part, dict) else {}
 
 
-def verify(
-    directory: str, *, timeout: float = DEADLINE_SECONDS, environ: Mapping[str, str] | None = None
-) -> tuple[str, ...]:
+def verify(directory: str, *, timeout: float = DEADLINE_SECONDS) -> tuple[str, ...]:
     """Compare the replay of a recording with ``expected.json``.
 
     Returns:
@@ -194,7 +186,7 @@ def verify(
     for part in PARTS:
         if not isinstance(expected.get(part), dict):
             raise MachineError(f"{path}: {part!r} must be an object (got {shown(expected.get(part))})", hint=way_out)
-    return tuple(_differences(expected, expect(directory, timeout=timeout, environ=environ), {}))
+    return tuple(_differences(expected, expect(directory, timeout=timeout), {}))
 
 
 def collect_private_names() -> PrivateNames:

@@ -49,15 +49,19 @@ class SharedScheduler(Scheduler):
     def release(self, allocation: Allocation) -> None:
         """Release an allocation and its lease, write the journal entry, and have the vendors take back the devices.
 
-        Waiting requests are served by the machine's queue, not by this call.
+        Waiting requests are served by the machine's queue, not by this call. After an interrupt, call it again.
 
         Raises:
             ValueError: If the allocation is not held by this scheduler.
         """
-        super().release(allocation)
-        opened = self._leases.pop(allocation.id, None)
+        opened = self._leases.get(allocation.id)
+        if opened is None or allocation.id in self._held:  # else an interrupt has cut off an earlier call
+            super().release(allocation)
         if opened is not None:
+            with self._lock:
+                self._remove_lease(opened)
             opened.end_lease()
+            self._leases.pop(allocation.id, None)  # last: after an interrupt, a second call does all of it again
 
     def cancel(self, ticket: Ticket) -> bool:
         """Cancel a waiting request; return whether the ticket waited. See :meth:`Ticket.cancel`.
@@ -180,22 +184,27 @@ class SharedScheduler(Scheduler):
         if self._rivals(waiting, plan.mask, (), self._queue.firsts()):
             return None
         pending = self._make_request(plan, waiting)
+        attempt = opened = None
         try:
-            lease = self._ledger.acquire(
-                pending.want, self._make_choose(pending), wait=0, priority=waiting.priority, note=note
-            )
-        except DevicesBusyError:
-            return None
-        except LimitError as error:
-            raise make_limit_error(plan.request, error) from error
-        opened = OpenLease(lease, pending.make_allocation(lease), note=note)
-        try:
+            choose, priority = self._make_choose(pending), waiting.priority
+            attempt = self._ledger.begin(pending.want, choose, wait=0, priority=priority, note=note)
+            lease = attempt.get()
+            opened = OpenLease(lease, pending.make_allocation(lease), note=note)
             note_own(lease)  # not in _wait(): its thread has no line of the program to name
             self._plan_handover(opened, pending)
             opened.hand_over()
             return self._take(opened)
+        except DevicesBusyError:
+            return None
+        except LimitError as error:
+            raise make_limit_error(plan.request, error) from error
         except BaseException:
-            opened.end_lease()
+            if opened is not None:
+                self._remove_lease(opened)
+                opened.end_lease()
+                self._leases.pop(opened.allocation.id, None)
+            elif attempt is not None:  # an interrupt between the lease and its OpenLease
+                attempt.undo()
             raise
 
     def _make_request(self, plan: RequestPlan, waiting: Waiting) -> LeaseRequest:
@@ -236,8 +245,7 @@ class SharedScheduler(Scheduler):
             The allocation.
 
         Raises:
-            OSError, ValueError: If the kernel refuses the mark; then the books are unchanged, and the caller ends the
-                lease.
+            OSError, ValueError: If the kernel refuses the mark; the caller ends the lease.
         """
         self._drop_others()  # a question in between has entered this lease as that of another process
         allocation = opened.allocation
@@ -246,6 +254,13 @@ class SharedScheduler(Scheduler):
         self._own.enter(allocation, opened.note)
         self._own.recount()
         return allocation
+
+    def _remove_lease(self, opened: OpenLease) -> None:
+        """Remove a lease from the books, as far as it was entered; it is not ended. Called with the lock held."""
+        key = opened.allocation.id
+        self._held.pop(key, None)
+        if key in self._own.held:
+            self._own.release(key)
 
     # The machine's queue
 

@@ -104,7 +104,7 @@ def estimate_start(
 
     Returns:
         Seconds since 1970; None if a lease or request ahead has no time limit, if the request is over a limit of this
-        user, or without a state directory.
+        user that lasts, or without a state directory.
 
     Raises:
         StateDirectoryError: If the ledger cannot be read.

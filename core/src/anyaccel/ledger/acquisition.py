@@ -634,7 +634,7 @@ class Acquisition:
         if len(holders) > len(reasons):
             reasons.append(f"{len(holders) - len(reasons)} more")
         if ahead:
-            reasons.append(f"{ahead} earlier request{'s' * (ahead > 1)} for the same devices")
+            reasons.append(record.describe_ahead(ahead))
         waited = time.monotonic() - self._began
         after = f" after {waited:.3g} s" if waited > 1 else ""
         return DevicesBusyError(

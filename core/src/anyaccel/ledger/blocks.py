@@ -15,10 +15,10 @@ import json
 import os
 import stat
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from anyaccel.errors import LeasePermissionError, LedgerError
-from anyaccel.ledger.directory import BUSY_SECONDS, MACHINE_WIDE, StateDirectory
+from anyaccel.ledger.directory import MACHINE_WIDE, StateDirectory
 from anyaccel.ledger.lockfile import clean, read_number, read_object
 from anyaccel.ledger.names import hash_device
 from anyaccel.ledger.record import LeaseRecord
@@ -265,20 +265,3 @@ def change_blocks(
             write_whole(path, text)
     except OSError as error:
         raise LedgerError(f"{path} cannot be written: {error.strerror}", hint="make room, or use sudo") from error
-
-
-@contextlib.contextmanager
-def locked(state: StateDirectory) -> Iterator[int]:
-    """Context with the descriptor of the state directory, which is made if missing, open and locked.
-
-    Raises:
-        LedgerBusyError: When another process keeps the directory locked for ``BUSY_SECONDS``.
-        LedgerError: When the directory cannot be used, or a system call fails in the context.
-    """
-    with state.opened(make=True) as directory:
-        if not state.lock(directory, BUSY_SECONDS):
-            raise state.busy(state.owner(directory))
-        try:
-            yield directory
-        finally:
-            state.unlock(directory)

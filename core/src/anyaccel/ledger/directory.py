@@ -177,6 +177,25 @@ class StateDirectory:
         finally:
             self.close(directory)
 
+    @contextlib.contextmanager
+    def locked(self, *, make: bool = False) -> Iterator[int]:
+        """Context with the open and locked directory; see :meth:`opened`.
+
+        Args:
+            make: Whether to make a missing directory.
+
+        Raises:
+            LedgerBusyError: When another process keeps the directory locked for ``BUSY_SECONDS``.
+            LedgerError: When the directory cannot be used, or a system call fails in the context.
+        """
+        with self.opened(make=make) as directory:
+            if not self.lock(directory, BUSY_SECONDS):
+                raise self.busy(self.owner(directory))
+            try:
+                yield directory
+            finally:
+                self.unlock(directory)
+
     def _open_first(self) -> tuple[Location, int] | None:
         """Open the first place that has a directory; at a place that may be skipped, only a directory of this user.
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 
 from anyaccel.errors import LeaseNotFoundError, LeasePermissionError, LedgerError
-from anyaccel.ledger.directory import BUSY_SECONDS, StateDirectory
+from anyaccel.ledger.directory import StateDirectory
 from anyaccel.ledger.listing import LeaseState, find_states, read, sweep
 from anyaccel.ledger.lockfile import Life, LockedFile, clean, read_body, with_entry
 from anyaccel.ledger.names import LeaseName, lease_name
@@ -120,30 +120,25 @@ def renew(state: StateDirectory, lease_id: str, tenure: Tenure, note: str | None
         LeasePermissionError: When the lease belongs to another user.
         LedgerError: When a process holds the lease, when the directory stays locked, or a file cannot be written.
     """
-    with state.opened() as directory:
-        # The lock keeps requests from publishing a lease of the same devices meanwhile.
-        if not state.lock(directory, BUSY_SECONDS):
-            raise state.busy(state.owner(directory))
-        try:
-            files = read(directory).find_lease(lease_id)
-            former = [read_tenure(directory, lease) for lease in files]
-            without = [lease for lease, old in zip(files, former, strict=True) if old is None]
-            if _select_active(directory, without):
-                raise LedgerError(
-                    f"lease {lease_id} is held by a process, so that there is nothing to renew",
-                    hint="it lasts until its processes have ended or 'anyaccel release' ends it",
-                )
-            for lease in files if _all_last(former) else ():
-                _replace(state, directory, lease, tenure, note)
-            # A request that has read a former tenure after its end takes the lease for ended, and gives the device out
-            # once the directory is unlocked. A tenure that lasts beyond the last write was never read so.
-            if files and _all_last(former):
-                return
-            for lease in files:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(_without_process(lease), dir_fd=directory)
-        finally:
-            state.unlock(directory)
+    # The lock keeps requests from publishing a lease of the same devices meanwhile.
+    with state.locked() as directory:
+        files = read(directory).find_lease(lease_id)
+        former = [read_tenure(directory, lease) for lease in files]
+        without = [lease for lease, old in zip(files, former, strict=True) if old is None]
+        if _select_active(directory, without):
+            raise LedgerError(
+                f"lease {lease_id} is held by a process, so that there is nothing to renew",
+                hint="it lasts until its processes have ended or 'anyaccel release' ends it",
+            )
+        for lease in files if _all_last(former) else ():
+            _replace(state, directory, lease, tenure, note)
+        # A request that has read a former tenure after its end takes the lease for ended, and gives the device out
+        # once the directory is unlocked. A tenure that lasts beyond the last write was never read so.
+        if files and _all_last(former):
+            return
+        for lease in files:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(_without_process(lease), dir_fd=directory)
     raise _ended(lease_id)
 
 

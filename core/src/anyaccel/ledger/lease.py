@@ -10,7 +10,7 @@ from types import MappingProxyType, TracebackType
 
 from anyaccel.errors import LedgerError
 from anyaccel.ledger import listing, record
-from anyaccel.ledger.directory import BUSY_SECONDS, StateDirectory
+from anyaccel.ledger.directory import StateDirectory
 from anyaccel.ledger.lockfile import DeviceLock, DeviceLocks, Life, LockedFile
 from anyaccel.ledger.names import ENDLESS, Period, boot, lease_name, parse_lease
 from anyaccel.ledger.tenure import Tenure
@@ -171,15 +171,10 @@ class Lease:
         Raises:
             LedgerError: When the directory stays locked for ``BUSY_SECONDS``, or a file cannot be renamed.
         """
-        with self._state.opened(make=True) as directory:
-            if not self._state.lock(directory, BUSY_SECONDS):
-                raise self._state.busy(self._state.owner(directory))
-            try:
-                for device, file in self._files.items():
-                    name = lease_name(device, self.devices[device], self._nonce, owner, mark, self._period)
-                    file.rename(directory, name)
-            finally:
-                self._state.unlock(directory)
+        with self._state.locked(make=True) as directory:
+            for device, file in self._files.items():
+                name = lease_name(device, self.devices[device], self._nonce, owner, mark, self._period)
+                file.rename(directory, name)
 
     def leave_to(self, mark: Mark) -> bool:
         """Hand the lease over to started processes; the last process with the mark or the descriptors ends the lease.

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from anyaccel.errors import LeaseNotFoundError, StateDirectoryError, UsageError
 from anyaccel.ledger.acquisition import Acquisition, Choose, OnWait
-from anyaccel.ledger.blocks import DeviceBlock, change_blocks, check_permission, locked, new_block_id, read_blocks
+from anyaccel.ledger.blocks import DeviceBlock, change_blocks, check_permission, new_block_id, read_blocks
 from anyaccel.ledger.directory import NoStateDirectoryError, StateDirectory, find
 from anyaccel.ledger.lease import Lease, Place, Want
 from anyaccel.ledger.listing import Listing, find_states, read
@@ -214,7 +214,7 @@ class Ledger:
         block = DeviceBlock(
             id=new_block_id(), devices=tuple(sorted(devices)), reason=clean(reason), by=user_name(os.geteuid())
         )
-        with locked(self._state) as directory:
+        with self._state.locked(make=True) as directory:
             change_blocks(self._state, directory, [block])
         return block
 
@@ -247,7 +247,7 @@ class Ledger:
             LeasePermissionError: When this user is neither root nor the owner of the state directory.
             LedgerError: When the directory stays locked, or the blocks cannot be written.
         """
-        with locked(self._state) as directory:
+        with self._state.locked(make=True) as directory:
             check_permission(self._state, os.fstat(directory).st_uid)
             # With the directory locked: no lease can be published that this choice does not know.
             listing = read(directory)
@@ -288,7 +288,7 @@ class Ledger:
             LeasePermissionError: When this user is neither root nor the owner of the state directory.
             LedgerError: When the directory stays locked, or the blocks cannot be written.
         """
-        with locked(self._state) as directory:
+        with self._state.locked(make=True) as directory:
             known = {block.id for block in self.blocks()}
             if unknown := [each for each in ids if each not in known]:
                 raise LeaseNotFoundError(
@@ -318,8 +318,8 @@ class Ledger:
         A faulty configuration of the machine counts as none.
 
         Returns:
-            Seconds since 1970. None if unknown: a lease or request ahead has no time limit, ``want`` has no needs, the
-            request is over a limit of this user, or there is no state directory.
+            Seconds since 1970, whole. None if unknown: a lease or request ahead has no time limit, ``want`` has no
+            needs, the request is over a limit of this user that lasts, or there is no state directory.
 
         Raises:
             LedgerError: When the ledger cannot be read.

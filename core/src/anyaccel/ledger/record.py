@@ -171,7 +171,7 @@ def describe_obstacles(records: Iterable[LeaseRecord], places: Mapping[str, str]
             name = f"what {name} left running"
         units[name] = units.get(name, 0) + (record.units or UNITS_PER_DEVICE)
         ends.setdefault(name, []).append(record.until)
-    clauses = []
+    clauses: list[str] = []
     for name in sorted(units, key=lambda name: -units[name]):
         known = [end for end in ends[name] if end is not None]
         until = f" until {clock(max(known))}" if len(known) == len(ends[name]) else ""
@@ -184,7 +184,7 @@ def describe_obstacles(records: Iterable[LeaseRecord], places: Mapping[str, str]
 
 
 def describe_ahead(count: int) -> str:
-    """Say how many earlier requests want the same devices, as a clause."""
+    """Say how many earlier requests block a request, as a clause; not for 0."""
     return f"{count} earlier request{'s are' if count > 1 else ' is'} ahead"
 
 

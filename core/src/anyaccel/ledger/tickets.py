@@ -52,7 +52,7 @@ from anyaccel.linux.fork import tidy_in_child
 from anyaccel.linux.users import outside
 from anyaccel.model import replace
 from anyaccel.model.device import UNITS_PER_DEVICE
-from anyaccel.policy import PLAIN, Holding, Need, OverLimit, Policy, Waiting, forecast, sum_usage
+from anyaccel.policy import PLAIN, Holding, Need, OverLimit, Policy, Waiting, sum_usage
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -197,19 +197,27 @@ class _WaitingLine(NamedTuple):
         """Sort the locked tickets and the newcomers, which have no ticket, in the order of service.
 
         Also find the limits in the way of each request, count the earlier requests that block it, and forecast its
-        start. Requests over a limit get no start. Without rules that depend on leases (:attr:`Policy.plain`), ended
-        leases whose files are left count as held.
+        start. Leases and tickets whose processes have ended do not count, nor do silent tickets for the starts of
+        others: they are passed.
         """
         clock = process.boot_seconds()
-        held = list_holdings(directory, listing, () if policy.plain else find_ended(directory, listing))
+        # Files of other users that have ended stay in a shared directory, which only they and root can clean.
+        held = list_holdings(directory, listing, find_ended(directory, listing))
         looks = {name: probe_lock(directory, name) for name in listing.tickets}
         files = {name: file for name, (life, file) in looks.items() if life is not Life.OVER}
         waiting = [facts for name in files if (facts := read_ticket(directory, name))]
         order = policy.order([*waiting, *newcomers], held, clock)
         units = sum_usage(held)
         limits = {each.key: policy.over_limits(each, units) for each in order}
-        starts = forecast([each for each in order if not limits[each.key]], held, clock, policy.blocks)
-        known = {key: since_1970(start) for key, start in starts.items() if start is not None}
+        now = process.monotonic_ns()
+        looking = [
+            each
+            for position, each in enumerate(order)
+            if (file := files.get(str(each.key))) is None or not is_silent(file, now, position)
+        ]
+        starts = policy.forecast(looking, held, clock)
+        # Whole seconds: the two clocks are read one after the other, and 17:00 must not become 16:59.
+        known = {key: float(round(since_1970(start))) for key, start in starts.items() if start is not None}
         used = None if policy.half_life is None else policy.usage(held, clock)
         behind = {
             one.key: sum(
@@ -351,8 +359,8 @@ def _forbid_writing(directory: int, name: str) -> bool:
 def forecast_newcomer(state: StateDirectory, directory: int, listing: Listing, own: Waiting) -> Iterator[float]:
     """Forecast the start of a request that came now if leases last until their time limits, in seconds since 1970.
 
-    Yields a single time, or nothing if the start is unknown, as for a request over a limit of its user. Past usage
-    counts for fair shares; a faulty configuration of the machine counts as none.
+    Yields a single time, or nothing if the start is unknown. Past usage counts for fair shares; a faulty configuration
+    of the machine counts as none.
     """
     starts = _WaitingLine.collect(with_past(policy_for_display(state)), directory, listing, own).starts
     if own.key in starts:

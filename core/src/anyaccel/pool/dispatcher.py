@@ -99,7 +99,7 @@ class CallQueue:
         acquisition: The place of the first call in the machine's queue; None if it has none.
         asked_at: Time at which that place was taken.
         watched: Descriptors that report changes of the ledger.
-        timer: Repeats the attempt.
+        timer: Timer of the next attempt to get devices, or None.
     """
 
     def __init__(self, key: object, engine: LocalEngine, call: Call, resolved: LocalRequest | None) -> None:
@@ -219,7 +219,7 @@ class Broker:
             self._drop(queue)
 
     def take_next(self, worker: WorkerProcess) -> Call | None:
-        """Take the next call for a worker without work.
+        """Remove and return the next call for a worker without work; never the construction of an actor.
 
         Returns:
             The call; None if no call of its kind waits, another process waits for devices of the worker, or the call
@@ -383,8 +383,8 @@ class Broker:
     def _request_devices(self, queue: CallQueue, resolved: LocalRequest) -> None:
         """Try to get devices for the first call of a queue, and launch the call; then have all queues served.
 
-        Otherwise a retry is arranged. An error fails the call. Devices
-        that are granted after a cancellation, or although an older call competes by now, are released.
+        Otherwise a retry is arranged. An error fails the call. Devices that are granted after a cancellation, or
+        although an older call competes by now, are released.
 
         Args:
             queue: The queue. Its timer and watches are cancelled first; without a pending call, nothing else is done.
@@ -497,7 +497,7 @@ class Broker:
     def _take_idle(self, engine: LocalEngine, alike: object) -> WorkerProcess | None:
         """Remove and return the most recently used idle worker of a pool for calls of a kind; None if there is none.
 
-        So the least used workers reach their idle time.
+        Workers that are ending are passed over. So the least used workers reach their idle time.
         """
         # A linear search: the list is no longer than the number of processes.
         for place in range(len(self._idle) - 1, -1, -1):
@@ -529,7 +529,7 @@ class Broker:
         return next((worker for worker in self._idle if worker in helpful and not helpful & self._evicted), None)
 
     def _evict(self, *workers: WorkerProcess) -> None:
-        """Move workers from the idle to the evicted workers, and shut down each."""
+        """Move workers, which must be idle, to the evicted workers, and shut down each."""
         for worker in workers:
             self._idle.remove(worker)
             self._evicted.add(worker)

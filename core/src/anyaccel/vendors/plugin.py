@@ -147,9 +147,9 @@ class VendorPlugin:
         reason: str | None = self.info.refusal(request, devices) or self.ask("validate", request, devices)
         return reason
 
-    def problem(self, kind: ProblemKind, reason: str, hook: str = "", details: str = "") -> Problem:
+    def problem(self, kind: ProblemKind, reason: str, hook: str = "") -> Problem:
         """Describe a fault of the plug-in."""
-        return make_problem(self.source, kind, reason, hook, details)
+        return make_problem(self.source, kind, reason, hook)
 
     def _raised(self, error: BaseException, hook: str) -> Problem:
         """Describe an exception of a hook; an exception with a ``fault`` (reason, remedy) speaks for itself."""

@@ -50,7 +50,7 @@ class Dispatcher(SchedulerPlugin):
         look.start()
 
     def join(self, worker: str, name: str, machine: str, digest: str, inventory: bytes) -> None:
-        """Record the inventory of a worker's machine."""
+        """Record the inventory of a worker's machine, and announce the worker to the pools."""
         self._inventories[digest] = inventory
         self._nodes[worker] = (name, machine, digest)
         self._scheduler.log_event(NODES_TOPIC, digest)
@@ -94,7 +94,11 @@ class Dispatcher(SchedulerPlugin):
         return True
 
     def transition(self, key: Any, start: str, finish: str, *_: Any, **__: Any) -> None:
-        """Follow the states of our tasks."""
+        """Record a task of ours that waits for devices, forget a task that is over, and have waiting tasks assigned.
+
+        Dask calls this at each change of a task's state. The assignment follows a new task of ours, and the end of any
+        task on a worker.
+        """
         if finish == "no-worker" and isinstance(key, str) and key.startswith(PREFIX):
             restrictions = self._scheduler.tasks[key].resource_restrictions or {}
             for name in restrictions:
@@ -121,7 +125,11 @@ class Dispatcher(SchedulerPlugin):
         self._scheduler.loop.add_callback(self._serve)
 
     def _serve(self) -> None:
-        """Release tasks with free devices. A waiting task reserves the resources against later tasks."""
+        """Release tasks with free devices to a worker, the fullest that fits.
+
+        A waiting task reserves the resources against later tasks. A task that has begun before goes to any worker,
+        where :meth:`begin` refuses it.
+        """
         kept: set[tuple[str, str]] = set()
         for key, place in list(self._held.items()):
             task = self._scheduler.tasks.get(key)

@@ -89,7 +89,7 @@ def node_inventory() -> Inventory:
 
 
 def quantities(inventory: Inventory) -> dict[str, float]:
-    """Return the number of devices by resource and by type."""
+    """Return the number of usable devices by resource and by type."""
     found: dict[str, float] = {}
     for device in inventory.usable:
         for name in {device.resource, device.type}:
@@ -173,7 +173,7 @@ class _Task:
             del _unwanted[self._name]
 
     def tell(self, **news: object) -> None:
-        """Send news to the pool."""
+        """Send news about the call to its pool, as an event of Dask."""
         self._worker.log_event(topic(self.key), {"key": self.key, **news})
 
     @property
@@ -225,7 +225,11 @@ def hold(spec: bytes, order: bytes, key: str) -> bytes:
 
 
 async def on_actor(key: str, method: str, *arguments: Any) -> Answer | None:
-    """Call a method of the host of an actor; raise LostError if the host is not here."""
+    """Call a method of the host of an actor, in a thread of its own; return the answer.
+
+    Raises:
+        LostError: When the host is not on this worker.
+    """
     if key not in _actors:
         raise LostError(key)
     answer: Answer | None = await _in_thread(partial(getattr(_actors[key], method), *arguments))

@@ -15,15 +15,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import anyaccel
-from anyaccel.cli import Column, output, print_table
+from anyaccel.cli import Column, moment, output, print_table
 from anyaccel.errors import AnyaccelError
 from anyaccel.ledger import Ledger, journal
-from anyaccel.model import format_slots
 from anyaccel.text import clock, elapsed
 
 from anyaccel_jobs import supervisor
 from anyaccel_jobs.jobs import STATES, Job, active_jobs, find, jobs, list_ids
-from anyaccel_jobs.moments import moment
 from anyaccel_jobs.supervisor import Supervisor
 
 _RECENT_SECONDS = 86400.0
@@ -171,7 +169,7 @@ def _run_row(run: journal.JournalEntry, *, named: bool) -> tuple[str, ...]:
         "-",
         _run_state(run),
         run.request or "-",
-        written_devices(tuple(used.device for used in run.devices)),
+        output.device_names(used.device for used in run.devices),
         clock(run.began),
         elapsed(run.held),
         "-" if run.exit is None else str(run.exit),
@@ -273,8 +271,8 @@ def detach(args: argparse.Namespace, command: Sequence[str], body: Callable[[Sup
         held_back = job.after or job.after_ok or job.begins
         how = "waits" if held_back else "waits for its devices"
     else:
-        how = f"runs with {', '.join(job.devices)}" if job.devices else "runs"
-    output.say_folded(f"job {job.id} {how}; see 'anyaccel logs -f {job.id}', end it with 'anyaccel cancel {job.id}'")
+        how = f"runs with {output.device_names(job.devices)}" if job.devices else "runs"
+    output.say(f"job {job.id} {how}; see 'anyaccel logs -f {job.id}', end it with 'anyaccel cancel {job.id}'")
     return status
 
 
@@ -284,25 +282,13 @@ def _row(job: Job, reasons: Mapping[str, str]) -> tuple[str, ...]:
         job.id,
         job.state if job.here else f"{job.state} on {job.host}",
         job.request or "-",
-        written_devices(job.devices),
+        output.device_names(job.devices),
         clock(job.started),
         "-" if took is None else elapsed(took),
         "-" if job.status is None else str(job.status),
         reasons.get(job.id, "-"),
         written_job(job),
     )
-
-
-def written_devices(names: tuple[str, ...]) -> str:
-    """Format devices as a request names them: ``acme/0-3,6``; ``-`` for none."""
-    by_vendor: dict[str, list[int]] = {}
-    for name in names:
-        vendor, _, index = name.rpartition("/")
-        # A device of another form, such as an id, cannot be part of a range.
-        if not vendor or not index.isdecimal():
-            return ",".join(names) or "-"
-        by_vendor.setdefault(vendor, []).append(int(index))
-    return " ".join(f"{vendor}/{format_slots(numbers)}" for vendor, numbers in by_vendor.items()) or "-"
 
 
 def written_job(job: Job) -> str:

@@ -7,13 +7,11 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 import anyaccel
-from anyaccel.cli import Column, machine_options, output, print_table, whole
+from anyaccel.cli import Column, machine_options, moment, output, print_table, whole
 from anyaccel.errors import AnyaccelError, UsageError
 from anyaccel.ledger import journal
 from anyaccel.model import UNITS_PER_DEVICE, Value, replace
 from anyaccel.text import clock, elapsed, memory
-
-from anyaccel_jobs.moments import moment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -145,7 +143,7 @@ def main(args: argparse.Namespace) -> int:
         if left_out:
             output.say(f"{left_out} more row{'s' * (left_out > 1)}")
         if any(row.shares for row in rows):
-            output.say_folded(_NOT_TOLD)
+            output.say(_NOT_TOLD)
     else:
         output.print_line(f"No lease was held between {clock(since)} and {clock(until)}.")
     return 0

@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_job_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options of a job that belong to ``--detach``."""
-    from anyaccel_jobs.moments import moment
+    from anyaccel.cli import moment
 
     parser.add_argument(
         "--after", metavar="JOB", action="append", default=[], help="with --detach: start after the end of a job"

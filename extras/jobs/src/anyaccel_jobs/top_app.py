@@ -27,7 +27,7 @@ from textual.widgets import Footer, Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from anyaccel_jobs.jobs import Job
-from anyaccel_jobs.jobs_command import written_devices, written_job
+from anyaccel_jobs.jobs_command import written_job
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -594,4 +594,4 @@ def _job_key(job: Job) -> str:
 
 def _job_row(job: Job) -> tuple[str, ...]:
     ran = "-" if job.started is None else since(job.started)
-    return (job.id, job.state, job.request or "-", ran, written_devices(job.devices), written_job(job))
+    return (job.id, job.state, job.request or "-", ran, output.device_names(job.devices), written_job(job))

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import anyaccel
 import grpc  # type: ignore[import-untyped] # pyright: ignore[reportMissingTypeStubs]
 from anyaccel.errors import AnyaccelError
-from anyaccel.model import Device, Fractional
+from anyaccel.model import Device, Fractional, parts_of
 from anyaccel_export.slices import DRIVER
 from anyaccel_export.text import slug
 
@@ -63,8 +63,11 @@ class Units:
     def resources(self) -> dict[str, list[Unit]]:
         """Return the units by name of the resource, such as ``nvidia``, or ``nvidia.shared`` for shares."""
         found: dict[str, list[Unit]] = {}
-        for device in self._node.inventory.devices:
-            if not device.visible:
+        visible = [device for device in self._node.inventory.devices if device.visible]
+        # The kubelet counts units apart from each other, so of a device and its parts only the parts are units.
+        divided = parts_of(visible)
+        for device in visible:
+            if device.id in divided:
                 continue
             name = slug(
                 (device.type if self._by == "type" else device.vendor).lower(), "a-z0-9-"
@@ -191,11 +194,6 @@ class Resource:
                 self._prefer, api.PreferredAllocationRequest, api.PreferredAllocationResponse
             ),
             "Allocate": (self._allocate, api.AllocateRequest, api.AllocateResponse),
-            "PreStartContainer": (
-                lambda *_: api.PreStartContainerResponse(),
-                api.PreStartContainerRequest,
-                api.PreStartContainerResponse,
-            ),
         }  # fmt: skip
         streams = {"ListAndWatch": (self._watch, api.Empty, api.ListAndWatchResponse)}
         self._server = wire.serve(str(self.socket), [wire.service("v1beta1.DevicePlugin", methods, streams)])

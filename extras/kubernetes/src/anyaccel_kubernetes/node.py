@@ -13,6 +13,7 @@ import anyaccel
 from anyaccel.errors import AnyaccelError
 from anyaccel.ledger import BLOCKED, LeaseRecord
 from anyaccel.model import Device, Health
+from anyaccel.probe import HOST
 from anyaccel.scheduler import facts
 from anyaccel_export.slices import Obstacle
 
@@ -45,7 +46,7 @@ class Node:
         # Masks of the agent's own environment must not hide devices of the node.
         self.environ = {name: value for name, value in os.environ.items() if name.startswith("ANYACCEL_")}
         self.environ |= {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
-        self.machine, self._every, self._prefix = machine, every, prefix
+        self._every, self._prefix = every, prefix
         self.inventory = anyaccel.detect(machine, environ=self.environ)
         self.changed = threading.Condition()
         self.generation = 0
@@ -138,7 +139,7 @@ class Node:
     def roots(self) -> dict[str, str]:
         """Return the PCIe roots by device id; devices of other machines and without PCI address are left out."""
         found = {}
-        for device in self.inventory.devices if self.machine is None else ():
+        for device in self.inventory.devices if self.inventory.machine == HOST else ():
             link = Path(f"/sys/bus/pci/devices/{device.pci_bus_id}")
             for part in link.resolve().parts if device.pci_bus_id else ():
                 if _ROOT.fullmatch(part):

@@ -125,8 +125,6 @@ plugin = _declare(
     ContainerAllocateResponse envs=1:{string} mounts=2:*Mount devices=3:*DeviceSpec annotations=4:{string} \
  cdi_devices=5:*CDIDevice
     AllocateResponse container_responses=1:*ContainerAllocateResponse
-    PreStartContainerRequest devices_ids=1:*string
-    PreStartContainerResponse
     """,
 )
 """The protocol of device plugins."""
