@@ -138,6 +138,20 @@ def test_fair_shares_and_limits_in_one_process(ledger, in_line, monkeypatch):
     assert served.is_set()
 
 
+def test_a_lease_that_has_ended_puts_no_earlier_request_over_a_limit(ledger, claim, in_line, monkeypatch):
+    """Its file is left by a holder that was killed; else the earlier request would seem to block no other one."""
+    rules = Policy(users={os.geteuid(): Limits(devices=3)})
+    monkeypatch.setattr("anyaccel.ledger.acquisition.current_policy", lambda *_: rules)
+    killed = claim()
+    killed.do("take('c')")
+    killed.kill()
+    first = ledger.acquire(want(1, devices="a"), some(1, "a"), wait=0)
+    with waiting(ledger, in_line, 1, want(2), 2):
+        with pytest.raises(DevicesBusyError, match="1 earlier request is ahead"):
+            ledger.acquire(want(1), some(1), wait=0)
+        first.release()
+
+
 SCRIPT = """
 import os, sys, json, tempfile
 import anyaccel.ledger.ending, anyaccel.ledger.recovery, anyaccel.linux.inotify
