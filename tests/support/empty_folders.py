@@ -28,6 +28,8 @@ def empty(folders: list[str], keep: list[str]) -> None:
     """Mount something empty over each folder; what is to be kept stays where it is."""
     kept = {path: os.open(path, os.O_PATH) for path in sorted(keep)}
     for path in sorted(folders):
+        if any(path.startswith(f"{each}/") for each in folders):
+            continue  # it is not there any more: the folder above is empty
         mount("none", path, "tmpfs", options=f"mode={MODES.get(path, 0o755):o}")
     for path, fd in kept.items():
         if any(path.startswith(f"{each}/") for each in folders) and not os.path.exists(path):

@@ -31,9 +31,10 @@ def make_machine(users: dict[str, int], keep: list[str]) -> None:
     subprocess.run(["tar", "-C", "/etc", "-x"], input=etc, check=True)
     for name, uid in users.items():
         home = f"/home/{name}"
-        with open("/etc/passwd", "a") as passwd, open("/etc/group", "a") as group:
-            passwd.write(f"{name}:x:{uid}:{uid}::{home}:/bin/bash\n")
-            group.write(f"{name}:x:{uid}:\n")
+        # In front: the first line of a name counts, and the machine may have a user of this name.
+        for path, line in (("passwd", f"{name}:x:{uid}:{uid}::{home}:/bin/bash"), ("group", f"{name}:x:{uid}:")):
+            file = Path("/etc", path)
+            file.write_text(f"{line}\n{file.read_text()}")
         os.mkdir(home)
         os.chown(home, uid, uid)
 

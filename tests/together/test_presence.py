@@ -42,14 +42,15 @@ def said_by_all():
     return read_presences(installed()[0])
 
 
-@pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: f"{path.parts[-4]}-{path.parts[-2]}")
-def test_a_vendor_that_is_on_a_recorded_machine_is_asked(path):
-    expected = json.loads(path.with_name("expected.json").read_text())
-    vendors = {path.parts[-4]: expected} if expected is None else expected.get("vendors", {path.parts[-4]: expected})
-    facts = RecordedFacts(load(str(path)))
-    asked = select_present(said_by_all(), facts, facts.environ)
-    missed = {vendor for vendor, found in vendors.items() if found is not None} - asked.keys()
-    assert missed & said_by_all().keys() == set()
+@pytest.mark.parametrize("owner", sorted({path.parts[-4] for path in RECORDINGS}))
+def test_a_vendor_that_is_on_a_recorded_machine_is_asked(owner):
+    for path in (path for path in RECORDINGS if path.parts[-4] == owner):
+        expected = json.loads(path.with_name("expected.json").read_text())
+        vendors = {owner: expected} if expected is None else expected.get("vendors", {owner: expected})
+        facts = RecordedFacts(load(str(path)))
+        asked = select_present(said_by_all(), facts, facts.environ)
+        missed = {vendor for vendor, found in vendors.items() if found is not None} - asked.keys()
+        assert missed & said_by_all().keys() == set(), path
 
 
 def test_every_plugin_says_by_what_it_is_recognised_and_for_which_resource():

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from anyaccel.probe.sanitize import replace_in, sanitize
 from anyaccel_testing import context, describe, load_recording
+from lengths import length
 
 PLUGINS = Path(__file__).parents[2] / "plugins"
 VENDORS = sorted(path.parent.name for path in PLUGINS.glob("*/recordings"))
@@ -29,11 +30,13 @@ def found(plugin, recording):
 def test_a_sanitized_recording_replays_to_the_same_inventory_under_other_ids(vendor):
     plugin = entry_points(group="anyaccel")[vendor].load()
     replaced = 0
-    for directory in sorted((PLUGINS / vendor / "recordings").iterdir()):
+    directories = sorted((PLUGINS / vendor / "recordings").iterdir())
+    for directory in length(directories[::3], directories):
         recording = load_recording(directory)
         clean, replacements = sanitize(recording)
         wanted = replace_in(found(plugin, recording), replacements)
         assert json.loads(json.dumps(found(plugin, clean))) == json.loads(json.dumps(wanted)), directory.name
         assert sanitize(clean)[0] == clean, directory.name
         replaced += len(replacements)
-    assert replaced or vendor in {"ascend", "mobilint", "moorethreads", "tpu"}  # these show no serial number or UUID
+    shows_none = {"ascend", "mobilint", "moorethreads", "tpu"}  # no serial number and no UUID
+    assert replaced or vendor in shows_none or length(short=True, full=False)

@@ -80,23 +80,21 @@ def test_every_target_writes_lines_of_plain_text(target):
             assert found.count("\n") == pure.count("\n"), found
 
 
-@pytest.mark.parametrize("text", HOSTILE)
 @pytest.mark.parametrize("target", sorted(SHELL))
-def test_a_shell_that_runs_it_runs_nothing_else(target, text, tmp_path):
-    found = written(target, text)
-    if found is None:
-        return
+def test_a_shell_that_runs_it_runs_nothing_else(target, tmp_path):
     for program in ("dask", "hq", "ray"):
         (tmp_path / program).write_text("#!/bin/sh\nexit 0\n")
         (tmp_path / program).chmod(0o755)
     environ = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    script = (
-        found if target in ("dask", "env") else f": {found}" if target in ("apptainer", "docker", "podman") else found
-    )
-    words = ["sh", "-c", script, "x", "tcp://nowhere:1"]
-    done = subprocess.run(words, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=30, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert sorted(os.listdir(tmp_path)) == ["dask", "hq", "ray"]
+    for text in HOSTILE:
+        found = written(target, text)
+        if found is None:
+            continue
+        script = f": {found}" if target in ("apptainer", "docker", "podman") else found
+        words = ["sh", "-c", script, "x", "tcp://nowhere:1"]
+        done = subprocess.run(words, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=90, check=False)
+        assert (done.returncode, done.stderr) == (0, ""), text
+        assert sorted(os.listdir(tmp_path)) == ["dask", "hq", "ray"], text
 
 
 @pytest.mark.parametrize("text", HOSTILE)

@@ -179,7 +179,8 @@ def acquire(
             limit, grace and early signal of the arguments.
     """
     request = anyaccel.parse_request(args.request)
-    inventory = survey(args, "anyaccel.launcher.hold")
+    # The monitor needs ctypes before this process becomes the command.
+    inventory = survey(args, "anyaccel.launcher.hold", "anyaccel.launcher.monitor", "ctypes")
     from anyaccel.launcher.hold import take
     from anyaccel.launcher.monitor import start_monitor
     from anyaccel.linux.mark import draw_for_process
@@ -252,14 +253,16 @@ def start_options(args: argparse.Namespace) -> StartOptions:
     return found
 
 
-def survey(args: argparse.Namespace, meanwhile: str = "anyaccel.launcher.verdicts") -> Inventory:
+def survey(args: argparse.Namespace, *meanwhile: str) -> Inventory:
     """Detect the devices of a command line's machine, and print the remarks of detection.
 
     Args:
         args: The arguments.
-        meanwhile: A module that the command needs, imported while the vendors' processes answer.
+        meanwhile: Modules that the command needs, imported while the vendors' processes answer; the modules for a look
+            at leases if none is given.
     """
-    import_meanwhile(meanwhile)
+    for module in meanwhile or ("anyaccel.launcher.verdicts",):
+        import_meanwhile(module)
     inventory = anyaccel.detect(**machine_options(args))
     for report in inventory.vendors:
         if args.verbose:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 
 from anyaccel import text as texts
@@ -51,6 +50,7 @@ def read_moment(text: str, start: float, *, ahead: bool) -> float:
     Raises:
         argparse.ArgumentTypeError: When the text is no time and no duration.
     """
+    import contextlib  # late: this module is imported before the fork server is started
     import datetime as dt
 
     if text == "now":

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 INTERVAL = 2.0
 """Default of ``--watch``, in seconds."""
+MEANWHILE = ("anyaccel.launcher.verdicts", "anyaccel.inventory.observe", "anyaccel.cli.devices_table")
+"""Modules that the table needs, imported while the vendors' processes answer."""
 
 
 EXAMPLES = (
@@ -63,7 +65,7 @@ def main(args: argparse.Namespace) -> int:
         args.columns = choose_columns(args.columns)
     if args.watch is not None:
         _watch(args)
-    inventory = anyaccel.detect(**machine_options(args)) if args.json else survey(args)
+    inventory = anyaccel.detect(**machine_options(args)) if args.json else survey(args, *MEANWHILE)
     sample = _look(args, inventory)
     if args.json:
         output.print_json("status/1", status_json(sample))

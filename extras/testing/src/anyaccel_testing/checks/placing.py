@@ -200,6 +200,8 @@ def _simulate_largest(source: Source) -> Simulation | None:
 
 def _find_conflicts(own: Simulation, others: list[Simulation]) -> Iterator[str]:
     for other in others:
+        if not {*own[0].env_vars} & {*other[0].env_vars}:
+            continue  # a conflict is over a variable, and a plug-in may change only those that it names
         inventory = Inventory(machine="sim", devices=(*own[1], *other[1]), vendors=(own[0], other[0]))
         for given in _list_divisions(own[1], other[1]):
             if len({device.vendor for device in given}) > 1 and own[0].shared_with(other[0]):
