@@ -273,7 +273,7 @@ class ActiveLeases(Value):
     Attributes:
         records: One record for each device of each lease.
         devices: The part of each device that a lease holds, by the id of the lease, then of the device.
-        holders: Clause with user, devices and end, by the id of the lease: ``ben has nvidia/0-3 until 16:17 (...)``.
+        holders: Clause with user, devices and end, by the id of the lease: ``ben has acme/0-3 until 16:17 (...)``.
         withheld: Ids in ``devices`` that stand for a drain or a reservation.
     """
 
@@ -416,8 +416,8 @@ def _find_calling_line() -> str:
 def describe_holder(record: LeaseRecord, names: Iterable[str]) -> str:
     """Return a clause with user, devices and end of a lease; then purpose, odd state and id in parentheses.
 
-    Such as ``ben has nvidia/0-3 until 16:17 (evaluation, lease ead9a23527e7)``. A lease of this process also has the
-    line that took it. For a drain or reservation: ``nvidia/3 is drained by root: new fan``.
+    Such as ``ben has acme/0-3 until 16:17 (evaluation, lease ead9a23527e7)``. A lease of this process also has the
+    line that took it. For a drain or reservation: ``acme/3 is drained by root: new fan``.
 
     Args:
         record: A record of the lease, drain or reservation.
