@@ -129,6 +129,7 @@ def test_the_queue_without_notes_has_one_line_for_each_on_80_columns(anyaccel):
         status, data = run_on_terminal([sys.executable, "-m", "anyaccel", "queue"])
         assert len(assert_plain(data).splitlines()) == 2
         assert "NOTE" not in assert_plain(data)
+        assert "  unknown  " in assert_plain(data)  # the lease has no time limit
         waiting.kill()
         waiting.communicate()
     assert status == 0

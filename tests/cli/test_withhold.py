@@ -9,6 +9,7 @@ from datetime import datetime
 import anyaccel as aa
 import preloaded
 import pytest
+from anyaccel.text import clock
 from waiting import until
 
 MACHINE = "sim:Acme-Whole:2"
@@ -65,6 +66,8 @@ def test_a_reservation_begins_and_ends_at_times_and_after_durations(acme):
         first, last = (datetime.fromisoformat(made[key]).timestamp() for key in ("from", "to"))
         if end.endswith("h"):
             assert last - first in {3600 * int(end[0]) + rounding for rounding in (-1, 0, 1)}
+            shown = run("status", "--no-stats", "--columns", "device,until")[0]
+            assert (f"  {clock(last)}\n" in shown) == (begin == "now")
         else:
             assert time.localtime(first)[:5] == (2030, 12, 2, 0, 0)
             assert time.localtime(last)[:5] == (2030, 12, 2, 18, 0)
@@ -79,6 +82,9 @@ def test_a_reservation_is_listed_kept_and_removed(acme):
     assert read("reserve")["blocks"] == [made]
     assert f"{made['id']}  acme/0-1: reserved for" in run("reserve")[0]
     assert "acme/0-1: reserved for" in run("status", "--no-stats")[1]
+    assert "acme/0-1: reserved for" in run("queue")[1]
+    from_then = clock(datetime.fromisoformat(made["from"]).timestamp())
+    assert run("status", "--no-stats", "--columns", "device,state")[0].count(f" free until {from_then}\n") == 2
     assert run("why", "APU:2", code=4)[0].count("reserved for") == 1  # not once for each device
     assert read("why", "APU", "--time", "1h")["fits_now"]
     assert run("run", "APU", "--time", "1h", "--", "echo", "yes")[0] == "yes\n"

@@ -165,7 +165,7 @@ COLUMNS = (
     ),
     DeviceColumn(
         name="until", heading="UNTIL", about="when the holder's time limit ends", turn=3,
-        of_holder=lambda holder: (clock(holder.until) if holder.lease else "", ""),
+        of_holder=lambda holder: (clock(holder.until) if holder.lease or holder.until else "", ""),
     ),
     DeviceColumn(
         name="lease", heading="LEASE", about="identity of the lease, for 'anyaccel release'",

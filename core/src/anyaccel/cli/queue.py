@@ -86,7 +86,7 @@ def main(args: argparse.Namespace) -> int:
                 ticket.request or "-",
                 ticket.user,
                 elapsed(ticket.waited),
-                clock(ticket.starts),
+                "unknown" if ticket.starts is None else clock(ticket.starts),
                 ticket.reason,
                 ticket.note or "-",
                 ticket.id,
@@ -102,9 +102,8 @@ def main(args: argparse.Namespace) -> int:
         for lease in kept:
             device = vendor_and_id(without_scope(lease.device))[1]
             output.say(f"{device} is {lease.reason}; {lease.hint}")
-        if blocked:  # the machine is detected for the names of its devices alone
+        if blocks := ledger.blocks():  # the machine is detected for the names of its devices alone
             inventory = anyaccel.detect()
-            for withheld_because in dict.fromkeys(record.reason for record in blocked):
-                devices = [record.device for record in blocked if record.reason == withheld_because]
-                output.say(f"{name_devices(devices, inventory)}: {withheld_because}")
+            for block in blocks:
+                output.say(f"{name_devices(block.devices, inventory)}: {block.describe()}")
     return 0

@@ -17,10 +17,12 @@ from anyaccel.model import (
     Problem,
     Stats,
     Value,
+    field,
     format_slots,
     format_units,
 )
 from anyaccel.probe import HOST
+from anyaccel.text import clock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
 _NO_STATS = Stats()
 _COMMAND_LIMIT = 4096
+_SOON = 86400.0  # a later reservation is named below the table alone: its date would widen the column of states
 
 
 class Sample(Value):
@@ -44,6 +47,7 @@ class Sample(Value):
         tickets: The waiting requests, in order.
         at: Time of the sample, in seconds since 1970.
         upcoming: Reservations that have not begun, and devices that were not put back, a sentence each.
+        reserved: Start of the next reservation by device id, if within a day, in seconds since 1970.
     """
 
     inventory: Inventory
@@ -54,6 +58,7 @@ class Sample(Value):
     tickets: tuple[TicketRecord, ...]
     at: float
     upcoming: tuple[str, ...] = ()
+    reserved: Mapping[str, float] = field(default_factory=dict)
 
     def stats(self, device: Device) -> Stats:
         """Return the measurements of a device."""
@@ -126,7 +131,7 @@ def take_sample(
     environ = os.environ if environ is None else environ
     observed, problems = anyaccel.stats(inventory, timeout=timeout, environ=environ) if stats else ({}, ())
     found: dict[str, list[LeaseRecord]] = {}
-    unknown, upcoming = "", []
+    unknown, upcoming, reserved = "", [], dict[str, float]()
     tickets: tuple[TicketRecord, ...] = ()
     if inventory.devices:  # without devices there are no leases: importing the ledger would be in vain
         from anyaccel.launcher.scope import Scope
@@ -140,9 +145,11 @@ def take_sample(
             tickets = ledger.tickets(past=past) if waiters else ()
             names, scope = {each.id: each.name for each in inventory.devices}, Scope.make(inventory, environ)
             for block in ledger.blocks():
-                own = [names[scope.ids[key]] for key in block.devices if key in scope.ids]
+                own = {scope.ids[key] for key in block.devices if key in scope.ids}
                 if own and block.begin is not None and block.begin > time.time():
-                    upcoming.append(f"{output.device_names(sorted(set(own)))}: {block.describe()}")
+                    upcoming.append(f"{output.device_names(sorted(names[each] for each in own))}: {block.describe()}")
+                    if block.begin < time.time() + _SOON:
+                        reserved |= {each: min(block.begin, reserved.get(each, block.begin)) for each in own}
             for key, lease in ledger.unfinished_handovers().items():
                 if key in scope.ids:
                     left = f"{names[scope.ids[key]]} was not put back into its idle state after lease {lease}"
@@ -157,6 +164,7 @@ def take_sample(
         unknown=unknown,
         tickets=tickets,
         upcoming=tuple(upcoming),
+        reserved=reserved,
         at=time.time(),
     )
 
@@ -205,12 +213,18 @@ def state(device: Device, sample: Sample, holders: tuple[Holder, ...]) -> tuple[
     elif odd or left is None:
         found = "".join(odd[:1]) or "unknown", "warn"
     elif sample.records(device):
-        found = (f"{format_units(left)} free", "good") if left else ("held", "accent")
+        found = (f"{format_units(left)} free{_until(device, sample)}", "good") if left else ("held", "accent")
     elif holders:
         found = "busy", "warn"
     else:
-        found = "declared" if device.declared else "free", "good"
+        found = ("declared" if device.declared else "free") + _until(device, sample), "good"
     return found
+
+
+def _until(device: Device, sample: Sample) -> str:
+    """Return a word about the next reservation of a device within a day, with a space in front; empty without one."""
+    begin = sample.reserved.get(device.id)
+    return "" if begin is None else f" until {clock(begin)}"
 
 
 def notes(sample: Sample) -> list[str]:
