@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from anyaccel.cli import moment
 from anyaccel.ledger import Ledger
+from anyaccel.model import replace
 from anyaccel_jobs import jobs as jobs_
 from terminals import assert_plain, run_on_terminal
 from waiting import until
@@ -70,6 +71,21 @@ def test_a_chain_of_jobs_runs_in_order_and_tells_of_each_end(run):
     until(lambda: len(lines()) == 5, "three notifications")
     assert sorted(lines()) == sorted([f"{first} done 0", f"{second} failed 3", f"{never} cancelled 1", "log", "log"])
     assert Ledger.open().leases() == ()
+
+
+def test_a_job_that_needs_the_success_of_a_job_that_failed_is_refused_at_once(run, anyaccel):
+    failed = submit(run, "exit 3")
+    run("wait", failed, status=3)
+    for command in (("run", "A1:1"), ("sweep", "A1:1", "--each", "n=1")):
+        done = anyaccel(*command, "--detach", "--after-ok", failed, "--", "true")
+        assert (done.returncode, done.stdout) == (1, ""), done.stderr
+        assert f"job {failed} did not succeed (it is failed), and this job needs that" in " ".join(done.stderr.split())
+    run("wait", submit(run, "true", "--after", failed))
+    elsewhere = jobs_.find(failed)
+    jobs_.write(replace(elsewhere, host="elsewhere", state="running"))
+    done = anyaccel("run", "--detach", "--after", failed, "A1:1", "--", "true")
+    assert (done.returncode, f"job {failed} belongs to elsewhere" in " ".join(done.stderr.split())) == (2, True)
+    assert [job.id for job in jobs_.jobs()] == [failed, str(int(failed) + 1)]
 
 
 def test_a_notification_has_no_devices_and_its_failure_stands_in_the_log(run):

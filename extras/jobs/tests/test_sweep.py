@@ -196,6 +196,18 @@ def test_resume_runs_what_has_not_ended_well(sweep):
     assert (status, "is no job log" in said) == (2, True)
 
 
+@pytest.mark.parametrize("detach", [(), ("--detach",)], ids=["here", "as a job"])
+def test_resume_of_a_folder_without_a_sweep_is_refused_and_runs_nothing(detach, sweep):
+    for folder in (FOLDER, Path.cwd() / "empty"):
+        if folder.is_absolute():
+            folder.mkdir()
+        status, said = sweep("--resume", "--out", str(folder), *detach, "--each", "n=1..3", "--", "touch", "ran{n}")
+        told = f"there is no sweep in {folder.absolute()}: it has no jobs.tsv"
+        assert (status, told in said) == (2, True), said
+    assert not FOLDER.exists()
+    assert not [*Path("empty").iterdir(), *Path().glob("ran*")]
+
+
 def test_retries_and_the_first_error(sweep):
     status, said = sweep("--retries", "2", "--each", "n=1", "--", "sh", "-c", "echo x >> ran{n}; exit 3")
     assert (status, Path("ran1").read_text(), "failed with exit status 3 (3 times)" in said) == (1, "x\nx\nx\n", True)
@@ -230,7 +242,7 @@ def test_each_sweep_has_a_new_dated_folder(acme, anyaccel):
     shutil.rmtree(folders[0])
     shutil.rmtree(folders[1])
     done = anyaccel("sweep", "A1:1", "--resume", "--each", "n=1", "--", "echo", "{n}")
-    assert (done.returncode, "there is no anyaccel-sweep-DATE-TIME here to go on with" in done.stderr) == (2, True)
+    assert (done.returncode, "there is no anyaccel-sweep-DATE-TIME to go on with in" in done.stderr) == (2, True)
 
 
 def test_dry_run_prints_the_commands(sweep):
@@ -346,7 +358,7 @@ def test_ctrl_c_on_a_terminal_stops_tidily_and_says_how_to_go_on(script, acme, a
     assert "0 of 9 done, 2 interrupted, 7 not started (3-9) in" in told
     assert f"; logs: {folder} " in told
     again = shown.splitlines()[-1]
-    assert again == shlex.join(["anyaccel", "sweep", "--resume", "--out", str(folder), *command[4:]])
+    assert again == shlex.join(["anyaccel", "sweep", "--resume", "--out", str(folder.absolute()), *command[4:]])
     rows = job_log(folder)
     assert sorted(rows) == [1, 2]
     assert {row["Signal"] for row in rows.values()} <= {str(int(signal.SIGTERM)), str(int(signal.SIGKILL))}

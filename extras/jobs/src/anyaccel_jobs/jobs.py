@@ -37,6 +37,12 @@ _NOT_WRITTEN = {"id": "", "here": True, "path": ""}
 """Attributes that are not written: they follow from the record's place and its reader."""
 
 
+class DependencyError(AnyaccelError):
+    """Raised when an earlier job, needed by another job, did not succeed."""
+
+    code = "dependency"
+
+
 class Job(Value):
     """Record of a job, written by the job's supervisor.
 
@@ -183,7 +189,7 @@ def wait(job: Job, *, timeout: Duration | None = None) -> Job:
     Raises:
         UsageError: When it belongs to another machine.
     """
-    _must_be_here(job)
+    check_here(job)
     seconds = read_seconds("timeout", timeout, least=-math.inf)
     until = math.inf if seconds is None else time.monotonic() + seconds
     job = _again(job)
@@ -211,7 +217,7 @@ def cancel(job: Job, *, grace: Duration | None = None) -> Job:
         UsageError: When it belongs to another machine.
         AnyaccelError: When its processes do not end.
     """
-    _must_be_here(job)
+    check_here(job)
     job = _again(job)
     to_end = read_seconds("grace", job.grace if grace is None else grace)
     if job.live:
@@ -323,7 +329,25 @@ def _ask(job: Job) -> bool:
     return process.send(job.pid, signal.SIGTERM, still) and process.send(job.pid, signal.SIGCONT, still)
 
 
-def _must_be_here(job: Job) -> None:
+def check_success(job: Job) -> None:
+    """Check a job that has ended, and that has to succeed before another one starts.
+
+    Raises:
+        DependencyError: When it did not succeed.
+    """
+    if job.state != "done":
+        raise DependencyError(
+            f"job {job.id} did not succeed (it is {job.state}), and this job needs that",
+            hint=f"'anyaccel redo {job.id}' runs it again; --after does not ask for its success",
+        )
+
+
+def check_here(job: Job) -> None:
+    """Check that a job belongs to this machine and this namespace of processes.
+
+    Raises:
+        UsageError: When it does not.
+    """
     if not job.here:
         raise UsageError(
             f"job {job.id} belongs to {job.host}, or to another container there; this is {os.uname().nodename}",

@@ -73,6 +73,7 @@ def check_job_options(args: argparse.Namespace) -> None:
     Raises:
         UsageError: When they are given without ``--detach``.
         JobNotFoundError: When a job of theirs does not exist.
+        DependencyError: When a job that has to succeed has ended without success.
     """
     from anyaccel.errors import UsageError
 
@@ -80,11 +81,14 @@ def check_job_options(args: argparse.Namespace) -> None:
     if given and not args.detach:
         raise UsageError(f"--{given[0].replace('_', '-')} belongs to --detach", hint="add --detach")
     if args.after or args.after_ok:
-        from anyaccel_jobs.jobs import find
+        from anyaccel_jobs.jobs import check_here, check_success, find
 
-        # A wrong number is refused now, not by a job hours later.
+        # What can never be met is refused now, not by a job hours later.
         for number in (*args.after, *args.after_ok):
-            find(number)
+            check_here(find(number))
+        for number in args.after_ok:
+            if not (job := find(number)).live:
+                check_success(job)
 
 
 def main(args: argparse.Namespace) -> int | None:

@@ -30,7 +30,7 @@ from anyaccel.linux import mark as marks
 from anyaccel.model import replace
 
 from anyaccel_jobs import jobs
-from anyaccel_jobs.jobs import Job
+from anyaccel_jobs.jobs import DependencyError, Job
 from anyaccel_jobs.notifier import start_notifier
 
 TYPE_CHECKING = False
@@ -91,9 +91,7 @@ class Supervisor:
         for number in self.job.after:
             jobs.wait(jobs.find(number))
         for number in self.job.after_ok:
-            earlier = jobs.wait(jobs.find(number))
-            if earlier.state != "done":
-                raise DependencyError(f"job {number} did not succeed (it is {earlier.state}), and this job needs that")
+            jobs.check_success(jobs.wait(jobs.find(number)))
         while (left := (self.job.begins or 0.0) - time.time()) > 0:
             time.sleep(min(left, _LOOK_SECONDS))  # in steps: the clock may be set, and the machine may sleep
 
@@ -197,12 +195,6 @@ class Supervisor:
             jobs.remove(self.job)
             os._exit(1)
         os.close(self._report)
-
-
-class DependencyError(AnyaccelError):
-    """Raised in a supervisor when an earlier job, needed by this job, did not succeed."""
-
-    code = "dependency"
 
 
 class Cancelled(BaseException):

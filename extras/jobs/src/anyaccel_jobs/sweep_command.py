@@ -150,6 +150,8 @@ def main(args: argparse.Namespace) -> int:
         output.print_lines(written(command) for _, command in commands)
         return 0
     check_job_options(args)
+    if args.resume:
+        args.out = _find_folder(args.out)
     if args.detach:
         return _detach(args, commands)
     return _run(args, commands)
@@ -170,7 +172,7 @@ def _detach(args: argparse.Namespace, commands: Commands) -> int:
 
 def _run(args: argparse.Namespace, commands: Commands, supervisor: Supervisor | None = None) -> int:
     request = anyaccel.parse_request(args.request)
-    args.out = _folder(args)
+    args.out = args.out or _make_folder()
     inventory = survey(args, "anyaccel.launcher.hold") if args.engine == "local" else None
     at_once = 0 if inventory is None else count_capacity(inventory, request, args.jobs or len(commands))
     log = JobLog(f"{args.out}/{JOB_LOG}", resume=args.resume)
@@ -218,23 +220,35 @@ def _run(args: argparse.Namespace, commands: Commands, supervisor: Supervisor | 
     return status
 
 
-def _folder(args: argparse.Namespace) -> str:
-    """Return the directory of the logs: from --out, a new directory, or the newest one to resume.
+def _find_folder(out: str | None) -> str:
+    """Return the directory of the sweep to resume: ``out``, or the newest one in the working directory.
 
     Raises:
-        UsageError: When there is none to go on with.
+        UsageError: When there is no sweep.
+    """
+    if out is not None:
+        if not os.path.exists(f"{out}/{JOB_LOG}"):
+            raise UsageError(
+                f"there is no sweep in {os.path.abspath(out)}: it has no {JOB_LOG}",
+                hint="name the directory of the sweep with --out, or begin a new one without --resume",
+            )
+        return out
+    earlier = [entry for entry in os.scandir() if entry.name.startswith(f"{_FOLDER}-") and entry.is_dir()]
+    earlier = [entry for entry in earlier if os.path.exists(f"{entry.path}/{JOB_LOG}")]
+    if not earlier:
+        raise UsageError(
+            f"there is no {_FOLDER}-DATE-TIME to go on with in {os.getcwd()}", hint="name its directory with --out"
+        )
+    # By time, not by name: the second of a second ends in -2.
+    return max(earlier, key=lambda entry: entry.stat().st_mtime).name
+
+
+def _make_folder() -> str:
+    """Make a directory for the logs, named by the time.
+
+    Raises:
         AnyaccelError: When none can be made.
     """
-    if args.out is not None:
-        return str(args.out)
-    if args.resume:
-        earlier = [entry for entry in os.scandir() if entry.name.startswith(f"{_FOLDER}-") and entry.is_dir()]
-        if not earlier:
-            raise UsageError(
-                f"there is no {_FOLDER}-DATE-TIME here to go on with", hint="name its directory with --out"
-            )
-        # By time, not by name: the second of a second ends in -2.
-        return max(earlier, key=lambda entry: entry.stat().st_mtime).name
     name = time.strftime(f"{_FOLDER}-%Y%m%d-%H%M%S")
     for number in itertools.count(1):
         path = name if number == 1 else f"{name}-{number}"  # two sweeps of one second
@@ -257,7 +271,10 @@ def _resume_line(args: argparse.Namespace) -> str:
     for before, word in zip(["", *own], own, strict=False):
         if word not in ("--resume", "--out") and before != "--out" and not word.startswith("--out="):
             words.append(word)
-    return shlex.join(["anyaccel", "sweep", "--resume", "--out", args.out, *words, *args.typed[len(own) + 1 :]])
+    # An absolute path: the line may be pasted in another directory.
+    return shlex.join(
+        ["anyaccel", "sweep", "--resume", "--out", os.path.abspath(args.out), *words, *args.typed[len(own) + 1 :]]
+    )
 
 
 def _on_cluster(
