@@ -2,7 +2,7 @@
 
 import pytest
 from anyaccel.plugin import Fractional
-from anyaccel.vendors.simulate import find_cards, match_products, simulate
+from anyaccel.vendors.simulate import Cards, find_cards, match_products, simulate
 from anyaccel_nvidia import plugin
 
 PRODUCTS = plugin.anyaccel_products()
@@ -14,7 +14,7 @@ RAY_CONSTANTS = {
 
 @pytest.mark.parametrize("product", PRODUCTS, ids=lambda product: product.model)
 def test_a_simulated_product_goes_by_its_name_and_its_aliases(product):
-    (device,) = simulate("nvidia", [(product, 1)]).devices
+    (device,) = simulate("nvidia", [Cards(product=product, number=1)]).devices
     tags = plugin.anyaccel_tags(device)
     assert tags[0] == product.name
     assert set(product.aliases) <= set(tags)
@@ -24,7 +24,7 @@ def test_a_simulated_product_goes_by_its_name_and_its_aliases(product):
 @pytest.mark.parametrize("name", sorted(RAY_CONSTANTS))
 def test_every_name_that_ray_knows_can_be_simulated(name):
     product = match_products(name, PRODUCTS)[0]
-    (device,) = simulate("nvidia", [(product, 1)]).devices
+    (device,) = simulate("nvidia", [Cards(product=product, number=1)]).devices
     assert name in plugin.anyaccel_tags(device)
 
 
