@@ -68,6 +68,10 @@ def test_a_chain_of_jobs_runs_in_order_and_tells_of_each_end(run):
     assert lines("order") == ["first", "second", "third"]
     assert jobs_.find(never).state == "cancelled"
     assert f"job {second} did not succeed (it is failed), and this job needs that" in run("logs", never)
+    assert f"reason         job {second} did not succeed (it is failed)" in run("jobs", never)
+    assert "exit status" not in run("jobs", never)
+    (shown,) = [line.split() for line in run("jobs").splitlines() if line.split()[:2] == [never, "cancelled"]]
+    assert shown[3:8] == ["-"] * 5, "no devices, start, duration, exit status or reason to wait"
     until(lambda: len(lines()) == 5, "three notifications")
     assert sorted(lines()) == sorted([f"{first} done 0", f"{second} failed 3", f"{never} cancelled 1", "log", "log"])
     assert Ledger.open().leases() == ()
@@ -114,6 +118,8 @@ def test_a_job_begins_at_its_time_and_is_cancelled_before(run):
     assert jobs_.find(later).state == "waiting"
     run("cancel", later)
     assert (jobs_.find(later).state, run("logs", later)) == ("cancelled", "")
+    assert "reason         cancelled by 'anyaccel cancel'" in (told := run("jobs", later))
+    assert "exit status" not in told
     soon = submit(run, "true", "--begin", "1s")
     run("wait", soon)
     job = jobs_.find(soon)

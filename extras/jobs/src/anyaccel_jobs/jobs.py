@@ -65,6 +65,7 @@ class Job(Value):
         started: When it got its devices; None before.
         ended: When it ended; None before, and for a lost job.
         status: Its exit status, 128 and the number of the signal that ended it; None before, and for a lost job.
+        reason: The error or the cancellation that ended it; empty where its command or its time limit did.
         time_limit: Its time limit in seconds; None for no limit, and before it has its devices.
         grace: Seconds between SIGTERM and SIGKILL.
         pid: Process id of its supervisor.
@@ -93,6 +94,7 @@ class Job(Value):
     started: float | None = None
     ended: float | None = None
     status: int | None = None
+    reason: str = ""
     time_limit: float | None = None
     grace: float = GRACE_SECONDS
     pid: int = 0
@@ -112,6 +114,11 @@ class Job(Value):
     def live(self) -> bool:
         """Return whether the job waits or runs."""
         return self.state in LIVE
+
+    @property
+    def exit_status(self) -> int | None:
+        """Exit status to show; None for a job without one, and for a job that was cancelled before it ran."""
+        return None if self.state == "cancelled" and self.started is None else self.status
 
     @property
     def took(self) -> float | None:

@@ -184,8 +184,8 @@ def _details(job: Job, reasons: Mapping[str, str]) -> list[str]:
     facts = {
         "job": job.id,
         "state": job.state if job.here else f"{job.state} on {job.host}",
-        "reason": reasons.get(job.id, "-"),
-        "exit status": "-" if job.status is None else str(job.status),
+        "reason": reasons.get(job.id) or job.reason or "-",
+        "exit status": "-" if job.exit_status is None else str(job.exit_status),
         "request": job.request or "-",
         "devices": " ".join(job.devices) or "-",
         "lease": job.lease or "-",
@@ -230,7 +230,7 @@ def describe(job: Job, reasons: Mapping[str, str] | None = None) -> dict[str, An
     return {
         "job": job.id,
         **output.take_fields(job, "state", "request", "note", "command"),
-        "reason": (reasons or {}).get(job.id),
+        "reason": (reasons or {}).get(job.id) or job.reason or None,
         "directory": job.directory,
         **output.take_fields(job, "devices", "lease", "arguments", "after", "after_ok", "notify"),
         **times,
@@ -285,7 +285,7 @@ def _row(job: Job, reasons: Mapping[str, str]) -> tuple[str, ...]:
         output.device_names(job.devices),
         clock(job.started),
         "-" if took is None else elapsed(took),
-        "-" if job.status is None else str(job.status),
+        "-" if job.exit_status is None else str(job.exit_status),
         reasons.get(job.id, "-"),
         written_job(job),
     )

@@ -95,18 +95,19 @@ class Supervisor:
         while (left := (self.job.begins or 0.0) - time.time()) > 0:
             time.sleep(min(left, _LOOK_SECONDS))  # in steps: the clock may be set, and the machine may sleep
 
-    def finish(self, status: int, *, state: str = "") -> None:
+    def finish(self, status: int, *, state: str = "", reason: str = "") -> None:
         """Record the end of the job, unless there is no record yet.
 
         Args:
             status: Its exit status.
             state: ``cancelled`` or ``timeout``; empty for the state that follows from the exit status.
+            reason: The error or the cancellation that ended the job; empty where the command's end did.
         """
         if self.job.id:
             if state == "timeout":
                 time_limit.append_line(time_limit.describe_timeout(self.job.time_limit or 0.0), self.job.log)
             state = state or ("failed" if status else "done")
-            self.job = replace(self.job, state=state, status=status, ended=time.time())
+            self.job = replace(self.job, state=state, status=status, reason=reason, ended=time.time())
             jobs.write(self.job)
 
     def supervise(
@@ -247,13 +248,15 @@ def _run(
         return body(supervisor)
     except Cancelled:
         # 143 is 128 and SIGTERM, as a shell returns it.
-        supervisor.finish(143, state="cancelled")
+        supervisor.finish(143, state="cancelled", reason="cancelled by 'anyaccel cancel', or SIGTERM")
         return 143
     except AnyaccelError as error:
         # Before the first record the user still sees standard error; later the message goes to the log.
         tell(error, bool(supervisor.job.id))
         supervisor.finish(
-            error.exit_code, state="cancelled" if isinstance(error, (LeaseCancelledError, DependencyError)) else ""
+            error.exit_code,
+            state="cancelled" if isinstance(error, (LeaseCancelledError, DependencyError)) else "",
+            reason=str(error),
         )
         return error.exit_code
     except BaseException:
