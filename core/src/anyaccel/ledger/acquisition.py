@@ -365,7 +365,9 @@ class Acquisition:
 
     def _rounds(self) -> tuple[frozenset[str] | None, ...]:
         """Return the devices for each round of an attempt: those reserved for this user, if any; None for all."""
-        reserved = self._policy.blocks and self._want.candidates & find_reserved(self._state, self.facts)
+        if not self._policy.blocks:
+            return (None,)
+        reserved = self._want.candidates & find_reserved(self._state, self.facts)
         return (reserved, None) if reserved else (None,)
 
     def _try_round(self, directory: int, listing: Listing) -> tuple[Lease | None, bool]:
