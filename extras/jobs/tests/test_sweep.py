@@ -196,6 +196,47 @@ def test_resume_runs_what_has_not_ended_well(sweep):
     assert (status, "is no job log" in said) == (2, True)
 
 
+def test_resume_alone_goes_on_with_the_recorded_command_in_its_directory(acme, anyaccel, monkeypatch, tmp_path):
+    command = (
+        "A1:1",
+        "--retries",
+        "1",
+        "--from",
+        "-",
+        "--",
+        "sh",
+        "-c",
+        "echo {} >> ran; test {} != b || test -e good",
+    )
+    done = anyaccel("sweep", *command, input="a\nb\n")
+    (folder,) = tmp_path.glob("anyaccel-sweep-*")
+    assert (done.returncode, Path("ran").read_text().split().count("b")) == (1, 2)
+    assert done.stderr.splitlines()[-1] == f"anyaccel sweep --resume --out {folder}"
+    assert anyaccel("sweep", "--resume", "--jobs", "1").returncode == 1, "the newest here"
+    assert Path("ran").read_text().split().count("b") == 4
+    assert anyaccel("sweep", "--resume", "--", "true").returncode == 2
+    Path("good").touch()
+    (tmp_path / "else").mkdir()
+    monkeypatch.chdir(tmp_path / "else")
+    done = anyaccel("sweep", "--resume", "--out", str(folder), "--detach")
+    assert done.returncode == 0, done.stderr
+    assert anyaccel("wait", done.stdout.strip()).returncode == 0
+    assert "2 of 2 done (1 of them before)" in anyaccel("logs", done.stdout.strip()).stdout
+    assert sorted((tmp_path / "ran").read_text().split()) == ["a", *["b"] * 5]
+    assert not list(Path().iterdir())
+
+
+def test_resume_trusts_the_record_of_its_user_only(sweep, anyaccel):
+    assert sweep("--each", "n=1", "--", "sh", "-c", "exit {n}")[0] == 1
+    record = FOLDER / "sweep.json"
+    record.chmod(0o666)
+    for spoil in (lambda: None, lambda: (record.chmod(0o600), record.write_text("[]")), record.unlink):
+        spoil()
+        done = anyaccel("sweep", "--resume", "--out", str(FOLDER))
+        assert done.returncode == 2
+        assert "does not hold the command line of a sweep of yours" in " ".join(done.stderr.split())
+
+
 @pytest.mark.parametrize("detach", [(), ("--detach",)], ids=["here", "as a job"])
 def test_resume_of_a_folder_without_a_sweep_is_refused_and_runs_nothing(detach, sweep):
     for folder in (FOLDER, Path.cwd() / "empty"):
@@ -358,7 +399,7 @@ def test_ctrl_c_on_a_terminal_stops_tidily_and_says_how_to_go_on(script, acme, a
     assert "0 of 9 done, 2 interrupted, 7 not started (3-9) in" in told
     assert f"; logs: {folder} " in told
     again = shown.splitlines()[-1]
-    assert again == shlex.join(["anyaccel", "sweep", "--resume", "--out", str(folder.absolute()), *command[4:]])
+    assert again == shlex.join(["anyaccel", "sweep", "--resume", "--out", str(folder.absolute())])
     rows = job_log(folder)
     assert sorted(rows) == [1, 2]
     assert {row["Signal"] for row in rows.values()} <= {str(int(signal.SIGTERM)), str(int(signal.SIGKILL))}

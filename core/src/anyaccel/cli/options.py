@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from anyaccel.launcher.time_limit import TimeLimit
 
 
-def add_request(parser: argparse.ArgumentParser) -> None:
-    """Declare the request of a command."""
+def add_request(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
+    """Declare the request of a command, of at least one term unless it is optional."""
     parser.add_argument(
         "request",
-        nargs="+",
+        nargs="+" if required else "*",
         metavar="REQUEST",
         help="a term such as GPU, GPU:2, GPU:0.5, 'H100|A100:4,linked' or GPU:1,mem=40GiB; several are served together",
     )

@@ -11,13 +11,16 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import os
 import shlex
 import signal
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from typing import Any
 
 import anyaccel
 from anyaccel.cli import (
@@ -30,6 +33,7 @@ from anyaccel.cli import (
     add_time,
     add_wait,
     output,
+    parse,
     start_options,
     survey,
     wait_options,
@@ -37,6 +41,7 @@ from anyaccel.cli import (
 )
 from anyaccel.errors import AnyaccelError, TaskTimeoutError, UsageError
 from anyaccel.launcher import count_capacity, time_limit
+from anyaccel.linux import write_whole
 from anyaccel.model import format_slots, replace
 from anyaccel.text import elapsed
 
@@ -47,6 +52,8 @@ from anyaccel_jobs.sweep import JOB_LOG, Commands, Ended, JobLog, Sweep, SweepSe
 
 _SHOWN_FAILURES = 10
 _FOLDER = "anyaccel-sweep"
+_RECORD = "sweep.json"
+"""File with the command line of a sweep, in the directory of its logs."""
 _LOOK_SECONDS = 1.0
 _WINDOW = 64
 """Calls that are submitted to a cluster at once without ``--jobs``."""
@@ -65,7 +72,7 @@ EXAMPLES = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     number = whole(1, 1_000_000)
-    add_request(parser)
+    add_request(parser, required=False)
     add_command(parser, "the command to run, with {NAME}, {#} and {} for what differs")
     parser.add_argument(
         "--each",
@@ -97,7 +104,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--stop-on-error", action="store_true", help="start no further command after a failure")
     parser.add_argument(
-        "--resume", action="store_true", help="go on with the sweep in DIR: run the commands that have not succeeded"
+        "--resume",
+        action="store_true",
+        help="go on with the sweep in DIR: run the commands that have not succeeded; without REQUEST, as it began",
     )
     parser.add_argument("--dry-run", action="store_true", help="print the commands and run none")
     add_grace(parser)
@@ -121,6 +130,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_wait(parser)
     add_time(parser, what="each command")
     add_signal(parser)
+    parser.set_defaults(recalled=False, lines=None)
 
 
 def _engine(name: str) -> str:
@@ -134,7 +144,13 @@ def _engine(name: str) -> str:
 
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
+    if args.resume:
+        args.out = _find_folder(args.out)
+    if not args.request:
+        args = _recall(args)
     each: dict[str, tuple[str, ...]] = {}
+    if not args.recalled:
+        args.lines = None if args.source is None else _lines(args.source)
     for text in args.each:
         name, values = parse_each(text)
         if name in each:
@@ -143,15 +159,13 @@ def main(args: argparse.Namespace) -> int:
     time_limit.check_early(args.signal, args.time)
     if args.address is not None and args.engine == "local":
         raise UsageError("--address belongs to --engine ray and --engine dask")
-    commands = Commands(args.command or (), each, None if args.source is None else _lines(args.source))
+    commands = Commands(args.command or (), each, args.lines)
     for note in commands.notes:
         output.say(note)
     if args.dry_run:
         output.print_lines(written(command) for _, command in commands)
         return 0
     check_job_options(args)
-    if args.resume:
-        args.out = _find_folder(args.out)
     if args.detach:
         return _detach(args, commands)
     return _run(args, commands)
@@ -176,6 +190,8 @@ def _run(args: argparse.Namespace, commands: Commands, supervisor: Supervisor | 
     inventory = survey(args, "anyaccel.launcher.hold") if args.engine == "local" else None
     at_once = 0 if inventory is None else count_capacity(inventory, request, args.jobs or len(commands))
     log = JobLog(f"{args.out}/{JOB_LOG}", resume=args.resume)
+    if not args.recalled:
+        _record(args)
     tally = Tally(len(commands))
     if log.done:
         tally.skipped = sum(log.was_done(*each) for each in commands)
@@ -264,17 +280,76 @@ def _make_folder() -> str:
     raise AssertionError
 
 
+def _record(args: argparse.Namespace) -> None:
+    """Write the command line of a sweep to its directory, for :func:`_recall`."""
+    try:
+        record = {"arguments": args.typed[1:], "directory": os.getcwd(), "lines": args.lines}
+        write_whole(f"{args.out}/{_RECORD}", json.dumps(record), mode=0o600)
+    except OSError as error:
+        raise AnyaccelError(f"{args.out}/{_RECORD} cannot be written: {error.strerror}") from error
+
+
+def _recall(args: argparse.Namespace) -> argparse.Namespace:
+    """Return the arguments that a sweep's directory records, with the options that are given now, and go to its place.
+
+    Options that start a job, and ``--json``, are those that are given now.
+
+    Raises:
+        UsageError: When a request is missing: no sweep is resumed, its commands are given, or there is no record of
+            this user.
+        AnyaccelError: When the directory in which the sweep began cannot be entered.
+    """
+    if not args.resume:
+        raise UsageError("the following arguments are required: REQUEST", hint="see 'anyaccel sweep --help'")
+    if args.each or args.source is not None or args.command is not None:
+        raise UsageError(
+            "the request is missing: --each, --from and a command need it",
+            hint=f"give it as well; 'anyaccel sweep --resume --out {shlex.quote(args.out)}' takes all from the record",
+        )
+    out = os.path.abspath(args.out)
+    try:
+        record = _read_record(f"{out}/{_RECORD}")
+        words, directory, lines = list(map(str, record["arguments"])), str(record["directory"]), record["lines"]
+        lines = None if lines is None else list(map(str, lines))
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        raise UsageError(
+            f"{out} does not hold the command line of a sweep of yours", hint="give the request and the command as well"
+        ) from error
+    own, command = (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, None)
+    again = parse("sweep", sys.modules[__name__], [*own, *args.typed[1:]])
+    again.command, again.typed = command, [*args.typed, "--out", out]
+    again.out, again.lines, again.recalled = out, lines, True
+    for name in ("detach", "after", "after_ok", "begin", "notify", "json"):
+        setattr(again, name, getattr(args, name))
+    try:
+        os.chdir(directory)
+    except OSError as error:
+        raise AnyaccelError(
+            f"the directory {directory!r} of the sweep cannot be entered: {error.strerror}", hint="make it again"
+        ) from error
+    return again
+
+
+def _read_record(path: str) -> Any:
+    """Read a JSON file that only this user can have written: another user's must not say which commands are run.
+
+    Raises:
+        OSError: When it cannot be opened.
+        ValueError: When another user can have written it, or it is no JSON.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, encoding="utf-8") as file:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+            raise ValueError(path)
+        return json.load(file)
+
+
 def _resume_line(args: argparse.Namespace) -> str:
-    """Return the command line to resume this sweep."""
-    words, own = list[str](), args.typed[1 : args.typed.index("--")] if "--" in args.typed else args.typed[1:]
-    # Options of this run that the new one replaces are left out.
-    for before, word in zip(["", *own], own, strict=False):
-        if word not in ("--resume", "--out") and before != "--out" and not word.startswith("--out="):
-            words.append(word)
-    # An absolute path: the line may be pasted in another directory.
-    return shlex.join(
-        ["anyaccel", "sweep", "--resume", "--out", os.path.abspath(args.out), *words, *args.typed[len(own) + 1 :]]
-    )
+    """Return the command line to resume this sweep, in any directory."""
+    notify = ["--notify", args.notify] if args.notify else []
+    line = ["anyaccel", "sweep", "--resume", "--out", os.path.abspath(args.out)]
+    return shlex.join([*line, *["--detach"] * args.detach, *notify])
 
 
 def _on_cluster(
