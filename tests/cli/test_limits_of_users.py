@@ -233,7 +233,7 @@ def test_a_wait_is_explained_by_users_times_and_withheld_devices():
     records = [record for device in json.loads(done["at"][1])["devices"] for record in device["holders"]]
     ends = [record["until"] for record in records if record["lease"] and record["user"] == "alice"]
     later = clock(datetime.fromisoformat(max(ends)).timestamp())
-    rest = "; 1 is drained; 1 is reserved for alice from 2030-12-02"
+    rest = "; 1 drained; 1 reserved for alice from 2030-12-02"
     taken = f"alice has 1.5 until {later}, root 0.25{rest}"
     for place, waits in {"1st": "waits", "2nd": "behind"}.items():
         assert done[waits][1] == f"anyaccel: waiting ({place}): {taken}\n"

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import fcntl
 import os
 import signal
 import subprocess
@@ -147,6 +148,24 @@ def test_a_taker_that_was_killed_in_between_is_completed(machine):
     machine.mend("given")
     lease = aa.acquire_on_behalf("acme/0", "pod 7", seconds=600)
     assert machine.state() == "given"
+    lease.release()
+    assert machine.state() == "idle"
+
+
+def test_what_an_earlier_holder_left_changed_is_not_given_to_a_taker_that_was_killed_before(machine):
+    with holder("acme/0") as earlier:
+        assert earlier.stdout.readline()
+        earlier.kill()
+    (file,) = Path(Ledger.open().path).glob("handover.*")
+    code = "import anyaccel as aa\naa.acquire_on_behalf('acme/0', 'pod 7', seconds=600)\n"
+    with file.open() as handover:
+        fcntl.flock(handover, fcntl.LOCK_EX)  # the taker comes no further
+        with subprocess.Popen([sys.executable, "-c", code]) as taker:
+            until(leases, "the lease of the taker")
+            taker.kill()
+    assert machine.calls() == ["a idle", "a given"]
+    lease = aa.acquire_on_behalf("acme/0", "pod 7", seconds=600)
+    assert machine.calls() == ["a idle", "a given"] * 2
     lease.release()
     assert machine.state() == "idle"
 

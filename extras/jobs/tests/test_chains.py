@@ -226,7 +226,7 @@ def test_the_list_says_why_each_job_waits_in_the_words_of_the_queue(run, acme):
     third = run("run", "--detach", "--after", first, "A1:1", "--", "true")
     fourth = run("run", "--detach", "--begin", "2h", "A1:1", "--", "true")
     found = {job["job"]: job["reason"] for job in json.loads(run("jobs", "--json"))["jobs"]}
-    assert re.fullmatch(r"you have 1 until (\d\d-\d\d )?\d\d:\d\d; 1 is drained", found[first])
+    assert re.fullmatch(r"you have 1 until (\d\d-\d\d )?\d\d:\d\d; 1 drained", found[first])
     assert (found[second], found[third]) == ("1 earlier request is ahead", f"after job {first}")
     assert re.fullmatch(r"begins at (\d\d-\d\d )?\d\d:\d\d", found[fourth])
     queued = [ticket["reason"] for ticket in json.loads(run("queue", "--json"))["tickets"]]

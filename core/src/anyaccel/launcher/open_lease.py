@@ -160,7 +160,7 @@ class Handover:
         """
         with self._ledger.lock_handovers(self._devices) as files:
             shared = self._find_held(without=self._lease)
-            changed = [name for name, file in files.items() if name not in shared or not file.given]
+            changed = [name for name, file in files.items() if name not in shared or not file.given_to]
             for name in changed:
                 files[name].write(self._lease, "changing")
             for given in (False, True):
@@ -171,10 +171,13 @@ class Handover:
     def complete(self) -> None:
         """Give the devices unless all are given: for a lease whose program was killed before its holder started.
 
-        The errors are those of :meth:`give`.
+        A device that an ended holder left changed is not given yet. The errors are those of :meth:`give`.
         """
         with self._ledger.lock_handovers(self._devices) as files:
-            given = all(file.given for file in files.values())
+            shared = self._find_held(without=self._lease)
+            given = all(
+                file.given_to == self._lease or (name in shared and file.given_to) for name, file in files.items()
+            )
         if not given:
             self.give()
 

@@ -292,6 +292,8 @@ def _unlock(pid: int, files: set[File]) -> bool:
             copy = system.syscall(system.PIDFD_GETFD, pinned, number, 0)
             fcntl.flock(copy, fcntl.LOCK_UN)  # the copy shares the open file, and so the lock
             os.close(copy)
+    except ProcessLookupError:  # it has ended meanwhile
+        return True
     except OSError:
         return False
     finally:

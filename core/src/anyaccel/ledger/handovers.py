@@ -31,7 +31,7 @@ class HandoverFile:
 
     Attributes:
         changed: Whether the device may not be in its idle state.
-        given: Whether the last handover to a holder in this boot is complete.
+        given_to: The lease for which the device was changed in this boot, without an interruption; else empty.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -43,9 +43,13 @@ class HandoverFile:
         return os.fstat(self._descriptor).st_size > 0
 
     @property
-    def given(self) -> bool:
-        """Whether the device was changed for a holder in this boot, without an interruption."""
-        return (_parse(os.pread(self._descriptor, 64, 0)) or ("", ""))[1] == "given"
+    def given_to(self) -> str:
+        """Identity of the lease for which the device was changed in this boot; empty if idle or interrupted.
+
+        The lease may have ended: its holder was killed, and the device was not put back yet.
+        """
+        lease, state = _parse(os.pread(self._descriptor, 64, 0)) or ("", "")
+        return lease if state == "given" else ""
 
     def write(self, lease: str, state: str) -> None:
         """Replace the content: tag of this boot, identity of a lease, and state.

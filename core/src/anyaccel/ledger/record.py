@@ -142,7 +142,7 @@ class TicketRecord(Value):
 
 
 def describe_obstacles(records: Iterable[LeaseRecord], places: Mapping[str, str]) -> str:
-    """Say who has how many of the wanted devices and until when: ``alice has 3 until 22:00, bob 0.5; 1 is drained``.
+    """Say who has how many of the wanted devices and until when: ``alice has 3 until 22:00, bob 0.5; 1 drained``.
 
     The user with the most devices comes first; of the users, the first four are named, and the others counted. The time
     is that by which all leases of the user have ended; it is left out if one of them has no time limit.
@@ -175,7 +175,7 @@ def describe_obstacles(records: Iterable[LeaseRecord], places: Mapping[str, str]
         clauses.append(f"{name}{verb} {format_units(units[name])}{until}")
     if len(clauses) > _USERS:
         clauses[_USERS:] = [f"{len(clauses) - _USERS} more users the rest"]
-    blocks = (f"{count} {'are' if count > 1 else 'is'} {name}" for name, count in withheld.items())
+    blocks = (f"{count} {name}" for name, count in withheld.items())
     return "; ".join(filter(None, (", ".join(clauses), *blocks)))
 
 
