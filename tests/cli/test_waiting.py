@@ -107,6 +107,11 @@ def test_a_command_without_its_dashes_is_told_where_it_stands():
     assert "the command to run stands after '--', as in: anyaccel run GPU:1 -- python train.py" in " ".join(
         assert_plain(data).split()
     )
+    status, data = run_on_terminal([*RUN[:4], "A1:2", "sleep", "3"])
+    shown = " ".join(assert_plain(data).split())
+    assert (status, "request '3'" in shown, "the command to run stands after '--'" in shown) == (2, True, True)
+    _, data = run_on_terminal([*RUN[:4], "3"])
+    assert "'--'" not in assert_plain(data), "a term alone is a slip in the request"
     _, data = run_on_terminal([*RUN[:4], "A1:1", "train.py", "--lr", "3"])
     assert "unrecognized arguments: --lr 3\n" in assert_plain(data)
     assert "the command to run, with its own options, stands after '--'" in " ".join(assert_plain(data).split())

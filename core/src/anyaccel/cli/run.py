@@ -23,7 +23,7 @@ from anyaccel.cli.options import (
     start_options,
 )
 from anyaccel.cli.quantities import add_grace
-from anyaccel.errors import UnknownNameError, UsageError
+from anyaccel.errors import RequestError, UnknownNameError, UsageError
 from anyaccel.launcher.caps import FRACTION_VARIABLE
 from anyaccel.model import Share, format_slots, format_units
 
@@ -76,12 +76,13 @@ def main(args: argparse.Namespace) -> int:
         args.command = _shell(args)
     try:
         hold = acquire_devices(args)
-    except UnknownNameError as error:
-        # Without '--', the words of a command look like terms of the request.
-        if not shell:
+    except (UnknownNameError, RequestError) as error:
+        # Without '--', the words of a command look like terms of the request: 'run GPU:2 sleep 3'. One term that breaks
+        # the grammar is a slip in the request.
+        if not shell or (isinstance(error, RequestError) and len(args.request) == 1):
             raise
         behind = "the command to run stands after '--', as in: anyaccel run GPU:1 -- python train.py"
-        raise UnknownNameError(str(error), hint=behind) from error
+        raise type(error)(str(error), hint=behind) from error
     if shell:
         names = output.device_names(device.name for device in hold.devices) if hold.devices else "no device"
         output.say(f"{args.command[0]} has {names}, until the shell ends")
