@@ -278,7 +278,8 @@ def test_a_signal_that_no_process_catches_ends_none(run):
         (("--time", "1m", "--signal", "0@1s"), "such as USR1@60s (got '0@1s')"),
         (("--time", "1m", "--signal", "KILL@1s"), "must be a signal that a program can catch"),
         (("--signal", "USR1@60s"), "signal USR1@1m00s is sent before a time limit, and there is none"),
-        (("--time", "1m", "--signal", "USR1@60s"), "nothing runs by then"),
+        (("--signal", "USR1@60s"), "give a time limit as well: --time"),
+        (("--time", "10", "--signal", "USR1@60s"), "signal USR1@1m00s needs a time limit over 1m00s (got 10s)"),
     ],
 )
 def test_a_signal_that_makes_no_sense_is_refused(arguments, words, run):
@@ -290,7 +291,7 @@ def test_arguments_of_a_call_that_make_no_sense_are_refused():
     for options in ({"signal": "USR1@1s"}, {"time": 1, "signal": "USR1@1s"}, {"time": 1, "signal": 10}, {"grace": -1}):
         with pytest.raises(UsageError):
             aa.run("A1:1", ["true"], **options)
-    with pytest.raises(UsageError, match="nothing runs by then"):
+    with pytest.raises(UsageError, match="needs a time limit over"):
         aa.Pool("A1:1", timeout=1, signal="USR1@1s")
 
 

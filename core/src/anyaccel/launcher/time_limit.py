@@ -235,13 +235,13 @@ def check_early(text: str | None, seconds: float | None) -> EarlySignal | None:
         raise UsageError(f"signal {error}") from error
     if seconds is None:
         raise UsageError(
-            f"signal {early} is sent before a time limit, and there is none", hint="give a time limit as well: time"
+            f"signal {early} is sent before a time limit, and there is none",
+            hint="give a time limit as well: --time, in Python time=",
         )
     if early.seconds >= seconds:
         raise UsageError(
-            f"signal {early} is to be sent {format_limit(early.seconds)} before the time limit, which is"
-            f" {format_limit(seconds)}: nothing runs by then",
-            hint="give a shorter time before the limit, or a longer limit",
+            f"signal {early} needs a time limit over {format_limit(early.seconds)} (got {format_limit(seconds)})",
+            hint="give a longer limit, or a shorter time after the @",
         )
     return early
 
