@@ -39,6 +39,13 @@ def test_the_command_takes_its_examples(command):
         parse(command, module, own)  # it raises when an argument is wrong
 
 
+@pytest.mark.parametrize("command", ["run", "hold"])
+def test_help_of_a_time_limit_names_the_forms_of_a_duration(command, capsys):
+    with pytest.raises(SystemExit):
+        dispatch([command, "--help"])
+    assert "90 (seconds), 10m or 1:30:00;" in " ".join(capsys.readouterr().out.split())
+
+
 def test_help_without_a_command_lists_all(capsys):
     with pytest.raises(SystemExit):
         dispatch(["help"])

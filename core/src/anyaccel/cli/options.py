@@ -141,7 +141,7 @@ def add_time(parser: argparse.ArgumentParser, *forms: str, what: str = "the comm
         dest="time",
         metavar="DURATION",
         type=duration,
-        help=f"time limit of {what}; a request with one may start earlier (backfill)",
+        help=f"time limit of {what}: 90 (seconds), 10m or 1:30:00; a request with one may start earlier (backfill)",
     )
 
 
