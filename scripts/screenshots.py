@@ -20,7 +20,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -158,10 +157,9 @@ def draw_queue(file: Path, width: int) -> None:
     ledger = Ledger.open()
     tickets = [named_ticket(ticket) for ticket in ledger.tickets()]
     screen = Terminal()
-    fake = SimpleNamespace(tickets=lambda: tickets, leases=ledger.leases)
     with (
-        mock.patch.object(Ledger, "open", return_value=fake),
-        mock.patch.dict(os.environ, {"COLUMNS": str(width)}),
+        mock.patch.object(Ledger, "tickets", return_value=tickets),
+        mock.patch.dict(os.environ, {"COLUMNS": str(width), "ANYACCEL_MACHINE": MACHINE}),
         contextlib.redirect_stdout(screen),
         contextlib.redirect_stderr(screen),
     ):
