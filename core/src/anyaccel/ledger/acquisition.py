@@ -216,6 +216,7 @@ class Acquisition:
 
         Raises:
             LedgerError: When the ledger cannot be used.
+            LedgerBusyError: When another process keeps the directory locked, also if time is up in the last try.
             DevicesBusyError: When time is up, after a last try.
             LeaseCancelledError: When our ticket was cancelled.
             LimitError: When a changed policy puts the request over a limit of this user.
@@ -942,7 +943,8 @@ class Acquisition:
     def read_event(self, ready: int) -> bool:
         """Read the pending events, and return whether another attempt is worthwhile.
 
-        Events of candidates' leases and of the watched path itself count, and removed tickets if every lease matters.
+        Events of candidates' leases (not of ``wholes``) and of the watched path itself count, and removed tickets if
+        every lease matters.
         After a file was closed, the next pause is short, since the lock may be dropped a moment later.
 
         Args:
