@@ -59,7 +59,7 @@ def run(request: str | Sequence[str], command: Sequence[str] | str, **options: U
         priority: A request of higher priority is served first.
         note: The purpose, shown to other users.
         time: Time limit, in seconds or as a text such as ``"1h30m"``. Then the command is ended with its descendants,
-            and standard error says so.
+            and standard error says so. Without effect for a request that falls back to the CPU.
             See :func:`anyaccel.acquire`.
         grace: Time between SIGTERM and SIGKILL at the time limit, in seconds or as a text.
         signal: A signal before the time limit, such as ``"USR1@60s"``: 60 seconds before, to each process of the

@@ -103,7 +103,8 @@ class Launch(Value):
     def become(self, command: Sequence[str]) -> NoReturn:
         """Replace this process by a command, by this plan, with the same terminal, signals and process id.
 
-        Ends the vendors' processes first. Processors and sandbox stay on this process if the command cannot be started.
+        Ends the vendors' processes first. If the command cannot be started, processors and sandbox stay on this
+        process, and SIGPIPE and SIGXFSZ may have their default action.
 
         Raises:
             EnforcementError: If the process cannot be confined.

@@ -70,9 +70,9 @@ def start_monitor(
     it has one thread.
 
     No monitor is started if nothing is leased, or if no process can be made; then, silently, there is no journal entry,
-    and no monitor enforces the time limit. If the lease has no end, a process that ``stays`` gets a monitor only for
-    samples or the handover, and otherwise writes the entry itself; another process gets a monitor only for the journal,
-    the handover or the cgroup.
+    and no monitor enforces the time limit. The same holds if the monitor cannot open the ledger. If the lease has no
+    end, a process that ``stays`` gets a monitor only for samples or the handover, and otherwise writes the entry
+    itself; another process gets a monitor only for the journal, the handover or the cgroup.
 
     Args:
         lease: The lease.
@@ -242,6 +242,9 @@ class _LeaseWatch:
         error: Descriptor of the command's standard error; -1 for none. The watch closes it after the exit of the
             command, so that a reader of it waits for the command alone.
         stays: Whether the holder enforces the time limit itself while it lives.
+
+    Raises:
+        LedgerError: When the ledger cannot be opened.
     """
 
     def __init__(self, lease: str, mark: Mark, limit: TimeLimit | None, error: int, *, stays: bool = False) -> None:
@@ -372,7 +375,8 @@ def _is_past(moment: float | None) -> bool:
 def _wait(pid: int, pause: float, until: float | None, sampler: Sampler | None) -> bool:
     """Wait for the exit of a process, and sample the devices meanwhile.
 
-    A process that cannot be watched, such as one that has exited, is waited for ``_LOOK_SECONDS`` at most.
+    If the process cannot be watched, as after the exit, the wait takes ``_LOOK_SECONDS`` at most, whatever ``pause``
+    is. Exceptions of the sampler's ``tell`` pass through.
 
     Args:
         pid: The process; 0 for none.

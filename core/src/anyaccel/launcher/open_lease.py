@@ -156,7 +156,8 @@ class Handover:
 
         Raises:
             PluginError: When a vendor fails.
-            LedgerError: When another handover of a device takes too long, or the file of a device cannot be written.
+            LedgerBusyError: When another handover of a device takes too long.
+            LedgerError: When the ledger cannot be read, or the file of a device cannot be written.
         """
         with self._ledger.lock_handovers(self._devices) as files:
             shared = self._find_held(without=self._lease)
@@ -169,7 +170,9 @@ class Handover:
                 files[name].write(self._lease, "given")
 
     def complete(self) -> None:
-        """Give the devices unless all are given: for a lease whose program was killed before its holder started.
+        """Call :meth:`give` unless the last handover of each device is complete.
+
+        For a lease whose program was killed before its holder started.
 
         A device that an ended holder left changed is not given yet. The errors are those of :meth:`give`.
         """
@@ -184,8 +187,9 @@ class Handover:
     def take_back(self) -> None:
         """Put the devices that no holder has into their idle state; call it after the end of the lease.
 
-        Devices in their idle state are left out. A failure is logged as a warning; ``anyaccel doctor`` names the
-        device, and the next :meth:`give` tries again.
+        Devices in their idle state are left out. The call waits for other handovers of the devices. A failure of a
+        vendor or the ledger is logged as a warning; ``anyaccel doctor`` names the device, and the next :meth:`give`
+        tries again.
         """
         try:
             with self._ledger.lock_handovers(self._devices) as files:
@@ -204,10 +208,15 @@ class Handover:
             )
 
     def _find_held(self, without: str = "") -> set[str]:
-        """Return the ledger's names of the devices in active leases of all users, ``without`` left out.
+        """Return the ledger's names of the devices that active leases of all users hold.
+
+        Drains and reservations do not count.
+
+        Args:
+            without: Identity of a lease that is left out.
 
         Raises:
-            StateDirectoryError: If the ledger cannot be read.
+            LedgerError: If the ledger cannot be read.
         """
         return {
             record.device
@@ -247,6 +256,10 @@ def plan_handover(
         inventory: The machine.
         environ: The environment of the request.
         ledger: The ledger of the lease; that of the environment if None.
+
+    Raises:
+        UsageError: If the environment names a lease, and ``ANYACCEL_ALLOCATION`` is invalid.
+        LedgerError: If ``ledger`` is None, and the ledger cannot be opened.
     """
     if not lease or inventory.machine != HOST:
         return None
@@ -300,9 +313,10 @@ class OpenLease:
         return UsageMeter(self.allocation, self.note, waited=self.waited, program=program)
 
     def begin_entry(self, program: str = "") -> Self:
-        """Begin the journal entry, written when the lease ends or this process exits; return the same object.
+        """Begin the journal entry, finished when the lease ends or this process exits; return the same object.
 
-        A former entry must have been finished. Does nothing if nothing is held.
+        A former entry must have been finished. Does nothing if nothing is held. The entry is written only if a journal
+        is kept at the end.
 
         Args:
             program: As of :meth:`start_meter`.
@@ -337,7 +351,9 @@ class OpenLease:
         _register_exit()
 
     def finish_entry(self, status: int | None = None, *, timed_out: bool = False) -> None:
-        """Write the journal entry now by the attached writer; does nothing without one, such as the second time.
+        """Have the attached writer finish the journal entry, and detach the writer; without a writer, do nothing.
+
+        The writer may write the entry later, as a part of a sum, or not at all: see :meth:`UsageMeter.finish`.
 
         Args:
             status: Exit status of the command on the devices; None if there was none.
@@ -349,7 +365,7 @@ class OpenLease:
             writer.finish(status, timed_out=timed_out or self.timed_out)
 
     def end_lease(self, mark: marks.Mark | None = None) -> None:
-        """Write the journal entry, release the devices or leave them to a mark, and have the vendors take them back.
+        """Finish the journal entry, release the devices or leave them to a mark, and have the vendors take them back.
 
         A second call has no effect. Each step is taken even if the step before fails; the last error is raised.
 
@@ -397,7 +413,7 @@ class OpenLease:
             raise
 
     async def end_async(self) -> None:
-        """Like :meth:`end_lease`, in a thread if vendors have a change to undo; cancellation does not stop it."""
+        """Like :meth:`end_lease`, in a thread if vendors must undo a change; the thread outlives a cancellation."""
         if self.handover is None:
             self.end_lease()
             return
@@ -429,7 +445,9 @@ def _register_exit() -> None:
 
 
 def _finish_all() -> None:
-    """Write the entries of all open leases, without exit status, and the sums.
+    """Finish the entries of open leases, without exit status, if their writers were attached with ``at_exit``.
+
+    The sums of short leases are written, too.
 
     From now on, each short lease is written at once.
     """
@@ -477,7 +495,7 @@ class _ShortLeases:
         self._flushed = time.monotonic()
 
     def add(self, entry: JournalEntry) -> None:
-        """Add an entry to the sum of entries with the same devices, request and note.
+        """Add an entry to the sum of entries with the same devices, measurements, request and note.
 
         If the last write is ``pause`` seconds ago, all sums are written.
         """

@@ -133,7 +133,7 @@ class TimeLimit(Value):
     def for_lease(
         cls, lease: Lease | None, seconds: float | None, grace: float, early: EarlySignal | None = None
     ) -> TimeLimit | None:
-        """Make the limit of a command with a lease; None if the lease has no end.
+        """Make the limit of a command with a lease; None without a lease, or if the lease has no end.
 
         Args:
             lease: The lease; None if nothing is leased.

@@ -185,7 +185,8 @@ class Acquisition:
     async def get_async(self) -> Lease:
         """Acquire the devices on the running event loop, without a thread.
 
-        An attempt blocks the loop while ``choose`` runs, and while another process has the directory locked.
+        An attempt blocks the loop while ``choose`` runs, and while another process has the directory locked; so does
+        ``on_wait``. The exceptions are those of :meth:`get`, and CancelledError.
 
         Cancel the task to cancel the wait. A task that has received the devices is not cancelled. The line is left in
         any case, and any exception undoes the acquisition before it goes on.
@@ -206,14 +207,16 @@ class Acquisition:
         """Acquire the devices if they are free and this request is next; else enter the line once that is worthwhile.
 
         A missing state directory is made. Each call after the first adopts a changed policy of the machine. A ticket
-        is made after ``IMPATIENT_SECONDS`` or repeated lost races, and at once with a kept position.
+        is made after ``IMPATIENT_SECONDS`` or repeated lost races, and at once with a kept position; none in the last
+        try at the deadline. The ticket outlasts the lease and each error: call :meth:`leave_line` or :meth:`undo`.
 
         Returns:
             The lease; None if the caller has to sleep and call again, also after the deadline if the directory was
-            replaced during the last try.
+            deleted or replaced during the last try.
 
         Raises:
             LedgerError: When the ledger cannot be used.
+            LedgerBusyError: When another process keeps the directory locked, also if time is up in the last try.
             DevicesBusyError: When time is up, after a last try.
             LeaseCancelledError: When our ticket was cancelled.
             LimitError: When a changed policy puts the request over a limit of this user.
@@ -332,7 +335,7 @@ class Acquisition:
         as taken from then on, which is no lost race.
 
         Returns:
-            The lease; None if the request has to wait. After lost races only, ``_conflicts`` goes up by 1.
+            The lease; None if the request has to wait. If each race was lost, ``_conflicts`` goes up by 1.
         """
         for _ in range(_CONFLICTS if not self._late else _CONFLICTS_AT_LAST):
             contradicted = -1
@@ -371,7 +374,10 @@ class Acquisition:
         return (reserved, None) if reserved else (None,)
 
     def _try_round(self, directory: int, listing: Listing) -> tuple[Lease | None, bool]:
-        """Choose and publish once among the devices of this round; see :meth:`_try`."""
+        """Update the position, choose, and publish once among the devices of this round; see :meth:`_try`.
+
+        ``_limited`` is set if limits of the user stop the request although the devices are free.
+        """
         self._limited = False
         self.update_position(directory, listing)
         if self.before:
@@ -394,7 +400,8 @@ class Acquisition:
 
         A command that kept its lease until its end has left the lease's file behind. Leases of ended processes
         therefore count as ended until the choice needs their devices: the check may have to look at every process,
-        which takes milliseconds. The checks record ended leases in ``_over``; before the last choice, debris is swept.
+        which takes milliseconds. The checks record ended leases in ``_over``. If still no choice fits, the other leases
+        are checked and debris is swept; ``choose`` is called again only if another lease has ended.
 
         Returns:
             The choice; None if the free devices do not suffice.
@@ -424,7 +431,10 @@ class Acquisition:
         return {**taken, **dict.fromkeys((*self._contradicted, *self._barred(), *others), Extent())}
 
     def _barred(self) -> list[str]:
-        """Return the devices of the request that are drained, or reserved for another user."""
+        """Return the devices, also wholes, that are drained, or reserved for another user before the request would end.
+
+        Empty if the policy that was read last has no blocks.
+        """
         if not self._policy.blocks:
             return []
         # By name, not by the policy's hashes: another device may share the hash of a drained one.
@@ -505,13 +515,14 @@ class Acquisition:
             marked: The marks of the leases that were listed before the choice.
 
         Returns:
-            The lease, also kept for :meth:`undo`. None, with the files withdrawn, if the request is not next or an
-            extent not free any more, if the state directory stays locked or was replaced, if an unfinished file is
-            lost, if a new lease has the same mark, or if a device's own lock is held: see ``_contradicted``.
+            The lease, also kept for :meth:`undo`. None, with the files withdrawn, if the request is not next, over a
+            limit, or an extent not free any more, if the state directory stays locked or was replaced, if an unfinished
+            file is lost, if a new lease has the same mark, or if a device's own lock is held: see ``_contradicted``.
 
         Raises:
             LedgerBusyError: When the wait for the lock of the directory has expired.
             OSError: When a file cannot be made or renamed, or no descriptor is left for a device's own lock.
+            Exception: As the caller's ``mark`` or ``tenure`` of the request raises.
         """
         nonce = new_nonce()
         done = False
@@ -818,9 +829,9 @@ class Acquisition:
         return self._policy.may_pass(self._own, waiting, list_holdings(directory, listing), process.boot_seconds())
 
     def _in_front(self, directory: int, listing: Listing) -> bool:
-        """Return whether :meth:`update_position` found every competing ticket ahead passable, and backfill goes on.
+        """Return whether :meth:`update_position` found each ticket ahead passable that blocks the request now.
 
-        The tickets ahead are read again; their locks are not.
+        The tickets ahead are read again; their locks are not. If backfill was the reason, backfill is checked again.
         """
         rivals = self._rivals(directory, listing)
         if not all(rival in self._passed for rival in rivals):
@@ -876,13 +887,16 @@ class Acquisition:
                 self._drop_ticket()
 
     def _drop_ticket(self) -> None:
-        """Remove the own ticket from the directory, if there is a ticket."""
+        """Remove the own ticket from the directory, if there is a ticket; in a forked child, only forget the ticket."""
         if self._ticket:
             self._ticket.drop()  # first, so that an interrupt in between leaves no ticket behind
             self._ticket = None
 
     def leave_line(self) -> None:
-        """Drop the ticket, and close the watch and the pidfds. A second call has no effect."""
+        """Drop the ticket, and close the watch and the pidfds. A second call has no effect.
+
+        In a forked child, the ticket stays in the line: the position is the parent's.
+        """
         self._drop_ticket()
         self._forget_leaving()
         if self._watch:
@@ -931,7 +945,8 @@ class Acquisition:
     def read_event(self, ready: int) -> bool:
         """Read the pending events, and return whether another attempt is worthwhile.
 
-        Events of candidates' leases and of the watched path itself count, and removed tickets if every lease matters.
+        Events of candidates' leases (not of ``wholes``) and of the watched path itself count, and removed tickets if
+        every lease matters.
         After a file was closed, the next pause is short, since the lock may be dropped a moment later.
 
         Args:
@@ -955,8 +970,9 @@ class Acquisition:
     def pause(self) -> float:
         """Return the seconds after which to look again without an event.
 
-        Without a ticket: at random up to 1 ms, or ``IMPATIENT_SECONDS`` behind an earlier request. The pause ends
-        at the deadline. A call also resets the flag for a quick second look.
+        Without a ticket: at random up to 1 ms, or ``IMPATIENT_SECONDS`` behind an earlier request. With a ticket: 1 ms
+        after a refused lock, and once after a hint that a lease may end; else longer further back in the line. The
+        pause ends at the deadline. A call with a ticket resets the flag for a quick second look.
         """
         if self._ticket is None:  # no watch yet: random pauses, so that rivals do not poll in lockstep
             import random

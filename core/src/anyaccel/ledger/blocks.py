@@ -167,8 +167,9 @@ def _read(path: str, directory: str) -> tuple[DeviceBlock, ...] | None:
     """Read one file, or return the blocks of the last call if the file has not changed.
 
     Returns:
-        The blocks, empty for a file with other content. None for a missing or untrusted file: not to be opened, not
-        regular, writable for group or others, or of an owner other than root and the owner of ``directory``.
+        The blocks, empty for a file with other content or of more than 1 MiB. None for a missing or untrusted file: not
+        to be opened, not regular, writable for group or others, or of an owner other than root and the owner of
+        ``directory``.
     """
     try:
         os.stat(path, follow_symlinks=False)  # mostly there is no file, and stat works without free descriptors
@@ -241,8 +242,8 @@ def change_blocks(
 ) -> None:
     """Add and remove blocks: write the changed list to the file and, for the machine's directory, to :data:`KEPT`.
 
-    :data:`KEPT` is written first; missing parents are made. Ended reservations, and blocks that :func:`read_blocks`
-    skips, are dropped.
+    :data:`KEPT` is written first; missing parents are made. If only :data:`KEPT` could be written, the change becomes
+    active with the next boot. Ended reservations, and blocks that :func:`read_blocks` skips, are dropped.
 
     Args:
         state: The state directory.

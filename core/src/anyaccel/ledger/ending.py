@@ -41,7 +41,8 @@ def end_lease(state: StateDirectory, lease_id: str, *, grace: float, force: bool
         NoStateDirectoryError: When there is no state directory.
         LeaseNotFoundError: When no active lease has this id.
         LeasePermissionError: When the lease belongs to another user, and this process is not root's.
-        LedgerError: When the lease is still held in the end, is held by this process, or is on behalf of others.
+        LedgerError: When the lease is still held in the end, also after signals; when the lease is held by this
+            process, is on behalf of others, or is released at the beginning of the call.
     """
     with state.opened() as directory:
         files, owner = _files(state, directory, lease_id)
@@ -78,7 +79,9 @@ def drop_lease(state: StateDirectory, lease_id: str) -> tuple[int, ...]:
         NoStateDirectoryError: When there is no state directory.
         LeaseNotFoundError: When no active lease has this id.
         LeasePermissionError: When the lease belongs to another user, also for root.
-        LedgerError: When a system call fails; or when the files are removed, but a process keeps the lock on a device.
+        LedgerError: When a system call fails, or the lease is released meanwhile; or when the files are removed, but
+            a process keeps the lock on a device.
+        OSError: When the files are removed, but no descriptor is free to unlock a device.
     """
     with state.opened() as directory:
         files, owner = _files(state, directory, lease_id)
@@ -112,13 +115,14 @@ def renew(state: StateDirectory, lease_id: str, tenure: Tenure, note: str | None
     """Replace the tenure, and the note unless None, of an own lease on behalf of others, with the directory locked.
 
     See :meth:`anyaccel.ledger.Ledger.renew`. If a former tenure has ended before the last file is written, the files
-    are removed, since another process may have taken the lease for ended.
+    that a renewal has written are removed, since another process may have taken the lease for ended.
 
     Raises:
         NoStateDirectoryError: When there is no state directory.
         LeaseNotFoundError: When no lease has this id, or it has ended.
-        LeasePermissionError: When the lease belongs to another user.
-        LedgerError: When a process holds the lease, when the directory stays locked, or a file cannot be written.
+        LeasePermissionError: When the lease is active and belongs to another user, also for root.
+        LedgerError: When a process holds the lease, when the directory stays locked, or a file cannot be written or
+            removed.
     """
     # The lock keeps requests from publishing a lease of the same devices meanwhile.
     with state.locked() as directory:
@@ -278,7 +282,11 @@ def _device_locks(directory: int, files: Iterable[LeaseName]) -> set[File]:
 def _unlock(pid: int, files: set[File]) -> bool:
     """Unlock files of an own process, exclusively or shared locked, through copies of its descriptors.
 
-    Return False if copying or unlocking fails; a process that has ended, or holds no lock on the files, is no failure.
+    Return False if copying or unlocking fails, also because the process ends meanwhile; True for a process that has
+    ended before, or holds no lock on the files.
+
+    Raises:
+        OSError: When no descriptor is free to look at the process.
     """
     descriptors = [number for _, number in open_files(files, pid) if has_lock(pid, number, shared=True)]
     if not descriptors:

@@ -155,7 +155,8 @@ def read_usage(half_life: float) -> dict[int, Usage]:
     """Read the usage by ended leases of each user, by number, from the last lines of the machine's files.
 
     Only files that every user may read count, and only those of the user in the name: so each process finds the same.
-    The usage in several files of a user is added. Empty without the machine's directory, and for unreadable ones.
+    The usage in several files of a user is added; users without usage are left out. Empty if the machine's directory is
+    missing, not fit (see :func:`is_machine_wide`) or unreadable.
 
     Args:
         half_life: The half-life in seconds.
@@ -307,9 +308,9 @@ def _words(used: Used) -> list[Any]:
 
 
 def is_machine_wide() -> bool:
-    """Return whether the machine's directory exists and is fit.
+    """Return whether the machine's directory exists and is fit; False for a symbolic link.
 
-    Fit means that root owns it, and that no user can remove files of other users.
+    Fit means that the owner is root or the owner of ``/``, and that no user can remove files of other users.
     """
     try:
         found = os.stat(MACHINE_DIRECTORY, follow_symlinks=False)
@@ -357,15 +358,15 @@ def _all_files(environ: Mapping[str, str]) -> Iterator[str]:
 
 
 def _append(path: str, entry: JournalEntry, mode: int, half_life: float | None) -> bool:
-    """Append an entry to a file of this user, made if missing; a full file is renamed to ``.1`` first.
+    """Append an entry to a file of this user, made if missing; a full file is renamed to ``.1`` first, if possible.
 
-    The rest of an earlier write that was cut off gets a line of its own. With a half-life, the file is locked for the
-    call, for 40 ms at most, and the line gets the user's usage with this entry.
+    The rest of an earlier write that was cut off gets a line of its own. With a half-life, the line gets the user's
+    usage with this entry, and the file is locked until the return; after 40 ms of waiting, no lock is taken.
 
     Args:
         path: The file.
         entry: The entry.
-        mode: Permissions of a new file, whatever the umask is.
+        mode: Permissions of a new or empty file, whatever the umask is.
         half_life: The half-life in seconds of the usage in the line; None for a line without usage.
 
     Returns:
@@ -422,7 +423,10 @@ def _lock_briefly(fd: int) -> None:
 
 
 def _put_aside(path: str, fd: int) -> None:
-    """Rename a full file to ``.1``, unless another process is doing so, or has done so; a failure is ignored."""
+    """Rename a full file to ``.1``, in place of an older one, and lock the file; a failure is ignored.
+
+    No effect if another process has the file locked, or has renamed the file.
+    """
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if not _other(path, os.fstat(fd)):
@@ -465,7 +469,8 @@ def _entries(path: str, since: float) -> Iterator[JournalEntry]:
 def _entry(words: Mapping[str, Any], user: str) -> JournalEntry | None:
     """Decode a line, of any writer; None for another version, or if a time is implausible.
 
-    Other implausible values are replaced by their defaults; texts are cut to 250 characters.
+    An end before the start counts as the start. Other implausible values are replaced by their defaults; texts are cut
+    to 250 characters.
     """
     if words.get("v") != VERSION:
         return None

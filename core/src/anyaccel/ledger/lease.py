@@ -129,7 +129,7 @@ class Lease:
     def fds(self) -> tuple[int, ...]:
         """Descriptors that carry the lease, with those of device locks, for ``pass_fds`` of a worker.
 
-        None after the release.
+        Empty after the release, and for a lease without devices.
 
         The kernel closes descriptors of a killed process from the highest number down, so a worker must have these
         before it opens its devices: then the devices are closed before the lease ends.
@@ -138,14 +138,17 @@ class Lease:
 
     @property
     def released(self) -> bool:
-        """Whether this process has released the lease or left it to others; False for a lease without devices."""
+        """Whether this process has released the lease or left it to others; False for a lease without devices.
+
+        True also in a forked child that has closed its copies.
+        """
         return not self._files and bool(self.devices)
 
     @property
     def intact(self) -> bool:
         """Whether other processes can see the lease; False if released, or if a file was removed by another process.
 
-        True for a lease without devices.
+        True for a lease without devices, also after its release.
         """
         return not self.released and all(os.fstat(file.fd).st_nlink > 0 for file in self._files.values())
 

@@ -95,9 +95,10 @@ class Ledger:
     ) -> Lease:
         """Acquire devices as soon as the request is next.
 
-        Requests that compete for a device are served strictly in the order of arrival, by priority; a request that
-        competes with none ahead is served at once. A ticket is made after 10 ms; from then on no later request is
-        served before, unless this process stops looking for seconds.
+        Requests that compete for a device are served by priority and arrival, unless the machine's policy gives another
+        order; a request that competes with none ahead is served at once. A ticket is made after 10 ms. From then on a
+        later request of the same priority is served before only by the policy, a reservation or backfill (see
+        :mod:`anyaccel.policy`), or if this process stops looking for seconds.
 
         Args:
             want: The request.
@@ -107,15 +108,17 @@ class Ledger:
             wait: Seconds to wait; 0 to take only what is free now, None to wait without end.
             priority: The higher, the earlier; by agreement among users.
             note: Purpose of the lease, for display.
-            on_wait: Called with the queue position, 1 for the next, and with the leases of suitable devices: once the
-                request is in line, and after each change. An exception ends the wait.
+            on_wait: Called with the queue position, 1 for the next, and with the leases of suitable devices (empty if
+                only a limit of the user is in the way): once the request is in line, and after each change. An
+                exception ends the wait.
 
         Returns:
             The lease, to be released.
 
         Raises:
             DevicesBusyError: When the devices were not free in time.
-            LimitError: When the request is over a limit of this user, whatever leases the user releases.
+            LimitError: When the request is over a limit of this user, whatever leases the user releases; also later,
+                when the policy has changed.
             LeaseCancelledError: When the ticket was cancelled.
             ConfigurationError: When the machine's configuration cannot be trusted or understood.
             StateDirectoryError: When the state directory cannot be used (any more).
@@ -158,7 +161,8 @@ class Ledger:
     def make(self) -> None:
         """Make the state directory if it is missing; root also moves users' own leases to the machine's directory.
 
-        Users' own directories are removed after the move, unless other files are left there.
+        If ``ANYACCEL_STATE_DIR`` names another directory, no lease is moved. Users' own directories are removed after
+        the move, unless other files are left there.
 
         Raises:
             LedgerError: When the directory cannot be made, or leases cannot be moved.
@@ -245,7 +249,8 @@ class Ledger:
 
         Raises:
             LeasePermissionError: When this user is neither root nor the owner of the state directory.
-            LedgerError: When the directory stays locked, or the blocks cannot be written.
+            LedgerError: When the directory stays locked, the ledger cannot be read, or the blocks cannot be written. An
+                OSError of ``choose`` becomes a LedgerError, too; other exceptions of ``choose`` pass unchanged.
         """
         with self._state.locked(make=True) as directory:
             check_permission(self._state, os.fstat(directory).st_uid)
@@ -279,6 +284,9 @@ class Ledger:
 
     def remove_blocks(self, ids: Collection[str]) -> None:
         """Remove drains and reservations: every given one, or none if an error is raised.
+
+        A missing state directory is made. After an error of writing, a removal may come with the next boot; see
+        :func:`~anyaccel.ledger.blocks.change_blocks`.
 
         Args:
             ids: Their identities.
@@ -429,6 +437,8 @@ class Ledger:
     def find_wanted(self, devices: frozenset[str]) -> frozenset[str]:
         """Return the subset of ``devices`` that requests of other processes wait for; none without a directory.
 
+        A device may be included by mistake: requests name devices by hashes, and an unreadable request counts for each.
+
         Raises:
             LedgerError: When the ledger cannot be read.
         """
@@ -484,8 +494,8 @@ class Ledger:
         Raises:
             LeaseNotFoundError: When no such lease is active.
             LeasePermissionError: When the lease belongs to another user.
-            LedgerError: When the lease is still held in the end, is held by this process itself, or is on behalf of
-                other processes.
+            LedgerError: When the lease is still held in the end, also after signals; when the lease is held by this
+                process itself, is on behalf of other processes, or is released at the beginning of the call.
         """
         from anyaccel.ledger.ending import end_lease
 
@@ -546,8 +556,9 @@ class Ledger:
         Raises:
             LeaseNotFoundError: When no such lease is active.
             LeasePermissionError: When the lease belongs to another user, also for root.
-            LedgerError: When the ledger cannot be written, or when the lease is gone but a process keeps the lock on
-                the device itself.
+            LedgerError: When the ledger cannot be written, when the lease is released meanwhile, or when the lease is
+                gone but a process keeps the lock on the device itself.
+            OSError: When the lease is gone, and no descriptor is free to unlock the device itself.
         """
         from anyaccel.ledger.ending import drop_lease
 

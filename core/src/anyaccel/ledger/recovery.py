@@ -53,7 +53,7 @@ def recover(directory: int, paths: Iterable[str], former: Iterable[tuple[str, in
             of unfinished handovers.
 
     Raises:
-        OSError: When a file cannot be made, or a lock cannot be tested.
+        OSError: When a file cannot be made, a lock cannot be tested, or a directory cannot be read.
     """
     places: dict[tuple[str, int], bool] = {}
     for path in map(os.path.realpath, paths):
@@ -83,6 +83,9 @@ def clear(directory: int) -> None:
 
     Args:
         directory: Descriptor of the directory; locked, so that no process publishes there meanwhile.
+
+    Raises:
+        OSError: When the directory cannot be read.
     """
     for name in os.listdir(directory):
         if name.startswith(("v", "t1.", ".", "checked.", HANDOVER)):
@@ -116,7 +119,7 @@ def _copy_handover(directory: int, source: int, name: str) -> None:
     already: there a later handover has begun.
 
     Raises:
-        OSError: When the copy cannot be made or written.
+        OSError: When the copy cannot be made or written; a copy that was made stays, perhaps empty.
     """
     body = read_body(source, name)
     if HANDOVER_BODY.fullmatch(body) is None:
@@ -205,7 +208,7 @@ def _make(directory: int, name: str, found: os.stat_result, owner: int, body: by
             read.
 
     Raises:
-        OSError: When the file cannot be made.
+        OSError: When the file cannot be made, or its times cannot be set; a file that was made stays.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:

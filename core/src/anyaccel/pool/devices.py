@@ -153,25 +153,29 @@ class WorkerLease(OpenLease):
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        """Descriptors of the lease, which is active until the last copy is closed; empty without a lease."""
+        """Descriptors of the lease: a worker with copies carries the lease. Empty without a lease and after release."""
         return self.lease.fds if self.lease else ()
 
     def quarantine(self, reason: str) -> None:
         """Write into the lease why the devices are kept although their holder was ended.
 
-        No effect without a lease; a failed write is ignored.
+        No effect without a lease or after the release; a failed write is ignored.
         """
         if self.lease:
             self.lease.quarantine(reason)
 
     def release(self, *, carried: bool = False) -> None:
-        """Write the journal's line, release the devices, start to undo the handover, and call ``on_release``.
+        """Finish the journal's line, release the devices, start to undo the handover, and call ``on_release``.
 
-        No effect the second time or without a lease.
+        No effect the second time or without a lease. A private lease has no line; a short lease is added to a sum that
+        is written later; a line that cannot be written is lost.
 
         Args:
             carried: Whether processes still carry the mark of the lease, for instance under another user's id. Then the
                 devices stay held until these exit.
+
+        Raises:
+            LedgerError: When the ledger cannot be read for ``carried``; then ``on_release`` is not called.
         """
         if self.lease is not None and not self.lease.released:
             self.end_lease(self.lease.mark if carried else None)
@@ -180,7 +184,7 @@ class WorkerLease(OpenLease):
     def take_back(self) -> None:
         """Have the vendors undo the handover in a new thread: a vendor may take long, and the dispatcher must not wait.
 
-        No effect without a handover. If no thread can be started, the caller waits.
+        No effect without a handover. If no thread can be started, the caller waits. A failure of a vendor is logged.
         """
         if self.handover is None:
             return
@@ -201,7 +205,7 @@ class Quarantine:
         return tuple((lease.allocation, reason) for lease, reason in tuple(self._kept.items()))
 
     def keep(self, lease: WorkerLease, reason: str) -> None:
-        """Record devices as kept, and write the reason into the ledger; no effect if they are kept for it already."""
+        """Record devices as kept, and write the reason into the ledger; no effect for the reason recorded last."""
         if self._kept.get(lease) != reason:
             self._kept[lease] = reason
             lease.quarantine(reason)
@@ -210,8 +214,8 @@ class Quarantine:
         """Release devices: at once after exit status 0, else when the vendor sees nothing of the process on them.
 
         Also at once if there was no process, or no vendor can tell. Else the devices are kept, and a thread polls the
-        vendor; an observation that fails counts as nothing. Processes that carry the lease's mark hold the devices
-        until they exit, even after the release.
+        vendor; an observation that fails counts as nothing, and the release comes in the reactor's thread. Processes
+        that carry the lease's mark hold the devices until they exit, even after the release.
         """
 
         def release() -> None:
@@ -287,7 +291,8 @@ def find_private_directory() -> str:
     """Return the path of the state directory of this process alone.
 
     The first call makes and locks the directory, in ``/dev/shm`` if that is writable, else in the directory for
-    temporary files, and removes the directories of killed processes there. Threads must not call it at the same time.
+    temporary files, and removes the directories of killed processes there. A later call returns the same path; a forked
+    child makes another. The directory is removed at exit. Threads must not call the function at the same time.
 
     Raises:
         StateDirectoryError: When the directory cannot be made.

@@ -116,7 +116,7 @@ class CallQueue:
 
     @property
     def ids(self) -> frozenset[str]:
-        """Ids of the devices for which the calls compete."""
+        """Ids of the devices that could serve the calls, and of their parts; empty for calls on the CPU."""
         return frozenset() if self.resolved is None else self.resolved.ids
 
     def first(self) -> Call | None:
@@ -159,7 +159,8 @@ class Broker:
         choice: Makes the choice of devices for a request.
 
     Raises:
-        StateDirectoryError: When there is no state directory that can be trusted.
+        StateDirectoryError, LedgerError: When there is no state directory that can be trusted, or a system call fails.
+        UsageError: When the environment names a lease, and ``ANYACCEL_ALLOCATION`` is invalid.
     """
 
     def __init__(
@@ -208,7 +209,7 @@ class Broker:
             self.serve()
 
     def requeue(self, engine: LocalEngine, calls: list[Call]) -> None:
-        """Put calls of one kind back in front of their queue, in the given order, without starting a call."""
+        """Put calls of one kind back in front of their queue, made if missing, in the given order; start none."""
         for call in reversed(calls):
             self._find_queue(engine, call).calls.appendleft(call)
 
@@ -330,9 +331,9 @@ class Broker:
         )
 
     def _find_queue(self, engine: LocalEngine, call: Call) -> CallQueue:
-        """Return the queue for a call; make a queue if there is none, and resolve the request once per kind.
+        """Return the queue for a call, which is not added; make a queue if there is none.
 
-        The call is not added.
+        The request is resolved once per kind: the result is kept for later queues of every pool.
 
         Raises:
             UnknownNameError, NeverFitsError: When the request of a new queue can never be served.
@@ -673,7 +674,8 @@ class WorkerProcess:
         """Return whether a method call may be sent: to run at once, or pipelined behind the calls of this actor.
 
         A call is pipelined only if it is small, without large buffers and without a log file, at most
-        :data:`MOST_AHEAD` calls are outstanding with it, and the actor is constructed and runs one call at a time.
+        :data:`MOST_AHEAD` calls are outstanding with it, and the actor is constructed, runs one call at a time, and is
+        in no group.
         """
         if self.free:
             return True
@@ -762,7 +764,7 @@ class WorkerProcess:
                 engine.on_gone(self, Gone(forked=False))
 
     def send_call(self, call: Call, *, fresh: bool = False) -> None:
-        """Send a call to the process, and record its start unless the call is pipelined.
+        """Send a call to the process; unless the call is pipelined, record the start, and start the time limit.
 
         A call that is not pending any more is not sent; the worker gets its next call instead, unless ``fresh``. After
         the last of ``max_calls``, the channel is shut down, so that the worker exits after its answer. If no memory or
@@ -1035,17 +1037,17 @@ class LocalEngine(Engine):
 
     @cached_property
     def broker(self) -> Broker:
-        """The broker of the machine, opened on first use; any thread may ask.
+        """The broker of the machine, opened on first use; any thread may ask. After an error, the next use tries again.
 
         Raises:
-            MachineError: When the machine cannot be detected.
-            StateDirectoryError: When there is no directory for leases that can be trusted.
+            MachineError, UsageError: When the machine cannot be detected, or a variable of the environment is invalid.
+            LedgerError: When there is no directory for leases that can be trusted, or a system call fails.
         """
         return self._open_broker()
 
     @property
     def inventory(self) -> Inventory:
-        """The machine, detected on first use."""
+        """The machine, detected on first use; the errors are those of :attr:`broker`."""
         return self.broker.inventory
 
     def check(self, request: Request) -> None:
@@ -1054,6 +1056,7 @@ class LocalEngine(Engine):
         Raises:
             UnknownNameError: When no device has one of its names.
             NeverFitsError: When the machine has too few such devices.
+            MachineError, UsageError, LedgerError: As for :attr:`broker`.
         """
         check_request(self.inventory, request)
 
@@ -1070,7 +1073,7 @@ class LocalEngine(Engine):
         Raises:
             UsageError: When ``hosts`` is more than 1.
             AnyaccelError: When no port is free for the meeting address.
-            MachineError, StateDirectoryError: As for :meth:`enter`.
+            MachineError, LedgerError: As for :meth:`enter`.
             RuntimeError: When the pool was shut down, or belongs to the parent of this process.
             BrokenPoolError: When the pool is broken.
         """
@@ -1081,7 +1084,7 @@ class LocalEngine(Engine):
     def enter(self, call: Call, work: Pickled | tuple[Any, ...], *, late: bool = False) -> None:
         """Pickle a call, copy its buffers, and queue it by a note to the reactor; any thread may.
 
-        An exception of pickling fails the call.
+        An exception of pickling or copying fails the call.
 
         Args:
             call: The call.
@@ -1090,9 +1093,8 @@ class LocalEngine(Engine):
 
         Raises:
             RuntimeError: When the pool was shut down, or belongs to the parent of this process.
-            BrokenPoolError: When the pool is broken.
-            MachineError: When the machine cannot be detected.
-            StateDirectoryError: When there is no directory for leases that can be trusted.
+            BrokenPoolError: When the pool is broken, unless ``late``.
+            MachineError, UsageError, LedgerError: As for :attr:`broker`.
         """
         if self.foreign or not late:
             self.check_open()
@@ -1119,7 +1121,7 @@ class LocalEngine(Engine):
         The copy, with data too large for a packet, goes to shared memory at once, in the thread of the caller: a
         gigabyte copied by the reactor would delay every pool. The buffers are copied to private memory instead if
         shared memory is exhausted, if :data:`MOST_STORED` calls are unfinished, or if the call may be retried, because
-        a worker may write to the arguments that it gets.
+        a worker may write to the arguments that it gets. No effect on stored data, and on little data without buffers.
         """
         body = call.body
         if body is None or body.stored is not None or not (body.buffers or len(body.data) > MOST_INLINE):
@@ -1170,7 +1172,8 @@ class LocalEngine(Engine):
         An answer to no call here has no outcome. A failed construction ends the actor.
 
         Raises:
-            BaseException: An exception of setting the outcome; the call fails with it, and the worker is stopped.
+            BaseException: An exception of setting the outcome, such as SystemExit of a done-callback. The worker is
+                stopped, a call without outcome fails with the exception, and the record of the call stays.
         """
         call = worker.take_answered(message)
         if call is None:
@@ -1224,9 +1227,10 @@ class LocalEngine(Engine):
     def on_gone(self, worker: WorkerProcess, gone: Gone) -> None:
         """Requeue or fail the calls of an exited worker, release the devices, and serve the queues.
 
-        Calls that the worker never started are requeued, and so are calls with retries left unless the worker was
-        stopped; the others fail. A worker that died unused is replaced at once, on the same devices. After a kill, the
-        devices may stay in quarantine for a while. An actor dies with its worker, unless its construction is run again.
+        Calls that the worker never started are requeued, except the construction of a stopped actor. So are calls with
+        retries left, if a process was forked and not stopped; the others fail. A worker that died unused is replaced at
+        once, on the same devices. After a kill, the devices may stay in quarantine for a while. An actor dies with its
+        worker, unless its construction is run again.
         """
         self.members.discard(worker)
         self.broker.forget_worker(worker)
@@ -1266,7 +1270,10 @@ class LocalEngine(Engine):
         self.finish_shutdown()
 
     def on_stuck(self, worker: WorkerProcess, reason: str) -> None:
-        """Quarantine the devices of a stuck worker, fail its calls and its actor, and serve the queues."""
+        """Quarantine the devices of a stuck worker, fail its calls and its actor, and serve the queues.
+
+        The worker stays a member until the process ends, so a shutdown with ``wait`` lasts until then.
+        """
         if worker.lease is not None:
             self._quarantine.keep(worker.lease, reason)
         for call in worker.outstanding:
@@ -1278,7 +1285,8 @@ class LocalEngine(Engine):
     def on_timeout(self, worker: WorkerProcess, call: Call) -> None:
         """Fail a call at the end of the time limit, mark the lease as timed out, and stop the worker.
 
-        Answers that arrive meanwhile are ignored. No effect if the call was answered.
+        Answers that arrive meanwhile are ignored. Other calls of the worker are left to :meth:`on_gone`. No effect if
+        the call was answered.
         """
         if call.number not in worker.running:
             return
@@ -1378,8 +1386,9 @@ def broker_of(machine: str | Machine | None, declare: Mapping[str, int] | None, 
         shared: Whether leases are seen by every process on the machine, or by this one alone.
 
     Raises:
-        MachineError: When ``machine`` names no machine.
-        StateDirectoryError: When there is no directory for leases that can be trusted.
+        MachineError: When ``machine`` names no machine, or a product that no plug-in knows.
+        UsageError: When ``ANYACCEL_PLUGINS`` or ``ANYACCEL_ALLOCATION`` is invalid.
+        LedgerError: When there is no directory for leases that can be trusted, or a system call fails.
     """
     where = parse_machine(machine)
     around = os.environ.get("ANYACCEL_STATE_DIR"), os.environ.get(LEASE_VARIABLE)

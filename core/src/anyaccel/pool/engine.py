@@ -132,7 +132,7 @@ class Logs:
         directory: The directory; made if it does not exist.
 
     Raises:
-        OSError: When the directory cannot be made.
+        OSError: When the directory cannot be made or listed.
     """
 
     def __init__(self, directory: str) -> None:
@@ -276,7 +276,7 @@ class Engine(Protocol):
     ) -> CallFuture[Any]:
         """Run a function as soon as there are a worker and the needed devices; return the future of the result.
 
-        An exception of pickling fails the future.
+        The buffers of the arguments are copied or sent before the return. An exception of pickling fails the future.
 
         Args:
             options: Options of the call.
@@ -284,18 +284,25 @@ class Engine(Protocol):
             args: Its arguments.
             kwargs: Its keyword arguments.
             late: Whether the call belongs to a ``map`` that was taken before the pool was closed. The local engine
-                takes such a call also after that.
+                takes such a call also after that; if the pool is broken, the future fails.
 
         Raises:
             RuntimeError: When the pool was shut down, or belongs to the parent of this process.
             BrokenPoolError: When the pool is broken.
+            AnyaccelError: When the local engine cannot detect the machine, or finds no directory for leases.
         """
         call = Call(get_call_name(function, args), options, self.on_cancel)
         self.enter(call, (function, args, kwargs), late=late)
         return call.future
 
     def gang(self, options: Options, hosts: int, name: str, work: bytes) -> GangFuture[Any]:
-        """Run a pickled call on each of several machines at the same time; return the future of the results by rank."""
+        """Run a pickled call on each of several machines at the same time; return the future of the results by rank.
+
+        Raises:
+            UsageError: When the engine, or its settings, cannot run so many hosts.
+            RuntimeError: When the pool was shut down, or belongs to the parent of this process.
+            BrokenPoolError: When the pool is broken.
+        """
 
     def enter(self, call: Call, work: Pickled | tuple[Any, ...], *, late: bool = False) -> None:
         """Run an existing call, given the work, pickled or not; an exception of pickling fails the call.
@@ -316,16 +323,16 @@ class Engine(Protocol):
                     call.body = copy
 
     def on_cancel(self, call: Call) -> None:
-        """Handle the cancellation of a call: end the worker of a running call."""
+        """Drop a cancelled call, and stop the worker of a running call, unless the call is a method of an actor."""
 
     def unfinished(self) -> Iterable[Call]:
-        """Return the unfinished calls."""
+        """Return the unfinished calls, queued or with a worker; a call may be in the list twice."""
 
     def mark_broken(self, cause: BaseException, *others: Call) -> None:
         """Break the pool because a worker could not be set up: fail every call, also the calls in ``others``.
 
-        All fail with the same BrokenPoolError. The first cause is kept for later calls. The engine is stopped: it takes
-        no more calls, and ends every worker with the grace period of the settings.
+        The failed calls have the same BrokenPoolError. The first cause is kept for later calls. Then the engine is
+        stopped with the grace period of the settings; see :meth:`stop`.
         """
         error = BrokenPoolError(f"the pool is broken: setting up a worker failed with {type(cause).__name__}: {cause}")
         error.__cause__ = cause

@@ -63,7 +63,7 @@ class ProgressCounter:
     def count(self, done: int, failed: int) -> None:
         """Count so many calls that are over, of which ``failed`` have failed, and call the function with the progress.
 
-        An exception of the function is logged, not raised, and the function is not called again.
+        An exception of the function, also SystemExit, is logged, not raised; then the function is not called again.
         """
         self._done += done
         self._failed += failed
@@ -95,7 +95,7 @@ def find_display(total: int) -> ProgressCallback | None:
 
 
 def _tqdm(total: int) -> ProgressCallback:
-    """Open a progress bar of tqdm; return its callback, which closes the bar at the end.
+    """Show a progress bar of tqdm; return its callback, which closes the bar after the last call.
 
     Raises:
         ImportError: When tqdm is not installed.
@@ -131,7 +131,7 @@ class ProgressLine:
     def __call__(self, progress: Progress) -> None:
         """Overwrite the line with the progress, and end the line after the last call.
 
-        No effect within :data:`FASTEST_SECONDS` of the last update, except after the last call.
+        No effect within :data:`FASTEST_SECONDS` of the start or the last update, except after the last call.
         """
         over = progress.done == progress.total
         now = time.monotonic()

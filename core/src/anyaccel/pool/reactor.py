@@ -67,7 +67,11 @@ class Reactor:
         return threading.get_ident() == self._thread.ident
 
     def watch(self, descriptor: int, handler: Handler) -> None:
-        """Call a handler whenever a descriptor, which must not be watched yet, is readable or at its end."""
+        """Call a handler again and again while a descriptor, not watched yet, is readable or at its end.
+
+        Raises:
+            OSError: When the kernel cannot watch the descriptor, such as a regular file; :meth:`unwatch` it then.
+        """
         self._handlers[descriptor] = handler
         self._poll.register(descriptor, select.EPOLLIN)
 
@@ -145,7 +149,7 @@ class Reactor:
 
 
 def _run_guarded(call: Handler) -> None:
-    """Call a handler; log any exception, also SystemExit."""
+    """Call a handler; log any exception, also SystemExit, and drop the exception."""
     try:
         call()
     except BaseException:  # also SystemExit of a user's callback: the other handlers must run
