@@ -945,9 +945,9 @@ class Acquisition:
     def read_event(self, ready: int) -> bool:
         """Read the pending events, and return whether another attempt is worthwhile.
 
-        Events of candidates' leases (not of ``wholes``) and of the watched path itself count, and removed tickets if
-        every lease matters.
-        After a file was closed, the next pause is short, since the lock may be dropped a moment later.
+        Events of leases that may block the request and of the watched path itself count. If every lease matters, as
+        with limits and backfill, events of all leases and removed tickets count. After a file was closed, the next
+        pause is short, since the lock may be dropped a moment later.
 
         Args:
             ready: The descriptor that is readable; for any but the watch's, nothing is read and the answer is True.
@@ -960,7 +960,7 @@ class Acquisition:
                 worth = True
                 continue
             lease = parse_lease(name) if name else None
-            if name and (lease is None or lease.device not in self._want.candidates):
+            if name and (lease is None or not (self._watches_all or lease.device in self._want.concerned)):
                 continue
             worth = True
             if not removed:

@@ -253,13 +253,19 @@ def change_blocks(
 
     Raises:
         LeasePermissionError: When this user is neither root nor the owner of the state directory.
-        LedgerError: When a file cannot be written.
+        LedgerError: When a file cannot be written, or would be larger than what is read; nothing changes then.
     """
     check_permission(state, os.fstat(directory).st_uid)
     gone = set(without)
     kept = [block for block in read_blocks(state) if block.id not in gone]
     listed = [{name: getattr(block, name) for name in DeviceBlock._fields} for block in (*kept, *change)]
     text = json.dumps({"v": VERSION, "blocks": listed}, indent=1) + "\n"
+    if len(text) > _MOST_BYTES or len(listed) > _MOST:  # json.dumps writes ASCII
+        raise LedgerError(
+            f"drains and reservations need {len(text):,} bytes for {len(listed):,} entries; at most {_MOST_BYTES:,} "
+            f"bytes and {_MOST:,} entries are read",
+            hint="remove others first, or give shorter notes",
+        )
     # The copy first: after an interrupt in between, the change is not active, and returns with the next boot at worst.
     paths = [*([KEPT] if state.path == MACHINE_WIDE else []), f"{state.path}/{NAME}"]
     try:

@@ -59,7 +59,7 @@ class HandoverFile:
         Raises:
             OSError: When the file cannot be written.
         """
-        data = f"{boot()} {lease} {state}\n".encode()
+        data = f"{boot()} {lease} {state:8}\n".encode()  # one length, so that no end of the former state can stay
         os.pwrite(self._descriptor, data, 0)
         os.ftruncate(self._descriptor, len(data))
 

@@ -38,7 +38,7 @@ from anyaccel.model.extent import ANY_SLOTS, DIVIDED, Extent
 
 HANDOVER = "handover."
 """Beginning of the names of files of handovers; see :mod:`anyaccel.ledger.handovers`."""
-HANDOVER_BODY = re.compile(rb"(?P<boot>[0-9a-f]{8}) (?P<lease>[0-9a-f]{12}) (?P<state>given|changing)\n")
+HANDOVER_BODY = re.compile(rb"(?P<boot>[0-9a-f]{8}) (?P<lease>[0-9a-f]{12}) (?P<state>given|changing) *\n")
 """Content of a file of handovers."""
 MAX_PRIORITY = 1_000_000  # keeps the rank below within seven digits
 _RANK_OF_PRIORITY_0 = 5_000_000

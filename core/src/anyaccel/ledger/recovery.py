@@ -119,15 +119,24 @@ def _copy_handover(directory: int, source: int, name: str) -> None:
     already: there a later handover has begun.
 
     Raises:
-        OSError: When the copy cannot be made or written; a copy that was made stays, perhaps empty.
+        OSError: When the copy cannot be made or written; none is left then.
     """
     body = read_body(source, name)
     if HANDOVER_BODY.fullmatch(body) is None:
         return
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with contextlib.suppress(FileExistsError), open(os.open(name, flags, 0o600, dir_fd=directory), "wb") as copy:
-        os.fchmod(copy.fileno(), 0o666)  # whatever the umask is
-        copy.write(body)
+    try:
+        descriptor = os.open(name, flags, 0o600, dir_fd=directory)
+    except FileExistsError:
+        return
+    try:
+        os.fchmod(descriptor, 0o666)  # whatever the umask is
+        os.write(descriptor, body)  # at most 64 bytes
+    except OSError:
+        os.unlink(name, dir_fd=directory)  # an empty file stands for an idle device
+        raise
+    finally:
+        os.close(descriptor)
 
 
 def _device(path: str) -> Iterator[int]:

@@ -283,8 +283,11 @@ class Broker:
         worker = queue.engine.add_worker(call, lease)
         if lease is None or lease.handover is None:
             worker.launch(call)
-        else:  # a vendor may take long
-            threading.Thread(target=_hand_over, args=(worker, call), name="anyaccel handover", daemon=True).start()
+        else:
+            try:  # a vendor may take long
+                threading.Thread(target=_hand_over, args=(worker, call), name="anyaccel handover", daemon=True).start()
+            except RuntimeError:  # no thread is left: all calls wait for the vendor
+                _hand_over(worker, call)
 
     def _has_room(self, queue: CallQueue) -> bool:
         """Return whether the pool of a queue has room for a further process.
@@ -1173,7 +1176,7 @@ class LocalEngine(Engine):
 
         Raises:
             BaseException: An exception of setting the outcome, such as SystemExit of a done-callback. The worker is
-                stopped, a call without outcome fails with the exception, and the record of the call stays.
+                stopped, and a call without outcome fails with the exception.
         """
         call = worker.take_answered(message)
         if call is None:
@@ -1185,10 +1188,12 @@ class LocalEngine(Engine):
             worker.stop(0)
             call.fail(error)
             raise
-        state = worker.actor
-        if state is not None and call is state.construction and message.kind == MessageKind.ERROR:
-            state.on_gone(BrokenWorkerError("it could not be made"))  # no effect if its future has the reason
-        self.remove_call(call)
+        else:
+            state = worker.actor
+            if state is not None and call is state.construction and message.kind == MessageKind.ERROR:
+                state.on_gone(BrokenWorkerError("it could not be made"))  # no effect if its future has the reason
+        finally:
+            self.remove_call(call)
 
     def on_free(self, worker: WorkerProcess, call: Call) -> None:
         """Remove a call that has ended from a worker, and send the worker the next call.
