@@ -104,7 +104,7 @@ def dumps(value: Any) -> Pickled:
     with cloudpickle, by value. The value's own code may run twice, as a second attempt is made with cloudpickle.
 
     Raises:
-        Exception: An exception of the value's own code, or one of pickle's.
+        Exception: An exception of the value's own code, or of pickle.
     """
     if type(value) in ATOMS:
         return Pickled(pickle.dumps(value, PROTOCOL), [])
@@ -116,7 +116,7 @@ def dumps_whole(value: Any) -> bytes:
     """Pickle a value in one piece, for use in several messages; functions by name or by value as :func:`dumps` does.
 
     Raises:
-        Exception: An exception of the value's own code, or one of pickle's.
+        Exception: An exception of the value's own code, or of pickle.
     """
     return _dumps(value, None)
 
@@ -173,7 +173,7 @@ def _dumps(value: Any, buffers: list[memoryview] | None) -> bytes:
         buffers: Receives the buffers of :data:`LARGE` bytes or more, which are left out; None keeps all inside.
 
     Raises:
-        Exception: An exception of the value's own code, or one of pickle's.
+        Exception: An exception of the value's own code, or of pickle.
     """
 
     def keep_inside(buffer: pickle.PickleBuffer) -> bool:
@@ -222,7 +222,7 @@ def loads(data: bytes | memoryview, buffers: Sequence[memoryview] | None = None)
     """Unpickle a value, which may run any code. Large arrays use the memory of ``buffers`` without a copy.
 
     Raises:
-        Exception: An exception of that code, or one of pickle's.
+        Exception: An exception of that code, or of pickle.
     """
     return pickle.loads(data, buffers=buffers or ())  # noqa: S301 - from a process that runs the same user's code
 
@@ -286,7 +286,7 @@ def read_shared(descriptor: int, lengths: Sequence[int]) -> list[memoryview]:
 
     Raises:
         ValueError: When the memory is too small, has holes, or is not sealed.
-        OSError: When it cannot be mapped, or can have no seals.
+        OSError: When the memory cannot be mapped, or can have no seals.
     """
     offsets = [0]
     for length in lengths:
@@ -416,7 +416,7 @@ def send(
 
 
 def receive(channel: socket.socket, *, wait: bool = True, passes: bool = True) -> Message | None:
-    """Receive one message; None when the other side has closed the channel, or this side has shut it for reading.
+    """Receive one message; None when the other side has closed the channel, or this side has shut reading.
 
     Args:
         channel: The channel.

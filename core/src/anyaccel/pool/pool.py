@@ -221,7 +221,7 @@ class Submitter(Executor):
         Args:
             fn: The function.
             iterable: Tuples of the arguments of one call.
-            chunksize: Number of calls that travel in one message; None as for :meth:`map`.
+            chunksize: Number of calls in a message; None as for :meth:`map`.
 
         Raises:
             ValueError: When ``chunksize`` is no whole number of 1 or more.
@@ -276,8 +276,8 @@ class Submitter(Executor):
     ) -> Stream[T]:
         """Run a function that yields in a worker, and return an iterator of the items, each without delay.
 
-        The function has a process of its own, and holds its devices until it ends. It starts as soon as it has them,
-        not with the first ``next``. The worker prefetches as many items as :meth:`options` says, and then waits. A
+        The function has a process of its own, and holds its devices until the end. The start waits for the devices,
+        not for the first ``next``. The worker prefetches as many items as :meth:`options` says, and then waits. A
         ``timeout`` is for each item. ``retries`` and ``max_concurrency`` have no effect.
 
         Args:
@@ -336,7 +336,7 @@ class Submitter(Executor):
         Its calls are not run again after the death of the process, whatever ``retries`` says.
 
         Args:
-            cls: Its class, or a function that makes it.
+            cls: Its class, or a function that makes the object.
             args: Arguments of the class.
             kwargs: Keyword arguments of the class.
 
@@ -454,7 +454,7 @@ def _read_signal(signal: str | None, timeout: float | None) -> EarlySignal | Non
     """Parse the signal before the end of a call's time, such as ``USR1@60s``; None stays None.
 
     Raises:
-        UsageError: When it is no such text, or the time is not shorter than ``timeout``, if there is a timeout.
+        UsageError: When the signal is no such text, or the time is not shorter than ``timeout``, if there is a timeout.
     """
     if signal is None:
         return None
@@ -522,7 +522,7 @@ class Pool(Submitter):
         ValueError: When ``max_workers`` is no whole number of 1 or more.
         TypeError: When ``initializer``, ``warmup`` or ``sandbox`` cannot be called.
         OSError: When the directory of ``logs`` cannot be made.
-        Exception: When one of these functions or its arguments cannot be pickled.
+        Exception: When such a function or an argument cannot be pickled.
         UnknownOptionError: When there is no such option.
         EnforcementError: When workers must be confined or held to ``memory``, and the kernel cannot.
         MachineError: When ``machine`` names no machine.
@@ -653,7 +653,7 @@ class Pool(Submitter):
         return html_table(repr(self)[1:-1], ("runs", "behind it", "devices"), self._workers())
 
     def __exit__(self, kind: type[BaseException] | None, value: object, traceback: object) -> None:
-        """Shut the pool down, and wait for all calls and workers, also after an exception of the block.
+        """Shut the pool down, and wait for the calls and workers, also after an exception of the block.
 
         After a KeyboardInterrupt of the block, the queued calls are cancelled and the workers stopped with the pool's
         grace. Ctrl-C during the wait kills the workers, whose end is not awaited then.
@@ -681,7 +681,7 @@ def _abandon(core: Engine) -> None:
 
 @atexit.register
 def _finish_all() -> None:
-    """Shut down all pools at exit, one after the other, and wait for all calls and workers.
+    """Shut down all pools at exit, in sequence, and wait for the calls and workers.
 
     If a KeyboardInterrupt ends the program, queued calls are cancelled, and the workers stopped with the pool's grace.
     Ctrl-C during the wait kills the workers of all pools and ends the wait; the KeyboardInterrupt is swallowed.
