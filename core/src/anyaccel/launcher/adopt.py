@@ -22,12 +22,12 @@ class AdoptedProcess:
 
     Attributes:
         pid: Process id.
-        pidfd: Descriptor that becomes readable when the process has exited.
+        pidfd: Descriptor that becomes readable when the process has exited; open until the caller closes it.
         name: Name of the program.
 
     Raises:
-        UsageError: If there is no such process.
-        LeasePermissionError: If the process belongs to another user.
+        UsageError: If there is no such process, ``/proc`` hides the process, or its descriptor cannot be opened.
+        LeasePermissionError: If the process belongs to another user, also for root.
     """
 
     def __init__(self, pid: int) -> None:
@@ -86,8 +86,8 @@ def _read_own_name(pid: int) -> str:
     """Return the name of the program of a process, which must belong to this user.
 
     Raises:
-        LeasePermissionError: If the process belongs to another user.
-        OSError: If the process has exited.
+        LeasePermissionError: If the process belongs to another user, or has exited after its name was read.
+        OSError: If the process has exited, or is hidden.
     """
     with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
         name = file.read().strip()

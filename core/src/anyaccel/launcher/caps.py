@@ -50,7 +50,8 @@ def frameworks(environ: Mapping[str, str]) -> tuple[str, ...]:
 def install(environ: MutableMapping[str, str] = os.environ) -> None:
     """Have frameworks capped at the fraction in an environment, now or at their import.
 
-    Does nothing without a fraction. TensorFlow is capped only with :data:`GROWTH_VARIABLE`.
+    Does nothing without a fraction. TensorFlow is capped only with :data:`GROWTH_VARIABLE`. A second call has no effect
+    before the import of a framework, and patches an imported framework again.
 
     Args:
         environ: The environment of this process.
@@ -64,7 +65,7 @@ def install(environ: MutableMapping[str, str] = os.environ) -> None:
 def _watch_for(name: str, then: Callable[[ModuleType], None]) -> None:
     """Call a function with a module: now if the module is imported already, else after its import.
 
-    Does nothing if a function waits for the module already.
+    Does nothing if a function waits for the module already. Exceptions of the function pass, also out of the import.
     """
     if name in sys.modules:
         then(sys.modules[name])

@@ -109,8 +109,9 @@ def worker_environment(
 ) -> WorkerEnvironment:
     """Make the environment in which a worker sees exactly the devices of an allocation.
 
-    The plug-ins of the vendors are asked, each in its process; no cgroup or binding is made. Devices that stay visible
-    in spite of this are named by sentences in ``gaps`` of the result's allocation; nothing is printed.
+    The plug-ins of the allocation's vendors are asked, each in its process; of another vendor, only if the detection
+    did not report how to hide its devices. No cgroup or binding is made. Devices that stay visible in spite of this are
+    named by sentences in ``gaps`` of the result's allocation; nothing is printed.
 
     Args:
         allocation: The devices.
@@ -120,7 +121,8 @@ def worker_environment(
         mask: Whether masks name devices by stable id or by index, if the vendor's runtime accepts both.
         lease: Identity of the machine-wide lease of the allocation; empty for none.
         cap: Whether PyTorch and TensorFlow are also capped at the worker's share of memory, at the start of its
-            interpreter, by an entry in ``PYTHONPATH``; only for a worker with a part of a single device.
+            interpreter, by an entry in ``PYTHONPATH``; only for a worker with a part, of known size, of a single
+            device.
         bind: Whether the worker will run on the processors nearest to its devices: the allocation names them, and the
             caller binds the worker. None for whole devices of this host.
 
@@ -347,7 +349,7 @@ def _merge(edits: Mapping[str, EnvEdits], given: Collection[str]) -> tuple[dict[
 
 
 def _group_by_variable(edits: Mapping[str, EnvEdits]) -> dict[str, dict[str, str | None]]:
-    """Return the value needed by each vendor, by variable; None for unset."""
+    """Return the value needed by each vendor, by variable; None for unset. A vendor's value wins over its removal."""
     wishes: dict[str, dict[str, str | None]] = {}
     for vendor, edit in edits.items():
         for name in sorted(edit.unset):  # sets have no order, and messages should not change from run to run

@@ -35,7 +35,7 @@ class Rendezvous:
 
     @property
     def variables(self) -> dict[str, str]:
-        """Environment variables with address and port; ``torchrun`` itself reads the names with PET."""
+        """Variables with address and port: ``MASTER_ADDR``, ``MASTER_PORT``; both also with ``PET_`` for torchrun."""
         names = ("MASTER_{}", "PET_MASTER_{}")
         values = {"ADDR": self._address, "PORT": str(self.port)}
         return {name.format(key): value for name in names for key, value in values.items()}

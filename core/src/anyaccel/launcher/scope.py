@@ -164,8 +164,8 @@ class Scope(Value):
         """Return the taken part of each device, by device id, in the device's units rounded up; free ones are left out.
 
         If a device has several names, the most taken one counts, with the slots of all. A device is also taken, as a
-        whole, if an unlisted part of the device is taken, or an unlisted device of which the device is a part. Names of
-        other devices are ignored.
+        whole, if an unlisted part of the device is taken, or an unlisted device of which the device is a part. A device
+        of which only a listed part is taken is left out. Names of other devices are ignored.
 
         Args:
             taken: The taken part by ledger name; divided for a device of which a part is taken.
@@ -194,10 +194,10 @@ class Scope(Value):
 
         A name that is a physical part has the part's own path in front. Names without inodes are left out.
 
-        The inode of a device is the directory of its PCI function in sysfs: two plug-ins that know the function, or a
-        node of it, lock the same inode. The lock is shared if the device is a part of what the directory stands
-        for: if it has a parent, lists the parts that it occupies, or shares the place with another device of its
-        vendor that is no part.
+        The inode of a device is the directory of its PCI function in sysfs, else those of its device nodes: two
+        plug-ins that know the function, or a node of it, lock the same inode. The lock is shared if the device is a
+        part of what the directory stands for: if it has a parent, lists the parts that it occupies, or shares the
+        place with another device of its vendor that is no part.
 
         Declared devices, and devices of another machine or of a worker's lease, have no inodes.
         """

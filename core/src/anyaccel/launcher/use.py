@@ -66,7 +66,7 @@ class ProcessLease(DeviceLease):
         """Record another call of :func:`use` with the same request; from then on, no ``with`` statement can begin.
 
         Raises:
-            UsageError: If the request differs, or if the lease ends with a ``with`` statement of other code.
+            UsageError: If the request differs, or if a ``with`` statement has begun with the lease.
         """
         if self._in_scope or self.allocation.request != request:
             raise self._refusal()
@@ -105,6 +105,8 @@ class ProcessLease(DeviceLease):
     def __enter__(self) -> Self:
         """Return the lease, to be released at the end of the statement; until then, :func:`use` refuses every call.
 
+        A released lease is returned, too, without devices.
+
         Raises:
             UsageError: If several calls of :func:`use` returned the lease.
         """
@@ -114,7 +116,7 @@ class ProcessLease(DeviceLease):
         return self
 
     def _refusal(self) -> UsageError:
-        """Make the error of a use that the lease of this process does not permit."""
+        """Make the error that this process uses the devices of the lease already, with the ways out."""
         return UsageError(
             f"this process uses {self._names} already",
             hint="release that first (in a notebook, %accel release), or ask for all at once, as in"
@@ -144,12 +146,14 @@ def use(request: str | Sequence[str] | Request, **options: Unpack[AcquireOptions
             processes that it starts later.
 
     Returns:
-        The lease, which lasts until this process exits. A second call with the same request returns the same lease. A
-        ``with`` statement releases the devices at its end, :meth:`ProcessLease.release` at once.
+        The lease, which lasts until this process exits. A second call with the same request returns the same lease, and
+        ignores the values of other options. A ``with`` statement releases the devices at its end,
+        :meth:`ProcessLease.release` at once.
 
     Raises:
         UsageError: If this process uses other devices already, or these devices in a ``with`` statement; if another
-            thread is in this function; or if an option is invalid, or applies only to a process before its start.
+            call of this function is in progress; or if an option is invalid, or applies only to a process before its
+            start.
         UnknownOptionError: If there is no such option.
         AlreadyLoadedError: If the runtime of a vendor on the machine is loaded in this process.
         RequestError, UnknownNameError: If the request is invalid.

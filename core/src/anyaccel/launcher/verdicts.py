@@ -74,7 +74,7 @@ def why(
         priority: A request of higher priority is served first.
         inventory: The machine's inventory; detected if None.
         environ: Environment to read; that of this process if None.
-        where: ``machine``, ``declare`` and ``timeout`` as for :func:`anyaccel.detect`.
+        where: ``machine``, ``declare`` and ``timeout`` as for :func:`anyaccel.detect`; ignored with an ``inventory``.
 
     Returns:
         The verdict, with reasons and the nearest request that fits. If the request can ever fit, ``gaps`` warns of
@@ -82,10 +82,10 @@ def why(
 
     Raises:
         RequestError, UnknownNameError: If the request is invalid.
-        UsageError: If ``time`` is no duration.
+        UsageError: If ``time`` is no duration, or the variable of the lease around this process is invalid.
         MachineError: If there is no such machine.
         ConfigurationError: If the machine's configuration is invalid or untrusted.
-        StateDirectoryError: If the ledger cannot be read.
+        LedgerError: If the ledger cannot be read.
 
     Examples:
         >>> verdict = anyaccel.why("GPU:3", machine="sim:H100:2")
@@ -115,12 +115,15 @@ def estimate_start(
         time: Time limit of the request in seconds; None for none.
         inventory: The machine's inventory.
 
+    The priority is 0. The environment is that of this process.
+
     Returns:
         Seconds since 1970; None if a lease or request ahead has no time limit, if the request is over a limit of this
         user that lasts, or without a state directory.
 
     Raises:
-        StateDirectoryError: If the ledger cannot be read.
+        UsageError: If the variable of the lease around this process is invalid.
+        LedgerError: If the ledger cannot be read.
     """
     return Ledger.open().forecast_start(_make_want(inventory, request, os.environ, time))
 
@@ -137,7 +140,7 @@ def leases(inventory: Inventory, environ: Mapping[str, str] | None = None) -> tu
             this process if None.
 
     Raises:
-        StateDirectoryError: If the ledger cannot be read.
+        LedgerError: If the ledger cannot be read.
         UsageError: If the variable of the lease around this process is invalid.
 
     Examples:
@@ -160,8 +163,9 @@ def find_limits(request: Request, *, time: float | None, priority: int, inventor
         inventory: The machine's inventory.
 
     Raises:
+        UsageError: If the variable of the lease around this process is invalid.
         ConfigurationError: If the machine's configuration is invalid or untrusted.
-        StateDirectoryError: If the ledger cannot be read.
+        LedgerError: If the ledger cannot be read.
     """
     return Ledger.open().over_limits(_make_want(inventory, request, os.environ, time), priority)
 
@@ -215,8 +219,9 @@ def judge(
 
     Raises:
         UnknownNameError: If no device has one of the names.
+        UsageError: If the variable of the lease around this process is invalid.
         ConfigurationError: If the machine's configuration is invalid or untrusted.
-        StateDirectoryError: If the ledger cannot be read.
+        LedgerError: If the ledger cannot be read.
     """
     terms = inventory, request, ledger, environ
     verdict = _judge(*terms, time=time, priority=priority)
@@ -289,7 +294,7 @@ class ActiveLeases(Value):
         """Read the active leases, and the devices withheld from a request of this user with a time limit.
 
         A device that is taken only through another listed device is missing in ``devices``. A lease file that is not
-        understood, a drain and a reservation count under an id of their own.
+        understood, a drain and a reservation count under an id of their own; blocks with the same reason share one.
 
         Args:
             inventory: The machine.
@@ -298,7 +303,8 @@ class ActiveLeases(Value):
             time: Time limit of the request in seconds; None for none.
 
         Raises:
-            StateDirectoryError: If the ledger cannot be read.
+            LedgerError: If the ledger cannot be read.
+            UsageError: If the variable of the lease around this process is invalid.
         """
         by_lease: dict[str, list[LeaseRecord]] = {}
         records = Scope.make(inventory, environ).select_records(ledger.find_obstacles(time))
@@ -405,7 +411,7 @@ def has_other_threads() -> bool:
 
 
 def _find_calling_line() -> str:
-    """Return ``file:line`` of the innermost frame outside this package."""
+    """Return ``file:line`` of the innermost frame outside this package, or else of the outermost frame."""
     frame = sys._getframe(1)  # noqa: SLF001 - inspect.stack() reads source files, and takes milliseconds
     package = __name__.partition(".")[0]
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == package:
@@ -416,8 +422,9 @@ def _find_calling_line() -> str:
 def describe_holder(record: LeaseRecord, names: Iterable[str]) -> str:
     """Return a clause with user, devices and end of a lease; then purpose, odd state and id in parentheses.
 
-    Such as ``ben has acme/0-3 until 16:17 (evaluation, lease ead9a23527e7)``. A lease of this process also has the
-    line that took it. For a drain or reservation: ``acme/3 is drained by root: new fan``.
+    Such as ``ben has acme/0-3 until 16:17 (evaluation, lease ead9a23527e7)``, or ``you have`` for this user. Without a
+    note, the purpose is the request, else the command, else the key. A lease of this process also has the line that
+    took it. For a drain or reservation: ``acme/3 is drained by root: new fan``.
 
     Args:
         record: A record of the lease, drain or reservation.
@@ -503,8 +510,8 @@ def watch_leases(
 
     Returns:
         An iterator over the records of :func:`anyaccel.leases`: the present ones at once, then again after each change,
-        for which the iterator waits. A change of a reason or an end alone is none. The iteration raises
-        StateDirectoryError if the ledger cannot be read.
+        for which the iterator waits. A change of a reason or an end alone is none. The iteration raises LedgerError if
+        the ledger cannot be read, and may go on after that.
 
     Raises:
         UsageError: If ``every`` is not more than 0.

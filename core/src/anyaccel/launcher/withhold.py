@@ -53,10 +53,12 @@ def find_devices(inventory: Inventory, name: str) -> tuple[Device, ...]:
 def drain(inventory: Inventory, names: Sequence[str], reason: str) -> DeviceBlock:
     """Withhold devices from every request; running leases go on. Drains outlast a reboot.
 
+    A drained device may be drained again, by a drain of its own.
+
     Args:
         inventory: The machine.
         names: Names of the devices, as of :func:`find_devices`.
-        reason: Reason, for display.
+        reason: Reason, for display; cut to 250 characters.
 
     Returns:
         The drain.
@@ -83,6 +85,7 @@ def undrain(inventory: Inventory, names: Sequence[str]) -> tuple[DeviceBlock, ..
     Raises:
         UsageError: When a device is not drained, or a name has a quantity or several terms.
         RequestError, UnknownNameError: When a name is wrong.
+        LeaseNotFoundError: When another process has ended one of the drains meanwhile.
         LeasePermissionError: When this user is neither root nor the owner of the state directory.
         LedgerError: When the blocks cannot be read or written.
     """
@@ -117,7 +120,7 @@ def reserve(  # noqa: PLR0917 -- in the order of the command's arguments
         begin: Start, in seconds since 1970; may be in the past.
         end: End, in seconds since 1970; not in the past.
         user: Name or number of the user.
-        note: Purpose, for display.
+        note: Purpose, for display; cut to 250 characters.
 
     Returns:
         The reservation.

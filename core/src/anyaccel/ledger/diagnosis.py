@@ -39,8 +39,9 @@ _LOCK_SECONDS = 1.0  # far longer than any publication: a lock that lasts so lon
 def diagnose(environ: Mapping[str, str]) -> tuple[Finding, ...]:
     """Diagnose the state directory; an error of the ledger is not raised, but becomes the only finding, ``FAIL``.
 
-    A missing directory is not made. A directory without a test in this boot is tested, and missing files of active
-    leases are made again: see :meth:`anyaccel.ledger.directory.StateDirectory.open`.
+    So does a failed system call in the directory. A missing directory is not made. A directory without a test in this
+    boot is tested, and missing files of active leases are made again: see
+    :meth:`anyaccel.ledger.directory.StateDirectory.open`.
 
     Args:
         environ: The environment that may name the state directory.
@@ -76,7 +77,7 @@ def diagnose(environ: Mapping[str, str]) -> tuple[Finding, ...]:
 
 
 def _access(state: StateDirectory, directory: int) -> Iterator[Finding]:
-    """Find reasons why no process could take a lease: no space, no permission, or a directory that stays locked.
+    """Find reasons why this user could take no lease: no space, no permission, or a directory that stays locked.
 
     Locks the directory for a moment; a lock of another process is waited for, a second at most.
     """
@@ -97,7 +98,7 @@ def _access(state: StateDirectory, directory: int) -> Iterator[Finding]:
 
 
 def _marks() -> Iterator[Finding]:
-    """Find reasons why leases may end before their processes, or why other users cannot see that a lease has ended."""
+    """Warn that leases may end before their processes, or that this user cannot see the end of other users' leases."""
     if reason := marks.obstacle():
         yield Finding(
             severity=Severity.WARN,
@@ -160,7 +161,10 @@ def _occupied_places(environ: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _unreadable_leases(state: StateDirectory, directory: int) -> Iterator[Finding]:
-    """Find leases' files that cannot be opened: their devices count as held forever. One warning for each file."""
+    """Find leases' files that cannot be opened: their devices count as held forever. One warning for each file.
+
+    Permission is missing, or a kernel lease is on the file; a file with another error is left out.
+    """
     for lease in read(directory).leases:
         reason = find_obstacle(directory, lease.name)
         if reason:
@@ -213,7 +217,10 @@ def _blocked_devices(state: StateDirectory) -> Iterator[Finding]:
 
 
 def _unrenewed_leases(directory: int) -> Iterator[Finding]:
-    """Find leases on behalf of others that are not renewed any more: their program has stopped."""
+    """Find leases on behalf of others that are active but not renewed any more: their program has stopped.
+
+    One warning for each device of a lease. A lease lasts while a control group has processes, or cannot be seen.
+    """
     leases = read(directory).leases
     for name, found in find_states(directory, leases).items():
         if found.life is Life.ON_BEHALF and not found.reason.startswith(RENEWED):
@@ -238,7 +245,7 @@ def _dead(directory: int, listing: Listing) -> Iterator[str]:
 def _summary(state: StateDirectory, directory: int | None, environ: Mapping[str, str]) -> Finding:
     """Make the finding about the state directory: path, file system, whether all users share it; always OK.
 
-    The remedy advises a shared directory, or tmpfs, where that is missing.
+    The remedy advises a shared directory unless ``environ`` names one, and tmpfs, where these are missing.
 
     Args:
         state: The state directory.

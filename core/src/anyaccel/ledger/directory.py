@@ -99,8 +99,9 @@ class StateDirectory:
         shared: Whether other users can take part.
 
     Raises:
-        StateDirectoryError: When the directory cannot be trusted; the message says why. A missing directory is no
-            error.
+        StateDirectoryError: When the directory cannot be trusted; the message says why. A missing directory is an error
+            only if it is the only place, and its parent is missing, too.
+        LedgerError: When a system call fails.
     """
 
     def __init__(self, places: Sequence[Location], others: Callable[[], Iterable[str]] = tuple) -> None:
@@ -119,7 +120,8 @@ class StateDirectory:
     def open(self, *, make: bool = False) -> int:
         """Open the directory; pass the descriptor to :meth:`close`.
 
-        A directory that is new to this object, or lacks the marker of a test, is checked: owner, mode, file system.
+        A directory that is new to this object, has a new owner or mode, or lacks the marker of a test, is checked:
+        owner, mode, file system.
         Without the marker its locks are tested, too, missing files of active leases are made again, and the marker is
         written. A made directory for all users takes over users' own. Each check updates :attr:`path` and
         :attr:`shared`.
@@ -129,7 +131,8 @@ class StateDirectory:
 
         Raises:
             NoStateDirectoryError: When the directory is missing and ``make`` is False.
-            StateDirectoryError: When the directory cannot be trusted (any more), or cannot be made.
+            StateDirectoryError: When the directory cannot be trusted (any more), or cannot be made; without ``make``,
+                also when the only place lacks its parent.
             LedgerError: When a system call fails.
         """
         opened = self._open_first()
@@ -185,7 +188,8 @@ class StateDirectory:
             make: Whether to make a missing directory.
 
         Raises:
-            LedgerBusyError: When another process keeps the directory locked for ``BUSY_SECONDS``.
+            NoStateDirectoryError: When the directory is missing and ``make`` is False.
+            LedgerBusyError: When another process or thread keeps the directory locked for ``BUSY_SECONDS``.
             LedgerError: When the directory cannot be used, or a system call fails in the context.
         """
         with self.opened(make=make) as directory:
@@ -322,7 +326,8 @@ class StateDirectory:
     def replaced(self, descriptor: int) -> bool:
         """Return whether the directory was deleted or emptied since it was opened, or is not the active one any more.
 
-        Emptied means that the marker of its test is gone; without a marker at the check, this goes unnoticed.
+        Emptied means that the marker of its test is gone; without a marker at the check, this goes unnoticed. So does,
+        with a single place, a directory that was only renamed.
 
         A publisher calls this with the directory locked, and a migration locks the directory, too: so no lease is left
         behind.
@@ -365,7 +370,7 @@ class StateDirectory:
                 remove(place.path, name)
 
     def owner(self, descriptor: int) -> int | None:
-        """Return the id of the process that has the directory locked; None when it cannot be seen."""
+        """Return the id of the process that locked the directory; None without a lock, or when it cannot be seen."""
         return lock_owner(os.fstat(descriptor))
 
     def busy(self, pid: int | None, seconds: float = BUSY_SECONDS) -> LedgerBusyError:
@@ -483,7 +488,7 @@ def places(environ: Mapping[str, str]) -> tuple[list[Location], Callable[[], Ite
     """Return the places selected by an environment; nothing is opened or made.
 
     Returns:
-        Places of the state directory in order of precedence; and a function that finds the directories of other users,
+        Places of the state directory in order of precedence; and a function that finds the directories of single users,
         whose leases root takes over. For any other user, for root without write access to ``/run``, and for a named
         place, the function finds none.
 
@@ -639,7 +644,8 @@ def refused(path: str, error: OSError) -> StateDirectoryError:
 def refuse_network(descriptor: int, path: str) -> None:
     """Check that a directory is on a local file system; an unknown one counts as local.
 
-    FUSE counts as a network: the program behind the mount decides about locks, and cannot be seen.
+    FUSE counts as a network, except in :data:`_LOCAL_FUSE`: the program behind the mount decides about locks, and
+    cannot be seen.
 
     Raises:
         StateDirectoryError: When the file system is a network file system.
@@ -673,7 +679,8 @@ def file_system(descriptor: int) -> str:
 def tested(descriptor: int, user: int) -> bool:
     """Return whether a directory has the marker of a test in this boot, by the user or by root for the user.
 
-    The marker is made by :func:`note_test`; root or the user must own the marker.
+    The marker is made by :func:`note_test`; root or the user must own the marker. An OSError other than for a missing
+    marker passes.
     """
     try:
         return os.stat(_marker(user), dir_fd=descriptor, follow_symlinks=False).st_uid in (0, user)
@@ -723,7 +730,7 @@ def test_lock(descriptor: int, path: str) -> bool:
 def note_test(descriptor: int) -> None:
     """Record the test of a directory by a marker file of this user, so that :func:`tested` is true until the next boot.
 
-    A failure is ignored: then the next process tests again.
+    A failure is ignored: then each later opening tests again, also in this process.
     """
     with contextlib.suppress(OSError):
         os.close(os.open(_marker(os.geteuid()), _MAKING, 0o644, dir_fd=descriptor))

@@ -39,7 +39,10 @@ class HandoverFile:
 
     @property
     def changed(self) -> bool:
-        """Whether the device may not be in its idle state: the file is not empty, also since an earlier boot."""
+        """Whether the device may not be in its idle state: the file is not empty, also since an earlier boot.
+
+        OSError passes here, and in :attr:`given`.
+        """
         return os.fstat(self._descriptor).st_size > 0
 
     @property
@@ -52,7 +55,7 @@ class HandoverFile:
         return lease if state == "given" else ""
 
     def write(self, lease: str, state: str) -> None:
-        """Replace the content: tag of this boot, identity of a lease, and state.
+        """Replace the content in place: tag of this boot, identity of a lease, and state.
 
         The state is ``changing`` before a call of the vendor, and ``given`` after it.
 
@@ -72,7 +75,8 @@ class HandoverFile:
 def lock_handovers(state: StateDirectory, devices: Iterable[str]) -> Iterator[dict[str, HandoverFile]]:
     """Context with the open and locked files of devices, by their names in the ledger.
 
-    A missing state directory and missing files are made. The end of the context unlocks the files.
+    A missing state directory and missing files are made. Files are locked in the order of their names, so that two
+    processes never wait for one another at the same time. The end of the context unlocks the files, which stay.
 
     Raises:
         LedgerBusyError: When another process keeps a file locked for ``LOCK_SECONDS``.
@@ -91,11 +95,14 @@ def lock_handovers(state: StateDirectory, devices: Iterable[str]) -> Iterator[di
 def list_unfinished(directory: int, listing: Listing) -> dict[str, str]:
     """Return the devices that a holder left changed in this boot, with the identity of the lease, sorted by device.
 
-    Devices with an active lease are left out.
+    Devices with an active lease are left out. An interrupted change counts, too.
 
     Args:
         directory: Descriptor of the state directory.
         listing: The names there.
+
+    Raises:
+        OSError: When the directory cannot be read, or a lock cannot be tested.
     """
     changed = _list_changed(directory)
     leases = listing.leases if changed else ()
@@ -107,7 +114,7 @@ def list_unfinished(directory: int, listing: Listing) -> dict[str, str]:
 def _list_changed(directory: int) -> dict[str, str]:
     """Return the devices that a vendor has changed for a holder in this boot, with the identity of the lease.
 
-    An interrupted change counts, too. Files that cannot be read are skipped.
+    An interrupted change counts, too. Files that cannot be read, or have other content, are skipped.
     """
     found = {}
     for name in os.listdir(directory):
@@ -160,6 +167,7 @@ def _lock(descriptor: int, device: str) -> None:
 
     Raises:
         LedgerBusyError: When another process keeps the lock for ``LOCK_SECONDS``.
+        OSError: When the file cannot be locked.
     """
     deadline = time.monotonic() + LOCK_SECONDS
     while True:

@@ -94,7 +94,7 @@ def sum_taken(leases: Iterable[LeaseName], over: Collection[str] = ()) -> dict[s
 def read(directory: int) -> Listing:
     """List the state directory of a descriptor by kind of name, which the first letter tells; omit other kinds.
 
-    Only the tickets are sorted. Names are not parsed, and files are not opened.
+    Only the tickets are sorted. Names are not parsed, and files are not opened. OSError passes.
     """
     named, tickets, hidden = [], [], []
     for name in os.listdir(directory):
@@ -172,7 +172,9 @@ def sweep(directory: int, names: Iterable[str]) -> None:
 
 
 def find_debris(directory: int, hidden: Iterable[str]) -> list[str]:
-    """Return the hidden names whose files are unlocked or gone and whose makers have ended; nothing is removed.
+    """Return the hidden names whose files are unlocked, irregular or gone and whose makers have ended.
+
+    Names of another form are left out. Nothing is removed.
 
     Raises:
         OSError: When a lock cannot be tested.

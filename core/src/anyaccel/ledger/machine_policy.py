@@ -49,7 +49,7 @@ def read_policy(configuration: Configuration) -> Policy:
 
 
 def _limits(configuration: Configuration, table: str, *further: str) -> Limits:
-    """Read limits from a table of the machine's configuration, else from ``further`` tables, else from ``[limits]``.
+    """Read each limit from a table of the machine's configuration, else from ``further``, else from ``[limits]``.
 
     Weight, 1 by default, and total are only read from the first table.
     """

@@ -295,7 +295,7 @@ def _room(vendor: str) -> int:
 def parse_lease(name: str) -> LeaseName | None:
     """Parse the name of a lease; None for any other name, or if the device cannot be read.
 
-    A name of another version, or with an impossible extent or mark, gives the whole device, not ``understood``;
+    A name of another version or form, or with an impossible extent or mark, gives the whole device, not ``understood``;
     process, identity and time limit are left out then.
     """
     match = _LEASE.fullmatch(name)

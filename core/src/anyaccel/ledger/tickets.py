@@ -143,7 +143,7 @@ class TicketFile:
         No effect in a forked child.
 
         Raises:
-            OSError: When the times cannot be set, as before :meth:`publish`.
+            OSError: When the times cannot be set, as before :meth:`publish` or after :meth:`drop`.
         """
         now = process.monotonic_ns()
         if self._owner == os.getpid():
@@ -153,7 +153,7 @@ class TicketFile:
     def cancelled(self) -> bool:
         """Whether the owner, or root, has cancelled the ticket by making the file read-only: see :func:`cancel`.
 
-        False before :meth:`publish`, and if the file's state cannot be read.
+        False before :meth:`publish`, after :meth:`drop`, in a forked child, and if the file's state cannot be read.
         """
         if not self.name:
             return False
@@ -232,7 +232,14 @@ class _WaitingLine(NamedTuple):
 def list_tickets(state: StateDirectory, directory: int, listing: Listing, *, past: bool) -> Iterator[TicketRecord]:
     """Describe the waiting requests in the order of service; tickets whose process has ended are left out.
 
-    A stopped process is listed as not ``responsive``. See :meth:`anyaccel.ledger.Ledger.tickets`.
+    A stopped process is listed as not ``responsive``. A faulty configuration of the machine counts as none. See
+    :meth:`anyaccel.ledger.Ledger.tickets`.
+
+    Args:
+        state: The state directory.
+        directory: Its descriptor.
+        listing: The names in the directory.
+        past: Whether past usage is read from the machine's journals, for the order and for ``used``.
     """
     now, policy = process.monotonic_ns(), policy_for_display(state)
     line = _WaitingLine.collect(with_past(policy) if past else policy, directory, listing)
@@ -287,7 +294,7 @@ def cancel(state: StateDirectory, ticket_id: str, *, seconds: float) -> int:
 
     Raises:
         NoStateDirectoryError: When there is no state directory.
-        LeaseNotFoundError: When no request waits with this ticket.
+        LeaseNotFoundError: When no request waits with this ticket, or the ticket is leaving the line at this moment.
         LeasePermissionError: When the ticket belongs to another user.
         LedgerError: When the ticket is still there after ``seconds``; the ticket stays cancelled.
     """
@@ -491,7 +498,8 @@ def write_ticket_words(want: Want, since: float) -> dict[str, Any]:
 def read_ticket(directory: int, name: str, *, brief: bool = False) -> Waiting | None:
     """Return a ticket as the queue policy sees it; None if the name is not a ticket's, or the ticket is gone.
 
-    A ticket that was read once is remembered, and so returned even after its end. Locks are not tested.
+    A ticket that was read once is remembered, and so returned even after its end. An unreadable file counts as empty,
+    and is remembered so. Locks are not tested.
 
     Args:
         directory: Descriptor of the state directory.

@@ -98,7 +98,7 @@ class InterruptibleCondition(_thread.RLock, threading.Condition):  # type: ignor
 
         :meth:`wait` is not interruptible: a signal handler may raise between the release of the lock and the statement
         that takes it again. Its caller then releases the lock twice, which is a RuntimeError. Here an exception of a
-        handler leaves a waiter behind that does no harm.
+        handler leaves a waiter behind, as does a return at once; the next :meth:`notify_all` drops the waiter.
         """
         waiter = _thread.allocate_lock()
         waiter.acquire()
@@ -125,7 +125,7 @@ class InterruptibleEvent:
         return self._set
 
     def set(self) -> None:
-        """Set the event, and wake all waiters."""
+        """Set the event for good, and wake the waiters."""
         with self._condition:
             self._set = True
             self._condition.notify_all()
@@ -167,7 +167,7 @@ class CallFuture(AwaitableFuture[T]):
         """Cancel the call, waiting or running, unless it is a running method; return whether it is or was cancelled.
 
         A call that is over, or belongs to the parent process, stays as it is. The worker is ended later, by the
-        reactor.
+        reactor. The done-callbacks run in this thread.
         """
         call = self._call
         if call is None or call.foreign or (call.kind == MessageKind.METHOD and self.running()):
@@ -184,7 +184,7 @@ class CallFuture(AwaitableFuture[T]):
         Raises:
             TimeoutError: When that takes longer than ``timeout``; the call goes on.
             CancelledError: When it was cancelled.
-            RuntimeError: When this process is a fork of the one that made the call.
+            RuntimeError: When this process is a fork of the one that made the call, and the call was not over before.
             UsageError: When ``timeout`` is no duration.
             Exception: The exception of the call, or the reason why it was not run to its end.
         """
@@ -196,7 +196,7 @@ class CallFuture(AwaitableFuture[T]):
         Raises:
             TimeoutError: When that takes longer than ``timeout``; the call goes on.
             CancelledError: When it was cancelled.
-            RuntimeError: When this process is a fork of the one that made the call.
+            RuntimeError: When this process is a fork of the one that made the call, and the call was not over before.
             UsageError: When ``timeout`` is no duration.
         """
         return super().exception(self._wait(timeout))
@@ -208,7 +208,7 @@ class CallFuture(AwaitableFuture[T]):
             The seconds left, 0 if time is over; the whole timeout if the call was over before; None without a limit.
 
         Raises:
-            RuntimeError: When this process is a fork of the one that made the call, and the call is not over.
+            RuntimeError: When this process is a fork of the one that made the call, and the call was not over before.
             UsageError: When ``timeout`` is no duration.
         """
         timeout = read_seconds("timeout", timeout, least=-inf)
@@ -362,8 +362,8 @@ class UnreadableError(RemoteError):
 def set_outcome(call: Call, message: Message, *, plain: bool) -> None:
     """Set the outcome of a call from the answer of its worker.
 
-    A result that cannot be read fails the call with a :class:`RemoteError`. A call with a ``relay`` gets no outcome
-    here: the relay gets the message unread.
+    A result that cannot be read fails the call with a :class:`RemoteError`; any other kind of message is read as an
+    exception. A call with a ``relay`` gets no outcome here: the relay gets the message unread.
 
     Args:
         call: The call.
@@ -408,11 +408,12 @@ def read_exception(message: Message, *, plain: bool) -> BaseException:
 
     Args:
         message: The answer.
-        plain: Whether only exceptions of Python and of ours are made; others become a :class:`RemoteError`.
+        plain: Whether only exceptions in :data:`anyaccel.pool.plain.TYPES` are made; others become a
+            :class:`RemoteError`.
 
     Returns:
-        The exception; a :class:`RemoteError` with its summary if it cannot be made here; an :class:`UnreadableError`,
-        without a traceback, if the message is damaged.
+        The exception; if the exception cannot be made here, a :class:`RemoteError` with its summary, or with the reason
+        if unpickling failed; an :class:`UnreadableError`, without a traceback, if the message is damaged.
     """
     read = _get_reader(plain=plain)
     try:

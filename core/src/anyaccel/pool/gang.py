@@ -19,7 +19,7 @@ class GangFuture(AwaitableFuture[list[T]]):
     """The future of the results of all calls of a gang, by rank.
 
     Its exception is that of the first call that failed; the others are ended then. It can be cancelled while they run,
-    too.
+    too, and is cancelled when a call is.
 
     Attributes:
         members: The futures of the calls, by rank; each has its devices and its log.
@@ -35,7 +35,10 @@ class GangFuture(AwaitableFuture[list[T]]):
             member.add_done_callback(lambda done, rank=rank: self._on_done(done, rank))  # type: ignore[misc]
 
     def cancel(self) -> bool:
-        """Cancel every call, waiting or running, unless the gang is over; return whether it is or was cancelled."""
+        """Cancel every call, waiting or running, unless the gang is over; return whether it is or was cancelled.
+
+        In a forked child only this copy of the future is cancelled; the calls go on.
+        """
         if not self._decide():
             return self.cancelled()
         self._end_others()  # before waiters wake and perhaps start the next gang
@@ -48,9 +51,9 @@ class GangFuture(AwaitableFuture[list[T]]):
         return any(member.running() for member in self.members)
 
     def _on_done(self, member: Future[Any], rank: int) -> None:
-        """Count the end of a call. The last result sets the results; the first failure or cancellation ends the gang.
+        """Count a result; the last result sets the results. The first failure or cancellation ends the gang.
 
-        The first exception gets a note with its rank.
+        The first exception gets a note with its rank; later failures are ignored.
         """
         if member.cancelled():
             self.cancel()
@@ -98,7 +101,7 @@ def make_ranked_call(
 
 
 def run_alone(call: Call, hosts: int, work: bytes, enter: Callable[[Call, tuple[Any, ...]], None]) -> GangFuture[Any]:
-    """Run a call as a gang of one, on this machine; its meeting address is freed after the call.
+    """Run a call as a gang of one, on this machine; its meeting address is freed once the future is done.
 
     Args:
         call: The call.
@@ -132,7 +135,7 @@ def run_alone(call: Call, hosts: int, work: bytes, enter: Callable[[Call, tuple[
 def run_ranked(variables: Mapping[str, str], work: bytes) -> Any:
     """Set the variables of a rank in the worker, then unpickle the function, call it, and return its result.
 
-    In this order, because modules that the pickle imports may read the variables.
+    In this order, because modules that the pickle imports may read the variables, which stay set.
     """
     os.environ.update(variables)
     function, args, kwargs = loads(work)

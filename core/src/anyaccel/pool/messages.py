@@ -70,6 +70,8 @@ class Pickled(NamedTuple):
     def to_shared_memory(self) -> Pickled:
         """Return a copy in shared memory, for one worker, which may write to the memory.
 
+        Not for a pickle that is in shared memory already: the copy would be empty.
+
         Raises:
             OSError: When no memory or descriptor is left.
         """
@@ -102,7 +104,7 @@ def dumps(value: Any) -> Pickled:
     with cloudpickle, by value. The value's own code may run twice, as a second attempt is made with cloudpickle.
 
     Raises:
-        Exception: An exception of the value's own code, or one of pickle's.
+        Exception: An exception of the value's own code, or of pickle.
     """
     if type(value) in ATOMS:
         return Pickled(pickle.dumps(value, PROTOCOL), [])
@@ -114,7 +116,7 @@ def dumps_whole(value: Any) -> bytes:
     """Pickle a value in one piece, for use in several messages; functions by name or by value as :func:`dumps` does.
 
     Raises:
-        Exception: An exception of the value's own code, or one of pickle's.
+        Exception: An exception of the value's own code, or of pickle.
     """
     return _dumps(value, None)
 
@@ -171,7 +173,7 @@ def _dumps(value: Any, buffers: list[memoryview] | None) -> bytes:
         buffers: Receives the buffers of :data:`LARGE` bytes or more, which are left out; None keeps all inside.
 
     Raises:
-        Exception: An exception of the value's own code, or one of pickle's.
+        Exception: An exception of the value's own code, or of pickle.
     """
 
     def keep_inside(buffer: pickle.PickleBuffer) -> bool:
@@ -220,7 +222,7 @@ def loads(data: bytes | memoryview, buffers: Sequence[memoryview] | None = None)
     """Unpickle a value, which may run any code. Large arrays use the memory of ``buffers`` without a copy.
 
     Raises:
-        Exception: An exception of that code, or one of pickle's.
+        Exception: An exception of that code, or of pickle.
     """
     return pickle.loads(data, buffers=buffers or ())  # noqa: S301 - from a process that runs the same user's code
 
@@ -284,7 +286,7 @@ def read_shared(descriptor: int, lengths: Sequence[int]) -> list[memoryview]:
 
     Raises:
         ValueError: When the memory is too small, has holes, or is not sealed.
-        OSError: When it cannot be mapped, or can have no seals.
+        OSError: When the memory cannot be mapped, or can have no seals.
     """
     offsets = [0]
     for length in lengths:
@@ -414,7 +416,7 @@ def send(
 
 
 def receive(channel: socket.socket, *, wait: bool = True, passes: bool = True) -> Message | None:
-    """Receive one message; None when the other side has closed the channel.
+    """Receive one message; None when the other side has closed the channel, or this side has shut reading.
 
     Args:
         channel: The channel.
@@ -425,7 +427,8 @@ def receive(channel: socket.socket, *, wait: bool = True, passes: bool = True) -
         BlockingIOError: When there is none and ``wait`` is False.
         ValueError: When the packet is empty, cut short, not one of our messages, or passes descriptors without leave,
             or its shared memory is too small or not sealed; all descriptors are closed.
-        OSError: When its descriptor is not of shared memory, or the memory cannot be mapped.
+        OSError: When its descriptor is not of shared memory, the memory cannot be mapped, or the channel was closed
+            here.
     """
     flags = _CLOSE_ON_EXEC if wait else _CLOSE_ON_EXEC | _NO_WAIT
     try:
@@ -451,7 +454,7 @@ def receive(channel: socket.socket, *, wait: bool = True, passes: bool = True) -
 
 
 def _unpack(packet: bytes, descriptors: array[int]) -> Message:
-    """Make a message of a packet; map its shared memory, and close the memory's descriptor.
+    """Make a message of a packet, at least as long as the head; map its shared memory, and close that descriptor.
 
     Raises:
         ValueError: When the packet is not one of our messages, or its shared memory is too small or not sealed; all
@@ -476,7 +479,7 @@ def _unpack(packet: bytes, descriptors: array[int]) -> Message:
 
 
 def _send(channel: socket.socket, packet: bytes, descriptors: Sequence[int]) -> None:
-    """Send a packet with descriptors."""
+    """Send a packet with descriptors, which stay open here; OSError passes."""
     channel.sendmsg((packet,), ((socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors)),))
 
 
@@ -552,7 +555,7 @@ async def _await_each(
 ) -> Batch:
     """Continue :func:`call_each` from the first call that returned a coroutine, and return the whole batch.
 
-    The duration counts from here.
+    The duration counts from here. Exceptions and generators count as in :func:`call_each`.
 
     Args:
         function: The function. Later calls may return a value instead of a coroutine.
@@ -601,10 +604,10 @@ class YieldedItems:
     def take(self) -> Any:
         """Return the next item in a tuple, or an empty tuple at the end; a coroutine for an asynchronous iterable.
 
-        The first call calls the function.
+        The first call calls the function, and so does each later one until the function returns an iterable.
 
         Raises:
-            Exception: The exception of the function or of its iterable.
+            Exception: The exception of the function or of its iterable; a TypeError if the result is no iterable.
         """
         if self._items is None:
             made = self._begin()
@@ -622,12 +625,13 @@ class YieldedItems:
         return ()
 
     def end(self) -> Any:
-        """Close the generator, so the function cleans up.
+        """Close the generator, so the function cleans up; an asynchronous generator only when the result is awaited.
 
-        No effect before the first item, or on an iterable that cannot be closed. Exceptions of the clean-up are raised.
+        No effect before the first item, or on an iterator without ``close`` or ``aclose``. Exceptions of the clean-up
+        are raised.
 
         Returns:
-            A coroutine for an asynchronous generator, else None.
+            The awaitable of ``aclose``, which is a coroutine only if that is a coroutine function; else None.
         """
         if hasattr(self._items, "aclose"):
             return self._items.aclose()

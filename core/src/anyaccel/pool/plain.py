@@ -70,7 +70,8 @@ class PlainType(NamedTuple):
 def dumps(value: Any) -> Pickled:
     """Write a result; if it is not plain, write a stand-in for which :func:`loads` raises the reason.
 
-    The memory of large contiguous arrays becomes ``buffers`` without a copy.
+    The memory of large contiguous arrays becomes ``buffers`` without a copy. Other exceptions pass, such as ValueError
+    for a text too long for MessagePack.
     """
     buffers: list[memoryview] = []
     try:
@@ -96,7 +97,7 @@ def loads(data: bytes | memoryview, buffers: Sequence[memoryview] | None = None)
 
     Raises:
         NotPlainError: When the data is not made of plain types, is damaged, is the stand-in of :func:`dumps`, or holds
-            an array and numpy has not been imported here.
+            an array, scalar or dtype of numpy, and numpy has not been imported here.
     """
     # A copy, because the worker may still write to shared memory while it is read.
     packed, reader = bytes(data), _Reader(buffers or ())
@@ -156,10 +157,10 @@ class _Writer:
         return {name: self.forms(value, list(TYPES[name].parts(value)), depth)}
 
     def forms(self, value: Any, parts: list[Any], depth: int) -> list[Any]:
-        """Return the forms of the parts of a value, and count the parts of a value that was seen before.
+        """Return the forms of the parts of a value; count the value and its parts if its ``id()`` was seen before.
 
         Raises:
-            NotPlainError: When a part is not plain, or more than :data:`MOST_REPEATED` values were repeated.
+            NotPlainError: When a part is not plain, or the count exceeds :data:`MOST_REPEATED`.
         """
         if id(value) in self.seen:
             self.repeated += 1 + len(parts)
@@ -219,7 +220,7 @@ class _Reader:
     def array(self, kind: Any, shape: Any, order: Any, writeable: Any, data: Any) -> Any:
         """Make an array of the parts of :meth:`_Writer.array_parts`: on the buffer's memory, or on a copy of the bytes.
 
-        The array is read-only unless ``writeable``.
+        The array is read-only unless ``writeable``, and if the buffer's memory is read-only.
 
         Raises:
             NotPlainError: When numpy has not been imported here.
@@ -307,7 +308,8 @@ def _hashable(keys: Sequence[Any]) -> Sequence[Any]:
     """Return the keys, unless many keys have the same hash: comparing such keys takes quadratic time.
 
     Raises:
-        ValueError: When more than :data:`_MOST_ALIKE` keys have a hash in common, or large numbers are among such keys.
+        ValueError: When more than :data:`_MOST_ALIKE` keys have a hash in common, or a key that shares its hash with
+            another key is or contains a large number.
         TypeError: When a key cannot be hashed.
     """
     alike = Counter(map(hash, keys))
@@ -328,7 +330,7 @@ def _takes_long(key: Any) -> bool:
 
 
 def _dict(*parts: Any) -> dict[Any, Any]:
-    """Make a dict of alternating keys and values.
+    """Make a dict of alternating keys and values; of equal keys, the last value counts.
 
     Raises:
         ValueError: When a key lacks its value, or :func:`_hashable` refuses the keys.
@@ -338,7 +340,10 @@ def _dict(*parts: Any) -> dict[Any, Any]:
 
 
 def _exception(kind: type[Exception]) -> PlainType:
-    """Return the plain type of a class of exceptions; its parts are arguments, and a dict of notes and attributes."""
+    """Return the plain type of a class of exceptions; its parts are arguments, and a dict of notes and attributes.
+
+    Cause, context and traceback are dropped; :func:`restore` selects the attributes.
+    """
 
     def parts(error: Exception) -> Iterable[Any]:
         """Return the arguments of an exception as a tuple, and its notes and attributes as a dict."""
@@ -358,6 +363,9 @@ def restore(error: Exception, state: dict[str, Any]) -> None:
     """Add notes to an exception, and set attributes, except private attributes and attributes of the class.
 
     Of our own errors, ``hint`` and ``exit_status`` are set in any case.
+
+    Raises:
+        TypeError, AttributeError: When a note or a name is no text.
     """
     for note in state.get("__notes__", ()):
         error.add_note(note)
@@ -385,7 +393,8 @@ def _dtype_parts(kind: Any) -> Iterable[Any]:
     The dtypes of fields and of a subarray are parts, not checked here but when their own parts are asked for.
 
     Raises:
-        NotPlainError: When a dtype without fields and shape is of objects, or defined by another package.
+        NotPlainError: When a dtype without fields and shape does not match :data:`_DTYPE`, as a dtype of objects, or
+            is defined by another package.
     """
     if kind.subdtype is not None:
         return kind.subdtype  # type: ignore[no-any-return]

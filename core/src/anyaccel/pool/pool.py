@@ -66,6 +66,7 @@ class Submitter(Executor):
             UsageError: When the value of an option is not permitted, or no device has a name in ``needs``.
             UnknownOptionError: When there is no such option.
             NeverFitsError: When the machine can never serve the request.
+            AnyaccelError: When the engine cannot check that, for instance without a machine.
         """
         check_options("Pool.options", options, CallOptions.__annotations__)
         own = self._options
@@ -98,6 +99,7 @@ class Submitter(Executor):
             RuntimeError: When the pool was shut down, or belongs to the parent of this process.
             BrokenPoolError: When the setup of a worker has failed before.
             MachineError: When the machine cannot be detected; the first call of a pool detects the machine.
+            StateDirectoryError: When there is no directory for leases that can be trusted.
         """
         return self._core.submit(self._options, fn, args, kwargs)
 
@@ -158,7 +160,8 @@ class Submitter(Executor):
         Raises:
             ValueError: When ``batch`` or ``chunksize`` is no whole number of 1 or more.
             UsageError: When ``timeout`` is no duration; no call was submitted then.
-            RuntimeError: When the pool was shut down, or is broken.
+            RuntimeError: When the pool was shut down, or is broken; calls that were submitted before are cancelled.
+            AnyaccelError: When the engine cannot take calls, for instance without a machine.
             TimeoutError: When a result is not there in time; raised by the iteration.
             Exception: The exception of a call that failed, in its place in the iteration.
         """
@@ -218,11 +221,12 @@ class Submitter(Executor):
         Args:
             fn: The function.
             iterable: Tuples of the arguments of one call.
-            chunksize: Number of calls that travel in one message; None as for :meth:`map`.
+            chunksize: Number of calls in a message; None as for :meth:`map`.
 
         Raises:
             ValueError: When ``chunksize`` is no whole number of 1 or more.
             RuntimeError: When the pool was shut down, or is broken.
+            AnyaccelError: When the engine cannot take calls, for instance without a machine.
             Exception: The exception of the first call, in order, that failed; the calls that are left are cancelled.
         """
         check_batch(chunksize=chunksize)
@@ -252,6 +256,7 @@ class Submitter(Executor):
         Raises:
             UsageError: When ``timeout`` is no duration; no call was submitted then.
             RuntimeError: When the pool was shut down, or is broken.
+            AnyaccelError: When the engine cannot take calls, for instance without a machine.
         """
         core, options, end = self._core, self._options, read_end(timeout)
         single = options.max_calls or options.timeout or options.retries or core.settings.logs  # each is per call
@@ -271,9 +276,9 @@ class Submitter(Executor):
     ) -> Stream[T]:
         """Run a function that yields in a worker, and return an iterator of the items, each without delay.
 
-        The function has a process of its own, and holds its devices until it ends. It starts at once, not with the
-        first ``next``. The worker prefetches as many items as :meth:`options` says, and then waits. A ``timeout`` is
-        for each item. ``retries`` have no effect.
+        The function has a process of its own, and holds its devices until the end. The start waits for the devices,
+        not for the first ``next``. The worker prefetches as many items as :meth:`options` says, and then waits. A
+        ``timeout`` is for each item. ``retries`` and ``max_concurrency`` have no effect.
 
         Args:
             fn: A generator function, also an asynchronous one, or a function that returns an iterable of either kind.
@@ -286,6 +291,7 @@ class Submitter(Executor):
 
         Raises:
             RuntimeError: When the pool was shut down, or is broken.
+            AnyaccelError: When the engine cannot take calls, for instance without a machine.
         """
         state = ActorState(self._core, get_call_name(fn), replace(self._options, concurrency=1, retries=0))
         stream: Stream[T] = Stream(
@@ -316,6 +322,7 @@ class Submitter(Executor):
             UsageError: When ``hosts`` is no whole number of 1 or more, or more than 1 with the engine ``"local"``; or
                 when the pool has ``retries``.
             NeverFitsError: When the cluster has too few machines that can serve the pool's needs.
+            AnyaccelError: When no port is free, or the engine cannot take calls, for instance without a machine.
             Exception: When the function or an argument cannot be pickled.
         """
         check_gang(hosts, self._options)
@@ -329,7 +336,7 @@ class Submitter(Executor):
         Its calls are not run again after the death of the process, whatever ``retries`` says.
 
         Args:
-            cls: Its class, or a function that makes it.
+            cls: Its class, or a function that makes the object.
             args: Arguments of the class.
             kwargs: Keyword arguments of the class.
 
@@ -339,6 +346,7 @@ class Submitter(Executor):
 
         Raises:
             RuntimeError: When the pool was shut down, or is broken.
+            AnyaccelError: When the engine cannot take calls, for instance without a machine.
         """
         state = ActorState(self._core, get_call_name(cls), replace(self._options, retries=0))
         actor: Actor[T] = Actor(state)  # first: after an interrupt, its finalizer ends the worker
@@ -360,6 +368,7 @@ class Submitter(Executor):
         Raises:
             UsageError: When ``n`` is no whole number of 1 or more.
             RuntimeError: When the pool was shut down, or is broken.
+            AnyaccelError: When the engine cannot take calls, for instance without a machine.
             Exception: When the class or an argument cannot be pickled.
         """
         check_whole(1, n=n)
@@ -445,7 +454,7 @@ def _read_signal(signal: str | None, timeout: float | None) -> EarlySignal | Non
     """Parse the signal before the end of a call's time, such as ``USR1@60s``; None stays None.
 
     Raises:
-        UsageError: When it is no such text, or the time is not shorter than ``timeout``, if there is a timeout.
+        UsageError: When the signal is no such text, or the time is not shorter than ``timeout``, if there is a timeout.
     """
     if signal is None:
         return None
@@ -509,7 +518,11 @@ class Pool(Submitter):
             ``future.allocation.gaps``, and inside of a call in ``anyaccel.current().gaps``.
 
     Raises:
-        UsageError: When the value of an argument is not permitted.
+        UsageError: When the value of an argument is not permitted, or no device has a name in ``needs``.
+        ValueError: When ``max_workers`` is no whole number of 1 or more.
+        TypeError: When ``initializer``, ``warmup`` or ``sandbox`` cannot be called.
+        OSError: When the directory of ``logs`` cannot be made.
+        Exception: When such a function or an argument cannot be pickled.
         UnknownOptionError: When there is no such option.
         EnforcementError: When workers must be confined or held to ``memory``, and the kernel cannot.
         MachineError: When ``machine`` names no machine.
@@ -640,10 +653,10 @@ class Pool(Submitter):
         return html_table(repr(self)[1:-1], ("runs", "behind it", "devices"), self._workers())
 
     def __exit__(self, kind: type[BaseException] | None, value: object, traceback: object) -> None:
-        """Shut the pool down, and wait for all calls and workers, also after an exception of the block.
+        """Shut the pool down, and wait for the calls and workers, also after an exception of the block.
 
         After a KeyboardInterrupt of the block, the queued calls are cancelled and the workers stopped with the pool's
-        grace. Ctrl-C during the wait kills the workers.
+        grace. Ctrl-C during the wait kills the workers, whose end is not awaited then.
 
         Raises:
             KeyboardInterrupt: When Ctrl-C has come during the wait.
@@ -668,7 +681,7 @@ def _abandon(core: Engine) -> None:
 
 @atexit.register
 def _finish_all() -> None:
-    """Shut down all pools at exit, and wait for all calls and workers.
+    """Shut down all pools at exit, in sequence, and wait for the calls and workers.
 
     If a KeyboardInterrupt ends the program, queued calls are cancelled, and the workers stopped with the pool's grace.
     Ctrl-C during the wait kills the workers of all pools and ends the wait; the KeyboardInterrupt is swallowed.

@@ -72,7 +72,7 @@ class Process:
         owner: The receiver of its events; None while it is a spare, whose end has no consequences.
 
     Raises:
-        BrokenPipeError: When the fork server has died.
+        BrokenPipeError, ConnectionResetError: When the fork server has died.
         OSError: When there are no descriptors left.
     """
 
@@ -98,6 +98,8 @@ class Process:
         self, kind: MessageKind, body: Pickled | bytes = b"", descriptors: Sequence[int] = (), *, number: int = 0
     ) -> bool:
         """Send a message to the process; return False if the process has exited, or the channel is closed.
+
+        True says that the message was sent, not that the process reads it.
 
         Raises:
             OSError: When no memory or descriptor is left for the message.
@@ -166,7 +168,7 @@ class Process:
             self.channel.shutdown(directions)
 
     def close(self) -> None:
-        """Close both ends of the channel."""
+        """Close both ends of the channel, which the reactor must not watch any more."""
         self.channel.close()
         self.end.close()
 
@@ -225,8 +227,8 @@ class WorkerServer(client.ForkServer):
             ahead: Whether the worker that was forked ahead may be taken.
 
         Raises:
-            BrokenPipeError: When the fork server has died.
-            OSError: When there are no descriptors left.
+            BrokenPipeError, ConnectionResetError: When the fork server has died.
+            OSError: When there are no descriptors left. A forked process exits after any of these errors.
         """
         process = (self._take_spare() if ahead else None) or Process(self, ahead=False)
         try:
@@ -254,14 +256,14 @@ class WorkerServer(client.ForkServer):
         self._pools += 1
 
     def remove_pool(self) -> None:
-        """Uncount an ended pool. Without pools, the spare is made to exit."""
+        """Uncount an ended pool. Without pools, the spare is made to exit; returns before the exit."""
         self._pools -= 1
         spare = None if self._pools else self._take_spare()
         if spare is not None:
             spare.shut(socket.SHUT_WR)
 
     def close(self, seconds: float = CLOSE_SECONDS) -> bool:
-        """End the fork server and the workers, and report their end to the owners.
+        """End the fork server and the workers, and report their end to the owners, also if not all have ended.
 
         Args:
             seconds: How long to wait; then the fork server is killed. 0 does not wait, kill, or return False.
@@ -333,7 +335,8 @@ def fork_server(preload: Sequence[str] = ()) -> WorkerServer:
 def spawn(owner: WorkerOwner, preload: Sequence[str], *, grace: float, leases: Sequence[int], ahead: bool) -> Process:
     """Fork a worker, or take the spare, with a new fork server if the last one has died.
 
-    See :meth:`WorkerServer.start_worker` for the arguments; ``preload`` names the modules of the fork server.
+    See :meth:`WorkerServer.start_worker` for the arguments; ``preload`` names the modules of the fork server. If
+    the new server dies as well, no third is started.
 
     Raises:
         WorkerStartError: When no fork server can be started or reached, or no descriptors are left.

@@ -58,7 +58,7 @@ class Terminated(SystemExit):
 def serve(descriptors: list[int], ahead: bool) -> NoReturn:
     """Answer messages until the caller closes the channel, then exit. A target of the fork server.
 
-    After SIGTERM, the process runs its exit handlers and then dies by that signal.
+    After SIGTERM, the process runs its exit handlers and then dies by that signal. During the exit, SIGTERM is ignored.
 
     Args:
         descriptors: Our end of the channel.
@@ -82,8 +82,8 @@ def _work(descriptor: int, *, ahead: bool) -> int:
         ahead: Whether to rehearse a call before.
 
     Returns:
-        The exit status: 0, the status of a SystemExit of user code, or 1 after another exception, which is written to
-        standard error.
+        The exit status: 0, also after a failed setup or construction; the status of a SystemExit of user code; or 1
+        after another exception, which is written to standard error.
 
     Raises:
         Terminated: When SIGTERM has come.
@@ -109,7 +109,7 @@ class MessageLoop:
     Attributes:
         channel: The channel to the caller.
         actor: The object, once it was constructed.
-        waiting: Messages that were received while a call ran.
+        waiting: Messages that were received ahead, in search of skips.
         globals: Globals that the initializer has set.
         lanes: Threads for methods that run at the same time, or None.
         loop: The event loop, from the first coroutine on.
@@ -132,12 +132,14 @@ class MessageLoop:
         self.dumps_error: Callable[[BaseException, str], Pickled] = dumps_error
 
     def run(self) -> None:
-        """Answer one message after the other until the caller closes the channel, then close the event loop.
+        """Answer one message after the other until the caller closes the channel; close the event loop in any case.
 
         Also ends after a failed setup or construction.
 
         Raises:
-            SystemExit: When user code has raised it, also in a lane.
+            SystemExit: When user code has raised it, also in a lane, or SIGTERM has come.
+            ValueError, OSError: When a message cannot be read, or no memory or descriptor is left for an answer.
+            RuntimeError: When the event loop has ended by itself; see :meth:`Loop.finish`.
         """
         try:
             self._run()
@@ -150,7 +152,8 @@ class MessageLoop:
     def _run(self) -> None:
         """Handle messages until the channel is closed or a handler returns False.
 
-        Skips are handled with the methods before them. The outputs are redirected for a call with a log file.
+        Skips are handled with the methods before them. A call with a log file redirects the outputs, until the next
+        call with a log file.
         """
         handlers: dict[int, Callable[[Message], bool]] = {
             MessageKind.SETUP: self._set_up,
@@ -176,7 +179,8 @@ class MessageLoop:
         sandbox, initializer, warm-up, PREPARED; the notices only if asked for.
 
         Returns:
-            False if that failed with an Exception, which was reported with BROKEN; a SystemExit passes through.
+            False if a step from the format of answers on failed with an Exception, which was reported with BROKEN. A
+            SystemExit passes through, and so does an error of outputs or leases.
         """
         outputs, leases = message.descriptors[:2], message.descriptors[2:]
         _redirect(outputs)
@@ -274,7 +278,13 @@ class MessageLoop:
         return getattr(self.actor, method)(*args, **kwargs)
 
     def _run_in_lane(self, message: Message) -> None:
-        """Run a method and answer. A SystemExit is kept for the main thread, whose next receive finds the end."""
+        """Run a method and answer. A SystemExit is kept for the main thread.
+
+        The channel is shut for reading then: the main thread finds the end after the messages that have arrived.
+
+        Raises:
+            OSError: When no memory or descriptor is left to send even the exception; the call gets no answer.
+        """
         try:
             self._perform(self._call_method, message)
         except SystemExit as error:  # the main thread exits the process, once its receive() has ended
@@ -292,7 +302,7 @@ class MessageLoop:
             after an exception of the call.
 
         Raises:
-            SystemExit: When the call has raised it; nothing is answered.
+            SystemExit: When the call has raised it, or SIGTERM has come before the answer; the call gets none.
             OSError: When no memory or descriptor is left to send even the exception.
         """
         try:
@@ -376,7 +386,7 @@ class SharedGlobals:
         underscores on both sides are left out. The returned value is dropped.
 
         Raises:
-            Exception: An exception of the call, or of unpickling.
+            Exception: An exception of the call, or of unpickling; no global is recorded then.
         """
         function, arguments = self._loads(data)
         before = {module: dict(space) for module, space in self._modules.items()}
@@ -451,13 +461,17 @@ class Lanes:
         self._idle = threading.Semaphore(0)
 
     def put(self, message: Message) -> None:
-        """Run a call in an idle thread, or in a new one; returns at once."""
+        """Run a call in an idle thread, or in a new one; returns at once.
+
+        Raises:
+            RuntimeError: When no thread can be started; the call stays queued for the other threads.
+        """
         self._messages.put(message)
         if not self._idle.acquire(blocking=False):
             threading.Thread(target=self._work, name="anyaccel lane", daemon=True).start()
 
     def _work(self) -> None:
-        """Run calls sequentially, for ever."""
+        """Run calls sequentially, for ever. An exception that leaves ``run`` ends the thread."""
         while True:
             self._run(self._messages.get())
             self._idle.release()
@@ -478,8 +492,8 @@ class Loop:
 
         Raises:
             CancelledError: When the loop is closing; the coroutine is not run then, or was cancelled.
-            RuntimeError: When the loop has closed just now.
-            BaseException: The exception of the coroutine.
+            RuntimeError: When the loop has closed just now, or has ended by an earlier exception.
+            BaseException: The exception of the coroutine. A KeyboardInterrupt or SystemExit also ends the loop.
         """
         if self._closing:
             coroutine.close()
@@ -496,13 +510,17 @@ class Loop:
         return self._closing and isinstance(error, (CancelledError, RuntimeError))
 
     def close(self) -> None:
-        """Cancel all tasks, stop the loop, and return when the tasks' clean-up is over."""
+        """Cancel all tasks, stop the loop, and return when the tasks' clean-up is over.
+
+        Raises:
+            RuntimeError: When the loop has ended before.
+        """
         self._closing = True
         self._loop.call_soon_threadsafe(self._end.set)
         self._thread.join()
 
     def _run(self) -> None:
-        """Run the event loop until :meth:`close`, then cancel its tasks."""
+        """Run the event loop until :meth:`close`, or a KeyboardInterrupt or SystemExit of a task; cancel its tasks."""
         import asyncio  # not at the top: most workers run no coroutine
 
         with asyncio.Runner() as runner:
@@ -570,7 +588,7 @@ def _terminate(number: int, _: object) -> NoReturn:
 def _get_status(error: SystemExit) -> int:
     """Return the exit status of a SystemExit as the interpreter does: the low 8 bits of the code, 0 for None.
 
-    A code that is no number is written to standard error, with status 1.
+    A code that is no whole number is written to standard error, with status 1.
     """
     if error.code is None or isinstance(error.code, int):
         return (error.code or 0) & 0xFF
@@ -581,7 +599,8 @@ def _get_status(error: SystemExit) -> int:
 def _exit_process(code: int) -> NoReturn:
     """Wait for non-daemon threads, run the exit handlers, flush the outputs, and exit with a status.
 
-    The process exits also if the wait is interrupted. A negative code stands for a signal, by which the process dies.
+    An exception, such as an interrupt of the wait, skips the steps that are left. A negative code stands for a
+    signal, by which the process dies.
     """
     try:
         threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - as multiprocessing's children do
