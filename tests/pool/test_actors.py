@@ -206,11 +206,34 @@ class Together:
         self.waiting += 1
         await asyncio.sleep(1000)
 
+    async def interrupt(self):
+        raise KeyboardInterrupt("by the call")
+
+    async def exit(self, status):
+        sys.exit(status)
+
+    async def echo(self, value):
+        return value
+
     def count(self):
         return self.waiting
 
     def leave(self, status):
         sys.exit(status)
+
+
+def test_an_interrupt_in_a_coroutine_ends_neither_the_actor_nor_its_loop(pool):
+    together = pool().actor(Together)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt, match="by the call"):
+            together.interrupt().result()
+        assert together.echo(7).result() == 7
+
+
+def test_an_actor_that_a_coroutine_exits_has_its_status(pool):
+    together = pool().actor(Together)
+    with pytest.raises(aa.BrokenWorkerError, match="ended with exit status 5 before it answered"):
+        together.exit(5).result()
 
 
 def test_coroutines_of_an_actor_that_ends_are_told_of_its_end(pool):

@@ -98,12 +98,12 @@ class InterruptibleCondition(_thread.RLock, threading.Condition):  # type: ignor
 
         :meth:`wait` is not interruptible: a signal handler may raise between the release of the lock and the statement
         that takes it again. Its caller then releases the lock twice, which is a RuntimeError. Here an exception of a
-        handler leaves a waiter behind, as does a return at once; the next :meth:`notify_all` drops the waiter.
+        handler leaves a waiter behind, which the next :meth:`notify_all` drops.
         """
         waiter = _thread.allocate_lock()
         waiter.acquire()
         self._waiters.append(waiter)
-        if pending() and not waiter.acquire(timeout=-1 if seconds is None else seconds):
+        if not (pending() and waiter.acquire(timeout=-1 if seconds is None else seconds)):
             with contextlib.suppress(ValueError):
                 self._waiters.remove(waiter)
 

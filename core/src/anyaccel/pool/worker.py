@@ -477,6 +477,14 @@ class Lanes:
             self._idle.release()
 
 
+async def _contain(coroutine: Coroutine[Any, Any, Any]) -> tuple[Any, BaseException | None]:
+    """Return the value of a coroutine, or its KeyboardInterrupt or SystemExit; of a task, these would end the loop."""
+    try:
+        return await coroutine, None
+    except (KeyboardInterrupt, SystemExit) as error:
+        return None, error
+
+
 class Loop:
     """The event loop of this process, in a thread of its own, so that tasks go on between calls."""
 
@@ -492,15 +500,18 @@ class Loop:
 
         Raises:
             CancelledError: When the loop is closing; the coroutine is not run then, or was cancelled.
-            RuntimeError: When the loop has closed just now, or has ended by an earlier exception.
-            BaseException: The exception of the coroutine. A KeyboardInterrupt or SystemExit also ends the loop.
+            RuntimeError: When the loop has closed just now.
+            BaseException: The exception of the coroutine; a KeyboardInterrupt or SystemExit leaves the loop running.
         """
         if self._closing:
             coroutine.close()
             raise CancelledError
         import asyncio
 
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+        value, error = asyncio.run_coroutine_threadsafe(_contain(coroutine), self._loop).result()
+        if error is not None:
+            raise error
+        return value
 
     def ended(self, error: BaseException) -> bool:
         """Return whether an exception of a coroutine is the consequence of :meth:`close`.
