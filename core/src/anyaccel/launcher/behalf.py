@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 class LeaseOnBehalf:
     """A lease that no process holds: it outlives the program that took it.
 
-    The lease is active until the time of the last renewal is over, and beyond that while one of its control groups has
-    processes. :meth:`release` ends it at once.
+    The lease is active until the time of the acquisition or last renewal is over, and beyond that while one of its
+    control groups has processes. :meth:`release` ends it at once.
 
     Attributes:
         id: Identity of the lease, as in ``anyaccel status``.
@@ -49,7 +49,7 @@ class LeaseOnBehalf:
         return tuple(share.device for share in self.shares)
 
     def renew(self, seconds: float, groups: Iterable[str] = (), *, note: str | None = None) -> None:
-        """Keep the lease for a time from now on.
+        """Keep the lease for a time from now on, even if more time was left; the control groups are replaced, too.
 
         Args:
             seconds: Seconds until the lease ends, unless renewed or kept by a control group.
@@ -59,9 +59,9 @@ class LeaseOnBehalf:
 
         Raises:
             LeaseNotFoundError: If the lease has ended, or may have counted as ended during the call, which then removes
-                the lease's files.
-            LeasePermissionError: If the lease belongs to another user.
-            LedgerError: If the ledger cannot be written.
+                the lease's files. Also after a fallback to the CPU.
+            LeasePermissionError: If the lease belongs to another user, also for root.
+            LedgerError: If the ledger cannot be read or written, or stays locked.
             UsageError: If a value is out of range.
         """
         Ledger.open(self._environ).renew(self.id, _make_tenure(self.key, seconds, groups), note=note)
@@ -134,8 +134,12 @@ def acquire_on_behalf(
         UnknownOptionError, UsageError: If there is no such option, or its value is invalid; if ``key``, ``seconds`` or
             the number of groups is out of range.
         NeverFitsError, NotFreeError: If the devices are not available, or not in time.
-        LedgerError: If leases cannot be kept on this machine.
+        DeadlockError: As for :func:`anyaccel.acquire`.
+        LedgerError: If leases cannot be kept on this machine, or the request was cancelled. Also if the ledger cannot
+            be read once this process has left the lease to the others: then the lease goes on, and the next call with
+            the key returns it.
         EnvConflictError, PluginError: If the environment cannot be made, or a vendor cannot change the devices.
+        EnforcementError: If the kernel cannot apply ``memory`` or ``enforce``.
 
     Examples:
         >>> lease = anyaccel.acquire_on_behalf("GPU:1", "pod 7", seconds=600, machine="sim:H100:2")
@@ -184,6 +188,7 @@ def find_on_behalf(inventory: Inventory, environ: Mapping[str, str] | None = Non
 
     Raises:
         StateDirectoryError: If the ledger cannot be read.
+        UsageError: If the variable of the lease around this process is invalid.
     """
     environ = os.environ if environ is None else environ
     devices = {device.id: device for device in inventory.devices}
@@ -206,7 +211,7 @@ def _make_tenure(key: str, seconds: float, groups: Iterable[str]) -> Tenure:
     """Make a tenure that begins now, with the control groups that exist.
 
     Raises:
-        UsageError: If a value is out of range.
+        UsageError: If a value is out of range; missing groups do not count.
     """
     found = ((path, inode) for path in groups if (inode := group_inode(path)) is not None)
     return make_tenure(key, seconds, tuple(found))

@@ -36,7 +36,8 @@ def count_capacity(inventory: Inventory, request: Request, most: int = MAX_CAPAC
         At least 1. For a request that falls back to the CPU, the number of processors of this process, up to ``most``.
 
     Raises:
-        UnknownNameError, NeverFitsError: If the request does not fit at all.
+        UnknownNameError: If no device has one of the names.
+        NeverFitsError: If the request does not fit at all, and does not permit the CPU.
     """
     # By allocation, not by division: parts, links and vendors' rules decide what fits side by side.
     scheduler = local_scheduler(inventory)
@@ -53,8 +54,9 @@ def count_capacity(inventory: Inventory, request: Request, most: int = MAX_CAPAC
 def validate(term: Term, devices: Sequence[Device]) -> str | None:
     """Ask the vendor's plug-in whether the hardware can serve a term with exactly the given devices.
 
-    The numbers of devices that the plug-in permits are checked first, and alone if the plug-in has no hook. Answers are
-    kept until the next detection. Declared devices, which no plug-in knows, can serve every term.
+    First the identity of the plug-in is checked: the permitted numbers of devices, and whether a device can be divided.
+    Without a hook, this decides alone. Answers of the hook are kept until the next detection. Declared devices, which
+    no plug-in knows, can serve every term.
 
     Args:
         term: The term.
@@ -64,7 +66,7 @@ def validate(term: Term, devices: Sequence[Device]) -> str | None:
         The reason why not; None if it can.
 
     Raises:
-        PluginError: If the plug-in is not installed, or does not answer.
+        PluginError: If the plug-in is not installed, does not answer, or breaks the contract.
     """
     if devices[0].declared:  # by the user: no plug-in knows them
         return None
@@ -111,7 +113,10 @@ _cache: tuple[Inventory | None, dict[object, Any]] = (None, {})
 
 
 class KnownNames:
-    """Names of vendors, resources and products of the installed plug-ins; iteration asks the plug-ins."""
+    """Names of vendors, resources and products of the installed plug-ins, aliases included.
+
+    Each iteration asks the plug-ins; a plug-in that fails is passed over.
+    """
 
     def __iter__(self) -> Iterator[str]:
         from anyaccel.vendors.process import known

@@ -91,7 +91,7 @@ class DeviceLease(OpenLease):
         Args:
             command: The command and its arguments; a string with ``shell=True``.
             options: Options of :class:`subprocess.Popen`. The default of ``env``, also for None, is :attr:`environ`;
-                another ``env`` is used as given, without the masks of the lease.
+                another ``env`` is used as given, without the masks of the lease. :attr:`fds` are added to ``pass_fds``.
 
         Raises:
             EnforcementError: If the command cannot be confined.
@@ -104,16 +104,24 @@ class DeviceLease(OpenLease):
         return replace(self.launch, mark=self._started, fds=self.fds).popen(command, **options)
 
     def release(self) -> None:
-        """Write the journal entry, and release the devices; a second call has no effect.
+        """Write the journal entry if one was begun and a journal is kept, and release the devices; only once.
 
         Devices are left to commands of :meth:`popen` that still run, until their exit. Vendors undo the handover of
-        devices without a holder. The cgroup is removed if it is empty.
+        devices without a holder; a failure is logged. The cgroup is removed if it is empty. A forked child writes the
+        entry, too, but only closes its copy of the lease: the parent keeps the devices.
+
+        Raises:
+            LedgerError: If a command was started, and the ledger cannot be read; the devices are left to the command
+                nevertheless.
         """
         self.end_lease(self._started)
         self.remove_group()
 
     def remove_group(self) -> None:
-        """Remove the cgroup of the lease, unless a process still runs there; does nothing without a cgroup."""
+        """Remove the cgroup of the lease, unless a process still runs there; does nothing without a cgroup.
+
+        Errors are ignored.
+        """
         if self.launch.environment.group is not None:
             remove_group(self.launch.environment.group)
 
@@ -178,6 +186,7 @@ def acquire(request: str | Sequence[str] | Request, **options: Unpack[AcquireOpt
         LedgerError: If leases cannot be kept on this machine, or the request was cancelled.
         EnvConflictError, PluginError: If the environment cannot be made, or a vendor cannot change the devices.
         EnforcementError: If the kernel cannot apply ``memory`` or ``enforce``.
+        OSError, ValueError: If the kernel refuses the mark of the lease; the devices are released.
 
     Examples:
         >>> with anyaccel.acquire("GPU:1", machine="sim:H100:2", note="evaluation") as lease:
@@ -192,8 +201,8 @@ def acquire(request: str | Sequence[str] | Request, **options: Unpack[AcquireOpt
 async def acquire_async(request: str | Sequence[str] | Request, **options: Unpack[AcquireOptions]) -> DeviceLease:
     """Lease devices like :func:`acquire`, on the running event loop; cancel the task to stop waiting.
 
-    Detection runs in a thread, and so do the vendors' changes of the devices. No DeadlockError is raised, since other
-    tasks may release.
+    Detection runs in a thread, and so do the vendors' changes of the devices; an attempt and the start plan block the
+    loop. No DeadlockError is raised, since other tasks may release.
 
     Examples:
         >>> import asyncio
@@ -230,7 +239,10 @@ def keep(lease: DeviceLease) -> DeviceLease:
     """Make this process the holder of a lease; return the lease.
 
     The process gets the mark for good, the journal entry begins, and the calling line is kept for messages about
-    deadlocks. Without held devices, nothing is done.
+    deadlocks. After a fallback to the CPU, nothing is done.
+
+    Raises:
+        OSError, ValueError: If the kernel refuses the mark; the caller ends the lease.
     """
     note_own(lease.mark_process().begin_entry().lease)
     return lease
@@ -247,14 +259,14 @@ def take(
     """Lease devices like :func:`acquire`, for a process with a mark: this process does not become the holder.
 
     No journal entry is begun, and the lease does not count in the check for deadlocks. The vendors have changed the
-    devices for the holder. The errors are those of :func:`acquire`.
+    devices for the holder. The errors are those of :func:`acquire`, but for option names and the mark.
 
     Args:
         request: The request.
         mark: Makes the mark.
         tell: Called with a sentence about the wait, when it begins and after each change, unless there is ``on_wait``.
         grouped: Whether the plan of the lease starts every process on the devices, so that a cgroup can limit shares.
-        options: Options of :func:`acquire`; their names are not checked.
+        options: Options of :func:`acquire`; the names are not checked, nor values such as that of ``unallocated``.
     """
     return LeaseRequest(request, mark, options, tell=tell, grouped=grouped).get(lambda lease: lease)
 
@@ -264,7 +276,10 @@ async def take_async(
     mark: MarkMaker,
     **options: Unpack[AcquireOptions],
 ) -> DeviceLease:
-    """Lease devices like :func:`take` with ``grouped``, on the running event loop; detection runs in a thread."""
+    """Lease devices like :func:`take` with ``grouped``, on the running event loop; detection runs in a thread.
+
+    No DeadlockError is raised. The wait is reported to ``on_wait``, or once to the logger.
+    """
     import asyncio
 
     pending = await asyncio.to_thread(LeaseRequest, request, mark, options, grouped=True)
@@ -298,7 +313,9 @@ class LeaseRequest:
         NeverFitsError: If the machine can never serve the request.
         EnforcementError: If the kernel cannot apply ``memory`` or ``enforce``.
         StateDirectoryError: If leases cannot be kept on this machine.
+        LedgerError: If a system call on the state directory fails.
         UsageError: If a duration is invalid.
+        MachineError: If the machine cannot be detected.
     """
 
     def __init__(
@@ -349,8 +366,8 @@ class LeaseRequest:
     def get(self, finish: Callable[[DeviceLease], T]) -> T:
         """Wait for the devices, have the vendors change these for the holder, and return the result of ``finish``.
 
-        An error or an interrupt at any point leaves no device leased. Errors of the ledger, of the start plan, of the
-        vendors, of ``on_wait`` and of ``finish`` pass through.
+        An error or an interrupt at any point leaves no device leased, unless ``finish`` has left the lease to others
+        before. Errors of the ledger, of the start plan, of the vendors, of ``on_wait`` and of ``finish`` pass through.
 
         Args:
             finish: Called with the lease; its result goes to the caller.
@@ -386,12 +403,18 @@ class LeaseRequest:
             raise
 
     def _begin(self) -> Acquisition:
-        """Start the acquisition, and keep it for :meth:`_undo`; nothing is acquired yet."""
+        """Start the acquisition, and keep it for :meth:`_undo`; nothing is acquired yet.
+
+        The errors are those of :meth:`anyaccel.ledger.Ledger.begin`.
+        """
         self._attempt = self.ledger.begin(self.want, self.choose, **self._terms)
         return self._attempt
 
     def _undo(self) -> None:
-        """Release the lease after an error, or withdraw the request: the caller will never get the lease."""
+        """Release the lease after an error, or withdraw the request: the caller will never get the lease.
+
+        Does nothing before the acquisition has begun. The errors are those of :meth:`DeviceLease.release`.
+        """
         if self._made is not None:
             self._made.release()
         elif self._attempt is not None:  # an interrupt between the lease and its DeviceLease
@@ -400,7 +423,7 @@ class LeaseRequest:
     def _report_wait(self, place: int, records: tuple[LeaseRecord, ...]) -> None:
         """Report the wait: to ``on_wait``, else to ``tell``, else to the logger, after which reports stop.
 
-        Does nothing before the acquisition has begun.
+        Does nothing before the acquisition has begun. Exceptions of ``on_wait`` and ``tell`` pass through.
 
         Args:
             place: The queue position, 1 for the next.
@@ -408,6 +431,7 @@ class LeaseRequest:
 
         Raises:
             DeadlockError: If the wait has no limit, and only this thread could end it.
+            ConfigurationError, StateDirectoryError: As for :meth:`_refuse_deadlock`.
         """
         if self._attempt is None:
             return
@@ -475,14 +499,17 @@ class LeaseRequest:
         return self.scope.to_ledger(grants)
 
     def make_allocation(self, lease: Lease | None) -> Allocation:
-        """Make the allocation of the devices that :meth:`choose` chose last; without an id if ``lease`` is None."""
+        """Make the allocation of the devices that :meth:`choose` chose last; without an id if ``lease`` is None.
+
+        Without a choice, as on the CPU, it has no devices.
+        """
         lease_id = lease.id if lease else ""
         return Allocation(id=lease_id, request=self.request, grants=self._grants, confined=self._confined)
 
     def _make_lease(self, lease: Lease | None) -> DeviceLease:
         """Plan the launch and the handover, and make the lease, kept for :meth:`_undo`; errors pass through.
 
-        The vendors are not called for the handover yet.
+        A limit of memory makes a cgroup. The vendors do not change the devices yet.
         """
         allocation = self.make_allocation(lease)
         terms: dict[str, Any] = {"environ": self.environ, "lease": allocation.id, "grouped": self._grouped}
@@ -546,7 +573,8 @@ class UnleasedUse:
 
         A device is taken if a process runs on it (with ``avoid_busy``), or if it has less free memory than the largest
         memory filter of the request asks for. A device that cannot be observed counts as free. An observation starts
-        processes, and serves for ``FRESH_SECONDS``.
+        processes, and serves for ``FRESH_SECONDS``. Without ``avoid_busy`` and memory filters, nothing is observed, and
+        the result is empty.
 
         Args:
             leased: The leased part of each device, by id. These devices are left out of the result, even if leased in
@@ -569,7 +597,7 @@ class UnleasedUse:
         }
 
     def _is_taken(self, memory_bytes: int | None, seen: Stats) -> bool:
-        """Return whether an observed device is unavailable; unknown memory counts as free."""
+        """Return whether an observed device is unavailable; unknown memory, or unknown use of it, counts as free."""
         if self._avoid_busy and seen.processes:
             return True
         if not self._memory or memory_bytes is None or seen.memory_used_bytes is None:

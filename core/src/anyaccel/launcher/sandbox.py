@@ -55,8 +55,8 @@ class Sandbox(Value):
 
         Raises:
             EnforcementError: If the process has several threads, or has one of the devices open, if a closed path is no
-                device node, or if the kernel refuses. The process may then have lost the right to gain privileges, and
-                nothing else.
+                device node, if the kernel refuses, or after another error of the system. The process may then have lost
+                the right to gain privileges, and nothing else.
         """
         threads = len(os.listdir("/proc/self/task"))
         if threads > 1:
@@ -71,7 +71,8 @@ class Sandbox(Value):
 
         The function runs in a thread of its own, which is confined and then ends. Do not tie the life of the process to
         its parent by a parent-death signal: the parent is that thread. Devices that the caller has open are not
-        refused: an inherited descriptor stays usable.
+        refused: an inherited descriptor stays usable. After an interrupt of the caller, the function runs on, and its
+        result is lost.
 
         Args:
             function: The function, such as ``lambda: subprocess.Popen(...)``.
@@ -80,8 +81,8 @@ class Sandbox(Value):
             The result of the function.
 
         Raises:
-            EnforcementError: If the kernel refuses, or a closed path is no device node; then the function is not
-                called. Exceptions of the function pass through.
+            EnforcementError: If the kernel refuses, a closed path is no device node, or after another error of the
+                system; then the function is not called. Exceptions of the function pass through.
         """
 
         def confined() -> T:
@@ -94,7 +95,8 @@ class Sandbox(Value):
         """Confine the calling thread and its later children for good.
 
         A closed node is closed by every name of its device, unless a kept node is the same device. Paths that do not
-        exist yet are closed, too.
+        exist yet are closed, too, and so is each file that is made later in a directory above a closed path, but not in
+        directories beside it.
 
         Args:
             check_open: Whether to refuse if this process has a closed device open.
@@ -120,7 +122,10 @@ class Sandbox(Value):
 
 
 def make_sandbox(allocation: Allocation, inventory: Inventory, *, enforce: Enforce = True) -> Sandbox | None:
-    """Make the sandbox of a worker, without confining a process. Plug-ins are asked, also those of excluded vendors.
+    """Make the sandbox of a worker, without confining a process.
+
+    Devices of vendors outside the inventory are detected, and plug-ins are asked for the nodes of each device; neither
+    is done if the result is None.
 
     Args:
         allocation: The devices of the worker.
@@ -212,7 +217,7 @@ def _find_needed(devices: Sequence[Device]) -> tuple[str, ...]:
         devices: The devices, at least one, all of one vendor.
 
     Raises:
-        PluginError: If the plug-in cannot name the shared nodes.
+        PluginError: If the plug-in is not installed, or cannot name the shared nodes.
     """
     from anyaccel.vendors.process import vendor_process
 
@@ -288,12 +293,16 @@ def _refuse_open(closed: Mapping[Node, str]) -> None:
 def find_names(paths: Collection[str], nodes: Collection[Node]) -> set[str]:
     """Return every name of devices: their nodes, other nodes of the same devices, and other mounts of both.
 
-    If a node is on a file system of its own, other names of the mount point are included: Landlock permits access below
-    the mount if it permits access below such a name.
+    Other nodes are found only where :func:`find_nodes` searches ``/dev``. If a node is on a file system of its own,
+    other names of the mount point are included: Landlock permits access below the mount if it permits access below such
+    a name.
 
     Args:
         paths: Device nodes, or links to them; they need not exist.
         nodes: The devices of the nodes that exist.
+
+    Raises:
+        PermissionError: If ``/dev`` cannot be listed.
     """
     found = {os.path.realpath(path) for path in paths} | set(find_nodes(DEVICES, nodes))
     mounts = list(_read_mounts())
@@ -306,7 +315,7 @@ def find_nodes(directory: str, nodes: Collection[Node]) -> Iterator[str]:
 
     Other file systems are not searched: a disk may be huge, and a network may never answer. See
     :func:`find_unsearched`. File systems mounted without device nodes are not searched either. A directory below that
-    this process may not list is passed over.
+    this process may not list is passed over, and a missing ``directory`` has no nodes.
 
     Raises:
         PermissionError: If ``directory`` itself cannot be listed.
@@ -433,10 +442,11 @@ def _relative(path: str, directory: str) -> str | None:
 
 
 def list_paths_around(closed: Collection[str]) -> Iterator[str]:
-    """Yield the fewest paths that cover every file except the closed files.
+    """Yield the fewest paths that cover every present file except the closed files.
 
-    These are whole directories without a closed file, and the other entries of the directories above closed files; just
-    ``/`` if no file is closed.
+    These are whole directories without a closed file, and the other entries of the directories above closed files, with
+    links as entries; just ``/`` if no file is closed. A file that is made later in a directory above a closed file is
+    not covered.
 
     Args:
         closed: Absolute paths without links.

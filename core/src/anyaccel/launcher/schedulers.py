@@ -53,7 +53,8 @@ def open_scheduler(
             and arrival alone decide, and no request has a known end.
 
     Raises:
-        StateDirectoryError: If leases are to be shared, and no trustworthy directory for them exists.
+        StateDirectoryError: If leases are to be shared, and no directory for them can be trusted. A missing directory
+            is no error: the first request makes it.
         UsageError: If ``inventory`` is no inventory; if a mapping is to be shared, even of one machine, since leases
             are those of one machine; or if a shared scheduler is given a policy, which the machine's configuration
             defines.

@@ -47,9 +47,10 @@ class SharedScheduler(Scheduler):
         self._waits: dict[int, _QueuedRequest] = {}
 
     def release(self, allocation: Allocation) -> None:
-        """Release an allocation and its lease, write the journal entry, and have the vendors take back the devices.
+        """Release an allocation; end its lease, if any, with a journal entry, and have the vendors undo their changes.
 
-        Waiting requests are served by the machine's queue, not by this call. After an interrupt, call it again.
+        The lease ends even if child processes still use the devices. A failure of a vendor is logged. Waiting requests
+        are served by the machine's queue, not by this call. After an interrupt, call it again.
 
         Raises:
             ValueError: If the allocation is not held by this scheduler.
@@ -66,7 +67,7 @@ class SharedScheduler(Scheduler):
     def cancel(self, ticket: Ticket) -> bool:
         """Cancel a waiting request; return whether the ticket waited. See :meth:`Ticket.cancel`.
 
-        The machine's queue is left soon after the return, by another thread.
+        The machine's queue is left soon after the return, by another thread. A lease that arrives meanwhile is ended.
         """
         waited = super().cancel(ticket)
         wait = self._waits.pop(ticket.number, None) if waited else None
@@ -88,6 +89,8 @@ class SharedScheduler(Scheduler):
     def holders(self, device_id: str) -> tuple[Allocation, ...]:
         """Return the allocations of a device by the leases, read anew; that of another process has the lease's id.
 
+        A drain or a reservation that withholds the device counts as an allocation, too.
+
         Raises:
             KeyError: If no device has this id.
             StateDirectoryError: If the ledger cannot be read.
@@ -101,7 +104,9 @@ class SharedScheduler(Scheduler):
     def _update(self, machine: str, inventory: Inventory | None) -> list[Ticket]:
         """Take over a changed machine. Each request in the queue keeps the place, and waits for the new devices.
 
-        The machine keeps its former name, since leases have the name. Waits of requests that fit no more are stopped.
+        The machine keeps its former name, since leases have the name. Waits of requests that fit no more are stopped,
+        but those requests keep their place in case they fit again. Entries of other holders' leases are removed from
+        the books until the next reading.
 
         Returns:
             The settled tickets, for the caller to notify: requests that now run on the CPU, and requests that failed
@@ -109,6 +114,7 @@ class SharedScheduler(Scheduler):
 
         Raises:
             ValueError: If two devices have one id; then the machine stays as it was.
+            RuntimeError: If a request waits, and the process is exiting.
         """
         self._drop_others()
         if inventory is not None:  # leases of another machine are named by it, and the name may list its devices
@@ -170,13 +176,16 @@ class SharedScheduler(Scheduler):
         """Lease the devices of a new request if they are free and no earlier request is ahead; else return None.
 
         A request that can never fit runs on the CPU if permitted, else the result is None, too. The vendors change the
-        devices for the holder. The calling line is kept for messages about deadlocks; see also :meth:`_take`.
+        devices for the holder. The calling line is kept for messages about deadlocks; see also :meth:`_take`. Any
+        exception, also an interrupt, ends the lease.
 
         Raises:
             NeverFitsError: If a limit of the user refuses the request for good.
             LedgerError: If leases cannot be kept.
             ConfigurationError: If the machine's configuration is invalid or untrusted.
-            PluginError: If a vendor fails to change the devices; the lease is ended.
+            UsageError: If the priority or the time limit is out of range.
+            PluginError: If a vendor fails to change the devices.
+            OSError, ValueError: If the kernel refuses the mark of this process.
         """
         if not plan.ever_fits:
             return super()._try(waiting, plan, note)
@@ -210,7 +219,8 @@ class SharedScheduler(Scheduler):
     def _make_request(self, plan: RequestPlan, waiting: Waiting) -> LeaseRequest:
         """Make the request to the ledger for a plan that can fit, on the present machine.
 
-        Names of lost devices stay known. The lease gets the mark of this process.
+        Names of lost devices stay known. The lease gets the mark of this process. The errors are those of
+        :class:`LeaseRequest`.
         """
         inventory, names = self.inventory, self._own.layout.names  # with the names of devices that were lost
         choice = cached(inventory, plan.request, lambda: Choice(inventory, plan.request, validate, names))
@@ -232,7 +242,7 @@ class SharedScheduler(Scheduler):
         return choose
 
     def _plan_handover(self, opened: OpenLease, pending: LeaseRequest) -> None:
-        """Set the handover of a new lease; the vendors are not called yet."""
+        """Set the handover of a new lease, for which vendors' processes may be started; no device is changed yet."""
         given = opened.allocation
         opened.handover = plan_handover(given.id, given.devices, pending.inventory, self._environ, self._ledger)
 
@@ -294,7 +304,11 @@ class SharedScheduler(Scheduler):
     def _ahead(self, plan: RequestPlan, waiting: Waiting) -> dict[str, str]:
         """Return descriptions of earlier tickets of this program by id.
 
-        If requests of other programs are ahead, their number is described under ``line``.
+        If requests of other programs are ahead, their number is described under ``line``: as last reported to a ticket
+        with a wait, read from the ledger for a new request that can fit.
+
+        Raises:
+            AnyaccelError: If the request to the ledger cannot be made, or the ledger cannot be read.
         """
         found = super()._ahead(plan, waiting)
         wait = self._waits.get(waiting.number)
@@ -327,7 +341,7 @@ class SharedScheduler(Scheduler):
 
         The devices are handed over before; see also :meth:`_take`. After an error, the lease is ended first. If the
         ticket was cancelled, or the machine changed, in the meantime, the lease is released, and the ticket stays as it
-        is. A limit of the user becomes a NeverFitsError.
+        is. So it does if the task of the wait is cancelled. A limit of the user becomes a NeverFitsError.
         """
         choosing = self._make_choose(pending)
 
@@ -443,10 +457,11 @@ class _WaitThread:
     def call(self, function: Callable[..., None], *arguments: object) -> None:
         """Have the thread call a function, and return before.
 
-        The first call starts the thread, and has the thread ended at the exit of this process.
+        The first call of a process, or of a forked child, starts the thread, and has the thread ended at the exit.
 
         Raises:
-            RuntimeError: If the thread has ended, since the process is exiting.
+            RuntimeError: If the thread has ended, since the process is exiting; or if no thread can be started, after
+                which later calls have no effect.
         """
         with self._lock:
             if self._loop is None:

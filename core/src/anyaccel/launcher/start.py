@@ -96,8 +96,8 @@ def make_wrapper(
 ) -> list[str]:
     """Return the words of a wrapper to mark a program and put the program into a cgroup; empty if not needed.
 
-    The wrapper is ``prlimit(1)`` if that is enough and installed, else this interpreter. The words go in front of the
-    command's arguments, the first included.
+    The wrapper is ``prlimit(1)`` if that is installed and enough, without a group and with ``named``; else this
+    interpreter, after the group's own words. The words go in front of the command's arguments, the first included.
 
     Args:
         program: The program.
@@ -154,10 +154,11 @@ def check_program(program: str, environ: Mapping[str, str] | None = None, direct
 def become(command: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
     """Replace this process by a command with an environment, which also finds the program by its ``PATH``.
 
-    SIGPIPE and SIGXFSZ get their default action, also if the command cannot be started.
+    SIGPIPE and SIGXFSZ get their default action, also if the command cannot be started. Call it in the main thread.
 
     Raises:
         CommandNotFoundError, CommandNotRunnableError: If the command cannot be started.
+        ValueError: In another thread than the main one.
     """
     # Python ignores these two signals, and exec keeps a signal ignored.
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
@@ -179,7 +180,7 @@ def make_start_error(program: str, error: OSError) -> CommandNotFoundError | Com
 def fork_child(body: Callable[[], int]) -> int:
     """Run a function in a forked child, and return the child's process id at once; the caller reaps the child.
 
-    No other code of the caller runs there, exit handlers included.
+    No other code of the caller runs there, exit handlers included, and buffers of open files are not flushed.
 
     Args:
         body: The function; returns the exit status of the child. The child prints an exception on standard error.
@@ -228,7 +229,7 @@ def start_detached(body: Callable[[int], int]) -> tuple[bytes, int]:
     """Start a helper in a new session, and wait for the report or the exit.
 
     A helper that has reported runs on, and is not reaped; without :func:`process.live_on`, the kernel kills the helper
-    with the calling thread.
+    with the calling thread. A helper that closes the descriptor without a report is awaited and reaped.
 
     Args:
         body: As for :func:`start_helper`; a report is one write of 64 bytes at most.
@@ -256,7 +257,8 @@ def _run(body: Callable[[], int]) -> int:
 
     Returns:
         The result of the function; 130 after an interrupt, without a message; the error's own status after an
-        AnyaccelError; 1 after any other exception, SystemExit included, with the traceback as message.
+        AnyaccelError, with text and hint as message; 1 after any other exception, SystemExit included, with the
+        traceback as message. A message that cannot be written is lost.
     """
     try:
         return body()

@@ -47,8 +47,9 @@ class LeaseRecord(Value):
             that were started with the lease still run; ``unknown`` for a locked file that is not understood, which
             counts as the whole device; ``outside`` if the device itself is locked without a lease; ``drained`` or
             ``reserved`` for a device that is withheld from requests, without a lease.
-        reason: Reason of a state other than ``held``; else empty.
-        hint: The way out, if there is one; else empty.
+        reason: Reason of the state, or of a holder that is stopped by a signal or a debugger; empty for a lease that is
+            simply held, or ``on behalf`` and renewed in time.
+        hint: The way out of a kept lease, of a stopped holder, or of a block that this user may lift; else empty.
         carriers: Visible processes that keep the lease although its holder has ended.
         pid: Process that took the lease; 0 when unknown. It may have ended while its children live on.
         here: Whether the process id is valid in this container: the lease was taken in the same process namespace.
@@ -145,7 +146,9 @@ def describe_obstacles(records: Iterable[LeaseRecord], places: Mapping[str, str]
     """Say who has how many of the wanted devices and until when: ``alice has 3 until 22:00, bob 0.5; 1 drained``.
 
     The user with the most devices comes first; of the users, the first four are named, and the others counted. The time
-    is that by which all leases of the user have ended; it is left out if one of them has no time limit.
+    is that by which all leases of the user have ended; it is left out if one of them has no time limit. This user is
+    ``you``; leases of this process, and leases that are kept after their holder's end, count apart. Empty without
+    records.
 
     Args:
         records: The leases and withheld devices in the way of a request.
@@ -180,7 +183,10 @@ def describe_obstacles(records: Iterable[LeaseRecord], places: Mapping[str, str]
 
 
 def describe_block(record: LeaseRecord, *, note: bool = False) -> str:
-    """Say that a device is drained, or reserved for a user until or from a time; with ``note``, also the purpose."""
+    """Say that a device is drained, or reserved for a user until or from a time; with ``note``, also the purpose.
+
+    A record that is not drained counts as a reservation, with an end.
+    """
     if record.state == "drained":
         return record.reason if note else record.state
     begun = record.since is None or record.since <= time.time()
@@ -244,13 +250,18 @@ def read_words(body: bytes) -> dict[str, Any]:
 
 
 def read_locks(body: bytes) -> tuple[str, ...]:
-    """Return the paths that the body of a lease names as locked beside the lease's file; nothing is verified."""
+    """Return the paths that the body of a lease names as locked beside the lease's file; empty if it names none.
+
+    Anything but a text is left out; nothing else is verified.
+    """
     locks = read_object(body).get("locks")
     return tuple(path for path in locks if isinstance(path, str)) if isinstance(locks, list) else ()
 
 
 def list_leases(directory: int, listing: Listing) -> Iterator[LeaseRecord]:
-    """Describe the active leases, a record for each file, sorted by device; ended leases are left out.
+    """Yield a record for each file of the active leases, sorted by device; ended leases are left out.
+
+    All locks are tested before the first record.
 
     Raises:
         OSError: When a lock cannot be tested, as for want of descriptors.
@@ -266,8 +277,8 @@ def list_leases(directory: int, listing: Listing) -> Iterator[LeaseRecord]:
 def _describe(directory: int, lease: LeaseName, state: LeaseState) -> LeaseRecord:
     """Describe one device of an active lease by the lease's name, file and process.
 
-    State, reason and hint follow from ``state``, the body and the process: see :class:`LeaseRecord`. A file that is
-    gone leaves owner, start and texts unknown.
+    State, reason and hint follow from ``state``, the body and the process: see :class:`LeaseRecord`. If the file is
+    gone, the owner and start are unknown, the texts empty, and the process id counts as valid here.
 
     Args:
         directory: Descriptor of the state directory.
@@ -349,7 +360,7 @@ def _kept(carriers: tuple[int, ...]) -> str:
 
 
 def _who(pid: int) -> str:
-    """Return user and program's name of a process, with a comma; empty if the process cannot be read."""
+    """Return user and program's name of a process, as ``user, name``; empty if the process cannot be read."""
     try:
         with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
             program = file.read(64).rstrip("\n")
@@ -359,7 +370,7 @@ def _who(pid: int) -> str:
 
 
 def _way_out(lease: LeaseName, file: os.stat_result | None) -> str:
-    """Return the commands that end a kept lease, after the users who may run them unless this user owns the lease.
+    """Describe the commands that end a kept lease; first the users who may run them unless this user owns the lease.
 
     Args:
         lease: The lease.

@@ -51,7 +51,8 @@ class Tenure(Value):
     def reason(self) -> str:
         """Return the reason why the lease is active now, as a clause; empty once the tenure has ended.
 
-        After ``until``, a control group that cannot be seen from here counts as having processes.
+        Before ``until``, the clause begins with :data:`RENEWED`, and the groups are not looked at. After that, a
+        control group that cannot be seen from here counts as having processes.
         """
         left = self.until - process.boot_seconds()
         if left > 0:
@@ -68,7 +69,8 @@ class Tenure(Value):
 def read_tenure(directory: int, lease: LeaseName) -> Tenure | None:
     """Return the tenure of a lease, which may have ended; None if there is no valid tenure of this boot.
 
-    Implausible groups, and groups beyond 16, are left out. An unreadable file counts as a file without a tenure.
+    ``until`` must be below 2**40; a missing key is empty. Of the first 16 groups, implausible ones are left out. A file
+    that is unreadable, or longer than 4096 bytes, counts as a file without a tenure.
     """
     if not lease.understood or lease.boot != boot():
         return None
@@ -93,7 +95,8 @@ def make_tenure(key: str, seconds: float, groups: tuple[tuple[str, int], ...] = 
 
     Args:
         key: Identity of the use: 1 to 250 printable characters.
-        seconds: Seconds until the tenure ends unless renewed; more than 0 and finite.
+        seconds: Seconds until the tenure ends unless renewed; more than 0 and finite. :func:`read_tenure` refuses an
+            end of 2**40 or more, which is not checked here.
         groups: Control groups by path and inode: 16 at most, with paths of 2048 characters in all. While a group has
             processes, the lease stays active after ``seconds``.
 

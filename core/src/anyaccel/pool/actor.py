@@ -66,8 +66,8 @@ class Callee:
         """Pickle a call of a method, copy the buffers, and queue the call behind earlier calls.
 
         Returns:
-            The future of its result. An exception of pickling fails it, also for a closed actor, and so does the death
-            of the actor.
+            The future of its result. An exception of pickling fails it, also for a closed actor or in a forked child,
+            and so does the death of the actor.
 
         Raises:
             RuntimeError: When the actor was closed and is not dead, or belongs to the parent of this process.
@@ -93,7 +93,7 @@ class Callee:
     def enter(self, call: Call) -> None:
         """Copy the arguments' buffers, and queue a call by a note to the reactor; any thread may.
 
-        A dead actor fails the call, also after :meth:`close`.
+        If the actor is dead, also after :meth:`close`, the reactor fails the call.
 
         Raises:
             RuntimeError: When the actor was closed and is not dead, or belongs to the parent of this process.
@@ -106,7 +106,7 @@ class Callee:
         reactor().call_soon(partial(self._enter, call))
 
     def _enter(self, call: Call) -> None:
-        """Queue a call and have a worker take calls; fail the call if the actor is dead."""
+        """Queue a call, even a cancelled one, and have a worker take calls; fail the call if the actor is dead."""
         if self.death is not None:
             call.fail(self._make_gone_error(self.death))
             return
@@ -222,10 +222,10 @@ class ActorState(Callee):
             self._core.on_cancel(self.construction)
 
     def next_for(self, member: Any) -> Call | None:
-        """Take the next pending call from the queue; drop the cancelled calls before.
+        """Take the next pending call from the queue; drop calls before it that were cancelled or have an outcome.
 
         Returns:
-            The call; None if there is none, or the worker does not accept it now.
+            The call; None if there is none, or the worker does not accept it now. Then the call stays in the queue.
         """
         while self.queue and not self.queue[0].is_pending():  # cancelled
             self.queue.popleft()
@@ -333,6 +333,7 @@ class Actor(Generic[T]):
         """Call a method of the object, after earlier calls; return the future of the result.
 
         Arguments are copied before the return. An exception of pickling, or the death of the actor, fails the future.
+        Calls of a group of actors start in order, each on a free actor.
 
         Args:
             method: The method as an attribute of its class, such as ``Model.score``, so that type checkers know its
@@ -341,21 +342,23 @@ class Actor(Generic[T]):
             kwargs: Keyword arguments of the method.
 
         Raises:
-            RuntimeError: When the actor was closed, or belongs to the parent of this process.
+            RuntimeError: When the actor was closed and is not dead, or belongs to the parent of this process.
+            AttributeError: When a callable has no name, such as a partial.
         """
         return self._state.call(get_method_name(method), args, kwargs)
 
     def close(self) -> None:
         """Take no more calls; the process exits after the queued calls.
 
-        Returns at once. No effect in a forked child.
+        Returns at once. A later call raises RuntimeError or, once the process has exited, fails its future. No effect
+        in a forked child.
         """
         self._state.close()
 
     def kill(self) -> None:
         """Take no more calls, have the process killed, and return at once. No effect in a forked child.
 
-        Calls without an answer fail.
+        Calls without an answer fail: when the process has exited, or soon if none was started.
         """
         self._state.stop(0)
 

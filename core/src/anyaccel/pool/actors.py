@@ -54,7 +54,7 @@ class ActorGroup(Callee):
             state.ready.add_done_callback(self._on_made)
 
     def begin(self) -> None:
-        """Start the construction of the first actors, as many as the group's size.
+        """Start the construction of the first actors, as many as the group's size; after an error, begun ones go on.
 
         Raises:
             RuntimeError: When the pool was shut down, or belongs to the parent of this process.
@@ -65,7 +65,10 @@ class ActorGroup(Callee):
             self._core.enter(state.construction, self._work)
 
     def _enter(self, call: Call) -> None:
-        """Queue a call and have a free actor take calls; replace dead actors. A dead group fails the call."""
+        """Queue a call and have a free actor take calls; replace dead actors. A dead group fails the call.
+
+        Exceptions of :meth:`_replace` pass through.
+        """
         super()._enter(call)
         if len(self._states) < self._size:
             self._replace()
@@ -77,17 +80,21 @@ class ActorGroup(Callee):
             state._close()  # noqa: SLF001 - its part
 
     def _stop(self, grace: float) -> None:
-        """Take no more calls, and stop the actors without replacements; queued calls fail with the last actor."""
+        """Take no more calls, and stop the actors without replacements; queued calls fail with the last actor.
+
+        If no actor is left already, the group does not become dead, and later calls raise RuntimeError.
+        """
         self.closing = True
         self._size = 0
         for state in tuple(self._states):
             state._stop(grace)  # noqa: SLF001 - its part
 
     def on_actor_gone(self, state: _GroupedActor, death: WorkerError) -> None:
-        """Remove a dead actor; construct a replacement if calls wait and the construction had succeeded.
+        """Remove a dead actor; construct missing actors if calls wait.
 
-        A failed construction makes the group smaller for good. If no actor is left and none may be made, the group is
-        dead and its queued calls fail. No effect the second time.
+        A failed construction makes the group smaller for good, so that this actor is not replaced. If no actor is left
+        and none may be made, the group is dead and its queued calls fail. No effect the second time. Exceptions of
+        :meth:`_replace` pass through.
         """
         if state not in self._states:
             return
@@ -111,7 +118,7 @@ class ActorGroup(Callee):
         """Construct replacements of dead actors while calls wait.
 
         In a closed or broken pool, each replacement fails, which makes the group smaller. Another exception of the
-        engine passes through.
+        engine passes through, and the replacement counts as an actor of the group nevertheless.
         """
         while self.queue and len(self._states) < self._size:
             state = _GroupedActor(self)
@@ -124,7 +131,7 @@ class ActorGroup(Callee):
     def _on_made(self, _: Future[Any]) -> None:
         """Set the outcome of :attr:`ready` after the last construction of a first actor.
 
-        The outcome is the first actor's exception by position, if any, else the process ids.
+        The outcome is the exception of the first failed actor by position, if any, else the process ids.
         """
         if not all(state.ready.done() for state in self._first):
             return
@@ -164,11 +171,11 @@ class Actors(Actor[T]):
     """A group of equal actors, used as one; made by :meth:`anyaccel.Pool.actors`.
 
     ``actors.method(...)`` calls a method of one that is free, and returns a future. An actor that has died is replaced
-    as soon as there are calls for it; the calls that it ran fail, or are run again as often as the pool's ``retries``
-    says.
+    as soon as there are calls for it, unless its construction failed; the calls that it ran fail, or are run again as
+    often as the pool's ``retries`` says.
 
     Attributes:
-        ready: Future of the process ids of all of them.
+        ready: Future of the process ids of the first actors, without later replacements.
 
     Examples:
         >>> class Model:
@@ -209,7 +216,7 @@ class Actors(Actor[T]):
     ) -> Results[Any]:
         """Call a method over arguments; the results come in their order. See :meth:`anyaccel.Pool.map`.
 
-        All calls are submitted at once.
+        All calls are submitted at once. An exception of pickling is raised in place of the results of its batch.
 
         Args:
             method: The method as an attribute of its class, for type checkers, or its name; see :meth:`call`.
@@ -220,8 +227,10 @@ class Actors(Actor[T]):
 
         Raises:
             ValueError: When ``batch`` is no whole number of 1 or more.
-            RuntimeError: When the actors were closed, or belong to the parent of this process.
+            RuntimeError: When there are arguments, and the actors were closed and are not dead, or belong to the parent
+                of this process.
             UsageError: When ``timeout`` is no duration; no call was submitted then.
+            AttributeError: When a callable has no name, such as a partial.
         """
         return self._run_all(method, iterables, timeout, batch, progress, in_order=True)
 
@@ -268,9 +277,7 @@ class Actors(Actor[T]):
         """Submit a method over zipped arguments in batches; return the results, in order or as soon as they are there.
 
         Raises:
-            ValueError: When ``batch`` is no whole number of 1 or more.
-            RuntimeError: When the actors were closed, or belong to the parent of this process.
-            UsageError: When ``timeout`` is no duration; no call was submitted then.
+            ValueError, RuntimeError, UsageError, AttributeError: As for :meth:`map`.
         """
         check_batch(batch=batch)
         end = read_end(timeout)

@@ -42,7 +42,7 @@ class Results(Iterator[T]):
 
     For one ``for`` or ``async for``. An exception of a call is raised in its place and ends the iteration. When the
     iteration ends early - by an exception, by :meth:`close`, or because nothing refers to it any more - the calls that
-    are left are cancelled, also those that run.
+    are left are cancelled, running calls included; only running methods of actors go on.
 
     Args:
         end: Monotonic time at which all results must be there, or None; see :func:`read_end`.
@@ -95,7 +95,8 @@ class Results(Iterator[T]):
     def close(self) -> None:
         """End the iteration: drop the results that were not taken, and have the reactor cancel the remaining calls.
 
-        Running calls are cancelled, too. Returns at once; a further ``next`` raises StopIteration.
+        Running calls are cancelled, too, but not running methods of actors, and none in a forked child. Returns at
+        once; a further ``next`` raises StopIteration.
         """
         reactor().call_soon(self._make_canceller())  # not here: Ctrl-C could interrupt it halfway
         if self._abandoned is not None:
@@ -105,7 +106,8 @@ class Results(Iterator[T]):
     def _watch_references(self) -> None:
         """Have the calls cancelled once nothing refers to the results any more; no effect the second time.
 
-        Called before the first result is taken: a ``map`` whose results are never taken runs to its end.
+        Called before the first result is taken, and when a stream is made: a ``map`` whose results are never taken runs
+        to its end.
         """
         if self._abandoned is None:
             # A finalizer runs in any thread that collects garbage, perhaps under one of our locks: only leave a note.
@@ -129,7 +131,7 @@ class Results(Iterator[T]):
         raise NotImplementedError
 
     def _next(self) -> T:
-        """Return the next stored value.
+        """Remove and return the next stored value; the exception of a call comes after the values before it.
 
         Raises:
             StopIteration: When all values were returned.
@@ -140,7 +142,7 @@ class Results(Iterator[T]):
         raise self._failure or StopIteration
 
     def _seconds_left(self) -> float | None:
-        """Return the seconds until the timeout, negative after the timeout; None without a timeout."""
+        """Return the seconds until the timeout, which may be infinite, negative after it; None without a timeout."""
         return None if self._end is None else self._end - time.monotonic()
 
 
@@ -158,10 +160,13 @@ class Batches:
         size: Calls of a batch; None to choose by their durations.
         prefetch_limit: Maximum number of batches that wait for workers, if the size is chosen.
         in_order: Whether results come in the order of the calls, or as soon as they are there.
-        progress: True to show the progress, or a function that is called with it.
+        progress: True to show the progress on a terminal or in a notebook, or a function that is called with it.
 
     Attributes:
         futures: Futures to wait for, in order.
+
+    Raises:
+        BaseException: When ``arguments`` raises, or a batch cannot be submitted; the submitted batches are cancelled.
     """
 
     def __init__(
@@ -194,7 +199,10 @@ class Batches:
             raise
 
     def cancel(self) -> None:
-        """Submit no more calls, have the rest reported as failed, and cancel the submitted calls, also if they run."""
+        """Submit no more calls, have the reactor report the rest as failed, and cancel the submitted calls.
+
+        Running calls are cancelled, too, but not running methods of actors.
+        """
         self._over = True
         lost = len(self._parts)
         self._parts.clear()
@@ -244,9 +252,9 @@ class Batches:
     def _on_done(self, count: int, slot: AwaitableFuture[Future[Any]], done: Future[Any]) -> None:
         """Submit the next batch if sizes are chosen; have the reactor count this one, and fill a place in ``futures``.
 
-        The place's result is ``done`` itself, also when the batch failed or was cancelled. A batch that was cancelled,
-        or a next batch that cannot be submitted, cancels the remaining calls; the exception of the latter is not
-        raised here.
+        Runs in the thread that ends the batch. A batch with a failed call is followed by a next one, too. The place's
+        result is ``done`` itself, also when the batch failed or was cancelled. A batch that was cancelled, or a next
+        batch that cannot be submitted, cancels the remaining calls; the exception of the latter is not raised here.
 
         Args:
             count: Number of calls of the batch.
@@ -295,7 +303,7 @@ class MapResults(Results[T]):
         return self._batches.cancel
 
     def _accept(self, value: Any) -> None:
-        """Store the values of the first batch and the exception of its failed call, and remove its future.
+        """Remove the first future; store the values of its batch, and the exception of a failed call if any.
 
         Args:
             value: The finished future of the batch, or the result of that.
@@ -337,7 +345,8 @@ class Stream(Results[T]):
     def _take(self) -> None:
         """Have the worker produce a further item, and append its future.
 
-        If the pool was shut down, no item is requested; the RuntimeError is raised after the items requested before.
+        If the pool was shut down, or belongs to the parent of this process, no item is requested; the iteration raises
+        the RuntimeError after the items requested before.
         """
         try:
             self._futures.append(self._state.call("take", (), {}))
@@ -411,6 +420,6 @@ def read_end(timeout: Duration | None) -> float | None:
 
 
 def cancel_all(futures: Iterable[Future[Any]]) -> None:
-    """Cancel futures, also of running calls."""
+    """Cancel futures, also of running calls, but not of running methods of actors."""
     for future in tuple(futures):
         future.cancel()
