@@ -241,11 +241,13 @@ def test_whatever_a_file_says_is_read(inventory, state, body):
 
 
 def test_what_it_refuses(inventory):
-    for key, seconds in (("", 1), ("a\nb", 1), ("x" * 251, 1), ("x", 0), ("x", float("inf"))):
+    for key, seconds in (("", 1), ("a\nb", 1), ("x" * 251, 1), ("x", 0), ("x", float("inf")), ("x", 2.0**40)):
         with pytest.raises(aa.UsageError, match="must be"):
             aa.acquire_on_behalf("GPU:1", key, seconds=seconds, inventory=inventory)
     with pytest.raises(aa.UnknownOptionError):
         aa.acquire_on_behalf("GPU:1", "x", seconds=1, inventory=inventory, renew=3)
+    with pytest.raises(aa.UsageError, match="at most 16 control groups, with 2048 characters in all"):
+        tenure.make_tenure("x", 1, (("\N{SNOWMAN}" * 700, 1),))  # three bytes each, six in the lease
     assert free(inventory) == 2
 
 

@@ -49,6 +49,18 @@ def test_a_run_is_ended_in_time_with_all_that_it_started(anyaccel, lines):
     assert json.loads(anyaccel("status", *MACHINE, "--json").stdout)["devices"][0]["holders"] == []
 
 
+def test_a_forked_child_that_leaves_the_block_writes_no_line(lines):
+    child = 0
+    with anyaccel.acquire("APU:1", machine=MACHINE[1], note="once"):
+        child = os.fork()
+    if not child:
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    with anyaccel.acquire("APU:1", machine=MACHINE[1], note="after"):
+        pass
+    assert [line["note"] for line in lines(2)] == ["once", "after"]
+
+
 def monitors():
     """Process ids of the monitors of the runs of this test."""
     mine = f"XDG_STATE_HOME={os.environ['XDG_STATE_HOME']}".encode()

@@ -49,6 +49,11 @@ class OddError(Exception):
         super().__init__(f"{one} and {two}")
 
 
+def test_a_map_may_have_all_the_time_of_the_world(pool):
+    assert list(pool().map(square, range(3), timeout=float("inf"))) == [0, 1, 4]
+    assert list(pool().map_unordered(square, [2], timeout=1e300)) == [4]
+
+
 def test_results_come_back_in_order(pool):
     assert list(pool().map(square, range(20))) == [x * x for x in range(20)]
     assert pool().submit(pow, 2, exp=5).result() == 32

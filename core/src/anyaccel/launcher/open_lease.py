@@ -303,6 +303,7 @@ class OpenLease:
         self.handover: Handover | None = None
         self._carried = False
         self._writer: EntryWriter | None = None
+        self._writing = 0  # the process that writes the entry
 
     def start_meter(self, program: str = "") -> UsageMeter:
         """Return a meter of the use of the devices, which starts now and is not attached.
@@ -345,13 +346,15 @@ class OpenLease:
             writer: The writer, called once when the lease ends.
             at_exit: Whether the writer is also called when this process exits before. In a forked child it is not.
         """
-        self._writer = writer
+        self._writer, self._writing = writer, os.getpid()
         if at_exit:
             _open_writers.add(writer)
         _register_exit()
 
     def finish_entry(self, status: int | None = None, *, timed_out: bool = False) -> None:
-        """Have the attached writer finish the journal entry, and detach the writer; without a writer, do nothing.
+        """Have the attached writer finish the journal entry, and detach the writer.
+
+        Does nothing without a writer, and in a process that was forked since: the parent writes the entry.
 
         The writer may write the entry later, as a part of a sum, or not at all: see :meth:`UsageMeter.finish`.
 
@@ -360,7 +363,7 @@ class OpenLease:
             timed_out: Whether the time limit ended the command; :attr:`timed_out` counts as well.
         """
         writer, self._writer = self._writer, None
-        if writer is not None:
+        if writer is not None and self._writing == os.getpid():
             _open_writers.discard(writer)
             writer.finish(status, timed_out=timed_out or self.timed_out)
 

@@ -7,7 +7,7 @@ process can judge a tenure, so a program that is killed, stopped or upgraded fre
 
 from __future__ import annotations
 
-import math
+import json
 
 from anyaccel.errors import UsageError
 from anyaccel.ledger.lockfile import clean, read_body, read_number, read_object
@@ -27,7 +27,8 @@ RENEWED = "for another"
 """Beginning of the reason of a lease that is renewed in time."""
 _MOST_GROUPS = 16
 _LONGEST_PATHS = 2048
-"""Most characters of all paths, so that all of it stays below the limit of a body."""
+"""Most characters of all paths in JSON, so that all of it stays below the limit of a body."""
+_MOST_SECONDS = 2**31
 
 
 class Tenure(Value):
@@ -95,19 +96,18 @@ def make_tenure(key: str, seconds: float, groups: tuple[tuple[str, int], ...] = 
 
     Args:
         key: Identity of the use: 1 to 250 printable characters.
-        seconds: Seconds until the tenure ends unless renewed; more than 0 and finite. :func:`read_tenure` refuses an
-            end of 2**40 or more, which is not checked here.
-        groups: Control groups by path and inode: 16 at most, with paths of 2048 characters in all. While a group has
-            processes, the lease stays active after ``seconds``.
+        seconds: Seconds until the tenure ends unless renewed; more than 0, and at most 2**31, which is 68 years.
+        groups: Control groups by path and inode: 16 at most, with paths of 2048 characters in all as JSON writes them.
+            While a group has processes, the lease stays active after ``seconds``.
 
     Raises:
         UsageError: When a value is out of range.
     """
     if not key or clean(key) != key:
         raise UsageError(f"key must be 1 to 250 printable characters (got {key!r:.80})")
-    if not 0 < seconds < math.inf:
-        raise UsageError(f"seconds must be more than 0 and finite (got {seconds!r})")
-    if len(groups) > _MOST_GROUPS or sum(len(path) for path, _ in groups) > _LONGEST_PATHS:
+    if not 0 < seconds <= _MOST_SECONDS:
+        raise UsageError(f"seconds must be more than 0 and at most {_MOST_SECONDS} (got {seconds!r})")
+    if len(groups) > _MOST_GROUPS or sum(len(json.dumps(path)) - 2 for path, _ in groups) > _LONGEST_PATHS:
         raise UsageError(
             f"a lease follows at most {_MOST_GROUPS} control groups, with {_LONGEST_PATHS} characters in all"
             f" (got {len(groups)})"

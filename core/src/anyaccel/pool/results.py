@@ -142,7 +142,7 @@ class Results(Iterator[T]):
         raise self._failure or StopIteration
 
     def _seconds_left(self) -> float | None:
-        """Return the seconds until the timeout, which may be infinite, negative after it; None without a timeout."""
+        """Return the seconds until the timeout, negative after it; None without a timeout."""
         return None if self._end is None else self._end - time.monotonic()
 
 
@@ -410,13 +410,13 @@ def check_batch(**sizes: object) -> None:
 
 
 def read_end(timeout: Duration | None) -> float | None:
-    """Return the monotonic time at which a timeout from now ends; None without a timeout.
+    """Return the monotonic time at which a timeout from now ends; None without a timeout, and for centuries.
 
     Raises:
         UsageError: When ``timeout`` is no duration.
     """
     seconds = read_seconds("timeout", timeout, least=-inf)
-    return None if seconds is None else time.monotonic() + seconds
+    return None if seconds is None or seconds >= threading.TIMEOUT_MAX else time.monotonic() + seconds
 
 
 def cancel_all(futures: Iterable[Future[Any]]) -> None:
