@@ -458,6 +458,19 @@ def test_a_sweep_runs_as_a_job_and_is_cancelled_tidily(acme, anyaccel):
     assert Ledger.open().leases() == ()
 
 
+def test_the_progress_of_a_sweep_that_is_a_job_is_shown(acme, anyaccel):
+    script = "test {n} -le 3 || until test -e go; do sleep 0.05; done; test {n} != 2"
+    number = anyaccel("sweep", "A1:1", "--detach", "--each", "n=1..6", "--", "sh", "-c", script).stdout.strip()
+    until(lambda: "progress       2 of 6 done\n" in anyaccel("jobs", number).stdout, "commands 1 and 3")
+    Path("go").touch()
+    assert anyaccel("wait", number).returncode == 1
+    assert "progress       5 of 6 done\n" in anyaccel("jobs", number).stdout
+    (folder,) = Path().glob("anyaccel-sweep-*")
+    shutil.rmtree(folder)
+    done = anyaccel("jobs", number)
+    assert (done.returncode, "\nprogress" in done.stdout) == (0, False)
+
+
 def test_a_sweep_waits_for_devices_and_gives_up_in_time(sweep):
     with aa.acquire("A1:2"):
         status, said = sweep("--wait", "0.1s", "--each", "n=1", "--", "true")

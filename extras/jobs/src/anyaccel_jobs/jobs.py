@@ -66,6 +66,8 @@ class Job(Value):
         ended: When it ended; None before, and for a lost job.
         status: Its exit status, 128 and the number of the signal that ended it; None before, and for a lost job.
         reason: The error or the cancellation that ended it; empty where its command or its time limit did.
+        job_log: Path of the job log of a sweep that has begun; empty for another job.
+        commands: Number of commands of such a sweep.
         time_limit: Its time limit in seconds; None for no limit, and before it has its devices.
         grace: Seconds between SIGTERM and SIGKILL.
         pid: Process id of its supervisor.
@@ -95,6 +97,8 @@ class Job(Value):
     ended: float | None = None
     status: int | None = None
     reason: str = ""
+    job_log: str = ""
+    commands: int = 0
     time_limit: float | None = None
     grace: float = GRACE_SECONDS
     pid: int = 0

@@ -185,6 +185,7 @@ def _details(job: Job, reasons: Mapping[str, str]) -> list[str]:
         "job": job.id,
         "state": job.state if job.here else f"{job.state} on {job.host}",
         "reason": reasons.get(job.id) or job.reason or "-",
+        "progress": _describe_progress(job),
         "exit status": "-" if job.exit_status is None else str(job.exit_status),
         "request": job.request or "-",
         "devices": " ".join(job.devices) or "-",
@@ -208,6 +209,18 @@ def _details(job: Job, reasons: Mapping[str, str]) -> list[str]:
     width = max(map(len, facts))
     # Facts that a job does not have are left out.
     return [f"{name:<{width}}  {value}" for name, value in facts.items() if value != "-"]
+
+
+def _describe_progress(job: Job) -> str:
+    """Return how many commands of a sweep have succeeded, or a dash if that is unknown."""
+    if not job.job_log:
+        return "-"
+    from anyaccel_jobs.sweep import read_done  # jobs that are no sweeps do without its imports
+
+    try:
+        return f"{len(read_done(job.job_log))} of {job.commands} done"
+    except (OSError, AnyaccelError):  # the user may have moved the folder
+        return "-"
 
 
 def describe(job: Job, reasons: Mapping[str, str] | None = None) -> dict[str, Any]:

@@ -245,6 +245,28 @@ def written(command: Sequence[str]) -> str:
     return shlex.join(command).replace("\t", "\\t").replace("\n", "\\n").replace("\r", "\\r")
 
 
+def read_done(path: str) -> dict[int, str]:
+    """Return the successful commands of a job log by number, as they are written in the file.
+
+    Raises:
+        OSError: When it cannot be read.
+        UsageError: When it is no job log.
+    """
+    done: dict[int, str] = {}
+    with open(path, encoding="utf-8", errors="surrogateescape") as file:
+        if tuple(file.readline().rstrip("\n").split("\t")) != COLUMNS:
+            raise UsageError(f"{path} is no job log: its first line must be {' '.join(COLUMNS)}")
+        for line in file:
+            fields = line.rstrip("\n").split("\t", len(COLUMNS) - 1)
+            if len(fields) == len(COLUMNS) and fields[0].isdecimal():
+                good = fields[6] == fields[7] == "0"
+                # A later line of the same command replaces an earlier one.
+                done.pop(int(fields[0]), None)
+                if good:
+                    done[int(fields[0])] = fields[8]
+    return done
+
+
 class JobLog:
     """The job log of a sweep: a line for each command that has ended.
 
@@ -272,25 +294,12 @@ class JobLog:
                         f"{path} is the job log of an earlier sweep",
                         hint="--resume goes on with it, --out DIR begins another",
                     )
-                self._read()
+                self.done = read_done(path)
             self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
             if not os.fstat(self._fd).st_size:
                 os.write(self._fd, ("\t".join(COLUMNS) + "\n").encode())
         except OSError as error:
             raise AnyaccelError(f"the job log {path} cannot be written: {error.strerror}") from error
-
-    def _read(self) -> None:
-        with open(self.path, encoding="utf-8", errors="surrogateescape") as file:
-            if tuple(file.readline().rstrip("\n").split("\t")) != COLUMNS:
-                raise UsageError(f"{self.path} is no job log: its first line must be {' '.join(COLUMNS)}")
-            for line in file:
-                fields = line.rstrip("\n").split("\t", len(COLUMNS) - 1)
-                if len(fields) == len(COLUMNS) and fields[0].isdecimal():
-                    good = fields[6] == fields[7] == "0"
-                    # A later line of the same command replaces an earlier one.
-                    self.done.pop(int(fields[0]), None)
-                    if good:
-                        self.done[int(fields[0])] = fields[8]
 
     def was_done(self, number: int, command: Sequence[str]) -> bool:
         """Return whether a command has succeeded before.

@@ -198,7 +198,7 @@ def _run(args: argparse.Namespace, commands: Commands, supervisor: Supervisor | 
     left = ((number, command) for number, command in commands if number not in log.done)
     as_json = args.json
     if supervisor is not None:
-        supervisor.record("running")
+        supervisor.record("running", job_log=os.path.abspath(log.path), commands=len(commands))
         as_json = False  # its output is a log from here on
     progress = _Progress(tally, args.out)
     progress.show()
