@@ -109,6 +109,7 @@ def make_slices(
             entry["consumesCounters"] = [{"counterSet": names[whole], "counters": counters}]
         entries.append(entry)
     shared = [{"name": names[whole], "counters": _counters(leaves, names)} for whole, leaves in sets.items()]
+    # An empty slice for a node without devices: "kubectl apply" of no slice would leave the former devices.
     chunks: list[dict[str, Any]] = [
         {"devices": entries[at : at + MOST_DEVICES]} for at in range(0, len(entries), MOST_DEVICES)
     ] or [{"devices": []}]
@@ -154,6 +155,7 @@ def _counters(leaves: frozenset[str], names: Mapping[str, str]) -> dict[str, Any
 def _taint(obstacle: Obstacle) -> dict[str, Any]:
     """Return the taint of a device that cannot be given out; running pods go on."""
     taint = {"key": f"{DRIVER}/{obstacle.kind}", "effect": "NoSchedule"}
+    # The API takes the value of a label here: 63 characters, with a letter or digit at both ends.
     value = re.sub(r"[^A-Za-z0-9_.-]+", "-", obstacle.reason)[:LABEL].strip("-_.")
     return taint | ({"value": value} if value else {})
 
@@ -168,6 +170,7 @@ def _device(device: Device, name: str, facts: Mapping[str, str], root: str, feat
     entry: dict[str, Any] = {"name": name, "attributes": attributes}
     if capacity:
         entry["capacity"] = capacity
+    # The API refuses a policy of requests for a device that only one claim can have.
     if any("requestPolicy" in each for each in capacity.values()):
         entry["allowMultipleAllocations"] = True
     return entry
@@ -192,6 +195,7 @@ def list_facts(device: Device, facts: Mapping[str, str], root: str = "") -> Iter
     for key, value in (("numaNode", device.numa_node), ("pciBusID", device.pci_bus_id)):
         if value is not None:
             yield key, value
+            # Also under the name of all drivers: a claim matches a GPU and a network card of one NUMA node by it.
             yield f"{STANDARD}/{key}", value
     if device.parent is not None:
         yield "parent", device.parent
