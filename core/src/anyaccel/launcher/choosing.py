@@ -78,8 +78,11 @@ def validate(term: Term, devices: Sequence[Device]) -> str | None:
 def make_choice(inventory: Inventory, request: Request) -> Choice:
     """Return the object that chooses devices for a request, kept by :func:`cached`; nothing is chosen yet.
 
+    A request for a device that an installed plug-in knows and this machine lacks is no error here: the choice never
+    fits.
+
     Raises:
-        UnknownNameError: If no device has one of the names.
+        UnknownNameError: If neither a device of the inventory nor an installed plug-in has one of the names.
     """
     return cached(inventory, request, lambda: Choice(inventory, request, validate, KnownNames()))
 

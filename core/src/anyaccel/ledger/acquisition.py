@@ -623,9 +623,15 @@ class Acquisition:
         return False
 
     def _holders(self, directory: int) -> tuple[LeaseRecord, ...]:
-        """Return the leases of suitable devices, and records of suitable devices locked or withheld without a lease.
+        """Return a record for each reason why suitable devices are not free; a device may have several records.
 
-        Wholes that are only divided are left out.
+        First come the active leases of suitable devices, one record per device; a lease that only marks a whole as
+        divided is left out. Then come suitable devices whose own lock was found held by a process outside of this
+        ledger, and the drains and reservations that withhold a suitable device from this request. A drained or reserved
+        device may be leased, too.
+
+        Raises:
+            OSError: When the lock of a lease cannot be tested, as for want of descriptors.
         """
         found = record.list_leases(directory, listings.read(directory))
         outside = (

@@ -93,12 +93,14 @@ class InterruptibleCondition(_thread.RLock, threading.Condition):  # type: ignor
     def wait_while(self, pending: Callable[[], bool], seconds: float | None) -> None:
         """Return at once if ``pending`` returns False; else wait for :meth:`notify_all`, or until time is over.
 
-        The caller does not hold the lock, and ``pending`` is not asked again after the wait. ``seconds`` is None for no
-        limit, else 0 or more and at most ``threading.TIMEOUT_MAX``.
+        This method does not take the lock, and the caller must not hold the lock. ``pending`` is called once, after the
+        waiter is registered: a :meth:`notify_all` during that call ends the wait at once. The result does not tell a
+        notification from a timeout. ``seconds`` is None for no limit, else 0 or more and at most
+        ``threading.TIMEOUT_MAX``.
 
         :meth:`wait` is not interruptible: a signal handler may raise between the release of the lock and the statement
-        that takes it again. Its caller then releases the lock twice, which is a RuntimeError. Here an exception of a
-        handler leaves a waiter behind, which the next :meth:`notify_all` drops.
+        that takes the lock again. Its caller then releases the lock twice, which is a RuntimeError. Here an exception
+        of a handler leaves a waiter behind, which the next :meth:`notify_all` drops.
         """
         waiter = _thread.allocate_lock()
         waiter.acquire()

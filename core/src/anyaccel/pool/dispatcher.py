@@ -327,7 +327,11 @@ class Broker:
         return False
 
     def _list_queues(self) -> list[CallQueue]:
-        """Return the queues with pending calls, sorted by their first call, the oldest first."""
+        """Return the queues with pending calls, sorted by their first call, the oldest first.
+
+        Cancelled and failed calls at the front of each queue are removed. Empty queues stay registered, and are left
+        out.
+        """
         return sorted(
             (queue for queue in self._queues.values() if queue.first() is not None),
             key=lambda queue: queue.calls[0].number,

@@ -484,7 +484,12 @@ def _send(channel: socket.socket, packet: bytes, descriptors: Sequence[int]) -> 
 
 
 def _hung_up(channel: socket.socket) -> bool:
-    """Return whether the other side has closed the channel; an empty packet of a faulty worker is no such end."""
+    """Return whether the channel is at its end for reading: no further message can arrive.
+
+    True if the other side has closed the channel or shut down its writing, or if this side has shut down its reading.
+    Messages that arrived before may be unread, and sending may still work. An empty packet, as a faulty worker may
+    send, is no end. Does not wait, and takes no message.
+    """
     poll = select.poll()
     poll.register(channel, select.POLLRDHUP)
     return bool(poll.poll(0))
