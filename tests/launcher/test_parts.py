@@ -82,7 +82,7 @@ def test_who_holds_two_parts_as_one_device_holds_both_of_them_for_others(halves,
     assert (free.returncode, free.stdout.strip()) == (0, "half-2,half-3"), free.stderr
     refused = anyaccel("run", "HALF:3", "--no-wait", "--", *SHOW, env=user(1))
     assert refused.returncode == 4
-    assert f"process {holder.pid}" in refused.stderr
+    assert f"you have halves/0-1 (HALF:1, lease {lease})" in refused.stderr
     end(holder)
 
 

@@ -40,9 +40,14 @@ def unique_names(ids: Iterable[str], *, allowed: str, most: int) -> dict[str, st
     names = {item: slug(item, allowed) for item in ids}
     seen = Counter(names.values())
     return {
-        item: name if seen[name] == 1 and len(name) <= most else f"{name[: most - 9]}-{zlib.crc32(item.encode()):08x}"
+        item: name if seen[name] == 1 and len(name) <= most else f"{name[: most - 9]}-{_checksum(item)}"
         for item, name in names.items()
     }
+
+
+def _checksum(text: str) -> str:
+    """Return eight hexadecimal digits for a text, which may have lone surrogates: bytes that are no UTF-8."""
+    return f"{zlib.crc32(text.encode(errors='surrogatepass')):08x}"
 
 
 def by_resource(devices: Iterable[Device]) -> dict[str, list[Device]]:
