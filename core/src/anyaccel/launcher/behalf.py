@@ -76,6 +76,7 @@ class LeaseOnBehalf:
             LeasePermissionError: If the lease belongs to another user, also for root.
             LedgerError: If the ledger cannot be written. Also if the lease has ended, but a process keeps the lock on a
                 device itself.
+            UsageError: If the variable of the lease around this process is invalid; the lease goes on.
         """
         handover = self._plan_handover()  # before the end: an error here must not keep the vendors from undoing
         try:
