@@ -70,13 +70,18 @@ def add_wait(parser: argparse.ArgumentParser) -> None:
         default=0,
         help="requests of a higher priority are served first (default: 0)",
     )
-    parser.add_argument("--note", metavar="TEXT", default="", help="purpose, which all users see")
+    add_note(parser)
     parser.add_argument(
         "--avoid-busy",
         action=BooleanOptionalAction,
         default=False,
         help="leave devices out that are used without a lease",
     )
+
+
+def add_note(parser: argparse.ArgumentParser) -> None:
+    """Declare the note of a lease, a job, a drain or a reservation."""
+    parser.add_argument("--note", metavar="TEXT", default="", help="purpose, which all users see")
 
 
 def add_terms(parser: argparse.ArgumentParser) -> None:

@@ -847,7 +847,7 @@ class Acquisition:
     @property
     def _watches_all(self) -> bool:
         """Whether every lease matters: a time limit or a reservation lets the request pass, or there is a policy."""
-        own = any(block.user == self.facts.user for block in self._policy.blocks)
+        own = any(self.facts.user in block.users for block in self._policy.blocks)
         return own or not self._policy.plain or self._want.seconds is not None
 
     def _enter_line(self, directory: int) -> bool:

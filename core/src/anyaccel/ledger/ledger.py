@@ -201,12 +201,12 @@ class Ledger:
         """List the drains and reservations that have not ended, also future ones; none if their file is not trusted."""
         return read_blocks(self._state)
 
-    def drain(self, devices: Iterable[str], reason: str) -> DeviceBlock:
+    def drain(self, devices: Iterable[str], note: str) -> DeviceBlock:
         """Withhold devices from every request; running leases go on. A missing state directory is made.
 
         Args:
             devices: Names of the devices in the ledger; not verified.
-            reason: Reason, for display; cut to 250 characters.
+            note: Purpose, for display; cut to 250 characters.
 
         Returns:
             The block.
@@ -216,7 +216,7 @@ class Ledger:
             LedgerError: When the directory stays locked, or the blocks cannot be written.
         """
         block = DeviceBlock(
-            id=new_block_id(), devices=tuple(sorted(devices)), reason=clean(reason), by=user_name(os.geteuid())
+            id=new_block_id(), devices=tuple(sorted(devices)), reason=clean(note), by=user_name(os.geteuid())
         )
         with self._state.locked(make=True) as directory:
             change_blocks(self._state, directory, [block])
@@ -228,7 +228,8 @@ class Ledger:
         *,
         begin: float,
         end: float,
-        user: int,
+        user: int | None = None,
+        group: int | None = None,
         note: str,
         request: str,
     ) -> DeviceBlock | None:
@@ -240,7 +241,9 @@ class Ledger:
                 time limit may be in use at any ``begin``.
             begin: Start, in seconds since 1970.
             end: End, in seconds since 1970; the order of both is not checked.
-            user: Number of the user as this process sees it; stored as the number outside of user namespaces.
+            user: Number of the user as this process sees it; stored as the number outside of user namespaces. None for
+                a reservation for a group.
+            group: Number of the group whose members may have the devices; None for a reservation for a user.
             note: Purpose, for display; cut to 250 characters.
             request: Text of the request, for display.
 
@@ -276,7 +279,8 @@ class Ledger:
                 by=user_name(os.geteuid()),
                 begin=begin,
                 end=end,
-                user=outside(user),
+                user=None if user is None else outside(user),
+                group=group,
                 request=request,
             )
             change_blocks(self._state, directory, [block])
