@@ -10,7 +10,7 @@ from anyaccel.cli import sample as samples
 from anyaccel.cli.sample import Holder, Sample
 from anyaccel.cli.table import Column, fit_columns, has_value, spread
 from anyaccel.errors import UsageError
-from anyaccel.model import Device, Stats, Value, format_units
+from anyaccel.model import Device, Stats, Value
 from anyaccel.model.labels import write_labels
 from anyaccel.text import cells, clock, elapsed, gibibytes, printable
 
@@ -139,7 +139,7 @@ COLUMNS = (
     ),
     DeviceColumn(
         name="free", heading="FREE", about="how much of the device is free",
-        cell=lambda row: (_free(row), ""), right=True,
+        cell=lambda row: (samples.describe_free(row.device, row.sample), ""), right=True,
     ),
     DeviceColumn(
         name="user", heading="USER", about="holder; with a star a user without a lease",
@@ -198,11 +198,6 @@ COLUMNS = (
     ),
 )  # fmt: skip
 """All columns, in the order in which they are shown."""
-
-
-def _free(row: DeviceRow) -> str:
-    units = samples.free(row.device, row.sample)
-    return "-" if units is None else format_units(units)
 
 
 def choose_columns(names: str) -> tuple[DeviceColumn, ...]:

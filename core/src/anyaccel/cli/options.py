@@ -8,7 +8,7 @@ import os
 import anyaccel
 from anyaccel.cli import output
 from anyaccel.cli.quantities import duration, early_signal
-from anyaccel.model import Inventory
+from anyaccel.model import Inventory, describe_parts
 from anyaccel.text import elapsed
 from anyaccel.vendors import import_meanwhile
 
@@ -207,12 +207,17 @@ def acquire(
         line.clear()
     # A command that got its devices at once says nothing of it.
     if line.used:
-        names = output.device_names(device.name for device in hold.devices)
-        output.say(f"got {names} after {elapsed(hold.waited)}")
+        output.say(f"got {describe_devices(hold)} after {elapsed(hold.waited)}")
     if hold.lease is not None and inventory.machine == "host":
         _tell_once_of_others()
     start_monitor(hold, program, stays=stays, limit=time_limit(args, hold) if runs else None)
     return hold.mark_process()
+
+
+def describe_devices(hold: anyaccel.DeviceLease) -> str:
+    """Return what a lease has, see :func:`anyaccel.model.describe_parts`; ``-`` for no device."""
+    allocation = hold.allocation
+    return describe_parts(((share.device, share.units) for share in allocation.shares), str(allocation.request)) or "-"
 
 
 def time_limit(args: argparse.Namespace, hold: anyaccel.DeviceLease) -> TimeLimit | None:

@@ -26,12 +26,12 @@ from anyaccel.linux.fork import tidy_in_child
 from anyaccel.model import (
     ANY_SLOTS,
     UNITS_PER_DEVICE,
+    Device,
     Extent,
     Inventory,
     Request,
     Value,
-    format_units,
-    join_names,
+    describe_parts,
     replace,
     slot_mask,
 )
@@ -316,7 +316,7 @@ class ActiveLeases(Value):
                 kind = "drain" if record.state == "drained" else "reservation"
                 key = blocks.setdefault(record.reason, f"{kind}-{len(by_lease)}")
             by_lease.setdefault(key, []).append(record)
-        listed = {device.id: device.name for device in inventory.devices}
+        listed = {device.id: device for device in inventory.devices}
         devices = {
             lease: {
                 record.device: Extent(record.units, slot_mask(record.slots) if record.slots else ANY_SLOTS)
@@ -329,7 +329,12 @@ class ActiveLeases(Value):
             records=records,
             devices=devices,
             holders={
-                lease: describe_holder(own[0], [listed[key] for key in devices[lease]] or [listed[own[0].device]])
+                lease: describe_holder(
+                    own[0],
+                    # A device that is taken only through another listed device counts as a whole.
+                    [(listed[key], part.units or UNITS_PER_DEVICE) for key, part in devices[lease].items()]
+                    or [(listed[own[0].device], UNITS_PER_DEVICE)],
+                )
                 for lease, own in by_lease.items()
             },
             withheld=frozenset(blocks.values()),
@@ -429,7 +434,7 @@ def _find_calling_line() -> str:
     return printable(f"{frame.f_code.co_filename}:{frame.f_lineno}")
 
 
-def describe_holder(record: LeaseRecord, names: Iterable[str]) -> str:
+def describe_holder(record: LeaseRecord, parts: Iterable[tuple[Device, int]]) -> str:
     """Return a clause with user, devices and end of a lease; then purpose, odd state and id in parentheses.
 
     Such as ``ben has acme/0-3 until 16:17 (evaluation, lease ead9a23527e7)``, or ``you have`` for this user. Without a
@@ -438,9 +443,9 @@ def describe_holder(record: LeaseRecord, names: Iterable[str]) -> str:
 
     Args:
         record: A record of the lease, drain or reservation.
-        names: Names of its devices.
+        parts: Its devices, each with the held part in 1/10000.
     """
-    shown = join_names(sorted(names))
+    shown = describe_parts(parts, record.request)
     several = "," in shown or "-" in shown.rpartition("/")[2]
     if record.state in BLOCKED:
         return f"{shown} {'are' if several else 'is'} {describe_block(record, note=True)}"
@@ -448,9 +453,8 @@ def describe_holder(record: LeaseRecord, names: Iterable[str]) -> str:
     place = _own[record.id][1] if record.pid == os.getpid() and record.id in _own else ""
     more = (words, record.reason, place and f"taken by this process at {place}", record.id and f"lease {record.id}")
     who = "you have" if record.uid == os.geteuid() else f"{record.user} has"
-    share = f"{format_units(record.units)} of " if 0 < record.units < UNITS_PER_DEVICE and not record.through else ""
     until = "" if record.until is None else f" until {clock(record.until)}"
-    return f"{who} {share}{shown}{until} ({', '.join(filter(None, more))})"
+    return f"{who} {shown}{until} ({', '.join(filter(None, more))})"
 
 
 def describe_wait(place: int, holders: Iterable[LeaseRecord], limits: Iterable[OverLimit]) -> str:
