@@ -274,7 +274,8 @@ class Actors(Actor[T]):
         """Submit a method over zipped arguments in batches; return the results, in order or as soon as they are there.
 
         Raises:
-            ValueError, RuntimeError, UsageError, AttributeError: As for :meth:`map`.
+            ValueError, RuntimeError, UsageError: As for :meth:`map`.
+            AttributeError: When ``method`` is a callable without a name; a name that the object lacks fails its call.
         """
         check_batch(batch=batch)
         end = read_end(timeout)

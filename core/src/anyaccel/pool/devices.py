@@ -144,7 +144,7 @@ class WorkerLease(OpenLease):
 
     @property
     def lease_id(self) -> str:
-        """Id of the lease for other processes; empty if the lease is private, or there is none."""
+        """Id of the lease for other processes, also after the release; empty for a private lease, or for none."""
         return self.lease.id if self.lease and not self._private else ""
 
     @property
@@ -219,7 +219,11 @@ class Quarantine:
 
         Also at once if there was no process, or no vendor can tell. Else the devices are kept, and a thread polls the
         vendor; an observation that fails counts as nothing, and the release comes in the reactor's thread. Processes
-        that carry the lease's mark hold the devices until they exit, even after the release.
+        that carry the lease's mark hold the devices until they exit, even after the release. Call it once for each
+        lease, in the reactor's thread.
+
+        Raises:
+            RuntimeError: When no thread can be started; the devices stay kept while this process lives.
         """
 
         def release() -> None:

@@ -90,6 +90,10 @@ def dumps_error(error: BaseException, text: str) -> Pickled:
     """Write exception, summary and traceback, for :func:`anyaccel.pool.call.read_exception`.
 
     The exception itself is left out if it is not plain, or its own code raises meanwhile.
+
+    Args:
+        error: The exception; the summary is made here, by :func:`summarize_error`.
+        text: Its traceback.
     """
     try:
         body = _pack(_Writer(None).form(error))
@@ -119,7 +123,13 @@ def loads(data: bytes | memoryview, buffers: Sequence[memoryview] | None = None)
 
 
 def _pack(form: Any) -> bytes:
-    """Return the MessagePack of a form; integers of more than 64 bits are converted on the way."""
+    """Return the MessagePack of a form; integers of more than 64 bits are converted on the way.
+
+    Texts may have lone surrogates.
+
+    Raises:
+        ValueError: When a text or a list is too long for MessagePack.
+    """
     return cast("bytes", msgpack.packb(form, default=_large_integer, unicode_errors="surrogatepass"))
 
 
@@ -164,6 +174,11 @@ class _Writer:
 
     def forms(self, value: Any, parts: list[Any], depth: int) -> list[Any]:
         """Return the forms of the parts of a value; count the value and its parts if its ``id()`` was seen before.
+
+        Args:
+            value: The value.
+            parts: Its parts, which are converted one level deeper; atoms alone are returned as the same list.
+            depth: Depth of the value.
 
         Raises:
             NotPlainError: When a part is not plain, or the count exceeds :data:`MOST_REPEATED` and
@@ -255,13 +270,16 @@ def _name_of(kind: type) -> str:
 
 
 def _shown(value: Any) -> str:
-    """Return the full name of a class or function, or of another value's class, in ASCII and cut, for a message."""
+    """Return the full name of a class or function, or of another value's class, in ASCII and cut, for a message.
+
+    The value's own ``__getattr__`` may run, and its exceptions pass.
+    """
     named = value if hasattr(value, "__qualname__") and hasattr(value, "__module__") else type(value)
     return ascii(f"{named.__module__}.{named.__qualname__}")[1:-1][:_SHOWN]
 
 
 def _never(*_: object) -> Any:
-    """Raise TypeError for any arguments."""
+    """Raise TypeError for any arguments: in :data:`TYPES` for a conversion that is made elsewhere or not permitted."""
     raise TypeError
 
 

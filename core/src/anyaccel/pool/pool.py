@@ -142,9 +142,9 @@ class Submitter(Executor):
         """Run a function over arguments, up to the end of the shortest iterable; the results come in their order.
 
         All arguments are taken at once, and calls start before the first result is asked for. The result is for one
-        ``for`` or ``async for``. When that ends early, by an exception of a call, by ``close()``, or because nothing
-        refers to the result any more, the calls that are left are cancelled, also running calls. Without any iteration,
-        all calls run.
+        ``for`` or ``async for``. When a begun iteration ends early, by an exception of a call, by ``close()``, or
+        because nothing refers to the result any more, the calls that are left are cancelled, also running calls.
+        Without any iteration or ``close()``, all calls run, even if nothing refers to the result.
 
         Args:
             fn: The function.
@@ -363,7 +363,8 @@ class Submitter(Executor):
             kwargs: Keyword arguments of the class.
 
         Returns:
-            The actors; each call of a method goes to one that is free.
+            The actors; each call of a method goes to one that is free. An actor whose construction has failed is not
+            replaced; once each has failed, every call fails.
 
         Raises:
             UsageError: When ``n`` is no whole number of 1 or more.

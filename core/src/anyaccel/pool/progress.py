@@ -63,7 +63,8 @@ class ProgressCounter:
     def count(self, done: int, failed: int) -> None:
         """Count so many calls that are over, of which ``failed`` have failed, and call the function with the progress.
 
-        An exception of the function, also SystemExit, is logged, not raised; then the function is not called again.
+        An exception of the function, also SystemExit or KeyboardInterrupt, is logged, not raised; then the function is
+        not called again.
         """
         self._done += done
         self._failed += failed

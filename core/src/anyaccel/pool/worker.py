@@ -336,7 +336,11 @@ class MessageLoop:
         return dump_call_error(error, self.dumps_error)
 
     def _finish(self, value: Any) -> Any:
-        """Run a coroutine in the event loop, started if needed, and wait; return the value or raise the exception."""
+        """Run a coroutine in the event loop, started if needed, and wait; return the value or raise the exception.
+
+        Args:
+            value: The coroutine.
+        """
         with self.lock:
             if self.loop is None:
                 self.loop = Loop()
@@ -402,7 +406,10 @@ class SharedGlobals:
                     self._names.setdefault(module, set()).add(name)
 
     def loads(self, data: bytes | memoryview, buffers: list[memoryview] | None = None) -> Any:
-        """Unpickle a value, which may run any code; functions sent by value see the globals that initializers set."""
+        """Unpickle a value, which may run any code; functions sent by value see the globals that initializers set.
+
+        Until an initializer has set a global, functions have globals of their own.
+        """
         return self._loads(data, buffers) if self._names else loads(data, buffers)
 
     def _loads(self, data: bytes | memoryview, buffers: list[memoryview] | None = None) -> Any:
@@ -541,7 +548,11 @@ class Loop:
         self._thread.join()
 
     def _run(self) -> None:
-        """Run the event loop until :meth:`close`, or a KeyboardInterrupt or SystemExit of a task; cancel its tasks."""
+        """Run the event loop until :meth:`close`, or a KeyboardInterrupt or SystemExit of a task; cancel its tasks.
+
+        The exception leaves the thread, and :meth:`finish` does not raise it: running calls are cancelled, and calls
+        after the end get a RuntimeError.
+        """
         import asyncio  # not at the top: most workers run no coroutine
 
         with asyncio.Runner() as runner:
