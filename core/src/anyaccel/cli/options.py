@@ -18,11 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any
 
+    from anyaccel.cli.quantities import Options
     from anyaccel.launcher.options import AcquireOptions, StartOptions
     from anyaccel.launcher.time_limit import TimeLimit
-
-    Options = argparse.ArgumentParser | argparse._ArgumentGroup  # noqa: SLF001 - argparse has no public name for it
-    """A parser, or a group of its options with a heading in the help."""
 
 
 def add_request(parser: argparse.ArgumentParser, *, required: bool = True) -> None:

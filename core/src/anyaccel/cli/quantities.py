@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
 
-    from anyaccel.cli.options import Options
+    Options = argparse.ArgumentParser | argparse._ArgumentGroup  # noqa: SLF001 - argparse has no public name for it
+    """A parser, or a group of its options with a heading in the help."""
 
 
 class BareSeconds(float):
