@@ -44,7 +44,7 @@ HELD = (
     ("GPU:0.25", "alice: debug", "30m"),
 )
 """Request, user and note, and time limit of each holder."""
-DRAINED = ("nvidia/7", "--reason", "new fan on Monday")
+DRAINED = ("nvidia/7", "--note", "new fan on Monday")
 RESERVED = ("GPU:1", "--from", "2030-12-02 09:00", "--to", "4h", "--for", "0", "--note", "course")
 WAITS = (("GPU:4", "carol: pretrain"), ("GPU:2", "alice: fine-tune"))
 """Requests in the order of arrival. The second would fit without the first."""

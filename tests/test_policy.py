@@ -182,7 +182,7 @@ def blocks():
     """Up to three reservations and a drain that ends."""
     reservations = st.builds(
         lambda devices, begin, lasts, user: Block(
-            devices=frozenset(devices), begin=float(begin), end=float(begin + lasts), user=user
+            devices=frozenset(devices), begin=float(begin), end=float(begin + lasts), users=(user,)
         ),
         st.sets(st.sampled_from(DEVICES), min_size=1),
         st.integers(0, 60),
@@ -240,7 +240,7 @@ def test_no_reservation_and_no_drain_is_broken_and_no_request_starves(jobs, with
     assert None not in starts.values()
     for job in jobs:
         for block in withheld:
-            if job.devices.isdisjoint(block.devices) or job.waiting.user == block.user:
+            if job.devices.isdisjoint(block.devices) or job.waiting.user in block.users:
                 continue
             assert job.started >= block.end or job.started + job.lasts <= block.begin
 
@@ -250,7 +250,7 @@ def test_a_reserved_device_is_given_to_its_user_though_others_came_first():
     own = Job(4, 10, 2, 5, known=False, user=2, priority=0, among="ab")
     short = Job(2, 1, 1, 3, known=True, user=1, priority=0, among="a")
     late = Job(3, 8, 1, 3, known=True, user=1, priority=0, among="a")
-    rules = Policy(blocks=(Block(devices=frozenset("ab"), begin=10.0, end=20.0, user=2),))
+    rules = Policy(blocks=(Block(devices=frozenset("ab"), begin=10.0, end=20.0, users=(2,)),))
     assert simulate([first, short, late, own], rules) == {1: 20.0, 2: 1.0, 3: 70.0, 4: 10.0}
 
 
@@ -403,8 +403,8 @@ def test_forecast_knows_what_is_known():
 def test_forecast_counts_reservations_until_their_end():
     """Devices a and b are reserved for user 2, c and d from 60 on; e has no end."""
     blocks = (
-        Block(devices=frozenset("ab"), begin=0.0, end=50.0, user=2),
-        Block(devices=frozenset("cd"), begin=60.0, end=90.0, user=2),
+        Block(devices=frozenset("ab"), begin=0.0, end=50.0, users=(2,)),
+        Block(devices=frozenset("cd"), begin=60.0, end=90.0, users=(2,)),
     )
     rules, held = Policy(blocks=blocks), [Holding(device="e"), Holding(device="a", until=20.0)]
 

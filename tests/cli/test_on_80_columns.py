@@ -71,7 +71,7 @@ def test_no_note_is_cut_off_and_a_repeated_one_is_shown_once(columns, anyaccel, 
     ]
     with aa.acquire("A1:0.5", note=notes[0]), aa.acquire("A1:0.5", note=notes[1]):
         reason = "the fan is replaced on Monday"
-        assert anyaccel("drain", "acme/1", "--reason", reason).returncode == 0
+        assert anyaccel("drain", "acme/1", "--note", reason).returncode == 0
         (heading, *lines) = [line for line in shown("status", columns=columns) if not line.startswith("anyaccel: ")]
         told = " ".join(" ".join(line[heading.index("NOTE") :].split()) for line in lines[:-1])
         assert all(note in told for note in (*notes, reason)), lines

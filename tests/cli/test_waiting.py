@@ -1,6 +1,7 @@
 """What a waiting command writes, and shells with devices."""
 
 import fcntl
+import json
 import os
 import pty
 import re
@@ -15,6 +16,7 @@ from pathlib import Path
 import anyaccel as aa
 import pytest
 from anyaccel.ledger import Ledger
+from anyaccel.model import format_share
 from anyaccel.shell import exports
 from terminals import assert_plain, read_to_end, run_on_terminal
 from waiting import PATIENCE, until
@@ -138,6 +140,34 @@ def test_the_queue_without_notes_has_one_line_for_each_on_80_columns(anyaccel):
         waiting.kill()
         waiting.communicate()
     assert status == 0
+
+
+def test_a_share_by_memory_is_shown_as_the_memory_that_was_asked_for(anyaccel):
+    held = anyaccel("hold", "A1:5GiB", "A1:1", "--note", "half")  # of 16 GiB
+    assert held.stderr.startswith("anyaccel: acme/0, 5GiB of acme/1 held;") or held.stderr.startswith(
+        "anyaccel: acme/1, 5GiB of acme/0 held;"
+    )
+    shown = anyaccel("status", "--no-stats", "--columns", "share,state,free").stdout
+    assert {" ".join(line.split()) for line in shown.splitlines()[1:3]} == {"1 held 0", "5GiB 11.0GiB free 11.0GiB"}
+    assert shown.splitlines()[-1] == "2 devices, 0.68 free"
+    holders = [device["holders"][0]["share"] for device in json.loads(anyaccel("status", "--json").stdout)["devices"]]
+    assert sorted(holders) == [0.3125, 1]
+    assert re.search(r"; you have acme/\d, 5GiB of acme/\d \(half, lease", anyaccel("why", "A1:2").stdout)
+    waiting = subprocess.Popen([*RUN[:4], "A1:2", "--", "true"], stderr=subprocess.PIPE, text=True)
+    assert waiting.stderr.readline() == "anyaccel: waiting (1st): you have 1 and 5GiB\n"
+    assert "you have 1 and 5GiB" in anyaccel("queue").stdout
+    waiting.kill()
+    waiting.communicate()
+    done = anyaccel("run", "-v", "A1:5GiB", "--", "true")
+    assert re.search(r"acme/\d: a share of 5GiB, by agreement", done.stderr)
+
+
+def test_a_request_that_is_not_of_the_held_part_is_not_shown_for_it():
+    assert format_share(3125, "A1:5GiB,mem=1GiB A1:2", 16 << 30) == "5GiB"
+    assert format_share(3125, "A1:1GiB", 16 << 30) == "0.3125"
+    assert format_share(3125, "A1:5GiB A1:1GiB") == "0.3125"
+    assert format_share(3125, "free: everything") == "0.3125"
+    assert format_share(10_000, "A1:16GiB") == "1"
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish", "sh"])

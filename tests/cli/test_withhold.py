@@ -27,11 +27,11 @@ def read(*arguments, code=0):
 
 
 def test_a_drained_device_is_seen_by_all(acme):
-    drain = read("drain", "acme/1", "--reason", "the fan is loud")
+    drain = read("drain", "acme/1", "--note", "the fan is loud")
     assert (drain["devices"], drain["reason"]) == (["acme/acme-1"], "the fan is loud")
     assert "drained: acme/1;" in run("drain", "acme/1")[1]
     run("undrain", "acme/1")
-    drain = read("drain", "acme/1", "--reason", "the fan is loud")
+    drain = read("drain", "acme/1", "--note", "the fan is loud")
     first, second = read("status", "--no-stats")["devices"]
     assert (first["free"], first["holders"]) == (1, [])
     assert second["free"] == 0
@@ -74,6 +74,18 @@ def test_a_reservation_begins_and_ends_at_times_and_after_durations(acme):
         assert read("reserve", "--remove", made["id"])["removed"] == [made["id"]]
 
 
+def test_a_reservation_is_for_a_group_behind_an_at_sign(acme):
+    (made,) = read("reserve", "APU:1", "--from", "now", "--to", "4h", "--for", "@daemon", "--note", "course")["blocks"]
+    assert (made["user"], made["group"]) == (None, "daemon")
+    assert "acme/0: reserved for @daemon from" in run("reserve")[0]
+    assert "acme/0 is reserved for @daemon until" in run("why", "APU:2", code=4)[0]
+    assert [each["user"] for each in read("queue")["withheld"]] == ["@daemon"]
+    assert "acme/0: reserved for @daemon from" in run("queue")[1]
+    assert re.search(r"^acme/0 .*reserved .*@daemon", run("status", "--no-stats")[0], re.MULTILINE)
+    wrong = run("reserve", "APU:1", "--from", "now", "--to", "4h", "--for", "@no-such-group", code=2)[1]
+    assert "there is no group 'no-such-group'" in wrong
+
+
 def test_a_reservation_is_listed_kept_and_removed(acme):
     begin = time.strftime("%Y-%m-%d %H:%M", time.localtime(time.time() + 86400))
     me = str(os.geteuid() + 1)
@@ -96,6 +108,7 @@ def test_a_reservation_is_listed_kept_and_removed(acme):
 @pytest.mark.parametrize(
     ("arguments", "words", "code"),
     [
+        (("drain", "acme/0", "--reason", "new fan"), "unrecognized arguments: --reason", 2),
         (("drain", "acme/7"), "no device of this machine is 'acme/7'", 2),
         (("drain", "APU:2"), "must say which devices, not how many (got 'APU:2')", 2),
         (("drain", "APU/0 APU/1"), "must say which devices, not how many", 2),

@@ -1,7 +1,9 @@
 """Drained and reserved devices: no new request gets them, running leases go on, and only the administrator decides."""
 
+import grp
 import json
 import os
+import pwd
 import time
 
 import pytest
@@ -36,7 +38,7 @@ def only_a(taken):
 def become(claimant, state, uid=ALICE):
     """Make a claimant another user."""
     os.chmod(state, 0o1777)
-    claimant.do("import pwd, logging, anyaccel.linux.inotify; anyaccel.linux.system._libc()")
+    claimant.do("import grp, pwd, logging, anyaccel.linux.inotify; anyaccel.linux.system._libc()")
     (state / f"checked.{boot()}.{uid}").touch()
     os.chown(state / f"checked.{boot()}.{uid}", uid, -1)
     claimant.do(f"os.setgroups([]); os.setresgid({uid}, {uid}, {uid}); os.setresuid({uid}, {uid}, {uid})")
@@ -152,6 +154,31 @@ def test_its_user_gets_reserved_devices_first_for_a_request_of_any_device(claim,
 
 
 @needs_root
+def test_members_of_a_group_are_served_as_the_user_of_a_reservation(claim, ledger, state, in_line):
+    now = time.time()
+    member, group = pwd.getpwnam("daemon"), grp.getgrnam("daemon")
+    ledger.reserve(only_a, begin=now - 60, end=now + 3600, group=group.gr_gid, note="course", request="a")
+    earlier, daemon, alice = claim(), claim(), claim()
+    earlier.begin("take('a', wait=600)")
+    in_line(1)
+    become(daemon, state, member.pw_uid)
+    assert daemon.do("take('b', 'a')") == {"a": 10_000}
+    daemon.do("give()")
+    become(alice, state)
+    with pytest.raises(ClaimantError, match="a is reserved for @daemon from "):
+        alice.do("take('a')")
+    ledger.remove_blocks([block.id for block in ledger.blocks()])
+    assert earlier.end() == {"a": 10_000}
+
+
+def test_a_reservation_from_before_groups_is_read(ledger, state):
+    old = {"id": "1a2b3c4d", "devices": ["a"], "begin": 1.0, "end": time.time() + 600, "user": ALICE, "request": "a"}
+    (state / blocks.NAME).write_text(json.dumps({"v": 1, "blocks": [old]}))
+    (block,) = ledger.blocks()
+    assert (block.user, block.group, block.drains) == (ALICE, None, False)
+
+
+@needs_root
 def test_files_of_ended_processes_do_not_make_a_start_unknown(claim, ledger, state, in_line):
     """In a shared directory only their owners can remove them: a lease and a ticket of root, who has left."""
     gone, left, alice, waiter = claim(), claim(), claim(), claim()
@@ -203,6 +230,7 @@ def test_only_root_and_the_owner_of_the_directory_decide(claim, ledger, state):
         '{"v": 1, "blocks": [3, {}, {"devices": 3}]}',
         '{"v": 1, "blocks": [{"devices": ["a"], "user": 5}]}',
         '{"v": 1, "blocks": [{"devices": ["a"], "begin": 1}]}',
+        '{"v": 1, "blocks": [{"devices": ["a"], "begin": 1, "end": 9e9, "user": 5, "group": 5}]}',
     ],
 )
 def test_a_file_that_makes_no_sense_withholds_nothing(claim, ledger, state, text):

@@ -18,15 +18,15 @@ half-life. The members of a group share the group's weight; inside of the group 
 shared by several users: a request that waits for it blocks the later requests of the group's members, else these could
 use the total up again and again. It blocks no request of other users.
 
-**Reservations.** While a reservation runs, its user's request is served by the reserved devices as if it asked for
-these alone: an earlier request that may not have them does not block it. Only if they do not suffice, the request
-competes for all its devices.
+**Reservations.** While a reservation runs, the request of its user, or of a member of its group, is served by the
+reserved devices as if it asked for these alone: an earlier request that may not have them does not block it. Only if
+they do not suffice, the request competes for all its devices.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
 
 from anyaccel.model import UNITS_PER_DEVICE, Value, field, replace
 from anyaccel.text import span
@@ -117,32 +117,32 @@ class Holding(Value):
 
 
 class Block(Value):
-    """Devices that are withheld from requests for a time: drained, or reserved for a user.
+    """Devices that are withheld from requests for a time: drained, or reserved for a user or a group.
 
     Attributes:
         devices: The devices.
         begin: Start; minus infinity for a drain.
         end: End; infinity for a drain.
-        user: Number of the user whose requests may have the devices; None for no user.
+        users: Numbers of the users whose requests may have the devices; empty for no user.
     """
 
     devices: frozenset[Hashable]
     begin: float
     end: float
-    user: int | None = None
+    users: Container[int | None] = ()
 
     def meets(self, waiting: Waiting, start: float) -> bool:
         """Return whether the devices are withheld from a request with a given start.
 
         A request with a time limit may have them if it ends before the block begins.
         """
-        if start >= self.end or (self.user is not None and self.user == waiting.user):
+        if start >= self.end or waiting.user in self.users:
             return False
         return waiting.seconds is None or start + waiting.seconds > self.begin
 
     def reserves(self, waiting: Waiting, now: float) -> bool:
-        """Return whether this is a running reservation for the user of a request."""
-        return self.user is not None and self.user == waiting.user and self.begin <= now < self.end
+        """Return whether this is a running reservation for the user of a request, by name or as a member of a group."""
+        return waiting.user in self.users and self.begin <= now < self.end
 
 
 class Usage(Value):

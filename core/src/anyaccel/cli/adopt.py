@@ -8,7 +8,7 @@ import select
 
 from anyaccel.cli import output
 from anyaccel.cli.hold import go_on_alone
-from anyaccel.cli.options import acquire, survey
+from anyaccel.cli.options import acquire, add_note, survey
 from anyaccel.cli.parser import report_errors
 from anyaccel.cli.quantities import whole
 from anyaccel.launcher.adopt import AdoptedProcess
@@ -27,7 +27,7 @@ EXAMPLES = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("pid", metavar="PID", type=whole(1, _LARGEST_PID), help="the process; it must be your own")
-    parser.add_argument("--note", default="", help="what the devices are for, shown to other users")
+    add_note(parser)
     # It has the devices already, so there is nothing to wait for, and no rule may take one away.
     parser.set_defaults(wait=None, no_wait=True, priority=0, avoid_busy=False, time=None)
 

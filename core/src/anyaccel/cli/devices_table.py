@@ -10,7 +10,7 @@ from anyaccel.cli import sample as samples
 from anyaccel.cli.sample import Holder, Sample
 from anyaccel.cli.table import Column, fit_columns, has_value, spread
 from anyaccel.errors import UsageError
-from anyaccel.model import Device, Stats, Value, format_units
+from anyaccel.model import Device, Stats, Value
 from anyaccel.model.labels import write_labels
 from anyaccel.text import cells, clock, elapsed, gibibytes, printable
 
@@ -39,7 +39,7 @@ class DeviceColumn(Column):
     """A column of the table of devices.
 
     Attributes:
-        name: Name for ``--columns``.
+        name: Name for ``--columns``: the heading in lower case, without its unit.
         about: Help text.
         cell: Returns the text for a device and its style; None for a column about holders.
         of_holder: Returns the text for a holder of the device and its style.
@@ -106,7 +106,7 @@ COLUMNS = (
         cell=lambda row: (row.device.model, ""),
     ),
     DeviceColumn(
-        name="memory", heading="MEM/GiB", about="memory in use and in total, in GiB",
+        name="mem", heading="MEM/GiB", about="memory in use and in total, in GiB",
         cell=lambda row: (memory_use(row.seen.memory_used_bytes, row.device.memory_bytes), ""), turn=7, right=True,
     ),
     DeviceColumn(
@@ -139,7 +139,7 @@ COLUMNS = (
     ),
     DeviceColumn(
         name="free", heading="FREE", about="how much of the device is free",
-        cell=lambda row: (_free(row), ""), right=True,
+        cell=lambda row: (samples.describe_free(row.device, row.sample), ""), right=True,
     ),
     DeviceColumn(
         name="user", heading="USER", about="holder; with a star a user without a lease",
@@ -160,7 +160,7 @@ COLUMNS = (
         of_holder=lambda holder: (holder.command, ""),
     ),
     DeviceColumn(
-        name="since", heading="FOR", about="how long the device has been held",
+        name="held", heading="HELD", about="how long the device has been held",
         of_holder=lambda holder: (since(holder.since) if holder.lease else "", ""), turn=14, right=True,
     ),
     DeviceColumn(
@@ -200,16 +200,11 @@ COLUMNS = (
 """All columns, in the order in which they are shown."""
 
 
-def _free(row: DeviceRow) -> str:
-    units = samples.free(row.device, row.sample)
-    return "-" if units is None else format_units(units)
-
-
 def choose_columns(names: str) -> tuple[DeviceColumn, ...]:
     """Return the columns of a list of names, separated by commas.
 
     Args:
-        names: The names.
+        names: The names; headings, in any case and with their unit, are understood, too.
 
     Raises:
         UsageError: When a name is unknown.
@@ -217,7 +212,7 @@ def choose_columns(names: str) -> tuple[DeviceColumn, ...]:
     by_name = {column.name: column for column in COLUMNS}
     found = []
     # A column that is named twice is shown once.
-    for name in dict.fromkeys(each.strip().lower() for each in names.split(",")):
+    for name in dict.fromkeys(each.strip().lower().partition("/")[0] for each in names.split(",")):
         if name not in by_name:
             import difflib
 

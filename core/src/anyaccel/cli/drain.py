@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 
 from anyaccel.cli import output
-from anyaccel.cli.options import name_devices, survey
+from anyaccel.cli.options import add_note, name_devices, survey
 from anyaccel.launcher.withhold import drain
 from anyaccel.ledger.names import without_scope
 
 EXAMPLES = (
-    ("sudo anyaccel drain GPU/3 --reason 'fan is replaced on Monday'", "give out no more of this device"),
+    ("sudo anyaccel drain GPU/3 --note 'fan is replaced on Monday'", "give out no more of this device"),
     ("sudo anyaccel undrain GPU/3", "give it out again"),
 )
 
@@ -20,13 +20,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "device", nargs="+", metavar="DEVICE", help="a device or several: a name such as GPU/3 or GPU/0-3, or an id"
     )
-    parser.add_argument("--reason", default="", help="why, shown to every user whose request waits")
+    add_note(parser)
 
 
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
     inventory = survey(args)
-    block = drain(inventory, args.device, args.reason)
+    block = drain(inventory, args.device, args.note)
     if args.json:
         devices = [without_scope(device) for device in block.devices]
         output.print_json("drain/1", {"drain": block.id, "devices": devices, "reason": block.reason})

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 
 from anyaccel.cli import output
-from anyaccel.cli.options import acquire, add_launch, add_request, add_time, add_wait, start_options
+from anyaccel.cli.options import acquire, add_launch, add_request, add_time, add_wait, describe_devices, start_options
 from anyaccel.cli.parser import report_errors
 from anyaccel.errors import UsageError
 from anyaccel.inventory.current import ALLOCATION_VARIABLE, LEASE_VARIABLE
@@ -112,12 +112,10 @@ def _print(args: argparse.Namespace, hold: DeviceLease, variables: Mapping[str, 
         output.print_json("hold/1", {"lease": hold.id, "pid": os.getpid(), "devices": devices, "set": dict(variables)})
     elif args.export:
         output.print_document(exports(variables, _unset(hold)))
-        names = output.device_names(device.name for device in hold.devices)
-        output.say(f"{names} held by lease {hold.id}; release with: anyaccel release {hold.id}")
+        output.say(f"{describe_devices(hold)} held by lease {hold.id}; release with: anyaccel release {hold.id}")
     else:
         output.print_line(hold.id)
-        names = output.device_names(device.name for device in hold.devices)
-        output.say(f"{names} held; set in your shell, and release in the end:")
+        output.say(f"{describe_devices(hold)} held; set in your shell, and release in the end:")
         for name, value in sorted(variables.items()):
             output.say_verbatim(_export(name, value))
         output.say_verbatim(f"anyaccel release {hold.id}")

@@ -8,7 +8,7 @@ import os
 import anyaccel
 from anyaccel.cli import output
 from anyaccel.cli.quantities import duration, early_signal
-from anyaccel.model import Inventory
+from anyaccel.model import Inventory, describe_parts
 from anyaccel.text import elapsed
 from anyaccel.vendors import import_meanwhile
 
@@ -70,13 +70,18 @@ def add_wait(parser: argparse.ArgumentParser) -> None:
         default=0,
         help="requests of a higher priority are served first (default: 0)",
     )
-    parser.add_argument("--note", metavar="TEXT", default="", help="purpose, which all users see")
+    add_note(parser)
     parser.add_argument(
         "--avoid-busy",
         action=BooleanOptionalAction,
         default=False,
         help="leave devices out that are used without a lease",
     )
+
+
+def add_note(parser: argparse.ArgumentParser) -> None:
+    """Declare the note of a lease, a job, a drain or a reservation."""
+    parser.add_argument("--note", metavar="TEXT", default="", help="purpose, which all users see")
 
 
 def add_terms(parser: argparse.ArgumentParser) -> None:
@@ -202,12 +207,17 @@ def acquire(
         line.clear()
     # A command that got its devices at once says nothing of it.
     if line.used:
-        names = output.device_names(device.name for device in hold.devices)
-        output.say(f"got {names} after {elapsed(hold.waited)}")
+        output.say(f"got {describe_devices(hold)} after {elapsed(hold.waited)}")
     if hold.lease is not None and inventory.machine == "host":
         _tell_once_of_others()
     start_monitor(hold, program, stays=stays, limit=time_limit(args, hold) if runs else None)
     return hold.mark_process()
+
+
+def describe_devices(hold: anyaccel.DeviceLease) -> str:
+    """Return what a lease has, see :func:`anyaccel.model.describe_parts`; ``-`` for no device."""
+    allocation = hold.allocation
+    return describe_parts(((share.device, share.units) for share in allocation.shares), str(allocation.request)) or "-"
 
 
 def time_limit(args: argparse.Namespace, hold: anyaccel.DeviceLease) -> TimeLimit | None:

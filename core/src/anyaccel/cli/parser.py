@@ -51,7 +51,7 @@ GROUPS = {
         "metrics": "print or serve measurements in OpenMetrics, for a monitoring system",
         "drain": "withhold devices from new requests, as for maintenance",
         "undrain": "give drained devices out again",
-        "reserve": "reserve devices for a user and a time; list and remove reservations",
+        "reserve": "reserve devices for a user or a group; list and remove reservations",
         "setup": "make the files that all users of this machine share, as root",
         "config": "show the settings of this machine and of this user",
         "export": "describe the devices for another scheduler or a container engine",

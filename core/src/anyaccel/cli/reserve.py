@@ -1,4 +1,4 @@
-"""Reserve whole devices for a user and a time, as for a course; list and remove reservations.
+"""Reserve whole devices for a user or a group and a time, as for a course; list and remove reservations.
 
 Requests of other users get a reserved device only if their time limit ends before. A device can be reserved only from
 the time on at which its leases have ended.
@@ -10,17 +10,18 @@ import argparse
 
 import anyaccel
 from anyaccel.cli import output
-from anyaccel.cli.options import name_devices, survey
+from anyaccel.cli.options import add_note, name_devices, survey
 from anyaccel.cli.quantities import end_moment, moment
 from anyaccel.errors import UsageError
 from anyaccel.launcher.withhold import reserve
 from anyaccel.ledger import Ledger
 from anyaccel.ledger.blocks import DeviceBlock
 from anyaccel.ledger.names import without_scope
-from anyaccel.linux.users import user_name
+from anyaccel.linux.users import group_name, user_name
 
 EXAMPLES = (
     ("sudo anyaccel reserve GPU:4 --from '2026-12-01 09:00' --to 12:00 --for carol", "four devices for a morning"),
+    ("sudo anyaccel reserve GPU:2 --from now --to 4h --for @students", "two devices for the members of a group"),
     ("anyaccel reserve", "list drains and reservations"),
     ("sudo anyaccel reserve --remove 1a2b3c4d", "remove one"),
 )
@@ -37,8 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="start: now, 14:30, '2026-12-01 14:30', or in 2h",
     )
     parser.add_argument("--to", dest="end", metavar="TIME", type=end_moment, help="end: a time, or a duration: 4h")
-    parser.add_argument("--for", dest="user", metavar="USER", help="the user, by name or number")
-    parser.add_argument("--note", default="", help="what for, shown to other users")
+    parser.add_argument("--for", dest="user", metavar="USER|@GROUP", help="a user or a group, by name or number")
+    add_note(parser)
     parser.add_argument("--remove", metavar="ID", action="append", help="remove a reservation")
 
 
@@ -86,5 +87,6 @@ def _as_json(block: DeviceBlock) -> dict[str, object]:
         "from": None if block.begin is None else output.moment(block.begin),
         "to": None if block.end is None else output.moment(block.end),
         "user": None if block.user is None else user_name(block.user),
+        "group": None if block.group is None else group_name(block.group),
         "request": block.request,
     }

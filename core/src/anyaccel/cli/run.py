@@ -20,12 +20,13 @@ from anyaccel.cli.options import (
     add_start,
     add_time,
     add_wait,
+    describe_devices,
     start_options,
 )
 from anyaccel.cli.quantities import add_grace
 from anyaccel.errors import RequestError, UnknownNameError, UsageError
 from anyaccel.launcher.caps import FRACTION_VARIABLE
-from anyaccel.model import Share, format_slots, format_units
+from anyaccel.model import Share, format_share, format_slots
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -84,8 +85,9 @@ def main(args: argparse.Namespace) -> int:
         behind = "the command to run stands after '--', as in: anyaccel run GPU:1 -- python train.py"
         raise type(error)(str(error), hint=behind) from error
     if shell:
-        names = output.device_names(device.name for device in hold.devices) if hold.devices else "no device"
-        output.say(f"{args.command[0]} has {names}, until the shell ends")
+        output.say(
+            f"{args.command[0]} has {describe_devices(hold) if hold.devices else 'no device'}, until the shell ends"
+        )
     if hold.lease:
         hold.lease.inherit()  # from here on the command and its children carry the lease
     return hold.launch.become(args.command)
@@ -130,15 +132,16 @@ def _say_how(args: argparse.Namespace, hold: anyaccel.DeviceLease) -> None:
         return
     for share in hold.allocation.shares:
         if not share.whole:
-            output.say(_held_to(share))
+            output.say(_held_to(share, str(hold.allocation.request)))
     if reason := hold.launch.environment.unlimited:
         output.say(f"no cgroup limits its device memory: {reason}")
 
 
-def _held_to(share: Share) -> str:
+def _held_to(share: Share, request: str) -> str:
     """Describe how a share is enforced."""
     limits = f", limits of {', '.join(share.limited_by)} set" if share.limited_by else ""
-    return f"{share.device.name}: a share of {format_units(share.units)}, {share.enforced_by}{limits}"
+    asked = format_share(share.units, request, share.device.memory_bytes)
+    return f"{share.device.name}: a share of {asked}, {share.enforced_by}{limits}"
 
 
 def _shell(args: argparse.Namespace) -> list[str]:

@@ -18,11 +18,13 @@ from anyaccel.model import (
     Stats,
     Value,
     field,
+    find_memory,
+    format_share,
     format_slots,
     format_units,
 )
 from anyaccel.probe import HOST
-from anyaccel.text import clock
+from anyaccel.text import clock, gibibytes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -195,11 +197,22 @@ def free(device: Device, sample: Sample) -> int | None:
     return max(0, device.units - sum(record.units for record in sample.records(device)))
 
 
+def describe_free(device: Device, sample: Sample) -> str:
+    """Return how much of a device is free: in GiB if a holder asked for memory, else in devices; ``-`` for unknown."""
+    units, size = free(device, sample), device.memory_bytes
+    if units is None:
+        return "-"
+    if size and any(find_memory(record.units, record.request, size) for record in sample.records(device)):
+        return f"{gibibytes(units * size // UNITS_PER_DEVICE)}GiB"
+    return format_units(units)
+
+
 def summary(sample: Sample) -> str:
     """Return the number of devices, and how many are free."""
     devices = sample.inventory.devices
     total = sum(free(device, sample) or 0 for device in devices)  # unknown counts as not free
-    return f"{len(devices)} device{'s' * (len(devices) != 1)}, {format_units(total)} free"
+    # Shares by memory leave odd parts: four decimals say no more than two.
+    return f"{len(devices)} device{'s' * (len(devices) != 1)}, {format_units(total // 100 * 100)} free"
 
 
 def state(device: Device, sample: Sample, holders: tuple[Holder, ...]) -> tuple[str, str]:
@@ -213,7 +226,9 @@ def state(device: Device, sample: Sample, holders: tuple[Holder, ...]) -> tuple[
     elif odd or left is None:
         found = "".join(odd[:1]) or "unknown", "warn"
     elif sample.records(device):
-        found = (f"{format_units(left)} free{_until(device, sample)}", "good") if left else ("held", "accent")
+        found = (
+            (f"{describe_free(device, sample)} free{_until(device, sample)}", "good") if left else ("held", "accent")
+        )
     elif holders:
         found = "busy", "warn"
     else:
@@ -262,7 +277,7 @@ def holders(device: Device, sample: Sample) -> tuple[Holder, ...]:
     here = sample.inventory.machine == HOST  # process ids of a recording belong to another machine
     records = sample.records(device)
     users = {record.uid for record in records}
-    found = [_of_lease(record) for record in records]
+    found = [_of_lease(record, device) for record in records]
     for process in sample.stats(device).processes or ():
         uid = user(process.pid) if here else None
         # Which processes a lease covers is not known: those of its user count as covered.
@@ -284,7 +299,7 @@ def holders(device: Device, sample: Sample) -> tuple[Holder, ...]:
 _REASONS = {"quarantined": "(quarantined: anyaccel doctor says why)", "drained": "", "reserved": ""}
 
 
-def _of_lease(record: LeaseRecord) -> Holder:
+def _of_lease(record: LeaseRecord, device: Device) -> Holder:
     # The process that took a lease may have ended; a carrier still uses its devices.
     pid = record.carriers[0] if record.carriers else record.pid
     pid = _command_of(pid) if record.here else pid
@@ -297,7 +312,7 @@ def _of_lease(record: LeaseRecord) -> Holder:
     ]
     return Holder(
         user=record.user,
-        share=format_units(record.units or UNITS_PER_DEVICE),
+        share=format_share(record.units or UNITS_PER_DEVICE, record.request, device.memory_bytes),
         program=(program(pid) if record.here else "") or record.command or "-",
         pid=pid,
         mine=record.uid == os.geteuid(),

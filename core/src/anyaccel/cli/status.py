@@ -41,8 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--columns",
         metavar="NAME,...",
         default="",
-        help="the columns to show: device, type, model, memory, load, temp, power, clock, ecc, state, free,"
-        " user, share, program, command, since, until, lease, process, note, pci, numa, labels, id",
+        help="the columns to show: device, type, model, mem, load, temp, power, clock, ecc, state, free,"
+        " user, share, program, command, held, until, lease, process, note, pci, numa, labels, id",
     )
 
 

@@ -26,12 +26,12 @@ from anyaccel.linux.fork import tidy_in_child
 from anyaccel.model import (
     ANY_SLOTS,
     UNITS_PER_DEVICE,
+    Device,
     Extent,
     Inventory,
     Request,
     Value,
-    format_units,
-    join_names,
+    describe_parts,
     replace,
     slot_mask,
 )
@@ -171,11 +171,11 @@ def find_limits(request: Request, *, time: float | None, priority: int, inventor
 
 
 def apply_limits(verdict: Verdict, limits: Sequence[OverLimit]) -> Verdict:
-    """Return the verdict with the exceeded limits as reasons, and their remedies as ways out.
+    """Return the verdict with the exceeded limits in front of the reasons, and their remedies in front of the ways out.
 
-    With a lasting limit, the request never fits, for the lasting limits alone. Else it does not fit until the user
-    releases devices. The nearest requests are dropped. Without limits, or if the request never fits anyway, the verdict
-    stays the same.
+    With a lasting limit, the request never fits, for the lasting limits alone: other reasons and ways out are dropped.
+    Else it does not fit until the user releases devices. The nearest requests are dropped. Without limits, or if the
+    request never fits anyway, the verdict stays the same.
     """
     if not limits or not verdict.ever_fits:
         return verdict
@@ -316,7 +316,7 @@ class ActiveLeases(Value):
                 kind = "drain" if record.state == "drained" else "reservation"
                 key = blocks.setdefault(record.reason, f"{kind}-{len(by_lease)}")
             by_lease.setdefault(key, []).append(record)
-        listed = {device.id: device.name for device in inventory.devices}
+        listed = {device.id: device for device in inventory.devices}
         devices = {
             lease: {
                 record.device: Extent(record.units, slot_mask(record.slots) if record.slots else ANY_SLOTS)
@@ -329,7 +329,12 @@ class ActiveLeases(Value):
             records=records,
             devices=devices,
             holders={
-                lease: describe_holder(own[0], [listed[key] for key in devices[lease]] or [listed[own[0].device]])
+                lease: describe_holder(
+                    own[0],
+                    # A device that is taken only through another listed device counts as a whole.
+                    [(listed[key], part.units or UNITS_PER_DEVICE) for key, part in devices[lease].items()]
+                    or [(listed[own[0].device], UNITS_PER_DEVICE)],
+                )
                 for lease, own in by_lease.items()
             },
             withheld=frozenset(blocks.values()),
@@ -365,7 +370,14 @@ class ActiveLeases(Value):
 
 
 def _make_want(inventory: Inventory, request: Request, environ: Mapping[str, str], time: float | None) -> Want:
-    """Make the ledger request of a new request with a time limit in seconds, None for none."""
+    """Make the ledger request of a new request with a time limit in seconds, None for none.
+
+    ``environ`` names the lease around this process, if any.
+
+    Raises:
+        UnknownNameError: If no device has one of the names.
+        UsageError: If the variable of the lease around this process is invalid.
+    """
     want = Scope.make(inventory, environ).make_want(make_choice(inventory, request), inventory)
     return replace(want, seconds=time)
 
@@ -405,7 +417,10 @@ def own_leases(path: str) -> Mapping[str, tuple[Lease, str]]:
 
 
 def has_other_threads() -> bool:
-    """Return whether this process has another Python thread, which could release devices while this one waits."""
+    """Return whether this process has another Python thread, which could release devices while this one waits.
+
+    Every thread counts, also a daemon, and the reactor of a pool.
+    """
     # A daemon of a library counts, too: no call can tell what a thread will do.
     return any(thread is not threading.current_thread() for thread in threading.enumerate())
 
@@ -419,7 +434,7 @@ def _find_calling_line() -> str:
     return printable(f"{frame.f_code.co_filename}:{frame.f_lineno}")
 
 
-def describe_holder(record: LeaseRecord, names: Iterable[str]) -> str:
+def describe_holder(record: LeaseRecord, parts: Iterable[tuple[Device, int]]) -> str:
     """Return a clause with user, devices and end of a lease; then purpose, odd state and id in parentheses.
 
     Such as ``ben has acme/0-3 until 16:17 (evaluation, lease ead9a23527e7)``, or ``you have`` for this user. Without a
@@ -428,9 +443,9 @@ def describe_holder(record: LeaseRecord, names: Iterable[str]) -> str:
 
     Args:
         record: A record of the lease, drain or reservation.
-        names: Names of its devices.
+        parts: Its devices, each with the held part in 1/10000.
     """
-    shown = join_names(sorted(names))
+    shown = describe_parts(parts, record.request)
     several = "," in shown or "-" in shown.rpartition("/")[2]
     if record.state in BLOCKED:
         return f"{shown} {'are' if several else 'is'} {describe_block(record, note=True)}"
@@ -438,15 +453,15 @@ def describe_holder(record: LeaseRecord, names: Iterable[str]) -> str:
     place = _own[record.id][1] if record.pid == os.getpid() and record.id in _own else ""
     more = (words, record.reason, place and f"taken by this process at {place}", record.id and f"lease {record.id}")
     who = "you have" if record.uid == os.geteuid() else f"{record.user} has"
-    share = f"{format_units(record.units)} of " if 0 < record.units < UNITS_PER_DEVICE and not record.through else ""
     until = "" if record.until is None else f" until {clock(record.until)}"
-    return f"{who} {share}{shown}{until} ({', '.join(filter(None, more))})"
+    return f"{who} {shown}{until} ({', '.join(filter(None, more))})"
 
 
 def describe_wait(place: int, holders: Iterable[LeaseRecord], limits: Iterable[OverLimit]) -> str:
     """Return a sentence with the queue position and the obstacles of a request: limits, then holders of devices.
 
-    Without limits and holders, earlier requests are the obstacle.
+    The devices are counted by user, as :func:`describe_obstacles` does. Without limits and holders, the obstacles are
+    the earlier requests, ``place - 1``.
 
     Args:
         place: The queue position, 1 for the next.
@@ -510,8 +525,8 @@ def watch_leases(
 
     Returns:
         An iterator over the records of :func:`anyaccel.leases`: the present ones at once, then again after each change,
-        for which the iterator waits. A change of a reason or an end alone is none. The iteration raises LedgerError if
-        the ledger cannot be read, and may go on after that.
+        for which the iterator waits. A change of a reason or an end alone is none. The iteration raises the errors of
+        :func:`anyaccel.leases`, such as LedgerError if the ledger cannot be read, and may go on after that.
 
     Raises:
         UsageError: If ``every`` is not more than 0.

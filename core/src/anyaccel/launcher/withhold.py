@@ -12,7 +12,7 @@ from anyaccel.launcher.choosing import local_scheduler, make_choice
 from anyaccel.launcher.scope import Scope
 from anyaccel.ledger import Ledger
 from anyaccel.ledger.blocks import DeviceBlock
-from anyaccel.ledger.machine_policy import find_user
+from anyaccel.ledger.machine_policy import find_group, find_user
 from anyaccel.model import Device, Extent, Inventory, Request
 from anyaccel.scheduler import Verdict, asked, goes_by, parse_request
 
@@ -50,7 +50,7 @@ def find_devices(inventory: Inventory, name: str) -> tuple[Device, ...]:
     return tuple(found)
 
 
-def drain(inventory: Inventory, names: Sequence[str], reason: str) -> DeviceBlock:
+def drain(inventory: Inventory, names: Sequence[str], note: str) -> DeviceBlock:
     """Withhold devices from every request; running leases go on. Drains outlast a reboot.
 
     A drained device may be drained again, by a drain of its own.
@@ -58,7 +58,7 @@ def drain(inventory: Inventory, names: Sequence[str], reason: str) -> DeviceBloc
     Args:
         inventory: The machine.
         names: Names of the devices, as of :func:`find_devices`.
-        reason: Reason, for display; cut to 250 characters.
+        note: Purpose, for display; cut to 250 characters.
 
     Returns:
         The drain.
@@ -69,7 +69,7 @@ def drain(inventory: Inventory, names: Sequence[str], reason: str) -> DeviceBloc
         LedgerError: When the drain cannot be written.
     """
     devices = {device.id for name in names for device in find_devices(inventory, name)}
-    return Ledger.open().drain(Scope.make(inventory, os.environ).keys(devices), reason)
+    return Ledger.open().drain(Scope.make(inventory, os.environ).keys(devices), note)
 
 
 def undrain(inventory: Inventory, names: Sequence[str]) -> tuple[DeviceBlock, ...]:
@@ -112,14 +112,14 @@ def reserve(  # noqa: PLR0917 -- in the order of the command's arguments
     user: str,
     note: str = "",
 ) -> DeviceBlock:
-    """Reserve whole devices for a user and a time, out of the devices that are certain to be free then.
+    """Reserve whole devices for a user or a group and a time, out of the devices that are certain to be free then.
 
     Args:
         inventory: The machine.
         request: The devices.
         begin: Start, in seconds since 1970; may be in the past.
         end: End, in seconds since 1970; not in the past.
-        user: Name or number of the user.
+        user: Name or number of the user; behind ``@`` that of a group, whose members may have the devices.
         note: Purpose, for display; cut to 250 characters.
 
     Returns:
@@ -127,7 +127,7 @@ def reserve(  # noqa: PLR0917 -- in the order of the command's arguments
 
     Raises:
         UsageError: When the end is past or not after the start, when the request asks for a share or permits the CPU,
-            or there is no such user.
+            or there is no such user or group.
         UnknownNameError: When no device has one of the names.
         NeverFitsError: When the machine has no such devices.
         NotFreeError: When they may be in use then: by a lease without an earlier end, or another reservation.
@@ -146,10 +146,14 @@ def reserve(  # noqa: PLR0917 -- in the order of the command's arguments
         grants = choice.choose(scope.to_devices(taken))
         return None if grants is None else scope.keys(share.device.id for grant in grants for share in grant.shares)
 
-    number = find_user(user)
+    group = user.startswith("@")
+    number = find_group(user[1:]) if group else find_user(user)
     if number is None:
-        raise UsageError(f"there is no user {user!r}", hint="'getent passwd' lists the users")
-    block = Ledger.open().reserve(choose, begin=begin, end=end, user=number, note=note, request=str(request))
+        kind, name, table = ("group", user[1:], "group") if group else ("user", user, "passwd")
+        raise UsageError(f"there is no {kind} {name!r}", hint=f"'getent {table}' lists the {kind}s")
+    times = {"begin": begin, "end": end}
+    whose = {"group" if group else "user": number}
+    block = Ledger.open().reserve(choose, **times, **whose, note=note, request=str(request))
     if block is None:
         verdict = Verdict(request=request, fits_now=False, ever_fits=True)
         raise NotFreeError(

@@ -4,7 +4,7 @@ The file is ``blocks.json`` in the state directory. That of the machine's direct
 copy in :data:`KEPT`. Only root and the owner of the state directory may write it; a file of another owner is ignored,
 since every user may make files there.
 
-No lease is ended by a block, also not at the end of its user's reservation: only the user and root know whether what
+No lease is ended by a block, also not at the end of the reservation: only the user and root know whether what
 runs may be ended. Another reservation is not at risk, since a request that would last into it does not start.
 """
 
@@ -15,7 +15,7 @@ import json
 import os
 import stat
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 from anyaccel.errors import LeasePermissionError, LedgerError
 from anyaccel.ledger.directory import MACHINE_WIDE, StateDirectory
@@ -24,7 +24,7 @@ from anyaccel.ledger.names import hash_device
 from anyaccel.ledger.record import LeaseRecord
 from anyaccel.linux import process
 from anyaccel.linux.files import write_whole
-from anyaccel.linux.users import user_name
+from anyaccel.linux.users import find_groups, group_name, user_name
 from anyaccel.model import Value
 from anyaccel.model.device import UNITS_PER_DEVICE
 from anyaccel.policy import FOREVER, Block, Waiting
@@ -36,17 +36,28 @@ _MOST_BYTES = 1 << 20
 _MOST = 10_000  # blocks that are read: a bound on the work of each request
 
 
+class _Members:
+    """The numbers of a group's members, as a container: each user is looked up, since not every system lists them."""
+
+    def __init__(self, group: int) -> None:
+        self._group = group
+
+    def __contains__(self, user: object) -> bool:
+        return isinstance(user, int) and self._group in find_groups(user)
+
+
 class DeviceBlock(Value):
     """A drain or a reservation of devices.
 
     Attributes:
         id: Identity.
         devices: Names of the devices in the ledger.
-        reason: Reason of a drain, or note of a reservation.
+        reason: The note, by the name that the file has for it.
         by: Name of the user who made the block.
         begin: Start of a reservation, in seconds since 1970; None for a drain.
         end: End of a reservation, likewise.
-        user: Number of the user for whom devices are reserved; None for a drain.
+        user: Number of the user for whom devices are reserved; None for a drain, and for a reservation for a group.
+        group: Number of the group for whose members devices are reserved; None for the others.
         request: The reserved request, for display.
     """
 
@@ -57,12 +68,18 @@ class DeviceBlock(Value):
     begin: float | None = None
     end: float | None = None
     user: int | None = None
+    group: int | None = None
     request: str = ""
 
     @property
     def drains(self) -> bool:
         """Whether this is a drain."""
-        return self.user is None
+        return self.user is self.group is None
+
+    @property
+    def reserved_for(self) -> str:
+        """The name of the user for whom devices are reserved, or that of the group behind ``@``."""
+        return user_name(self.user or 0) if self.group is None else f"@{group_name(self.group)}"
 
     @property
     def policy_block(self) -> Block:
@@ -72,8 +89,15 @@ class DeviceBlock(Value):
             devices=frozenset(map(hash_device, self.devices)),
             begin=-FOREVER if self.begin is None else self.begin + offset,
             end=FOREVER if self.end is None else self.end + offset,
-            user=self.user,
+            users=self._users,
         )
+
+    @property
+    def _users(self) -> Container[int | None]:
+        """Numbers of the users whose requests may have the devices."""
+        if self.group is not None:
+            return _Members(self.group)
+        return () if self.user is None else (self.user,)
 
     def describe(self) -> str:
         """Return why requests do not get the devices, without subject and verb.
@@ -85,7 +109,7 @@ class DeviceBlock(Value):
             return f"drained by {self.by or 'the administrator'}" + (f": {self.reason}" if self.reason else "")
         times = " to ".join(time.strftime("%Y-%m-%d %H:%M", time.localtime(each)) for each in self._times)
         note = f" ({self.reason})" if self.reason else ""
-        return f"reserved for {user_name(self.user or 0)} from {times}{note}"
+        return f"reserved for {self.reserved_for} from {times}{note}"
 
     @property
     def _times(self) -> tuple[float, float]:
@@ -110,7 +134,7 @@ class DeviceBlock(Value):
                 reason=self.describe(),
                 note=self.reason,
                 hint=way_out if own else "",
-                user=self.by if self.drains else user_name(self.user or 0),
+                user=self.by if self.drains else self.reserved_for,
                 uid=self.user,
                 since=self.begin,
                 until=self.end,
@@ -144,8 +168,8 @@ def read_blocks(state: StateDirectory) -> tuple[DeviceBlock, ...]:
 def find_barred(state: StateDirectory, waiting: Waiting) -> set[str]:
     """Return the names of all devices that are withheld from a request that starts now: drained or reserved.
 
-    The devices need not be of the request. Reservations for the request's own user do not count. A future reservation
-    counts, unless the request has a time limit that ends before.
+    The devices need not be of the request. Reservations for the request's own user, or a group of that user, do not
+    count. A future reservation counts, unless the request has a time limit that ends before.
     """
     now = process.boot_seconds()
     return {
@@ -154,7 +178,9 @@ def find_barred(state: StateDirectory, waiting: Waiting) -> set[str]:
 
 
 def find_reserved(state: StateDirectory, waiting: Waiting) -> set[str]:
-    """Return the names of devices with a running reservation for the request's user; without devices withheld from it.
+    """Return the names of devices with a running reservation for the request's user or a group of that user.
+
+    Devices that are withheld from the request are left out.
 
     A device is withheld if it is drained, too, or if the request would last into another user's reservation.
     """
@@ -196,7 +222,7 @@ def _read(path: str, directory: str) -> tuple[DeviceBlock, ...] | None:
 def _decode(body: bytes) -> Iterable[DeviceBlock]:
     """Decode the first 10,000 blocks; skip implausible blocks, and every block of another version.
 
-    Texts are cut to 250 characters.
+    Other content than a JSON object with a list of blocks gives none. Texts are cut to 250 characters.
     """
     words = read_object(body)
     listed = words.get("blocks") if words.get("v") == VERSION else None
@@ -204,8 +230,9 @@ def _decode(body: bytes) -> Iterable[DeviceBlock]:
         devices = each.get("devices") if isinstance(each, dict) else None
         if not isinstance(devices, list):
             continue
-        begin, end, user = (read_number(each.get(name)) for name in ("begin", "end", "user"))
-        if len({value is None for value in (begin, end, user)}) > 1:  # neither a drain nor a reservation
+        begin, end, user, group = (read_number(each.get(name)) for name in ("begin", "end", "user", "group"))
+        given = [begin is not None, end is not None, (user is not None) + (group is not None)]
+        if given not in ([0, 0, 0], [1, 1, 1]):  # neither a drain nor a reservation
             continue
         yield DeviceBlock(
             id=clean(each.get("id")),
@@ -215,6 +242,7 @@ def _decode(body: bytes) -> Iterable[DeviceBlock]:
             begin=begin,
             end=end,
             user=None if user is None else int(user),
+            group=None if group is None else int(group),
             request=clean(each.get("request")),
         )
 
@@ -242,8 +270,8 @@ def change_blocks(
 ) -> None:
     """Add and remove blocks: write the changed list to the file and, for the machine's directory, to :data:`KEPT`.
 
-    :data:`KEPT` is written first; missing parents are made. If only :data:`KEPT` could be written, the change becomes
-    active with the next boot. Ended reservations, and blocks that :func:`read_blocks` skips, are dropped.
+    :data:`KEPT` is written first; missing parents are made. Ended reservations, and blocks that :func:`read_blocks`
+    skips, are dropped.
 
     Args:
         state: The state directory.
@@ -253,7 +281,8 @@ def change_blocks(
 
     Raises:
         LeasePermissionError: When this user is neither root nor the owner of the state directory.
-        LedgerError: When a file cannot be written, or would be larger than what is read; nothing changes then.
+        LedgerError: When a file cannot be written, or would be larger than what is read. No block changes now; but if
+            :data:`KEPT` was written and the other file was not, the change becomes active with the next boot.
     """
     check_permission(state, os.fstat(directory).st_uid)
     gone = set(without)

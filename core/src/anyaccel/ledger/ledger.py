@@ -198,15 +198,21 @@ class Ledger:
         return (*self._read(list_leases), *(record for block in blocks for record in block.records()))
 
     def blocks(self) -> tuple[DeviceBlock, ...]:
-        """List the drains and reservations that have not ended, also future ones; none if their file is not trusted."""
+        """List the drains and reservations that have not ended, also future ones.
+
+        The directory's own file counts, if trusted; else, for the machine's directory, even a missing one, the copy
+        that outlasts a boot. None without a trusted file.
+        """
         return read_blocks(self._state)
 
-    def drain(self, devices: Iterable[str], reason: str) -> DeviceBlock:
+    def drain(self, devices: Iterable[str], note: str) -> DeviceBlock:
         """Withhold devices from every request; running leases go on. A missing state directory is made.
+
+        A drained device gets a further drain. Without devices, a drain of no device is written.
 
         Args:
             devices: Names of the devices in the ledger; not verified.
-            reason: Reason, for display; cut to 250 characters.
+            note: Purpose, for display; cut to 250 characters.
 
         Returns:
             The block.
@@ -216,7 +222,7 @@ class Ledger:
             LedgerError: When the directory stays locked, or the blocks cannot be written.
         """
         block = DeviceBlock(
-            id=new_block_id(), devices=tuple(sorted(devices)), reason=clean(reason), by=user_name(os.geteuid())
+            id=new_block_id(), devices=tuple(sorted(devices)), reason=clean(note), by=user_name(os.geteuid())
         )
         with self._state.locked(make=True) as directory:
             change_blocks(self._state, directory, [block])
@@ -228,7 +234,8 @@ class Ledger:
         *,
         begin: float,
         end: float,
-        user: int,
+        user: int | None = None,
+        group: int | None = None,
         note: str,
         request: str,
     ) -> DeviceBlock | None:
@@ -240,7 +247,9 @@ class Ledger:
                 time limit may be in use at any ``begin``.
             begin: Start, in seconds since 1970.
             end: End, in seconds since 1970; the order of both is not checked.
-            user: Number of the user as this process sees it; stored as the number outside of user namespaces.
+            user: Number of the user as this process sees it; stored as the number outside of user namespaces. None for
+                a reservation for a group.
+            group: Number of the group whose members may have the devices; None for a reservation for a user.
             note: Purpose, for display; cut to 250 characters.
             request: Text of the request, for display.
 
@@ -276,7 +285,8 @@ class Ledger:
                 by=user_name(os.geteuid()),
                 begin=begin,
                 end=end,
-                user=outside(user),
+                user=None if user is None else outside(user),
+                group=group,
                 request=request,
             )
             change_blocks(self._state, directory, [block])
@@ -289,7 +299,7 @@ class Ledger:
         :func:`~anyaccel.ledger.blocks.change_blocks`.
 
         Args:
-            ids: Their identities.
+            ids: Their identities; the permission is checked, and the file written again, also without any.
 
         Raises:
             LeaseNotFoundError: When an identity belongs to no drain and no reservation, or to an ended reservation.
@@ -349,10 +359,12 @@ class Ledger:
         Args:
             want: The request.
             priority: The higher, the earlier.
-            choose: As for :meth:`acquire`.
+            choose: As for :meth:`acquire`; only called if a reservation for this user is running.
 
         Raises:
-            LedgerError: When the ledger cannot be read.
+            LedgerError: When the ledger cannot be read, or ``choose`` raises an OSError. Other exceptions of ``choose``
+                pass unchanged.
+            ValueError: When a choice is impossible.
         """
         newcomer = self._make_newcomer(want, priority, choose)
         return sum(self._read(lambda directory, listing: (newcomer.count_ahead(directory, listing),)))
@@ -428,7 +440,7 @@ class Ledger:
 
         Raises:
             LedgerBusyError: On entering, when another process keeps a file locked.
-            LedgerError: When a file cannot be opened or written, also by the context.
+            LedgerError: When a file cannot be opened; and in place of any OSError that leaves the body of the context.
         """
         from anyaccel.ledger.handovers import lock_handovers
 
@@ -568,8 +580,9 @@ class Ledger:
     def explain_refusal(self, lease_id: str) -> str:
         """Return the reason why a lease does not cover this process, as a clause; empty if the lease does.
 
-        An active lease covers each process that was started with it and, unless the lease has a mark, the holder. An
-        unknown identity counts as ended.
+        The reason is either that the lease has ended, or that this process was not started with the lease. An active
+        lease covers each process that was started with it and, unless the lease has a mark, the holder. An unknown
+        identity counts as ended.
 
         Raises:
             LedgerError: When the ledger cannot be read.

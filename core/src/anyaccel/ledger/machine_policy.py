@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 
 from anyaccel.configuration import Configuration
+from anyaccel.linux.users import find_groups
 from anyaccel.policy import NO_LIMITS, PLAIN, Limits, Policy
 
 TYPE_CHECKING = False
@@ -86,14 +86,8 @@ class _Members(dict[int, str]):
         return self[key] or default
 
     def _look_up(self, user: int) -> str:
-        """Return the first group of a user, primary or not; empty for none, or for a user without an account."""
-        import pwd
-
-        try:
-            account = pwd.getpwuid(user)
-        except KeyError:
-            return ""
-        own = set(os.getgrouplist(account.pw_name, account.pw_gid))
+        """Return the first group of a user; empty for none."""
+        own = find_groups(user)
         return next((name for number, name in self._numbers.items() if number in own), "")
 
 

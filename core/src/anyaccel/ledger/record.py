@@ -19,7 +19,7 @@ from anyaccel.linux.users import unmapped, user_name
 from anyaccel.model import Value
 from anyaccel.model.device import UNITS_PER_DEVICE
 from anyaccel.model.extent import format_slots, slot_numbers
-from anyaccel.model.request import format_units
+from anyaccel.model.request import find_memory, format_memory, format_share, format_units
 from anyaccel.text import clock
 
 TYPE_CHECKING = False
@@ -89,7 +89,7 @@ class LeaseRecord(Value):
 
     def __str__(self) -> str:
         where = f", slots {format_slots(self.slots)}" if self.slots else ""
-        share = "" if self.units == UNITS_PER_DEVICE else f" ({self.units / UNITS_PER_DEVICE:g} of it{where})"
+        share = "" if self.units == UNITS_PER_DEVICE else f" ({format_share(self.units, self.request)} of it{where})"
         if self.state == "outside":
             return self.reason
         if self.state in BLOCKED:
@@ -143,7 +143,7 @@ class TicketRecord(Value):
 
 
 def describe_obstacles(records: Iterable[LeaseRecord], places: Mapping[str, str]) -> str:
-    """Say who has how many of the wanted devices and until when: ``alice has 3 until 22:00, bob 0.5; 1 drained``.
+    """Say who has how many of the wanted devices and until when: ``alice has 3 until 22:00, bob 20GiB; 1 drained``.
 
     The user with the most devices comes first; of the users, the first four are named, and the others counted. The time
     is that by which all leases of the user have ended; it is left out if one of them has no time limit. This user is
@@ -155,6 +155,7 @@ def describe_obstacles(records: Iterable[LeaseRecord], places: Mapping[str, str]
         places: Line of the program that took a lease of this process, by id of the lease.
     """
     units: dict[str, int] = {}
+    memory: dict[str, int] = {}  # of shares by memory, which do not count as units
     ends: dict[str, list[float | None]] = {}
     withheld: dict[str, int] = {}
     # A lease of a device also has records of the device's parts: it counts once.
@@ -168,14 +169,17 @@ def describe_obstacles(records: Iterable[LeaseRecord], places: Mapping[str, str]
             name = f"this process ({places[record.id]})"
         elif record.state == Life.KEPT.value:
             name = f"what {name} left running"
-        units[name] = units.get(name, 0) + (record.units or UNITS_PER_DEVICE)
+        asked = find_memory(record.units, record.request)
+        memory[name] = memory.get(name, 0) + asked
+        units[name] = units.get(name, 0) + (0 if asked else record.units or UNITS_PER_DEVICE)
         ends.setdefault(name, []).append(record.until)
     clauses: list[str] = []
-    for name in sorted(units, key=lambda name: -units[name]):
+    for name in sorted(units, key=lambda name: (-units[name], -memory[name])):
         known = [end for end in ends[name] if end is not None]
         until = f" until {clock(max(known))}" if len(known) == len(ends[name]) else ""
         verb = "" if clauses else " have" if name == "you" else " has"  # of several users, the first one has the verb
-        clauses.append(f"{name}{verb} {format_units(units[name])}{until}")
+        parts = [format_units(units[name])] * bool(units[name]) + [format_memory(memory[name])] * bool(memory[name])
+        clauses.append(f"{name}{verb} {' and '.join(parts)}{until}")
     if len(clauses) > _USERS:
         clauses[_USERS:] = [f"{len(clauses) - _USERS} more users the rest"]
     blocks = (f"{count} {name}" for name, count in withheld.items())
@@ -200,10 +204,10 @@ def describe_ahead(count: int) -> str:
 
 
 def write_body(request: str, note: str, *, confined: bool = False, **more: Any) -> bytes:
-    """Encode the facts for other users as JSON: request, note, command's name, namespace, and ``more`` as it is given.
+    """Encode the facts for other users as JSON: request, note, command, namespace, confined, and ``more`` as given.
 
     Texts are made printable and cut to 250 characters, except in ``more``, which may replace entries of the same name.
-    Callers pass names only, never arguments or values of variables.
+    Of the command, only the name is written. Callers pass names only, never arguments or values of variables.
     """
     words = {
         "request": clean(request),
@@ -261,7 +265,8 @@ def read_locks(body: bytes) -> tuple[str, ...]:
 def list_leases(directory: int, listing: Listing) -> Iterator[LeaseRecord]:
     """Yield a record for each file of the active leases, sorted by device; ended leases are left out.
 
-    All locks are tested before the first record.
+    All locks are tested before the first record. A file that is removed after that still has a record, without owner,
+    start and texts.
 
     Raises:
         OSError: When a lock cannot be tested, as for want of descriptors.
@@ -386,7 +391,10 @@ def _way_out(lease: LeaseName, file: os.stat_result | None) -> str:
 
 
 def owner(found: os.stat_result | None) -> dict[str, Any]:
-    """Return ``uid`` and ``user`` of a record: unknown if a file has no state, or a user namespace hides the owner."""
+    """Return ``uid`` and ``user`` of a record: number and name of a file's owner.
+
+    These are None and ``unknown`` if the file has no state, or a user namespace hides the owner.
+    """
     if found is None or unmapped(found.st_uid):
         return {"uid": None, "user": "unknown"}
     return {"uid": found.st_uid, "user": user_name(found.st_uid)}

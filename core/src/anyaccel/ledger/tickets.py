@@ -424,7 +424,7 @@ def current_policy(state: StateDirectory | None = None) -> Policy:
 
 
 def _read_policy(found: Configuration) -> Policy:
-    """Return the queue policy of a configuration; :data:`PLAIN` without a file."""
+    """Make the queue policy of a configuration, which was read and verified before; :data:`PLAIN` without a file."""
     if not found.found:
         return PLAIN
     from anyaccel.ledger.machine_policy import read_policy
@@ -435,7 +435,8 @@ def _read_policy(found: Configuration) -> Policy:
 def with_blocks(policy: Policy, state: StateDirectory | None) -> Policy:
     """Return a policy with the drains and reservations of a state directory in place of its own; none if None.
 
-    Blocks of ended reservations are left out. The given policy is not changed.
+    Blocks of ended reservations are left out. The given policy is not changed. No error is raised for a file of blocks
+    that is missing or not trusted: see :func:`~anyaccel.ledger.blocks.read_blocks`.
     """
     blocks = () if state is None else read_blocks(state)
     if not blocks and not policy.blocks:
@@ -651,7 +652,7 @@ def find_ended(directory: int, listing: Listing) -> frozenset[str]:
 
 
 def _texts(devices: Iterable[object]) -> frozenset[str]:
-    """Return devices as texts."""
+    """Return the devices of a need as texts: names in the ledger, although the type of a need permits other objects."""
     return frozenset(map(str, devices))
 
 

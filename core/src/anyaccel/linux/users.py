@@ -1,7 +1,8 @@
-"""Names of users, and their numbers inside and outside of a user namespace: see ``user_namespaces(7)``."""
+"""Names and groups of users, and their numbers inside and outside of a user namespace: see ``user_namespaces(7)``."""
 
 from __future__ import annotations
 
+import os
 from functools import cache
 
 from anyaccel.linux.process import UNSEEN
@@ -17,6 +18,31 @@ def user_name(uid: int) -> str:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return str(uid)
+
+
+def group_name(gid: int) -> str:
+    """Return the name of a group, or the number where the group has no name."""
+    import grp
+
+    try:
+        return grp.getgrgid(gid).gr_name
+    except KeyError:
+        return str(gid)
+
+
+@cache
+def find_groups(uid: int) -> frozenset[int]:
+    """Return the numbers of a user's groups, primary or not; empty for a user without an account.
+
+    The answer is that of the first call in this process: each look of a waiting request asks for every user in line.
+    """
+    import pwd
+
+    try:
+        account = pwd.getpwuid(uid)
+    except KeyError:
+        return frozenset()
+    return frozenset(os.getgrouplist(account.pw_name, account.pw_gid))
 
 
 def outside(uid: int) -> int:

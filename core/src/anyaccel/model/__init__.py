@@ -25,7 +25,7 @@ from anyaccel.model.observation import (
 )
 from anyaccel.model.plugin import PluginInfo
 from anyaccel.model.problem import Problem, ProblemKind
-from anyaccel.model.request import Request, Term, format_memory, format_units
+from anyaccel.model.request import Request, Term, describe_parts, find_memory, format_memory, format_share, format_units
 from anyaccel.model.wire import decode, encode
 
 __all__ = [
@@ -63,9 +63,12 @@ __all__ = [
     "VendorState",
     "VisiblePart",
     "decode",
+    "describe_parts",
     "encode",
     "field",
+    "find_memory",
     "format_memory",
+    "format_share",
     "format_slots",
     "format_units",
     "join_names",

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from anyaccel.model._value import Value
 from anyaccel.model.device import UNITS_PER_DEVICE, Device
+from anyaccel.model.extent import join_names
+from anyaccel.text import size
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 def format_units(units: int) -> str:
@@ -25,6 +31,52 @@ def format_memory(memory_bytes: int) -> str:
     exact = [(memory_bytes * 10 // unit, name) for name, unit in _UNITS if memory_bytes * 10 % unit == 0]
     texts = [f"{tenths // 10}{f'.{tenths % 10}' * bool(tenths % 10)}{name}" for tenths, name in exact]
     return min(texts, key=lambda text: (len(text), "." in text))
+
+
+def find_memory(units: int, request: str, memory_bytes: int | None = None) -> int:
+    """Return the memory that was asked for with a part of a device, in bytes; 0 for a whole device or a fraction.
+
+    Args:
+        units: The part, in 1/10000 of the device.
+        request: Text of the request, which may be any text; one with several shares of different quantities counts as
+            a fraction.
+        memory_bytes: Memory of the device, which the part must be of; None if unknown: then the text is believed.
+    """
+    quantities = {term.partition(",")[0].rpartition(":")[2] for term in request.split()}
+    shares = [each for each in quantities if not each.isdecimal()]
+    if 0 < units < UNITS_PER_DEVICE and len(shares) == 1:
+        try:
+            found = size(shares[0])
+        except ValueError:  # a fraction, or no request at all
+            return 0
+        return found if not memory_bytes or -(-found * UNITS_PER_DEVICE // memory_bytes) == units else 0
+    return 0
+
+
+def format_share(units: int, request: str, memory_bytes: int | None = None) -> str:
+    """Write a part of a device as it was asked for: ``20GiB`` for a share by memory, else ``0.5`` or ``1``.
+
+    The arguments are those of :func:`find_memory`.
+    """
+    asked = find_memory(units, request, memory_bytes)
+    return format_memory(asked) if asked else format_units(units)
+
+
+def describe_parts(parts: Iterable[tuple[Device, int]], request: str) -> str:
+    """Write held devices and parts of devices: ``acme/0-1``, ``20GiB of acme/2``, or both with a comma.
+
+    Args:
+        parts: The devices, each with the held part in 1/10000.
+        request: Text of the request; see :func:`find_memory`.
+    """
+    found = list(parts)
+    whole = [device.name for device, units in found if units == UNITS_PER_DEVICE]
+    shares = [
+        f"{format_share(units, request, device.memory_bytes)} of {device.name}"
+        for device, units in found
+        if units != UNITS_PER_DEVICE
+    ]
+    return ", ".join([*([join_names(sorted(whole))] if whole else []), *shares])
 
 
 class Term(Value):

@@ -45,7 +45,7 @@ _WAITING = (
     Column(heading="WAITING", turn=0),
     Column(heading="USER", turn=1, least=8),
     Column(heading="REQUEST", turn=2, least=8),
-    Column(heading="FOR", turn=4),
+    Column(heading="WAITED", turn=4),
     Column(heading="STARTS BY", turn=5),
     Column(heading="REASON", turn=3, least=16),
     Column(heading="NOTE", turn=6, least=8),
@@ -54,12 +54,12 @@ _JOBS = (
     Column(heading="JOB", turn=0),
     Column(heading="STATE", turn=1),
     Column(heading="REQUEST", turn=3, least=8),
-    Column(heading="FOR", turn=4),
+    Column(heading="TOOK", turn=4),
     Column(heading="DEVICES", turn=5, least=8),
     Column(heading="COMMAND", turn=2, least=12),
 )
 _OF_TICKET = ("id", "user", "pid", "priority", "request", "note", "command")
-SORTS = ("device", "load", "memory", "free")
+SORTS = ("device", "load", "mem", "free")
 
 
 def sparkline(history: Sequence[float | None], width: int) -> str:
@@ -349,7 +349,7 @@ class Top(App[None]):
         ]
         if self._sort == "load":
             found.sort(key=lambda device: -(sample.stats(device).utilization or 0.0))
-        elif self._sort == "memory":
+        elif self._sort == "mem":
             found.sort(key=lambda device: -(sample.stats(device).memory_used_bytes or 0))
         elif self._sort == "free":
             found.sort(key=lambda device: -(samples.free(device, sample) or 0))
