@@ -4,9 +4,11 @@ import asyncio
 import gc
 import os
 import pickle
+import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import CancelledError
 
@@ -40,6 +42,16 @@ class Counter:
 
     def close(self):
         return "its own"
+
+    def hold(self, begun, path):
+        """Let no further thread start, and wait."""
+        threading.stack_size(1 << 46)
+        begun.touch()
+        self.wait_for(path)
+
+    def fail_without_descriptors(self):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
+        raise LookupError("x" * 100_000)  # too long for a packet, and shared memory needs a descriptor
 
     def spawn(self):
         return subprocess.Popen(["sh", "-c", "trap '' TERM; sleep 1000"], start_new_session=True).pid
@@ -88,6 +100,34 @@ def test_the_death_of_an_actor_is_reported_with_its_status(pool, tmp_path, how, 
     assert waiting.result() == 4
     with pytest.raises(aa.BrokenWorkerError, match=f"the actor Counter has gone: .*{words}"):
         counter.add(1).result()
+
+
+def test_a_method_for_which_no_thread_can_start_fails_alone(pool, tmp_path):
+    counter = pool().options(max_concurrency=2).actor(Counter)
+    holding = counter.hold(tmp_path / "begun", tmp_path / "go")
+    until((tmp_path / "begun").exists, "the method")
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        counter.add(1).result()
+    (tmp_path / "go").touch()
+    holding.result()
+    until(lambda: counter.add(1).exception() is None, "the thread that is free again")
+
+
+def test_an_actor_that_cannot_answer_ends_rather_than_keep_its_callers_waiting(pool):
+    counter = pool().options(max_concurrency=2).actor(Counter)
+    with pytest.raises(aa.BrokenWorkerError, match="ended with exit status 1 before it answered"):
+        counter.fail_without_descriptors().result(PATIENCE)
+
+
+def test_a_group_that_is_killed_after_its_last_actor_died_has_gone(pool):
+    group = pool().actors(Counter, 1)
+    with pytest.raises(aa.BrokenWorkerError, match="status 3"):
+        group.end(3).result()
+    until(lambda: not group._state._states, "its death")
+    group.kill()
+    until(lambda: "gone" in repr(group), "the end of the group")
+    with pytest.raises(aa.BrokenWorkerError, match="the actor Counter has gone: it was killed"):
+        group.add(1).result()
 
 
 def test_the_device_is_held_until_everything_has_gone(pool):

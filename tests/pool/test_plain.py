@@ -68,6 +68,18 @@ def test_arrays_come_as_they_were(value):
     assert not isinstance(found, np.ndarray) or found.flags.writeable
 
 
+@pytest.mark.parametrize(
+    "value", [[dt.datetime(2026, 1, 2, tzinfo=dt.UTC)] * 500, [dt.datetime.now(dt.UTC) for _ in range(500)],
+              list(np.arange(500)), list(np.zeros(500, [("a", "i4"), ("b", "M8[s]")]))],
+    ids=["one time", "times", "scalars", "records"],
+)  # fmt: skip
+def test_a_list_of_values_that_have_a_timezone_or_a_dtype_in_common_may_have_any_length(monkeypatch, value):
+    monkeypatch.setattr(plain, "MOST_REPEATED", 100)
+    assert read(value) == value
+    with pytest.raises(NotPlainError, match="the same values again and again"):
+        read(WIDE)
+
+
 @pytest.mark.parametrize("dtype", ["f8", ">i2", [("a", "i4")], "M8[us]"])
 def test_types_of_arrays_come_as_they_were(dtype):
     assert read({"dtype": np.dtype(dtype)}) == {"dtype": np.dtype(dtype)}

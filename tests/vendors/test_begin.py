@@ -3,12 +3,29 @@
 import os
 import subprocess
 import sys
+import venv
 
 import anyaccel as aa
 import psutil
+import pytest
 from anyaccel import vendors
+from installed import ACME
 from waiting import PATIENCE
 
+FINDER = """
+import sys
+from importlib.util import spec_from_file_location
+
+class Finder:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        return spec_from_file_location("nowhere", {path!r}) if name == "nowhere" else None
+
+sys.meta_path.append(Finder)
+"""
+"""What an editable installation may put into ``site-packages``."""
+VERSION = '(ctx.read("/sys/class/acme/version") or "").strip()'
+DETECT = "import sys, anyaccel; print(anyaccel.detect(sys.argv[1]).vendors[0].driver_version)"
 FORK = """
 import os, sys
 from anyaccel.vendors import begin
@@ -62,3 +79,31 @@ def test_what_was_started_ahead_and_not_used_ends_with_the_others():
     vendors.close()
     psutil.wait_procs([interpreter], timeout=PATIENCE)  # it is told to end, and may not have begun yet
     assert not interpreter.is_running()
+
+
+@pytest.fixture
+def environment(tmp_path):
+    """A virtual environment with the path of this one in a ``.pth`` file; return its interpreter and its directory."""
+    venv.create(tmp_path / "venv", symlinks=True)
+    (site,) = (tmp_path / "venv").glob("lib/python*/site-packages")
+    (site / "here.pth").write_text("".join(f"{entry}\n" for entry in sys.path if os.path.isdir(entry)))
+    return tmp_path / "venv/bin/python", site
+
+
+def test_a_plugin_that_a_finder_of_the_environment_finds_is_loaded(tmp_path, install, record, environment):
+    python, site = environment
+    install("acme", "", entry="nowhere")
+    (tmp_path / "acme.py").write_text(ACME)
+    (site / "finder.py").write_text(FINDER.format(path=str(tmp_path / "acme.py")))
+    (site / "finder.pth").write_text("import finder\n")
+    done = subprocess.run([python, "-c", DETECT, record({})], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "7.1\n"
+
+
+def test_a_vendors_library_sees_the_environment_and_the_builtins_of_a_program(install, record, environment):
+    python, _ = environment
+    source = ACME.replace(VERSION, "f'{sys.prefix} {sys.exec_prefix} {callable(exit)} {site.PREFIXES}'")
+    install("acme", f"import site, sys\n{source}")
+    done = subprocess.run([python, "-c", DETECT, record({})], capture_output=True, text=True, check=True, timeout=60)
+    prefix = str(python.parent.parent)
+    assert done.stdout == f"{prefix} {prefix} True {[prefix, prefix]}\n"

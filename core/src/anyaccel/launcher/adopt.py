@@ -52,8 +52,8 @@ class AdoptedProcess:
             inventory: The inventory of this host.
 
         Raises:
-            UsageError: If the process has no listed device open, has exited, or hides its open files; or if the
-                inventory is not of this host.
+            UsageError: If the process has no listed device open, has exited, or hides its open files also from its own
+                user, as ``ssh-agent``; or if the inventory is not of this host.
         """
         if inventory.machine != HOST:
             raise UsageError(f"processes run on this host, not on {inventory.machine}", hint="leave --machine out")

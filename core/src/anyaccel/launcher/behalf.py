@@ -74,8 +74,9 @@ class LeaseOnBehalf:
 
         Raises:
             LeasePermissionError: If the lease belongs to another user, also for root.
-            LedgerError: If the ledger cannot be written. Also if the lease has ended, but a process keeps the lock on a
-                device itself.
+            LedgerError: If the ledger cannot be read or written. Also if the lease has ended, but a process keeps the
+                lock on a device itself.
+            OSError: If the lease has ended, but no descriptor is free to unlock a device itself.
             UsageError: If the variable of the lease around this process is invalid; the lease goes on.
         """
         handover = self._plan_handover()  # before the end: an error here must not keep the vendors from undoing
@@ -93,7 +94,8 @@ class LeaseOnBehalf:
 
         Raises:
             PluginError: If a vendor fails.
-            LedgerError: If another handover takes too long, or the ledger cannot be written.
+            LedgerError: If another handover takes too long, or the ledger cannot be read or written.
+            UsageError: If the variable of the lease around this process is invalid.
         """
         if (handover := self._plan_handover()) is not None:
             handover.complete()
@@ -124,8 +126,8 @@ def acquire_on_behalf(
             without a comparison with the request, and not renewed; only an interrupted handover is completed.
         seconds: Seconds from the acquisition until the lease ends, unless :meth:`LeaseOnBehalf.renew` postpones the
             end.
-        groups: Paths of control groups (cgroup v2) below the root of the hierarchy: the lease lasts while one of them
-            has processes. Missing groups are left out.
+        groups: Paths of control groups (cgroup v2) below the root of the hierarchy: after ``seconds``, the lease lasts
+            while a group has processes. Missing groups are left out.
         options: As for :func:`anyaccel.acquire`; ``wait`` is 0 by default.
 
     Returns:
@@ -182,14 +184,15 @@ def acquire_on_behalf(
 def find_on_behalf(inventory: Inventory, environ: Mapping[str, str] | None = None) -> tuple[LeaseOnBehalf, ...]:
     """Return the active leases of this user on behalf of other processes, with devices of a machine.
 
-    Shares of unlisted devices are left out, and so are leases without a listed device.
+    Shares of unlisted devices are left out, and so are leases without a listed device. Without a state directory, the
+    result is empty.
 
     Args:
         inventory: The machine.
         environ: The environment, which may name the state directory; that of this process if None.
 
     Raises:
-        StateDirectoryError: If the ledger cannot be read.
+        LedgerError: If the ledger cannot be read.
         UsageError: If the variable of the lease around this process is invalid.
     """
     environ = os.environ if environ is None else environ

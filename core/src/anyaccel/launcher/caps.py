@@ -50,8 +50,8 @@ def frameworks(environ: Mapping[str, str]) -> tuple[str, ...]:
 def install(environ: MutableMapping[str, str] = os.environ) -> None:
     """Have frameworks capped at the fraction in an environment, now or at their import.
 
-    Does nothing without a fraction. TensorFlow is capped only with :data:`GROWTH_VARIABLE`. A second call has no effect
-    before the import of a framework, and patches an imported framework again.
+    Does nothing without a valid fraction. TensorFlow is capped only with :data:`GROWTH_VARIABLE`. A second call has no
+    effect before the import of a framework, and patches an imported framework again.
 
     Args:
         environ: The environment of this process.
@@ -134,7 +134,7 @@ class _Loader:
 
 
 def _cap_tensorflow(module: Any, environ: MutableMapping[str, str]) -> None:
-    """Patch TensorFlow, so that the first use of a device caps all GPUs at the limit in the environment.
+    """Patch TensorFlow, so that the first use of a device caps all GPUs at the bytes in :data:`LIMIT_VARIABLE`.
 
     A limit that is missing or under 1 MiB at that time caps nothing. There is one attempt, and after a success the
     growth variable is removed from the environment. An unknown version or a refusal is reported on
@@ -208,7 +208,7 @@ def _cap(torch: Any, environ: MutableMapping[str, str]) -> None:
 
 
 def _try(then: Callable[[], None]) -> None:
-    """Call a function; report an exception on standard error instead of raising."""
+    """Call a function; report an Exception on standard error instead of raising. Errors of the report pass."""
     try:
         then()
     except Exception as error:  # noqa: BLE001 - an unknown version or device: the program goes on
@@ -256,7 +256,7 @@ def _write(torch: Any, part: float, environ: MutableMapping[str, str]) -> None:
 
 
 def _parse_setting(text: str) -> float | None:
-    """Return the fraction in a value of the variable; None if missing, invalid, or not between 0 and 1."""
+    """Return the fraction in a value of the variable; None without a fraction between 0 and 1, both excluded."""
     match = re.search(r"(?:^|,)\s*" + _KEY + r"\s*:\s*([0-9.]+)", text)
     return _parse_fraction(match.group(1) if match else None)
 

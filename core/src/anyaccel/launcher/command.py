@@ -59,8 +59,8 @@ def run(request: str | Sequence[str], command: Sequence[str] | str, **options: U
         priority: A request of higher priority is served first.
         note: The purpose, shown to other users.
         time: Time limit, in seconds or as a text such as ``"1h30m"``. Then the command is ended with its descendants,
-            and standard error says so. Without effect for a request that falls back to the CPU.
-            See :func:`anyaccel.acquire`.
+            and standard error says so, without an exception unless ``check`` refuses the exit status. Without effect
+            for a request that falls back to the CPU. See :func:`anyaccel.acquire`.
         grace: Time between SIGTERM and SIGKILL at the time limit, in seconds or as a text.
         signal: A signal before the time limit, such as ``"USR1@60s"``: 60 seconds before, to each process of the
             command that catches the signal.
@@ -81,7 +81,8 @@ def run(request: str | Sequence[str], command: Sequence[str] | str, **options: U
         The result of :func:`subprocess.run`, with ``timed_out``: whether ``time`` ended the command.
 
     Raises:
-        UsageError, RequestError, UnknownNameError: If the command or the request is invalid.
+        UsageError, RequestError, UnknownNameError: If the command, the request or the value of an option is invalid, if
+            ``env`` is given, or if there is no such machine.
         UnknownOptionError: If there is no such option.
         NeverFitsError, NotFreeError, DeadlockError: If the request cannot be served, or not in time.
         LedgerError: If leases cannot be kept on this machine, or the request was cancelled.
@@ -235,7 +236,7 @@ class _TimedEnd:
     def _watch(self, limit: TimeLimit, pid: int, started: int) -> None:
         """Send the early signal in time; at the limit, set :attr:`timed_out` and end the processes.
 
-        Return early once :meth:`finish` is called.
+        Return early if :meth:`finish` is called before the limit; later the teardown goes on to its end.
         """
         countdown = Countdown(limit, self._mark, self._print_soon)
         while left := countdown.step():

@@ -292,7 +292,11 @@ def _ask_to_hide(
 
 
 def _vendor(name: str) -> VendorProcess:
-    """Return the process of a vendor; the import waits for the first, since a machine may have none."""
+    """Return the process of a vendor, which its first call starts; import late, since a machine may have no vendor.
+
+    Raises:
+        PluginError: If no plug-in of this vendor is installed.
+    """
     from anyaccel.vendors.process import vendor_process
 
     return vendor_process(name)
@@ -326,7 +330,8 @@ def _merge(edits: Mapping[str, EnvEdits], given: Collection[str]) -> tuple[dict[
         given: The vendors of the allocation.
 
     Returns:
-        Variables to set, variables to unset, and sentences about devices that stay visible.
+        Variables to set, variables to unset, and sentences about devices that stay visible: one for each value that a
+        vendor needs and does not get, and none for a removal.
 
     Raises:
         EnvConflictError: If two vendors of the allocation need different values of one variable.

@@ -70,7 +70,10 @@ class DeviceLease(OpenLease):
 
     @property
     def environ(self) -> Mapping[str, str]:
-        """The environment of a worker with exactly the leased devices, for ``subprocess`` and similar modules."""
+        """The whole environment of a worker with exactly the leased devices, for ``subprocess`` and similar modules.
+
+        The values stay the same after the release.
+        """
         return self.launch.environment.values
 
     @property
@@ -107,8 +110,9 @@ class DeviceLease(OpenLease):
         """Write the journal entry if one was begun and a journal is kept, and release the devices; only once.
 
         Devices are left to commands of :meth:`popen` that still run, until their exit. Vendors undo the handover of
-        devices without a holder; a failure is logged. The cgroup is removed if it is empty. A forked child writes the
-        entry, too, but only closes its copy of the lease: the parent keeps the devices.
+        devices without a holder; a failure is logged. The cgroup is removed if it is empty. In a forked child, no entry
+        is written, and only the child's copy of the lease is closed: the parent keeps the devices, and writes the
+        entry.
 
         Raises:
             LedgerError: If a command was started, and the ledger cannot be read; the devices are left to the command
@@ -134,7 +138,10 @@ class DeviceLease(OpenLease):
         self.release()
 
     def _repr_html_(self) -> str:
-        """Return the devices and the state of the lease as HTML, for a notebook."""
+        """Return the request, its state, held or released, and a table of the devices as HTML, for a notebook.
+
+        The table is empty after the release, and for a fallback to the CPU, which stays held as nothing.
+        """
         state = "released" if self._released else f"held as {self.id or 'nothing'}"
         return share_table(f"{self.allocation.request} {state}", () if self._released else self.allocation.shares)
 
@@ -403,9 +410,10 @@ class LeaseRequest:
             raise
 
     def _begin(self) -> Acquisition:
-        """Start the acquisition, and keep it for :meth:`_undo`; nothing is acquired yet.
+        """Start the acquisition, and keep it for :meth:`_undo`; nothing is acquired yet, and no line is entered.
 
-        The errors are those of :meth:`anyaccel.ledger.Ledger.begin`.
+        Raises:
+            UsageError, LimitError, ConfigurationError: As for :meth:`anyaccel.ledger.Ledger.begin`.
         """
         self._attempt = self.ledger.begin(self.want, self.choose, **self._terms)
         return self._attempt
@@ -597,7 +605,14 @@ class UnleasedUse:
         }
 
     def _is_taken(self, memory_bytes: int | None, seen: Stats) -> bool:
-        """Return whether an observed device is unavailable; unknown memory, or unknown use of it, counts as free."""
+        """Return whether an observed device is unavailable: in use (with ``avoid_busy``), or short of free memory.
+
+        Short means less than the largest memory filter of the request asks for; without a filter, memory is ignored.
+
+        Args:
+            memory_bytes: Total memory of the device. If unknown (None), or if the use is unknown, memory is ignored.
+            seen: The observation of the device.
+        """
         if self._avoid_busy and seen.processes:
             return True
         if not self._memory or memory_bytes is None or seen.memory_used_bytes is None:

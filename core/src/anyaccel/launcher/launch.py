@@ -63,6 +63,8 @@ class Launch(Value):
         """Start a command like :class:`subprocess.Popen`, by this plan.
 
         The command gets mark, cgroup, processors and sandbox of the plan, and inherits the descriptors of the lease.
+        With a mark or cgroup, a wrapper becomes the command. If that fails after all, as with an unknown file format,
+        the wrapper prints a message, and exits with status 126 or 127.
 
         Args:
             command: The command and its arguments; a string with ``shell=True``.
@@ -84,11 +86,12 @@ class Launch(Value):
     def spawn(self, command: Sequence[str], **attributes: Any) -> int:
         """Start a command like :func:`os.posix_spawnp`, by this plan, and return the process id.
 
-        The command gets environment, mark, cgroup, processors and sandbox of the plan; ``fds`` are not passed on.
+        The command gets environment, mark, cgroup, processors and sandbox of the plan; ``fds`` are not passed on. A
+        wrapper may fail as for :meth:`popen`.
 
         Args:
             command: The command and its arguments.
-            attributes: Keyword arguments of :func:`os.posix_spawnp`.
+            attributes: Keyword arguments of :func:`os.posix_spawnp`, such as ``setsid``.
 
         Raises:
             EnforcementError: If the process cannot be confined.
@@ -103,12 +106,14 @@ class Launch(Value):
     def become(self, command: Sequence[str]) -> NoReturn:
         """Replace this process by a command, by this plan, with the same terminal, signals and process id.
 
-        Ends the vendors' processes first. If the command cannot be started, processors and sandbox stay on this
+        Ends the vendors' processes first. The command inherits ``fds`` only after a call of
+        :meth:`anyaccel.ledger.Lease.inherit`. If the command cannot be started, processors and sandbox stay on this
         process, and SIGPIPE and SIGXFSZ may have their default action.
 
         Raises:
             EnforcementError: If the process cannot be confined.
             CommandNotFoundError, CommandNotRunnableError: If the command cannot be started.
+            ValueError: In another thread than the main one.
         """
         from anyaccel.launcher.start import become, make_start_error, make_wrapper
 
@@ -146,7 +151,7 @@ class Launch(Value):
 
     @property
     def _inside(self) -> ProcessSetup:
-        """Steps with the plan's processors; mark, cgroup, variables and cap are left out, and come with the start."""
+        """Steps with the plan's processors and sandbox; mark, cgroup, variables and cap come with the start."""
         return self.inside._replace(processors=self.environment.allocation.processors, cap=False)
 
 
@@ -250,7 +255,7 @@ def prepare(
 
     Args:
         request: The request.
-        inventory: The machine's inventory; detected if None, by means of the next three.
+        inventory: The machine's inventory; detected if None. Only the detection uses the next three.
         machine: The machine; see :func:`anyaccel.detect`.
         declare: Devices to count by resource name; see :func:`anyaccel.declare`.
         timeout: Time that each vendor's detection may take.

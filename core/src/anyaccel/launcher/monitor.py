@@ -124,7 +124,8 @@ def end_in_time(lease: str, until: float) -> None:
     The processes get SIGTERM, and SIGKILL after ``GRACE_SECONDS``; again, after growing pauses, while the lease lasts.
     The call returns once the monitor runs.
 
-    Call this function in a process with a single thread. Does nothing if no process can be made.
+    Call this function in a process with a single thread. The lease is not ended, silently, if no process can be made or
+    the monitor cannot open the ledger.
 
     Args:
         lease: Identity of the lease, which was left to the carriers of its mark.
@@ -305,7 +306,8 @@ class _LeaseWatch:
     def _holder_enforces(self, holder: tuple[int, int]) -> bool:
         """Return whether the holder lives and enforces the time limit; False for good once the holder is gone.
 
-        At that moment, an early signal that was due already is dropped: the holder has sent the signal.
+        In doubt the holder lives. At the moment when it is gone, an early signal that was due already is dropped: the
+        holder has sent the signal.
         """
         if self._stays and process.gone(*holder):
             self._stays = False
@@ -318,7 +320,7 @@ class _LeaseWatch:
         return min((each for each in (until, self._countdown.early_at) if each is not None), default=None)
 
     def _is_active(self) -> bool:
-        """Return whether the lease is active; True if the ledger cannot be read."""
+        """Return whether the lease is active; True if the ledger cannot be read, so that :meth:`_end` is tried."""
         try:
             return self._ledger.find_carriers(self._lease) is not None
         except AnyaccelError:
@@ -448,7 +450,10 @@ class Sampler:
 
     @property
     def seconds(self) -> float:
-        """Seconds until the next call of :meth:`step`, unless :attr:`answer` is readable before; infinite for never."""
+        """Seconds until the next call of :meth:`step`, unless :attr:`answer` is readable before; 0 once it is due.
+
+        Infinite when sampling has stopped.
+        """
         return max(0.0, self._at - time.monotonic())
 
     def step(self) -> None:
@@ -548,7 +553,10 @@ class Sampler:
         self._gap = min(2 * self._gap, self._every)  # a short lease gets a sample, a long one few
 
     def _end(self) -> None:
-        """Kill and reap the sampling process, with which its children die, and close the answer; at most once."""
+        """Kill and reap the sampling process, with which its children die, and close the answer.
+
+        No effect if no sample is being taken.
+        """
         child, self._asking = self._asking, 0
         if not child:
             return

@@ -187,9 +187,9 @@ class Handover:
     def take_back(self) -> None:
         """Put the devices that no holder has into their idle state; call it after the end of the lease.
 
-        Devices in their idle state are left out. The call waits for other handovers of the devices. A failure of a
-        vendor or the ledger is logged as a warning; ``anyaccel doctor`` names the device, and the next :meth:`give`
-        tries again.
+        Devices in their idle state are left out. The call waits for other handovers of the devices, for a limited time.
+        A timeout, or a failure of a vendor or the ledger, is logged as a warning; ``anyaccel doctor`` names the device,
+        and the next :meth:`give` tries again.
         """
         try:
             with self._ledger.lock_handovers(self._devices) as files:
@@ -247,8 +247,9 @@ def plan_handover(
 ) -> Handover | None:
     """Return the handover of the lease's detected devices whose vendors have the hook; no device is changed yet.
 
-    Vendors' processes may be started. None without such a device, without a lease, and on a machine that is not this
-    host. Also None inside an outer lease: its devices were handed over to the holder of that.
+    Vendors' processes may be started; a vendor whose process fails counts as a vendor without the hook. None without
+    such a device, without a lease, and on a machine that is not this host. Also None inside an outer lease: its devices
+    were handed over to the holder of that.
 
     Args:
         lease: Identity of the lease; empty if the request fell back to the CPU.
@@ -307,6 +308,8 @@ class OpenLease:
 
     def start_meter(self, program: str = "") -> UsageMeter:
         """Return a meter of the use of the devices, which starts now and is not attached.
+
+        The caller adds the samples, and finishes the meter.
 
         Args:
             program: Name of the program that uses the devices; the name of this process if empty.
@@ -511,7 +514,7 @@ class _ShortLeases:
             self.flush()
 
     def clear(self) -> None:
-        """Drop the entries, in a forked child: the parent writes them."""
+        """Drop the sums of short leases, in a forked child: the parent writes them."""
         self._entries = {}
 
     def flush(self) -> None:
@@ -539,12 +542,15 @@ def _sum(first: JournalEntry, more: JournalEntry) -> JournalEntry:
 
 
 def is_journal_kept() -> bool:
-    """Return whether leases are written: the user keeps a journal, or fair shares of the machine count past use."""
+    """Return whether leases are written: the user keeps a journal, or fair shares of the machine count past use.
+
+    A faulty configuration of the machine counts as none.
+    """
     return is_journal_wanted() or count_half_life() is not None
 
 
 def is_journal_wanted() -> bool:
-    """Return whether the user keeps a journal; True if the configuration cannot be read."""
+    """Return whether the user keeps a journal; True by default, and if the configuration cannot be read."""
     try:
         return bool(configuration.user().get("journal.keep"))
     except ConfigurationError:

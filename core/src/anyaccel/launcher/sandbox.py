@@ -291,14 +291,14 @@ def _refuse_open(closed: Mapping[Node, str]) -> None:
 
 
 def find_names(paths: Collection[str], nodes: Collection[Node]) -> set[str]:
-    """Return every name of devices: their nodes, other nodes of the same devices, and other mounts of both.
+    """Return every path to devices, without links: their nodes, other nodes of the same devices, other mounts of both.
 
     Other nodes are found only where :func:`find_nodes` searches ``/dev``. If a node is on a file system of its own,
     other names of the mount point are included: Landlock permits access below the mount if it permits access below such
     a name.
 
     Args:
-        paths: Device nodes, or links to them; they need not exist.
+        paths: Device nodes, or links, of which only the target is returned; they need not exist.
         nodes: The devices of the nodes that exist.
 
     Raises:
@@ -355,7 +355,7 @@ def find_unsearched() -> tuple[str, ...]:
 
 
 def _mounts_relative(directory: str) -> list[MountPoint]:
-    """Return the mounts below a directory, its own left out; at each mount point, only the last mount.
+    """Return the mounts below a directory, its own left out, with absolute paths; at each point, only the last mount.
 
     ``devices`` is True if any mount of the same file system permits device nodes.
     """
@@ -396,7 +396,11 @@ class MountPoint(NamedTuple):
 
 
 def _read_mounts() -> Iterator[MountPoint]:
-    """Yield the mounts that this process sees, in the order of mounting."""
+    """Yield the mounts that this process sees, in the order of mounting.
+
+    Raises:
+        OSError: If the table cannot be read, as without ``/proc``.
+    """
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
         for line in file:
             before, _, after = line.partition(" - ")

@@ -103,7 +103,7 @@ class Scope(Value):
         return frozenset().union(*map(self.names.__getitem__, device_ids))
 
     def with_parts(self, device_ids: Iterable[str]) -> frozenset[str]:
-        """Return device ids with the ids of all their parts: overlapping sets exclude each other."""
+        """Return device ids, listed or not, with the ids of all their parts: overlapping sets exclude each other."""
         ids = frozenset(device_ids)
         return ids.union(*(self.parts[each] for each in ids if each in self.parts)) if self.parts else ids
 
@@ -142,7 +142,7 @@ class Scope(Value):
         """Return the granted part of each device, under each of its ledger names; rounded up, so shares never overlap.
 
         The devices of which a granted device is a part are added as divided, unless granted themselves. A device that
-        is no longer listed keeps its fraction of a whole device.
+        is no longer listed keeps its names and its fraction of a whole device.
         """
         held: dict[str, Extent] = {}
         lost: dict[str, Device] = {}
@@ -253,6 +253,8 @@ def _names(device: Device, prefix: str) -> tuple[str, ...]:
 
 def _find_places(inventory: Inventory, vendor: str) -> Iterator[tuple[Device, tuple[str, ...], bool]]:
     """Yield the detected devices of a vendor, with their directories in sysfs, and whether these are shared.
+
+    Without a PCI address, the directories are looked up by the device nodes, which are not opened; there may be none.
 
     The directories are shared if the device is a part, lists physical parts, or has a directory in common with another
     device that is no part.

@@ -78,9 +78,11 @@ class SharedScheduler(Scheduler):
     def free(self, device_id: str) -> int:
         """Return the free units of a device in 1/10000, given the active leases, read anew, and withheld devices.
 
+        Leases of this process count, too. A hidden or unhealthy device has 0.
+
         Raises:
             KeyError: If no device has this id.
-            StateDirectoryError: If the ledger cannot be read.
+            LedgerError: If the ledger cannot be read.
         """
         with self._lock:
             self._read_leases()
@@ -93,7 +95,7 @@ class SharedScheduler(Scheduler):
 
         Raises:
             KeyError: If no device has this id.
-            StateDirectoryError: If the ledger cannot be read.
+            LedgerError: If the ledger cannot be read.
         """
         with self._lock:
             self._read_leases()
@@ -107,6 +109,10 @@ class SharedScheduler(Scheduler):
         The machine keeps its former name, since leases have the name. Waits of requests that fit no more are stopped,
         but those requests keep their place in case they fit again. Entries of other holders' leases are removed from
         the books until the next reading.
+
+        Args:
+            machine: Key of the machine's books, which is empty.
+            inventory: The changed machine; None if the machine is gone, so that no request fits.
 
         Returns:
             The settled tickets, for the caller to notify: requests that now run on the CPU, and requests that failed
@@ -140,11 +146,11 @@ class SharedScheduler(Scheduler):
     def _read_leases(self, time: float | None = None) -> ActiveLeases:
         """Enter every active lease of other holders into the books, in place of the last reading; return all leases.
 
-        Devices that are withheld from a request with a time limit in seconds are entered as well. Own allocations are
-        counted again, and each plan will try the machine again.
+        Devices that are withheld from a request with a time limit in seconds, None for no limit, are entered as well.
+        Own allocations are counted again, and each plan will try the machine again.
 
         Raises:
-            StateDirectoryError: If the ledger cannot be read.
+            LedgerError: If the ledger cannot be read; then the last reading stays.
         """
         held = ActiveLeases.read(self.inventory, self._ledger, self._environ, time=time)
         self._drop_others()
@@ -242,7 +248,10 @@ class SharedScheduler(Scheduler):
         return choose
 
     def _plan_handover(self, opened: OpenLease, pending: LeaseRequest) -> None:
-        """Set the handover of a new lease, for which vendors' processes may be started; no device is changed yet."""
+        """Set the handover of a new lease, None if no vendor has a change to make; no device is changed yet.
+
+        Vendors' processes may be started; a vendor whose process fails counts as a vendor without a change.
+        """
         given = opened.allocation
         opened.handover = plan_handover(given.id, given.devices, pending.inventory, self._environ, self._ledger)
 
@@ -280,7 +289,7 @@ class SharedScheduler(Scheduler):
     def _place_in_line(self, ticket: Ticket) -> int:
         """Return the later of the ticket's positions in this program and in the machine's queue; 0 when not waiting.
 
-        The position in the machine's queue is the one last reported.
+        The position in the machine's queue is the one last reported. Takes the lock.
         """
         own = super()._place_in_line(ticket)
         wait = self._waits.get(ticket.number)
@@ -293,7 +302,7 @@ class SharedScheduler(Scheduler):
 
         Raises:
             ConfigurationError: If the machine's configuration is invalid or untrusted.
-            StateDirectoryError: If the ledger cannot be read.
+            LedgerError: If the ledger cannot be read.
         """
         held = self._read_leases(waiting.seconds)
         verdict = held.explain(super()._judge(plan, waiting))
@@ -382,7 +391,10 @@ class SharedScheduler(Scheduler):
             await opened.end_async()
 
     def _fail(self, ticket: Ticket, error: Exception) -> None:
-        """Forget the wait of a ticket; then settle and notify the ticket with an error unless it has left the queue."""
+        """Forget the wait of a ticket; then settle and notify the ticket with an error unless it has left the queue.
+
+        Takes the lock, and notifies after the release of the lock.
+        """
         with self._lock:
             self._waits.pop(ticket.number, None)
             if not self._leave(ticket):
@@ -427,7 +439,10 @@ class _QueuedRequest:
             _wait_thread.call(self._stop)
 
     def _start(self, run: Callable[[], Awaitable[None]]) -> None:
-        """Cancel the previous wait, and begin the next after its end; runs in the thread of the waits."""
+        """Cancel the previous wait, and begin the next after its end; runs in the thread of the waits.
+
+        A previous wait that has not begun ends at once, even if a still earlier wait has not ended yet.
+        """
         previous = self._task
         self._stop()
         self._task = asyncio.get_running_loop().create_task(_after(previous, run))
@@ -439,7 +454,10 @@ class _QueuedRequest:
 
 
 async def _after(previous: asyncio.Task[None] | None, run: Callable[[], Awaitable[None]]) -> None:
-    """Wait until another task has ended, in any way, then await the result of a function."""
+    """Wait until another task has ended, in any way, then await the result of a function.
+
+    A cancellation during the first wait does not reach the other task, and the function is not called.
+    """
     if previous is not None:
         await asyncio.wait([previous])
     await run()

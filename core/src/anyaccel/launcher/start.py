@@ -101,7 +101,7 @@ def make_wrapper(
 
     Args:
         program: The program.
-        mark: The mark; empty for none, or if this process carries the mark already.
+        mark: The mark; empty for none. Give none if this process carries the mark already.
         group: The cgroup; None for none.
         environ: The environment whose ``PATH`` finds the program; that of this process if None.
         directory: The working directory of the program; that of this process if None.

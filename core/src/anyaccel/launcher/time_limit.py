@@ -150,7 +150,7 @@ class TimeLimit(Value):
 
     @property
     def early_at(self) -> float | None:
-        """Time of the early signal, in seconds since the boot; None for never."""
+        """Time of the early signal, in seconds since the boot; None without a signal. Kept after the signal."""
         return None if self.early is None else self.until - self.early.seconds
 
     @property

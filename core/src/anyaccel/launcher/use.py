@@ -157,7 +157,8 @@ def use(request: str | Sequence[str] | Request, **options: Unpack[AcquireOptions
         UnknownOptionError: If there is no such option.
         AlreadyLoadedError: If the runtime of a vendor on the machine is loaded in this process.
         RequestError, UnknownNameError: If the request is invalid.
-        NeverFitsError, NotFreeError, DeadlockError, LedgerError: As for :func:`anyaccel.acquire`.
+        NeverFitsError, NotFreeError, DeadlockError, LedgerError, EnvConflictError, PluginError, OSError, ValueError: As
+            for :func:`anyaccel.acquire`.
 
     Examples:
         >>> with anyaccel.use("GPU:2", machine="sim:H100:4") as devices:
@@ -214,12 +215,14 @@ def _begin(hold: DeviceLease) -> ProcessLease:
 
 
 def get_process_lease() -> ProcessLease | None:
-    """Return the lease of this process from :func:`use`; None for none."""
+    """Return the lease of this process from :func:`use`; None before, after its release, and in a forked child."""
     return _active
 
 
 def refuse_if_loaded(inventory: Inventory) -> None:
     """Check that no runtime of a vendor on the machine is loaded in this process: a runtime reads its variables once.
+
+    Vendors of simulated devices count, too.
 
     Raises:
         AlreadyLoadedError: If the runtime of a vendor on the machine is loaded.
@@ -241,6 +244,9 @@ def find_loaded(libraries: Collection[str]) -> str:
 
     Args:
         libraries: Beginnings of the file names, such as ``libacme.so``.
+
+    Raises:
+        OSError: If the list of mapped files cannot be read; not without ``libraries``.
     """
     beginnings = tuple(libraries)
     mapped = list_mapped() if beginnings else ()

@@ -171,11 +171,11 @@ def find_limits(request: Request, *, time: float | None, priority: int, inventor
 
 
 def apply_limits(verdict: Verdict, limits: Sequence[OverLimit]) -> Verdict:
-    """Return the verdict with the exceeded limits as reasons, and their remedies as ways out.
+    """Return the verdict with the exceeded limits in front of the reasons, and their remedies in front of the ways out.
 
-    With a lasting limit, the request never fits, for the lasting limits alone. Else it does not fit until the user
-    releases devices. The nearest requests are dropped. Without limits, or if the request never fits anyway, the verdict
-    stays the same.
+    With a lasting limit, the request never fits, for the lasting limits alone: other reasons and ways out are dropped.
+    Else it does not fit until the user releases devices. The nearest requests are dropped. Without limits, or if the
+    request never fits anyway, the verdict stays the same.
     """
     if not limits or not verdict.ever_fits:
         return verdict
@@ -370,7 +370,14 @@ class ActiveLeases(Value):
 
 
 def _make_want(inventory: Inventory, request: Request, environ: Mapping[str, str], time: float | None) -> Want:
-    """Make the ledger request of a new request with a time limit in seconds, None for none."""
+    """Make the ledger request of a new request with a time limit in seconds, None for none.
+
+    ``environ`` names the lease around this process, if any.
+
+    Raises:
+        UnknownNameError: If no device has one of the names.
+        UsageError: If the variable of the lease around this process is invalid.
+    """
     want = Scope.make(inventory, environ).make_want(make_choice(inventory, request), inventory)
     return replace(want, seconds=time)
 
@@ -410,7 +417,10 @@ def own_leases(path: str) -> Mapping[str, tuple[Lease, str]]:
 
 
 def has_other_threads() -> bool:
-    """Return whether this process has another Python thread, which could release devices while this one waits."""
+    """Return whether this process has another Python thread, which could release devices while this one waits.
+
+    Every thread counts, also a daemon, and the reactor of a pool.
+    """
     # A daemon of a library counts, too: no call can tell what a thread will do.
     return any(thread is not threading.current_thread() for thread in threading.enumerate())
 
@@ -450,7 +460,8 @@ def describe_holder(record: LeaseRecord, parts: Iterable[tuple[Device, int]]) ->
 def describe_wait(place: int, holders: Iterable[LeaseRecord], limits: Iterable[OverLimit]) -> str:
     """Return a sentence with the queue position and the obstacles of a request: limits, then holders of devices.
 
-    Without limits and holders, earlier requests are the obstacle.
+    The devices are counted by user, as :func:`describe_obstacles` does. Without limits and holders, the obstacles are
+    the earlier requests, ``place - 1``.
 
     Args:
         place: The queue position, 1 for the next.
@@ -514,8 +525,8 @@ def watch_leases(
 
     Returns:
         An iterator over the records of :func:`anyaccel.leases`: the present ones at once, then again after each change,
-        for which the iterator waits. A change of a reason or an end alone is none. The iteration raises LedgerError if
-        the ledger cannot be read, and may go on after that.
+        for which the iterator waits. A change of a reason or an end alone is none. The iteration raises the errors of
+        :func:`anyaccel.leases`, such as LedgerError if the ledger cannot be read, and may go on after that.
 
     Raises:
         UsageError: If ``every`` is not more than 0.

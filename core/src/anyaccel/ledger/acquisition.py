@@ -367,7 +367,10 @@ class Acquisition:
         return None, False
 
     def _rounds(self) -> tuple[frozenset[str] | None, ...]:
-        """Return the devices for each round of an attempt: those reserved for this user, if any; None for all."""
+        """Return the devices for each round of an attempt: devices reserved for this user, if any; then None for all.
+
+        A reservation must be running. The reservations are read again if the policy that was read last has blocks.
+        """
         if not self._policy.blocks:
             return (None,)
         reserved = self._want.candidates & find_reserved(self._state, self.facts)
@@ -396,12 +399,13 @@ class Acquisition:
         return lease, self._busy_since is None
 
     def _select(self, directory: int, listing: Listing) -> dict[str, Extent] | None:
-        """Let the caller choose by the names of leases, and check locks only if no choice fits.
+        """Let the caller choose by the names of leases, and check only the locks on which the choice depends.
 
         A command that kept its lease until its end has left the lease's file behind. Leases of ended processes
-        therefore count as ended until the choice needs their devices: the check may have to look at every process,
-        which takes milliseconds. The checks record ended leases in ``_over``. If still no choice fits, the other leases
-        are checked and debris is swept; ``choose`` is called again only if another lease has ended.
+        therefore first count as ended: the check may have to look at every process, which takes milliseconds. If the
+        choice has one of their devices, or no choice fits, these leases are checked and ``choose`` is called again. If
+        still no choice fits, all other leases are checked and debris is swept; ``choose`` is called again only if
+        another lease has ended. The checks record ended leases in ``_over``, until the next attempt.
 
         Returns:
             The choice; None if the free devices do not suffice.
@@ -431,9 +435,9 @@ class Acquisition:
         return {**taken, **dict.fromkeys((*self._contradicted, *self._barred(), *others), Extent())}
 
     def _barred(self) -> list[str]:
-        """Return the devices, also wholes, that are drained, or reserved for another user before the request would end.
+        """Return the candidates and wholes that are drained, or reserved for another user before the request would end.
 
-        Empty if the policy that was read last has no blocks.
+        Empty if the policy that was read last has no blocks; else the blocks are read again.
         """
         if not self._policy.blocks:
             return []
@@ -468,7 +472,8 @@ class Acquisition:
     def _follow(self, lease: LeaseName, pid: int) -> None:
         """Open a pidfd, so that the end of a process which keeps a suitable device wakes this request.
 
-        If the process cannot be watched, look again soon. A lease of an unsuitable device is ignored.
+        A process that is watched already gets another pidfd. If the process cannot be watched, look again soon. A lease
+        of an unsuitable device is ignored.
         """
         if lease.device in self._want.concerned:
             try:
@@ -563,7 +568,11 @@ class Acquisition:
         return self._lease
 
     def _write_body(self, locks: tuple[str, ...]) -> bytes:
-        """Return the body of the lease's files, with a tenure that begins now if the request has one."""
+        """Return the body of the lease's files, with a tenure that begins now if the request has one.
+
+        For the facts in the body, see :func:`anyaccel.ledger.record.write_body`; ``locks`` are the paths of the
+        devices' own locks.
+        """
         want = self._want
         body = record.lease_body(want.request, self._note, confined=want.confined, locks=locks)
         return body if want.tenure is None else with_entry(body, ENTRY, want.tenure().encode())
@@ -743,8 +752,9 @@ class Acquisition:
 
         Locks and stamps are read from the front of the line until a live request is found, and from the back for the
         nearest live request; ``before`` stays None if backfill allows passing all of them, but ``place`` counts them.
-        The own ticket is stamped, or dropped if ``listing`` lacks it. Passable and ended tickets are recorded for
-        :meth:`_in_front` and the next sweep.
+        The own ticket is stamped, or dropped if ``listing`` lacks the file, as after the directory was replaced; a
+        cancelled ticket is still listed. Passable and ended tickets are recorded for :meth:`_in_front` and the next
+        sweep.
         """
         if self._ticket and self._ticket.name not in listing.tickets:  # the directory was emptied or replaced
             self._drop_ticket()
@@ -771,7 +781,9 @@ class Acquisition:
     def _rivals(self, directory: int, listing: Listing) -> list[str]:
         """Return the names of the tickets ahead that block this request, in the order of service.
 
-        See :meth:`anyaccel.policy.Policy.keeps_waiting`. Locks are not checked; unreadable tickets are left out.
+        See :meth:`anyaccel.policy.Policy.keeps_waiting`. Locks are not checked, and a ticket in the list may be gone. A
+        ticket of another version, or gone before the first reading, is left out. A ticket whose body cannot be read
+        counts by name and owner alone, as wanting every device if the name lists none.
         """
         if not listing.tickets:
             return []
@@ -800,7 +812,9 @@ class Acquisition:
     def count_ahead(self, directory: int, listing: Listing) -> int:
         """Count the requests ahead that keep this one waiting; 0 if each may be passed, or reserved devices are free.
 
+        Backfill passes all of them or none. Ended and silent requests are left out at the front of the line only.
         Reserved devices are those of this user's running reservations: free if they suffice, as ``choose`` says.
+        ``place`` and ``before`` change as in :meth:`update_position`.
         """
         for only in self._rounds():
             self._only = only
@@ -824,7 +838,8 @@ class Acquisition:
     def _may_pass(self, directory: int, listing: Listing, ahead: Collection[str]) -> bool:
         """Return whether backfill allows the request to pass the tickets named in ``ahead``.
 
-        False without a time limit, or if one of these tickets cannot be read. Leases count without a test of locks.
+        False without a time limit, or if one of these tickets is of another version, or was gone before the first
+        reading; a ticket whose body cannot be read has no needs. Leases count without a test of locks.
         """
         if self._want.seconds is None:
             return False

@@ -222,7 +222,7 @@ def _read(path: str, directory: str) -> tuple[DeviceBlock, ...] | None:
 def _decode(body: bytes) -> Iterable[DeviceBlock]:
     """Decode the first 10,000 blocks; skip implausible blocks, and every block of another version.
 
-    Texts are cut to 250 characters.
+    Other content than a JSON object with a list of blocks gives none. Texts are cut to 250 characters.
     """
     words = read_object(body)
     listed = words.get("blocks") if words.get("v") == VERSION else None
@@ -270,8 +270,8 @@ def change_blocks(
 ) -> None:
     """Add and remove blocks: write the changed list to the file and, for the machine's directory, to :data:`KEPT`.
 
-    :data:`KEPT` is written first; missing parents are made. If only :data:`KEPT` could be written, the change becomes
-    active with the next boot. Ended reservations, and blocks that :func:`read_blocks` skips, are dropped.
+    :data:`KEPT` is written first; missing parents are made. Ended reservations, and blocks that :func:`read_blocks`
+    skips, are dropped.
 
     Args:
         state: The state directory.
@@ -281,7 +281,8 @@ def change_blocks(
 
     Raises:
         LeasePermissionError: When this user is neither root nor the owner of the state directory.
-        LedgerError: When a file cannot be written, or would be larger than what is read; nothing changes then.
+        LedgerError: When a file cannot be written, or would be larger than what is read. No block changes now; but if
+            :data:`KEPT` was written and the other file was not, the change becomes active with the next boot.
     """
     check_permission(state, os.fstat(directory).st_uid)
     gone = set(without)

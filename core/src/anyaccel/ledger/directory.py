@@ -63,7 +63,10 @@ _known: dict[tuple[int, int], bool] = {}
 
 @tidy_in_child
 def _close_in_child() -> None:
-    """Close directories that threads of the parent had open: copies in a forked child would keep the parent's lock."""
+    """Close the directories that any thread of the parent had open, also the forking thread.
+
+    Copies in a forked child would keep the parent's lock.
+    """
     while _open:
         with contextlib.suppress(OSError):
             os.close(_open.pop())

@@ -34,6 +34,14 @@ File = tuple[int, int]
 def end_lease(state: StateDirectory, lease_id: str, *, grace: float, force: bool) -> tuple[int, ...]:
     """End the processes of a lease and remove its files; see :meth:`anyaccel.ledger.Ledger.end_lease`.
 
+    The call returns once the lease has ended.
+
+    Args:
+        state: The state directory.
+        lease_id: Identity of the lease.
+        grace: Seconds for the processes to end after SIGTERM.
+        force: Whether to kill the processes after the grace, and to wait up to ``KILL_SECONDS`` more.
+
     Returns:
         Sorted ids of the signalled processes.
 
@@ -42,7 +50,8 @@ def end_lease(state: StateDirectory, lease_id: str, *, grace: float, force: bool
         LeaseNotFoundError: When no active lease has this id.
         LeasePermissionError: When the lease belongs to another user, and this process is not root's.
         LedgerError: When the lease is still held in the end, also after signals; when the lease is held by this
-            process, is on behalf of others, or is released at the beginning of the call.
+            process, is on behalf of others, or is released at the beginning of the call; when several other users have
+            files with this id; or when a system call fails.
     """
     with state.opened() as directory:
         files, owner = _files(state, directory, lease_id)
@@ -147,7 +156,10 @@ def renew(state: StateDirectory, lease_id: str, tenure: Tenure, note: str | None
 
 
 def _all_last(tenures: list[Tenure | None]) -> bool:
-    """Return whether each tenure lasts now; False if a lease has none, True for an empty list."""
+    """Return whether each tenure lasts now; False if a lease has none, True for an empty list.
+
+    Control groups are looked at once the time is over; see :meth:`Tenure.reason`.
+    """
     return all(each is not None and each.reason() for each in tenures)
 
 
@@ -158,7 +170,7 @@ def _replace(state: StateDirectory, directory: int, lease: LeaseName, tenure: Te
     is removed.
 
     Raises:
-        OSError: When the new file cannot be made or named.
+        OSError: When the new file cannot be made or named; or when it is in place, but the old one cannot be removed.
         LeaseNotFoundError: When the file is gone.
         LeasePermissionError: When the file belongs to another user.
     """
@@ -228,13 +240,23 @@ def _files(state: StateDirectory, directory: int, lease_id: str) -> tuple[list[L
 
 
 def _ownerless(directory: int, lease: LeaseName) -> Tenure | None:
-    """Return the tenure of a lease that lasts by the tenure alone; None for any other lease."""
+    """Return the tenure of a lease that lasts now by the tenure alone; None for any other lease, also an ended one.
+
+    Raises:
+        OSError: When the lock cannot be tested.
+    """
     state = find_states(directory, (lease,))[lease.name]
     return read_tenure(directory, lease) if state.life is Life.ON_BEHALF else None
 
 
 def _select_active(directory: int, files: Iterable[LeaseName]) -> list[LeaseName]:
-    """Return the leases that have not ended, after tests of locks and, if needed, a scan of all processes."""
+    """Return the leases that have not ended, after tests of locks and tenures and, if needed, a scan of all processes.
+
+    A lease in doubt, as after an incomplete scan, counts as active.
+
+    Raises:
+        OSError: When a lock cannot be tested.
+    """
     found: dict[str, LeaseState] = find_states(directory, files := tuple(files))
     return [lease for lease in files if found[lease.name].life is not Life.OVER]
 
@@ -282,8 +304,8 @@ def _device_locks(directory: int, files: Iterable[LeaseName]) -> set[File]:
 def _unlock(pid: int, files: set[File]) -> bool:
     """Unlock files of an own process, exclusively or shared locked, through copies of its descriptors.
 
-    Return False if copying or unlocking fails, also because the process ends meanwhile; True for a process that has
-    ended before, or holds no lock on the files.
+    Return False if a descriptor cannot be copied or unlocked; True for a process that has ended, that holds no lock on
+    the files, or whose descriptors this process may not see.
 
     Raises:
         OSError: When no descriptor is free to look at the process.

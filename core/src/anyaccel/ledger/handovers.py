@@ -41,7 +41,7 @@ class HandoverFile:
     def changed(self) -> bool:
         """Whether the device may not be in its idle state: the file is not empty, also since an earlier boot.
 
-        OSError passes here, and in :attr:`given`.
+        OSError passes here, and in :attr:`given_to`.
         """
         return os.fstat(self._descriptor).st_size > 0
 
@@ -80,7 +80,7 @@ def lock_handovers(state: StateDirectory, devices: Iterable[str]) -> Iterator[di
 
     Raises:
         LedgerBusyError: When another process keeps a file locked for ``LOCK_SECONDS``.
-        LedgerError: When a file cannot be opened or written, also by the context.
+        LedgerError: When the directory or a file cannot be opened or locked, and in place of any OSError in the body.
     """
     with state.opened(make=True) as directory, contextlib.ExitStack() as rest:
         files = {}
@@ -95,7 +95,7 @@ def lock_handovers(state: StateDirectory, devices: Iterable[str]) -> Iterator[di
 def list_unfinished(directory: int, listing: Listing) -> dict[str, str]:
     """Return the devices that a holder left changed in this boot, with the identity of the lease, sorted by device.
 
-    Devices with an active lease are left out. An interrupted change counts, too.
+    Devices with an active lease are left out. An interrupted change counts, too, with the lease that it was for.
 
     Args:
         directory: Descriptor of the state directory.

@@ -111,7 +111,7 @@ class JournalEntry(Value):
 
     @property
     def device_seconds(self) -> float:
-        """Seconds for which the devices were held, times their number; a share counts as a fraction of a device."""
+        """The seconds in ``held``, times the number of devices; a share counts as a fraction of a device."""
         return self.held * sum(used.units for used in self.devices) / 10_000
 
 
@@ -127,7 +127,8 @@ def write(entry: JournalEntry, environ: Mapping[str, str] | None = None) -> bool
             environment of this process when None.
 
     Returns:
-        Whether the line was written. False for a line over 16 KiB, if no file can be opened, or if a write fails.
+        Whether the line was written. False for a line over 16 KiB, if no file can be opened, or if a write fails. After
+        an OSError of a write, no other file is tried.
     """
     try:
         for path, mode in _own_files(os.environ if environ is None else environ):
@@ -181,8 +182,9 @@ def read_usage(half_life: float) -> dict[int, Usage]:
 def read(environ: Mapping[str, str] | None = None, *, since: float = 0.0) -> Iterator[JournalEntry]:
     """Read the journals that this user may see: the machine's files, and the user's own; lazily.
 
-    Files that cannot be opened, and lines that are no lease, are skipped; of a file, at most 16 MiB are read. Leases
-    come in the order of the files: of the machine's, by name; of the user's own, the older first.
+    Files that cannot be opened, and lines that are no lease, are skipped; of a file, the first 16 MiB are read. Leases
+    come in the order of the files: of the machine's, by name; of the user's own, the older first. An OSError of reading
+    an open file passes.
 
     Args:
         environ: As for :func:`write`.
@@ -198,10 +200,10 @@ users this takes 0.25 ms, and 3.6 ms without this cache."""
 
 
 def _file_usage(path: str, user: int, half_life: float) -> Usage:
-    """Return the usage at the end of a file of a user, or of the file that was put aside if the former has none.
+    """Return the usage at the end of a file of a user; if that file does not count, of the file that was put aside.
 
-    A file counts if not empty, regular, readable for every user, and of the given user. Without such a file the usage
-    is 0. The result is remembered until the file changes.
+    A file counts, also without usage, if not empty, regular, readable for every user, and of the given user. Without
+    such a file the usage is 0. The result for each file is remembered until that file changes.
 
     Args:
         path: The file.
@@ -257,7 +259,7 @@ def _last_usage(fd: int, size: int, half_life: float) -> Usage:
 
 
 def _with_entry(usage: Usage, entry: JournalEntry, half_life: float) -> Usage:
-    """Return a user's usage with another ended lease, at its end; an end in the future counts as now."""
+    """Return a user's usage with another ended lease, at the later of the two times; a future end counts as now."""
     devices = sum(used.units for used in entry.devices) / 10_000
     return usage.with_lease(devices, entry.held, min(entry.ended, time.time()), half_life)
 
@@ -299,7 +301,11 @@ def _line(entry: JournalEntry, usage: Usage | None = None, half_life: float | No
 
 
 def _words(used: Used) -> list[Any]:
-    """Encode a device as a list of 3 fields, or of 7 if utilization or memory use was observed; rounded."""
+    """Encode a device as a list of name, type and units, or of 7 fields if utilization or memory use was observed.
+
+    The further fields are observed seconds, utilization, idle seconds and memory peak, rounded; an unknown utilization
+    or peak is None.
+    """
     held = [used.device, used.type, used.units]
     if not used.observed and used.memory_peak_bytes is None:
         return held
@@ -525,5 +531,5 @@ def _count(value: object) -> int:
 
 
 def _share(value: object) -> float | None:
-    """Return a number from 0 to 1; None for anything else."""
+    """Return a number from 0 to 1, also a bool, as a float; None for anything else."""
     return float(value) if isinstance(value, (int, float)) and 0 <= value <= 1 else None

@@ -56,7 +56,7 @@ class Want(Value):
 
     @property
     def concerned(self) -> frozenset[str]:
-        """Names of the devices whose leases may block the request."""
+        """Names of the candidates and of their wholes: the devices whose leases may block the request."""
         return self.candidates | self.wholes if self.wholes else self.candidates
 
 
@@ -148,7 +148,7 @@ class Lease:
     def intact(self) -> bool:
         """Whether other processes can see the lease; False if released, or if a file was removed by another process.
 
-        True for a lease without devices, also after its release.
+        True for a lease without devices, also after its release. OSError passes while another thread releases it.
         """
         return not self.released and all(os.fstat(file.fd).st_nlink > 0 for file in self._files.values())
 
@@ -156,7 +156,7 @@ class Lease:
         """Make the descriptors inheritable: child processes, and a program that replaces this one, carry the lease.
 
         Returns:
-            The descriptors.
+            The descriptors, as of :attr:`fds`; none after the release.
         """
         for fd in self.fds:
             os.set_inheritable(fd, True)

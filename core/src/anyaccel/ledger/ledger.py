@@ -198,11 +198,17 @@ class Ledger:
         return (*self._read(list_leases), *(record for block in blocks for record in block.records()))
 
     def blocks(self) -> tuple[DeviceBlock, ...]:
-        """List the drains and reservations that have not ended, also future ones; none if their file is not trusted."""
+        """List the drains and reservations that have not ended, also future ones.
+
+        The directory's own file counts, if trusted; else, for the machine's directory, even a missing one, the copy
+        that outlasts a boot. None without a trusted file.
+        """
         return read_blocks(self._state)
 
     def drain(self, devices: Iterable[str], note: str) -> DeviceBlock:
         """Withhold devices from every request; running leases go on. A missing state directory is made.
+
+        A drained device gets a further drain. Without devices, a drain of no device is written.
 
         Args:
             devices: Names of the devices in the ledger; not verified.
@@ -293,7 +299,7 @@ class Ledger:
         :func:`~anyaccel.ledger.blocks.change_blocks`.
 
         Args:
-            ids: Their identities.
+            ids: Their identities; the permission is checked, and the file written again, also without any.
 
         Raises:
             LeaseNotFoundError: When an identity belongs to no drain and no reservation, or to an ended reservation.
@@ -308,7 +314,7 @@ class Ledger:
                 )
             change_blocks(self._state, directory, [], without=ids)
 
-    def tickets(self, *, past: bool = True) -> tuple[TicketRecord, ...]:
+    def tickets(self, *, past: bool = True, devices: Collection[str] | None = None) -> tuple[TicketRecord, ...]:
         """List the waiting requests in the order of service; none without a state directory.
 
         A faulty configuration of the machine counts as none.
@@ -316,13 +322,14 @@ class Ledger:
         Args:
             past: Whether fair shares count ended leases, which are read from the journals. Without them, the order of
                 service may be another one.
+            devices: Names of devices in the ledger: requests for others alone are left out; None for all requests.
 
         Raises:
             LedgerError: When the ledger cannot be read.
         """
         from anyaccel.ledger.tickets import list_tickets
 
-        return self._read(partial(list_tickets, self._state, past=past))
+        return self._read(partial(list_tickets, self._state, past=past, devices=devices))
 
     def forecast_start(self, want: Want) -> float | None:
         """Forecast the start of a request with priority 0 that came now, if every lease lasted until its time limit.
@@ -353,10 +360,12 @@ class Ledger:
         Args:
             want: The request.
             priority: The higher, the earlier.
-            choose: As for :meth:`acquire`.
+            choose: As for :meth:`acquire`; only called if a reservation for this user is running.
 
         Raises:
-            LedgerError: When the ledger cannot be read.
+            LedgerError: When the ledger cannot be read, or ``choose`` raises an OSError. Other exceptions of ``choose``
+                pass unchanged.
+            ValueError: When a choice is impossible.
         """
         newcomer = self._make_newcomer(want, priority, choose)
         return sum(self._read(lambda directory, listing: (newcomer.count_ahead(directory, listing),)))
@@ -432,7 +441,7 @@ class Ledger:
 
         Raises:
             LedgerBusyError: On entering, when another process keeps a file locked.
-            LedgerError: When a file cannot be opened or written, also by the context.
+            LedgerError: When a file cannot be opened; and in place of any OSError that leaves the body of the context.
         """
         from anyaccel.ledger.handovers import lock_handovers
 
@@ -572,8 +581,9 @@ class Ledger:
     def explain_refusal(self, lease_id: str) -> str:
         """Return the reason why a lease does not cover this process, as a clause; empty if the lease does.
 
-        An active lease covers each process that was started with it and, unless the lease has a mark, the holder. An
-        unknown identity counts as ended.
+        The reason is either that the lease has ended, or that this process was not started with the lease. An active
+        lease covers each process that was started with it and, unless the lease has a mark, the holder. An unknown
+        identity counts as ended.
 
         Raises:
             LedgerError: When the ledger cannot be read.

@@ -58,7 +58,8 @@ class Listing:
     def summary(self) -> Summary:
         """The summary of the names of leases, computed on first use: most waiting requests do not need the summary.
 
-        The last summary in this process is used again for equal names. Unreadable names are left out.
+        The last summary in this process is used again for equal names. A name of another version counts as a lease of
+        the whole device; only a name without a readable device is left out.
         """
         global _last  # noqa: PLW0603 -- see there
         known, found = _last
@@ -71,7 +72,7 @@ class Listing:
 
     @property
     def leases(self) -> tuple[LeaseName, ...]:
-        """The parsed names of leases, also of ended leases; unreadable names are left out."""
+        """The parsed names of leases, also of ended leases and of other versions; see :attr:`summary`."""
         return self.summary.leases
 
     def find_lease(self, lease_id: str) -> list[LeaseName]:

@@ -72,7 +72,7 @@ class LockedFile:
 
     @property
     def fd(self) -> int:
-        """Descriptor that carries the lock; -1 for none."""
+        """Descriptor of the made file, which carries the lock; -1 before :meth:`make` and after :meth:`close`."""
         return self._fd[0] if self._fd else -1
 
     def make(self, directory: int, body: bytes) -> None:
@@ -96,7 +96,7 @@ class LockedFile:
         raise OSError(errno.EWOULDBLOCK, "another process locks every new file")
 
     def _make(self, directory: int, body: bytes) -> None:
-        """Make, lock and write the file once. After a failure, a made file stays for :meth:`discard`.
+        """Make, lock and write the file once. After a failure, a made file stays open for :meth:`discard`.
 
         Raises:
             BlockingIOError: When another process has the new file locked.
@@ -162,15 +162,15 @@ class LockedFile:
 
 
 def probe_lock(directory: int, name: str) -> tuple[Life, os.stat_result | None]:
-    """Test whether a file is locked.
+    """Test whether a file is locked exclusively.
 
     The test takes a shared lock for a moment, which does not disturb other tests, even if this process is stopped
     meanwhile.
 
     Returns:
-        ``HELD`` or ``OVER``, and the state of a regular file, else None. A file that cannot be opened, for want of
-        permission or because of a kernel lease (``F_SETLEASE``), counts as held: its owner could keep the device by a
-        lock, too. A file that is not regular is ``OVER``, since no version makes one, and so is a missing file.
+        ``HELD`` or ``OVER``, and the state of the file. A regular file that cannot be opened, for want of permission or
+        because of a kernel lease (``F_SETLEASE``), counts as held: its owner could keep the device by a lock, too. A
+        file that is not regular is ``OVER``, since no version makes one, and so is a missing file; both without state.
 
     Raises:
         OSError: When the file cannot be tested for another reason, as for want of descriptors.
@@ -230,7 +230,7 @@ def is_left_behind(pid: int, start: int, tag: str) -> bool:
 def read_body(directory: int, name: str, limit: int = BODY_LIMIT) -> bytes:
     """Read the content of another process's file, up to ``limit`` bytes, 4096 by default.
 
-    Empty if the file is not regular, or cannot be opened for any reason.
+    Empty if the file is not regular, or cannot be opened for any reason. An OSError of the reading itself passes.
     """
     try:
         fd = os.open(name, _LOOKING, dir_fd=directory)
@@ -257,7 +257,10 @@ def read_number(value: object) -> float | None:
 
 
 def clean(value: object) -> str:
-    """Cut a foreign text to 250 characters, and make the text one printable line; empty for anything but a text."""
+    """Cut a foreign text to 250 characters, and replace each unprintable character; empty for anything but a text.
+
+    White space becomes a space, so that one line is left; other characters become U+FFFD.
+    """
     return printable(value[:_TEXT_LIMIT]) if isinstance(value, str) else ""
 
 
@@ -322,9 +325,10 @@ class DeviceLocks:
         return tuple(fd for _, _, _, fd in self._opened)
 
     def lock(self) -> tuple[str, str] | None:
-        """Lock each opened inode without waiting: exclusively for a whole device, unless the inode is shared.
+        """Lock each opened inode without waiting.
 
-        An inode whose file system has no such locks is skipped.
+        The lock is exclusive for a whole device, and shared for a part or with :attr:`DeviceLock.shared`. An inode that
+        cannot be locked because of another error, as on a file system without such locks, is skipped.
 
         Returns:
             None on success; else the device's name and the path that another process has locked, with every inode

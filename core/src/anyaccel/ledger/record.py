@@ -204,10 +204,10 @@ def describe_ahead(count: int) -> str:
 
 
 def write_body(request: str, note: str, *, confined: bool = False, **more: Any) -> bytes:
-    """Encode the facts for other users as JSON: request, note, command's name, namespace, and ``more`` as it is given.
+    """Encode the facts for other users as JSON: request, note, command, namespace, confined, and ``more`` as given.
 
     Texts are made printable and cut to 250 characters, except in ``more``, which may replace entries of the same name.
-    Callers pass names only, never arguments or values of variables.
+    Of the command, only the name is written. Callers pass names only, never arguments or values of variables.
     """
     words = {
         "request": clean(request),
@@ -265,7 +265,8 @@ def read_locks(body: bytes) -> tuple[str, ...]:
 def list_leases(directory: int, listing: Listing) -> Iterator[LeaseRecord]:
     """Yield a record for each file of the active leases, sorted by device; ended leases are left out.
 
-    All locks are tested before the first record.
+    All locks are tested before the first record. A file that is removed after that still has a record, without owner,
+    start and texts.
 
     Raises:
         OSError: When a lock cannot be tested, as for want of descriptors.
@@ -390,7 +391,10 @@ def _way_out(lease: LeaseName, file: os.stat_result | None) -> str:
 
 
 def owner(found: os.stat_result | None) -> dict[str, Any]:
-    """Return ``uid`` and ``user`` of a record: unknown if a file has no state, or a user namespace hides the owner."""
+    """Return ``uid`` and ``user`` of a record: number and name of a file's owner.
+
+    These are None and ``unknown`` if the file has no state, or a user namespace hides the owner.
+    """
     if found is None or unmapped(found.st_uid):
         return {"uid": None, "user": "unknown"}
     return {"uid": found.st_uid, "user": user_name(found.st_uid)}

@@ -79,7 +79,7 @@ def steps(root: str = "") -> list[Step]:
 
 
 def check_user(root: str) -> None:
-    """Check that this user may set up a system: root for this system, any user for a ``root`` directory.
+    """Check that this user may set up a system: root alone if ``root`` is empty, any user for any other ``root``.
 
     Raises:
         UsageError: When only root may.
@@ -92,7 +92,7 @@ def check_user(root: str) -> None:
 
 
 def _is_shared(path: str) -> bool:
-    """Return whether a path belongs to root and has mode 1777; False for a missing path and a symbolic link."""
+    """Return whether a path, directory or not, belongs to root with mode 1777; False if missing or a symbolic link."""
     with contextlib.suppress(OSError):
         found = os.lstat(path)
         return found.st_uid == 0 and found.st_mode & 0o7777 == MODE_SHARED

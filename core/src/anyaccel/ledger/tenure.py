@@ -70,8 +70,8 @@ class Tenure(Value):
 def read_tenure(directory: int, lease: LeaseName) -> Tenure | None:
     """Return the tenure of a lease, which may have ended; None if there is no valid tenure of this boot.
 
-    ``until`` must be below 2**40; a missing key is empty. Of the first 16 groups, implausible ones are left out. A file
-    that is unreadable, or longer than 4096 bytes, counts as a file without a tenure.
+    None also if the file is unreadable or longer than 4096 bytes, or if ``until`` is no number from 0 to below 2**40. A
+    missing key is empty. Of the first 16 groups, implausible ones are left out.
     """
     if not lease.understood or lease.boot != boot():
         return None

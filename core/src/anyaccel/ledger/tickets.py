@@ -229,7 +229,9 @@ class _WaitingLine(NamedTuple):
         return cls(order, files, limits, behind, known, used)
 
 
-def list_tickets(state: StateDirectory, directory: int, listing: Listing, *, past: bool) -> Iterator[TicketRecord]:
+def list_tickets(
+    state: StateDirectory, directory: int, listing: Listing, *, past: bool, devices: Collection[str] | None = None
+) -> Iterator[TicketRecord]:
     """Describe the waiting requests in the order of service; tickets whose process has ended are left out.
 
     A stopped process is listed as not ``responsive``. A faulty configuration of the machine counts as none. See
@@ -240,7 +242,9 @@ def list_tickets(state: StateDirectory, directory: int, listing: Listing, *, pas
         directory: Its descriptor.
         listing: The names in the directory.
         past: Whether past usage is read from the machine's journals, for the order and for ``used``.
+        devices: Names of devices: requests for others alone are left out; None for all requests.
     """
+    among = None if devices is None else hashes(_texts(devices))
     now, policy = process.monotonic_ns(), policy_for_display(state)
     line = _WaitingLine.collect(with_past(policy) if past else policy, directory, listing)
     clock, held = process.boot_seconds(), list(list_leases(directory, listing)) if line.order else []
@@ -248,7 +252,7 @@ def list_tickets(state: StateDirectory, directory: int, listing: Listing, *, pas
     for position, facts in enumerate(line.order):
         name = str(facts.key)
         ticket, found = parse_ticket(name), line.files[name]
-        if ticket is None:
+        if ticket is None or (among is not None and facts.wants is not None and facts.wants.isdisjoint(among)):
             continue
         words = read_words(read_body(directory, name, BODY_LIMIT))
         whose = owner(found)
@@ -263,8 +267,9 @@ def list_tickets(state: StateDirectory, directory: int, listing: Listing, *, pas
             reason = describe_ahead(line.behind[name])
         else:
             withheld = (each for block in blocks if block.policy_block.meets(facts, clock) for each in block.records())
-            among = (*held, *withheld)
-            wanted = (each for each in among if facts.wants is None or hash_device(each.device) in facts.wants)
+            wanted = (
+                each for each in (*held, *withheld) if facts.wants is None or hash_device(each.device) in facts.wants
+            )
             reason = describe_obstacles(wanted, {}) or "it is served next"
         yield TicketRecord(
             id=ticket.id,
@@ -424,7 +429,7 @@ def current_policy(state: StateDirectory | None = None) -> Policy:
 
 
 def _read_policy(found: Configuration) -> Policy:
-    """Return the queue policy of a configuration; :data:`PLAIN` without a file."""
+    """Make the queue policy of a configuration, which was read and verified before; :data:`PLAIN` without a file."""
     if not found.found:
         return PLAIN
     from anyaccel.ledger.machine_policy import read_policy
@@ -435,7 +440,8 @@ def _read_policy(found: Configuration) -> Policy:
 def with_blocks(policy: Policy, state: StateDirectory | None) -> Policy:
     """Return a policy with the drains and reservations of a state directory in place of its own; none if None.
 
-    Blocks of ended reservations are left out. The given policy is not changed.
+    Blocks of ended reservations are left out. The given policy is not changed. No error is raised for a file of blocks
+    that is missing or not trusted: see :func:`~anyaccel.ledger.blocks.read_blocks`.
     """
     blocks = () if state is None else read_blocks(state)
     if not blocks and not policy.blocks:
@@ -651,7 +657,7 @@ def find_ended(directory: int, listing: Listing) -> frozenset[str]:
 
 
 def _texts(devices: Iterable[object]) -> frozenset[str]:
-    """Return devices as texts."""
+    """Return the devices of a need as texts: names in the ledger, although the type of a need permits other objects."""
     return frozenset(map(str, devices))
 
 

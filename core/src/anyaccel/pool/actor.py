@@ -168,7 +168,7 @@ class Callee:
             call.fail(self._make_gone_error(death))
 
     def _on_cancel(self, call: Call) -> None:
-        """Have the engine handle a cancelled call."""
+        """Have the engine drop a cancelled method call; a method that has started goes on. In the reactor's thread."""
         self._core.on_cancel(call)
 
 
@@ -234,7 +234,10 @@ class ActorState(Callee):
         return self.queue.popleft()
 
     def put_back(self, calls: list[Call]) -> None:
-        """Put calls back in front of the queue, in the given order."""
+        """Put calls back in front of the queue, in the given order; no worker takes them now.
+
+        The caller fails the calls of a dead actor, by :meth:`on_gone`.
+        """
         self.queue.extendleft(reversed(calls))
 
     def set_death(self, death: WorkerError) -> None:
@@ -263,9 +266,10 @@ class ActorState(Callee):
             self.on_gone(death)
 
     def _on_cancel(self, call: Call) -> None:
-        """Have the engine handle a cancelled call; a cancelled construction ends the actor and fails its calls.
+        """Have the engine drop a cancelled call; a cancelled construction ends the actor and fails its calls.
 
-        A worker that the actor has by then is stopped with the pool's grace.
+        A method that has started goes on. After a cancelled construction, a worker that the actor has by then is
+        stopped with the pool's grace.
         """
         super()._on_cancel(call)
         if call is self.construction:

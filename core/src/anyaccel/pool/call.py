@@ -232,7 +232,15 @@ class CallFuture(AwaitableFuture[T]):
         return worker is not None and worker.begun and not self.done()
 
     def why(self) -> Verdict | None:
-        """Explain why the call waits for devices; None if it needs none, was sent to a worker, or is over."""
+        """Explain why the call waits for devices.
+
+        Returns:
+            The verdict; None if the call needs no devices, was sent to a worker, or has a result or an exception.
+
+        Raises:
+            ConfigurationError: When the machine's configuration is invalid or untrusted.
+            LedgerError: When the ledger cannot be read.
+        """
         call = self._call
         return None if call is None or call.sent or call.waits is None else call.waits()
 
@@ -440,8 +448,8 @@ def read_exception(message: Message, *, plain: bool) -> BaseException:
 def get_call_name(function: Any, args: Sequence[Any] = ()) -> str:
     """Return the name of a call in messages: the qualified name of the function.
 
-    A method given by name keeps that name. A callable without a name has that of its class. A batch goes by the name of
-    the function or method in it, the first of ``args``.
+    A method given by name keeps that name. A callable without a name goes by the plain name of its class. A batch goes
+    by the name of the function or method in it, the first of ``args``.
     """
     if function is call_each or function is call_each_method:
         function = args[0]

@@ -10,13 +10,14 @@ from __future__ import annotations
 import atexit
 import contextlib
 import fcntl
+import logging
 import os
 import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from anyaccel.errors import AnyaccelError, NeverFitsError, StateDirectoryError
+from anyaccel.errors import AnyaccelError, LedgerError, NeverFitsError, StateDirectoryError
 from anyaccel.forkserver.client import Gone
 from anyaccel.inventory.observe import stats
 from anyaccel.launcher.choosing import local_scheduler
@@ -143,7 +144,7 @@ class WorkerLease(OpenLease):
 
     @property
     def lease_id(self) -> str:
-        """Id of the lease for other processes; empty if the lease is private, or there is none."""
+        """Id of the lease for other processes, also after the release; empty for a private lease, or for none."""
         return self.lease.id if self.lease and not self._private else ""
 
     @property
@@ -175,11 +176,14 @@ class WorkerLease(OpenLease):
                 devices stay held until these exit.
 
         Raises:
-            LedgerError: When the ledger cannot be read for ``carried``; then ``on_release`` is not called.
+            LedgerError: When the ledger cannot be read for ``carried``; the devices are left to the processes all the
+                same.
         """
         if self.lease is not None and not self.lease.released:
-            self.end_lease(self.lease.mark if carried else None)
-            self._on_release()
+            try:
+                self.end_lease(self.lease.mark if carried else None)
+            finally:
+                self._on_release()
 
     def take_back(self) -> None:
         """Have the vendors undo the handover in a new thread: a vendor may take long, and the dispatcher must not wait.
@@ -215,13 +219,20 @@ class Quarantine:
 
         Also at once if there was no process, or no vendor can tell. Else the devices are kept, and a thread polls the
         vendor; an observation that fails counts as nothing, and the release comes in the reactor's thread. Processes
-        that carry the lease's mark hold the devices until they exit, even after the release.
+        that carry the lease's mark hold the devices until they exit, even after the release. Call it once for each
+        lease, in the reactor's thread.
+
+        Raises:
+            RuntimeError: When no thread can be started; the devices stay kept while this process lives.
         """
 
         def release() -> None:
             """Remove the record of the quarantine, if any, and release the lease; in the reactor's thread."""
             self._kept.pop(lease, None)
-            lease.release(carried=gone.carried)
+            try:
+                lease.release(carried=gone.carried)
+            except LedgerError as error:  # the devices are left to the carriers: the pool goes on
+                logging.getLogger("anyaccel").warning("lease %s: %s", lease.lease_id, error)
 
         def watch() -> None:
             """Poll the vendor at growing intervals until nothing is found, then release."""

@@ -209,7 +209,10 @@ class Broker:
             self.serve()
 
     def requeue(self, engine: LocalEngine, calls: list[Call]) -> None:
-        """Put calls of one kind back in front of their queue, made if missing, in the given order; start none."""
+        """Put calls of one kind back in front of their queue, made if missing, in the given order; start none.
+
+        No effect without calls.
+        """
         for call in reversed(calls):
             self._find_queue(engine, call).calls.appendleft(call)
 
@@ -232,7 +235,10 @@ class Broker:
         return None if queue.first() is None or self._overtakes(queue) else self._pop(queue)
 
     def serve(self) -> None:
-        """Have the reactor start calls, request devices and evict idle workers until nothing can be done now."""
+        """Leave a note for the reactor to start calls, request devices and evict idle workers; return before that.
+
+        No effect while such a note is pending. Only for the reactor's thread.
+        """
         if not self._due:
             self._due = True
             # By a note: a start that fails at once calls serve(), and thousands of those must not nest.
@@ -338,7 +344,7 @@ class Broker:
         )
 
     def _find_queue(self, engine: LocalEngine, call: Call) -> CallQueue:
-        """Return the queue for a call, which is not added; make a queue if there is none.
+        """Return the queue for a call; register a new queue with the broker if there is none. The call is not queued.
 
         The request is resolved once per kind: the result is kept for later queues of every pool.
 
@@ -661,7 +667,10 @@ class WorkerProcess:
 
     @property
     def busies_processor(self) -> bool:
-        """Whether the worker counts for the limit of calls without devices. Actors do not: they are mostly idle."""
+        """Whether the worker counts for the limit of processes for calls without devices.
+
+        Actors do not, because they are mostly idle.
+        """
         return not self.ids and self.actor is None
 
     @property
@@ -810,7 +819,8 @@ class WorkerProcess:
     def _send_body(self, call: Call, body: Pickled) -> bool:
         """Send the message of a call, with the log file if any; return False if the process has exited.
 
-        In a pool with logs, the file is made here for a call without one. The call's future gets the path.
+        In a pool with logs, a call without ``log`` gets a new file here, also when the call is run again. The call's
+        future gets the path of the file that was used last.
 
         Raises:
             OSError: When no memory or descriptor is left for the message, or the log file cannot be made.
@@ -1062,7 +1072,7 @@ class LocalEngine(Engine):
 
         Raises:
             UnknownNameError: When no device has one of its names.
-            NeverFitsError: When the machine has too few such devices.
+            NeverFitsError: When the machine has too few such devices, and the request does not permit the CPU.
             MachineError, UsageError, LedgerError: As for :attr:`broker`.
         """
         check_request(self.inventory, request)
@@ -1202,8 +1212,9 @@ class LocalEngine(Engine):
     def on_free(self, worker: WorkerProcess, call: Call) -> None:
         """Remove a call that has ended from a worker, and send the worker the next call.
 
-        Without a next call and outstanding calls, the worker is kept idle, and an actor that is closing is shut down.
-        For a worker that is ending, a stop is scheduled after its last call.
+        Without a next call and outstanding calls, the broker keeps the worker idle. The worker of an actor is not kept
+        there: shut down if the actor is closing, else left alone. For a worker that is ending, a stop is scheduled
+        after its last call.
         """
         worker.running.pop(call.number, None)
         if worker.ending:
@@ -1218,8 +1229,9 @@ class LocalEngine(Engine):
     def on_broken(self, worker: WorkerProcess, message: Message) -> None:
         """Break the pool, or fail the calls of a worker, because the worker could not be set up.
 
-        The pool breaks if user code, a sandbox or enforcement may have failed. Else the calls fail, and the worker is
-        stopped. A worker whose exception cannot be read is distrusted. Later messages of the worker are ignored.
+        The pool breaks if user code, a sandbox or enforcement may have failed, also with an exception that cannot be
+        unpickled here. Else the calls fail, and the worker is stopped. If the message itself is damaged, the worker is
+        distrusted instead. Later messages of the worker are ignored.
         """
         worker.fault = "it could not be set up"
         error = read_exception(message, plain=self.settings.preparation.plain)

@@ -245,7 +245,7 @@ class Engine(Protocol):
     def get_prefetch_limit(self, options: Options) -> int:  # noqa: ARG002
         """Return the number of batches that a ``map`` submits before the durations are known.
 
-        The default, 0, stands for all batches, of one call each.
+        The default, 0, stands for all batches: each of one call, unless the caller of the ``map`` gives a size.
         """
         return 0
 
@@ -284,7 +284,7 @@ class Engine(Protocol):
             args: Its arguments.
             kwargs: Its keyword arguments.
             late: Whether the call belongs to a ``map`` that was taken before the pool was closed. The local engine
-                takes such a call also after that; if the pool is broken, the future fails.
+                takes such a call also after that; if the pool is broken, the future fails. Other engines ignore this.
 
         Raises:
             RuntimeError: When the pool was shut down, or belongs to the parent of this process.
@@ -347,17 +347,17 @@ class Engine(Protocol):
     def stop(self, grace: float) -> None:
         """Take no more calls, cancel the queued calls, and have the reactor stop every worker; return before they end.
 
-        No effect in a forked child.
+        A call that a worker has fails, unless the answer comes before. No effect in a forked child.
 
         Args:
-            grace: Seconds between SIGTERM and SIGKILL.
+            grace: Seconds between SIGTERM and SIGKILL; a call on a cluster gets the grace of the settings instead.
         """
         if not self.foreign:
             self.shutdown(wait=False, cancel_futures=True)
             reactor().call_soon(partial(self._stop, grace))
 
     def _stop(self, grace: float) -> None:
-        """Stop every worker, with so many seconds between SIGTERM and SIGKILL; in the reactor's thread."""
+        """Stop every worker, in the reactor's thread; ``grace`` is as for :meth:`stop`."""
         with self.lock:
             members = list(self.members)
         for member in members:

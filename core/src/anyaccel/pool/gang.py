@@ -53,7 +53,8 @@ class GangFuture(AwaitableFuture[list[T]]):
     def _on_done(self, member: Future[Any], rank: int) -> None:
         """Count a result; the last result sets the results. The first failure or cancellation ends the gang.
 
-        The first exception gets a note with its rank; later failures are ignored.
+        The first exception gets a note with its rank; later failures are ignored. Runs in the thread that ends or
+        cancels the call; of a call that has ended before, in the thread that makes the gang.
         """
         if member.cancelled():
             self.cancel()

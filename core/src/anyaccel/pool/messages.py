@@ -177,7 +177,7 @@ def _dumps(value: Any, buffers: list[memoryview] | None) -> bytes:
     """
 
     def keep_inside(buffer: pickle.PickleBuffer) -> bool:
-        """Keep a small buffer inside of the pickle; record a large one, and return False."""
+        """Return True to keep a buffer in the pickle; without a list, every buffer; record a large one in the list."""
         view = buffer.raw()
         if buffers is None or view.nbytes < LARGE:
             return True
@@ -282,7 +282,8 @@ def write_shared(parts: Sequence[bytes | memoryview]) -> int:
 def read_shared(descriptor: int, lengths: Sequence[int]) -> list[memoryview]:
     """Map the parts that :func:`write_shared` wrote, without a copy, for reading and writing.
 
-    The mapping lives as long as a view of it; the descriptor stays open and is not needed for that.
+    Every process that maps the memory sees what is written. The mapping lives as long as a view of it; the descriptor
+    stays open and is not needed for that.
 
     Raises:
         ValueError: When the memory is too small, has holes, or is not sealed.
@@ -558,9 +559,10 @@ async def _await_each(
     first: types.CoroutineType[Any, Any, Any],
     left: Iterator[tuple[Any, ...]],
 ) -> Batch:
-    """Continue :func:`call_each` from the first call that returned a coroutine, and return the whole batch.
+    """Continue :func:`call_each` from the first call that returned a coroutine up to the first failure.
 
-    The duration counts from here. Exceptions and generators count as in :func:`call_each`.
+    The batch has the results of the calls before, too; its duration counts from here. Exceptions and generators count
+    as in :func:`call_each`.
 
     Args:
         function: The function. Later calls may return a value instead of a coroutine.
@@ -630,16 +632,17 @@ class YieldedItems:
         return ()
 
     def end(self) -> Any:
-        """Close the generator, so the function cleans up; an asynchronous generator only when the result is awaited.
+        """Close the generator, so the function cleans up; a coroutine for an asynchronous generator, else None.
 
         No effect before the first item, or on an iterator without ``close`` or ``aclose``. Exceptions of the clean-up
         are raised.
-
-        Returns:
-            The awaitable of ``aclose``, which is a coroutine only if that is a coroutine function; else None.
         """
         if hasattr(self._items, "aclose"):
-            return self._items.aclose()
+            return self._end()
         if hasattr(self._items, "close"):
             self._items.close()
         return None
+
+    async def _end(self) -> None:
+        """Close an asynchronous generator; what ``aclose`` returns need not be a coroutine, as the worker takes it."""
+        await self._items.aclose()

@@ -31,7 +31,13 @@ from anyaccel.text import printable
 
 MOST_NESTED = 200
 MOST_REPEATED = 1 << 21
-"""Maximum number of values that are sent again because a container is referred to more than once."""
+"""Number of values that may be sent again because a value is referred to more than once; see :data:`_MOST_COPIES`."""
+_MOST_COPIES = 16
+"""Number of values that may be sent again beside those, for each value that is sent once.
+
+A list of datetimes refers to one timezone, and one of numpy's scalars to one dtype, as often as it is long. The message
+of such a list grows with the list, but that of a list which holds the same list twice, 30 levels deep, without end.
+"""
 
 _SHOWN = 120
 """Length to which names from a worker are cut in messages."""
@@ -84,6 +90,10 @@ def dumps_error(error: BaseException, text: str) -> Pickled:
     """Write exception, summary and traceback, for :func:`anyaccel.pool.call.read_exception`.
 
     The exception itself is left out if it is not plain, or its own code raises meanwhile.
+
+    Args:
+        error: The exception; the summary is made here, by :func:`summarize_error`.
+        text: Its traceback.
     """
     try:
         body = _pack(_Writer(None).form(error))
@@ -113,7 +123,13 @@ def loads(data: bytes | memoryview, buffers: Sequence[memoryview] | None = None)
 
 
 def _pack(form: Any) -> bytes:
-    """Return the MessagePack of a form; integers of more than 64 bits are converted on the way."""
+    """Return the MessagePack of a form; integers of more than 64 bits are converted on the way.
+
+    Texts may have lone surrogates.
+
+    Raises:
+        ValueError: When a text or a list is too long for MessagePack.
+    """
     return cast("bytes", msgpack.packb(form, default=_large_integer, unicode_errors="surrogatepass"))
 
 
@@ -132,8 +148,8 @@ class _Writer:
     def __init__(self, buffers: list[memoryview] | None) -> None:
         self.buffers = buffers
         self.names: dict[type, str] = {}
-        self.seen: set[int] = set()
-        self.repeated = 0
+        self.seen: dict[int, Any] = {}  # with the value: another one would get the id of a value that is gone
+        self.once = self.repeated = 0
 
     def form(self, value: Any, depth: int = 0) -> Any:
         """Return the form of a value at a depth of nesting; an atom, or a list of atoms, is its own form.
@@ -159,14 +175,22 @@ class _Writer:
     def forms(self, value: Any, parts: list[Any], depth: int) -> list[Any]:
         """Return the forms of the parts of a value; count the value and its parts if its ``id()`` was seen before.
 
+        Args:
+            value: The value.
+            parts: Its parts, which are converted one level deeper; atoms alone are returned as the same list.
+            depth: Depth of the value.
+
         Raises:
-            NotPlainError: When a part is not plain, or the count exceeds :data:`MOST_REPEATED`.
+            NotPlainError: When a part is not plain, or the count exceeds :data:`MOST_REPEATED` and
+                :data:`_MOST_COPIES` of the values that were seen once.
         """
         if id(value) in self.seen:
             self.repeated += 1 + len(parts)
-            if self.repeated > MOST_REPEATED:
+            if self.repeated > MOST_REPEATED + _MOST_COPIES * self.once:
                 raise NotPlainError("it holds the same values again and again")
-        self.seen.add(id(value))
+        else:
+            self.seen[id(value)] = value
+            self.once += 1 + len(parts)
         return parts if set(map(type, parts)) <= _ATOMS else [self.form(part, depth + 1) for part in parts]
 
     def array_parts(self, array: Any) -> list[Any]:
@@ -246,13 +270,16 @@ def _name_of(kind: type) -> str:
 
 
 def _shown(value: Any) -> str:
-    """Return the full name of a class or function, or of another value's class, in ASCII and cut, for a message."""
+    """Return the full name of a class or function, or of another value's class, in ASCII and cut, for a message.
+
+    The value's own ``__getattr__`` may run, and its exceptions pass.
+    """
     named = value if hasattr(value, "__qualname__") and hasattr(value, "__module__") else type(value)
     return ascii(f"{named.__module__}.{named.__qualname__}")[1:-1][:_SHOWN]
 
 
 def _never(*_: object) -> Any:
-    """Raise TypeError for any arguments."""
+    """Raise TypeError for any arguments: in :data:`TYPES` for a conversion that is made elsewhere or not permitted."""
     raise TypeError
 
 

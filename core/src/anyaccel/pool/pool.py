@@ -142,9 +142,9 @@ class Submitter(Executor):
         """Run a function over arguments, up to the end of the shortest iterable; the results come in their order.
 
         All arguments are taken at once, and calls start before the first result is asked for. The result is for one
-        ``for`` or ``async for``. When that ends early, by an exception of a call, by ``close()``, or because nothing
-        refers to the result any more, the calls that are left are cancelled, also running calls. Without any iteration,
-        all calls run.
+        ``for`` or ``async for``. When a begun iteration ends early, by an exception of a call, by ``close()``, or
+        because nothing refers to the result any more, the calls that are left are cancelled, also running calls.
+        Without any iteration or ``close()``, all calls run, even if nothing refers to the result.
 
         Args:
             fn: The function.
@@ -363,7 +363,8 @@ class Submitter(Executor):
             kwargs: Keyword arguments of the class.
 
         Returns:
-            The actors; each call of a method goes to one that is free.
+            The actors; each call of a method goes to one that is free. An actor whose construction has failed is not
+            replaced; once each has failed, every call fails.
 
         Raises:
             UsageError: When ``n`` is no whole number of 1 or more.
@@ -681,7 +682,7 @@ def _abandon(core: Engine) -> None:
 
 @atexit.register
 def _finish_all() -> None:
-    """Shut down all pools at exit, in sequence, and wait for the calls and workers.
+    """Shut down all pools at exit, at once, and wait for the calls and workers.
 
     If a KeyboardInterrupt ends the program, queued calls are cancelled, and the workers stopped with the pool's grace.
     Ctrl-C during the wait kills the workers of all pools and ends the wait; the KeyboardInterrupt is swallowed.
@@ -693,6 +694,8 @@ def _finish_all() -> None:
         for core in list(_cores):
             if interrupted:
                 core.stop(core.settings.grace)
+            core.shutdown(wait=False)
+        for core in list(_cores):
             core.shutdown(wait=True)
     except KeyboardInterrupt:
         for core in list(_cores):

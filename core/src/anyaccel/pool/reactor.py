@@ -70,7 +70,8 @@ class Reactor:
         """Call a handler again and again while a descriptor, not watched yet, is readable or at its end.
 
         Raises:
-            OSError: When the kernel cannot watch the descriptor, such as a regular file; :meth:`unwatch` it then.
+            OSError: When the kernel cannot watch the descriptor, such as a regular file, or already watches it: then
+                with the new handler. :meth:`unwatch` it in any case.
         """
         self._handlers[descriptor] = handler
         self._poll.register(descriptor, select.EPOLLIN)

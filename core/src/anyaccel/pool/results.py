@@ -95,8 +95,9 @@ class Results(Iterator[T]):
     def close(self) -> None:
         """End the iteration: drop the results that were not taken, and have the reactor cancel the remaining calls.
 
-        Running calls are cancelled, too, but not running methods of actors, and none in a forked child. Returns at
-        once; a further ``next`` raises StopIteration.
+        Running calls are cancelled, too, but not running methods of actors, and none in a forked child. The function of
+        a :class:`Stream` is ended, also while the function runs. Returns at once; a further ``next`` raises
+        StopIteration.
         """
         reactor().call_soon(self._make_canceller())  # not here: Ctrl-C could interrupt it halfway
         if self._abandoned is not None:
@@ -131,7 +132,9 @@ class Results(Iterator[T]):
         raise NotImplementedError
 
     def _next(self) -> T:
-        """Remove and return the next stored value; the exception of a call comes after the values before it.
+        """Remove and return the next stored value; after the last, raise the stored exception of a call, if any.
+
+        The caller closes the iteration after any exception, so no result follows.
 
         Raises:
             StopIteration: When all values were returned.
@@ -211,7 +214,10 @@ class Batches:
         cancel_all(self._calls)
 
     def _report(self, count: int, failed: int) -> None:
-        """Report so many finished calls to the progress callback, if any; runs in the reactor's thread."""
+        """Report ``count`` further calls as finished, ``failed`` of these as failed, to the progress callback, if any.
+
+        Runs in the reactor's thread. An exception of the callback is logged, and ends the reports.
+        """
         if self._counter is not None:
             with allow_forks():
                 self._counter.count(count, failed)
@@ -376,8 +382,9 @@ class Stream(Results[T]):
 def _end_stream(state: ActorState, takes: deque[AwaitableFuture[Any]], grace: float) -> None:
     """End the function of a stream left before the end.
 
-    Returns at once. If the construction is not over, it is cancelled, and that is all. While an item is produced, the
-    process is stopped; else the generator is closed and the process exits after that, unless it is exiting already.
+    Returns at once. The ``takes`` are cancelled first. If the construction is not over, only the construction is
+    cancelled then. Else, while an item is produced, the process is stopped; without an item in production, the
+    generator is closed and the process exits after that, unless it is exiting already.
 
     Args:
         state: The actor of the stream.

@@ -97,9 +97,10 @@ class Process:
     def send(
         self, kind: MessageKind, body: Pickled | bytes = b"", descriptors: Sequence[int] = (), *, number: int = 0
     ) -> bool:
-        """Send a message to the process; return False if the process has exited, or the channel is closed.
+        """Send a message to the process, and wait while the channel is full; return False if the channel is closed.
 
-        True says that the message was sent, not that the process reads it.
+        Closed also means shut by :meth:`shut` or by the process. True does not say that the process lives or reads: the
+        end of an exited process stays open until :meth:`close`.
 
         Raises:
             OSError: When no memory or descriptor is left for the message.
@@ -224,7 +225,7 @@ class WorkerServer(client.ForkServer):
             owner: The receiver of its events; ``owner.read`` is called whenever the channel is readable.
             grace: Seconds between SIGTERM and SIGKILL for processes that it leaves behind.
             leases: Descriptors that are kept until it and everything that it started have exited.
-            ahead: Whether the worker that was forked ahead may be taken.
+            ahead: Whether the worker that was forked ahead may be taken; no other is forked in its place.
 
         Raises:
             BrokenPipeError, ConnectionResetError: When the fork server has died.
@@ -324,6 +325,8 @@ class WorkerServer(client.ForkServer):
 
 def fork_server(preload: Sequence[str] = ()) -> WorkerServer:
     """Return the living fork server that has preloaded exactly these modules, or start a new server.
+
+    Servers with other modules are left running.
 
     Raises:
         WorkerStartError: When it cannot be started.

@@ -113,7 +113,7 @@ class MessageLoop:
         globals: Globals that the initializer has set.
         lanes: Threads for methods that run at the same time, or None.
         loop: The event loop, from the first coroutine on.
-        exit: The SystemExit of a method in a lane.
+        exit: The exception with which a lane ends the process.
         lock: Protects lazy initialization against other lanes.
         dumps: Writes values of answers.
         dumps_error: Writes exceptions of answers.
@@ -126,7 +126,7 @@ class MessageLoop:
         self.globals = SharedGlobals()
         self.lanes: Lanes | None = None
         self.loop: Loop | None = None
-        self.exit: SystemExit | None = None
+        self.exit: BaseException | None = None
         self.lock = threading.Lock()
         self.dumps: Callable[[Any], Pickled] = dumps
         self.dumps_error: Callable[[BaseException, str], Pickled] = dumps_error
@@ -138,7 +138,8 @@ class MessageLoop:
 
         Raises:
             SystemExit: When user code has raised it, also in a lane, or SIGTERM has come.
-            ValueError, OSError: When a message cannot be read, or no memory or descriptor is left for an answer.
+            ValueError, OSError: When a message cannot be read, or no memory or descriptor is left for an answer, also
+                of a lane.
         """
         try:
             self._run()
@@ -246,13 +247,17 @@ class MessageLoop:
     def _method(self, message: Message) -> bool:
         """Run a method and answer, or hand the message to a lane and return at once.
 
-        A method to skip is answered with None instead, except with lanes, which run each.
+        A method to skip is answered with None instead, except with lanes, which run each. A method for which no thread
+        can be started is answered with that error.
 
         Returns:
             False if the loop must end: the caller has closed the channel, or the event loop was closed.
         """
         if self.lanes is not None:
-            self.lanes.put(message)
+            try:
+                self.lanes.put(message)
+            except RuntimeError as error:
+                return self._answer(MessageKind.ERROR, self._describe(error), message.number)
             return True
         if message.number in self._skipped():
             return self._answer(MessageKind.RESULT, self.dumps(None), message.number)
@@ -279,14 +284,13 @@ class MessageLoop:
     def _run_in_lane(self, message: Message) -> None:
         """Run a method and answer. A SystemExit is kept for the main thread.
 
-        The channel is shut for reading then: the main thread finds the end after the messages that have arrived.
-
-        Raises:
-            OSError: When no memory or descriptor is left to send even the exception; the call gets no answer.
+        So is an OSError, when no memory or descriptor is left to send even the exception: the caller would wait for the
+        answer without end. The channel is shut for reading then: the main thread finds the end after the messages that
+        have arrived.
         """
         try:
             self._perform(self._call_method, message)
-        except SystemExit as error:  # the main thread exits the process, once its receive() has ended
+        except (SystemExit, OSError) as error:  # the main thread exits the process, once its receive() has ended
             self.exit = error
             self.channel.shutdown(socket.SHUT_RD)
 
@@ -331,7 +335,11 @@ class MessageLoop:
         return dump_call_error(error, self.dumps_error)
 
     def _finish(self, value: Any) -> Any:
-        """Run a coroutine in the event loop, started if needed, and wait; return the value or raise the exception."""
+        """Run a coroutine in the event loop, started if needed, and wait; return the value or raise the exception.
+
+        Args:
+            value: The coroutine.
+        """
         with self.lock:
             if self.loop is None:
                 self.loop = Loop()
@@ -397,7 +405,10 @@ class SharedGlobals:
                     self._names.setdefault(module, set()).add(name)
 
     def loads(self, data: bytes | memoryview, buffers: list[memoryview] | None = None) -> Any:
-        """Unpickle a value, which may run any code; functions sent by value see the globals that initializers set."""
+        """Unpickle a value, which may run any code; functions sent by value see the globals that initializers set.
+
+        Until an initializer has set a global, functions have globals of their own.
+        """
         return self._loads(data, buffers) if self._names else loads(data, buffers)
 
     def _loads(self, data: bytes | memoryview, buffers: list[memoryview] | None = None) -> Any:
@@ -463,17 +474,23 @@ class Lanes:
         """Run a call in an idle thread, or in a new one; returns at once.
 
         Raises:
-            RuntimeError: When no thread can be started; the call stays queued for the other threads.
+            RuntimeError: When no thread can be started; the call is not run then.
         """
-        self._messages.put(message)
-        if not self._idle.acquire(blocking=False):
-            threading.Thread(target=self._work, name="anyaccel lane", daemon=True).start()
+        if self._idle.acquire(blocking=False):
+            self._messages.put(message)
+        else:
+            threading.Thread(target=self._work, args=(message,), name="anyaccel lane", daemon=True).start()
 
-    def _work(self) -> None:
-        """Run calls sequentially, for ever. An exception that leaves ``run`` ends the thread."""
+    def _work(self, message: Message) -> None:
+        """Run a call, and then further calls sequentially, for ever. An exception that leaves ``run`` ends the thread.
+
+        Args:
+            message: The first call.
+        """
         while True:
-            self._run(self._messages.get())
+            self._run(message)
             self._idle.release()
+            message = self._messages.get()
 
 
 async def _contain(coroutine: Coroutine[Any, Any, Any]) -> tuple[Any, BaseException | None]:

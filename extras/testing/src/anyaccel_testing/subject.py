@@ -71,6 +71,15 @@ class Subject:
         return self.loaded
 
     @cached_property
+    def sizes(self) -> dict[str, list[int]]:
+        """The memory in bytes of each product by name; several products may have one name."""
+        sizes: dict[str, list[int]] = {}
+        for product in self.plugin.products():
+            if product.memory_bytes:
+                sizes.setdefault(product.name, []).append(product.memory_bytes)
+        return sizes
+
+    @cached_property
     def machines(self) -> tuple[TestedMachine, ...]:
         """The recorded machines."""
         return tuple(TestedMachine(self, path) for path in self._recordings)
