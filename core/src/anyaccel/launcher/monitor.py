@@ -88,12 +88,12 @@ def start_monitor(
     if lease.lease is None:
         return
     until = lease.lease.until
-    meter, own = lease.start_meter(program), process.me()
+    meter, own = lease.start_meter(lease.lease, program), process.me()
     sampler = None
     if is_journal_wanted():
         sampler = make_sampler(lease.launch.inventory, lease.allocation.shares, meter.add_sample)
     grouped = lease.launch.environment.group is not None
-    needless = sampler is None if stays else not is_journal_kept() and not grouped
+    needless = sampler is None if stays else not is_journal_kept(lease.lease.path) and not grouped
     if until is None and needless and lease.handover is None:
         if stays:
             lease.attach_writer(meter)
