@@ -63,7 +63,8 @@ def installed(vendor):
 
 
 some_installed = pytest.mark.skipif(
-    not any(map(installed, RAY)), reason="needs plug-ins of vendors whose accelerators Ray names, such as anyaccel-nvidia"
+    not any(map(installed, RAY)),
+    reason="needs plug-ins of vendors whose accelerators Ray names, such as anyaccel-nvidia",
 )
 
 
