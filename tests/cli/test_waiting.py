@@ -170,6 +170,19 @@ def test_a_request_that_is_not_of_the_held_part_is_not_shown_for_it():
     assert format_share(10_000, "A1:16GiB") == "1"
 
 
+def test_a_time_limit_is_said_as_it_was_understood(anyaccel):
+    assert anyaccel("run", "A1:1", "--time", "20", "--", "true").stderr == "anyaccel: time limit 20s\n"
+    assert anyaccel("run", "A1:1", "--time", "20s", "--", "true").stderr == ""
+    held = anyaccel("hold", "A1:2", "--for", "90m")
+    assert held.stderr.startswith("anyaccel: acme/0-1 held for 1h30m; set in your shell")
+    waiting = subprocess.Popen(
+        [*RUN[:4], "A1:1", "--time", "20m", "--", "true"], stderr=subprocess.PIPE, text=True, bufsize=1
+    )
+    assert waiting.stderr.readline().startswith("anyaccel: waiting (1st): you have 2 until ")
+    assert anyaccel("release").returncode == 0
+    assert re.fullmatch(r"anyaccel: got acme/\d after \w+, time limit 20m\n", waiting.communicate()[1])
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish", "sh"])
 def test_a_shell_evaluates_what_hold_exports(shell, anyaccel):
     if shutil.which(shell) is None:

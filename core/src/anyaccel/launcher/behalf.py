@@ -69,24 +69,24 @@ class LeaseOnBehalf:
     def release(self) -> None:
         """End the lease, even if processes still use the devices; a lease that has ended is no error.
 
-        In any case, vendors that have changed the devices for the holder undo the change, unless the devices are in
-        another active lease; a failure is logged as a warning.
+        Vendors that have changed the devices for the holder undo the change, also after an error, unless the devices
+        are in an active lease; a failure is logged as a warning.
 
         Raises:
             LeasePermissionError: If the lease belongs to another user, also for root.
             LedgerError: If the ledger cannot be read or written. Also if the lease has ended, but a process keeps the
                 lock on a device itself.
             OSError: If the lease has ended, but no descriptor is free to unlock a device itself.
-            UsageError: In the end, if the variable of the lease around this process is invalid; the vendors undo
-                nothing.
+            UsageError: If the variable of the lease around this process is invalid; the lease goes on.
         """
+        handover = self._plan_handover()  # before the end: an error here must not keep the vendors from undoing
         try:
             Ledger.open(self._environ).drop_lease(self.id)
         except LeaseNotFoundError:
             return
         finally:
             # Also after an error: the lease may have ended all the same. Devices of an active lease are left out.
-            if (handover := self._plan_handover()) is not None:
+            if handover is not None:
                 handover.take_back()
 
     def complete_handover(self) -> None:

@@ -18,7 +18,7 @@ import anyaccel
 from anyaccel.cli import Column, moment, output, print_table
 from anyaccel.errors import AnyaccelError
 from anyaccel.ledger import Ledger, journal
-from anyaccel.text import clock, elapsed
+from anyaccel.text import clock, elapsed, span
 
 from anyaccel_jobs import supervisor
 from anyaccel_jobs.jobs import STATES, Job, active_jobs, find, jobs, list_ids
@@ -256,13 +256,16 @@ def describe(job: Job, reasons: Mapping[str, str] | None = None) -> dict[str, An
     }
 
 
-def detach(args: argparse.Namespace, command: Sequence[str], body: Callable[[Supervisor], int]) -> int:
+def detach(
+    args: argparse.Namespace, command: Sequence[str], body: Callable[[Supervisor], int], *, each: str = ""
+) -> int:
     """Start a job, and print the number.
 
     Args:
         args: The arguments; their request and note are recorded.
         command: The command to record.
         body: Called in the job's process, with its supervisor; returns its exit status.
+        each: Text behind the time limit, if that is not the job's own.
     """
 
     def tell(error: AnyaccelError, begun: bool) -> None:
@@ -285,6 +288,8 @@ def detach(args: argparse.Namespace, command: Sequence[str], body: Callable[[Sup
         how = "waits" if held_back else "waits for its devices"
     else:
         how = f"runs with {output.device_names(job.devices)}" if job.devices else "runs"
+    if args.time is not None:
+        how += f", time limit {span(args.time)}{each}"
     output.say(f"job {job.id} {how}; see 'anyaccel logs -f {job.id}', end it with 'anyaccel cancel {job.id}'")
     return status
 
