@@ -154,6 +154,23 @@ def test_its_user_gets_reserved_devices_first_for_a_request_of_any_device(claim,
 
 
 @needs_root
+@pytest.mark.parametrize("held", ["", "a", "d"])
+def test_a_request_for_more_devices_than_are_reserved_gets_those_and_as_few_others_as_it_needs(
+    claim, ledger, state, held
+):
+    now = time.time()
+    reserved = dict.fromkeys("ab")
+    more = {"user": ALICE, "note": "course", "request": "a b"}
+    ledger.reserve(lambda _: reserved, begin=now - 60, end=now + 3600, **more)
+    alice, holder = claim(), claim()
+    become(alice, state)
+    if held:
+        (alice if held in reserved else holder).do(f"take({held!r})")
+    chosen = {"": "abe", "a": "bde", "d": "abf"}[held]
+    assert alice.do("take('c', 'd', 'e', 'f', 'b', 'a', count=3)").keys() == set(chosen)
+
+
+@needs_root
 def test_members_of_a_group_are_served_as_the_user_of_a_reservation(claim, ledger, state, in_line):
     now = time.time()
     member, group = pwd.getpwnam("daemon"), grp.getgrnam("daemon")

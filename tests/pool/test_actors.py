@@ -215,6 +215,20 @@ def test_actors_do_not_keep_calls_without_devices_from_running(pool):
     assert list(one.map(pow, range(3), range(3))) == [1, 1, 4]
 
 
+def test_shutdown_can_cancel_methods_that_were_not_sent_to_the_actor(pool, tmp_path):
+    one = pool()
+    counter = one.actor(Counter)
+    runs = counter.wait_for(tmp_path / "go")
+    until(runs.running, "the method")
+    waiting = [counter.add("x" * 5000) for _ in range(3)]  # too long to be pipelined
+    one.shutdown(wait=False, cancel_futures=True)
+    until(lambda: all(future.cancelled() for future in waiting), "the end of the others")
+    assert not runs.done()
+    (tmp_path / "go").touch()
+    one.shutdown()
+    assert runs.result() is None
+
+
 def test_an_actor_cannot_be_sent_elsewhere(pool):
     counter = pool().actor(Counter)
     with pytest.raises(TypeError, match="cannot be sent to another"):
@@ -249,6 +263,12 @@ class Together:
     async def interrupt(self):
         raise KeyboardInterrupt("by the call")
 
+    async def leave_behind(self, error):
+        async def fail():
+            raise error
+
+        self.task = asyncio.create_task(fail())
+
     async def exit(self, status):
         sys.exit(status)
 
@@ -268,6 +288,14 @@ def test_an_interrupt_in_a_coroutine_ends_neither_the_actor_nor_its_loop(pool):
         with pytest.raises(KeyboardInterrupt, match="by the call"):
             together.interrupt().result()
         assert together.echo(7).result() == 7
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()], ids=["exit", "interrupt"])
+def test_a_task_that_a_call_has_left_behind_does_not_end_the_loop(pool, error):
+    together = pool().actor(Together)
+    for _ in range(2):
+        together.leave_behind(error).result(PATIENCE)
+        assert [together.echo(number).result(PATIENCE) for number in (7, 8)] == [7, 8]
 
 
 def test_an_actor_that_a_coroutine_exits_has_its_status(pool):

@@ -1,5 +1,6 @@
 """What dies, hangs or escapes costs its own call, and leaves nothing behind."""
 
+import atexit
 import os
 import pty
 import signal
@@ -51,6 +52,20 @@ def test_a_worker_that_ends_costs_its_call_only(pool, how, status, words, capfd)
     with pytest.raises(aa.BrokenWorkerError, match=words):
         shared.submit(end, how).result()
     assert shared.submit(os.getpid).result()
+
+
+@pytest.mark.parametrize("missing", [True, False])
+def test_a_worker_without_standard_error_runs_its_exit_handlers_too(pool, tmp_path, missing):
+    path = tmp_path / "handled"
+
+    def leave():
+        atexit.register(path.touch)
+        sys.stderr = None if missing else open(os.devnull)  # noqa: SIM115 - which cannot be written
+        sys.exit("a text")
+
+    with pytest.raises(aa.BrokenWorkerError, match="ended with exit status 1 before"):
+        pool().submit(leave).result()
+    assert path.exists()
 
 
 def test_a_crash_says_where_it_was(pool, capfd):

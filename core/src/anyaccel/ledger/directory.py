@@ -521,6 +521,11 @@ def private_places(uid: int) -> list[str]:
     return [first, *(f"{first}.{number}" for number in range(1, _PRIVATE_PLACES)), f"/run/user/{uid}/anyaccel"]
 
 
+def is_named(path: str) -> bool:
+    """Return whether an environment named a state directory: it is neither the machine's nor one of this user's own."""
+    return path != MACHINE_WIDE and path not in private_places(outside(os.geteuid()))
+
+
 def private_directories() -> Iterator[str]:
     """Yield the paths of visible directories of single users, own ones too.
 

@@ -140,7 +140,6 @@ class MessageLoop:
             SystemExit: When user code has raised it, also in a lane, or SIGTERM has come.
             ValueError, OSError: When a message cannot be read, or no memory or descriptor is left for an answer, also
                 of a lane.
-            RuntimeError: When the event loop has ended by itself; see :meth:`Loop.finish`.
         """
         try:
             self._run()
@@ -538,28 +537,23 @@ class Loop:
         return self._closing and isinstance(error, (CancelledError, RuntimeError))
 
     def close(self) -> None:
-        """Cancel all tasks, stop the loop, and return when the tasks' clean-up is over.
-
-        Raises:
-            RuntimeError: When the loop has ended before.
-        """
+        """Cancel all tasks, stop the loop, and return when the tasks' clean-up is over."""
         self._closing = True
         self._loop.call_soon_threadsafe(self._end.set)
         self._thread.join()
 
     def _run(self) -> None:
-        """Run the event loop until :meth:`close`, or a KeyboardInterrupt or SystemExit of a task; cancel its tasks.
-
-        The exception leaves the thread, and :meth:`finish` does not raise it: running calls are cancelled, and calls
-        after the end get a RuntimeError.
-        """
+        """Run the event loop until :meth:`close`, then cancel its tasks; a task that raises SystemExit ends alone."""
         import asyncio  # not at the top: most workers run no coroutine
 
         with asyncio.Runner() as runner:
             self._loop = runner.get_loop()
             self._end = asyncio.Event()
             self._begun.set()
-            runner.run(self._end.wait())
+            while not self._end.is_set():
+                # Of a task that a call has left behind; asyncio logs the exception like any other of a task.
+                with contextlib.suppress(KeyboardInterrupt, SystemExit):
+                    runner.run(self._end.wait())
 
 
 def _redirect(descriptors: list[int]) -> None:
@@ -620,11 +614,12 @@ def _terminate(number: int, _: object) -> NoReturn:
 def _get_status(error: SystemExit) -> int:
     """Return the exit status of a SystemExit as the interpreter does: the low 8 bits of the code, 0 for None.
 
-    A code that is no whole number is written to standard error, with status 1.
+    A code that is no whole number is written to standard error, if there is any, with status 1.
     """
     if error.code is None or isinstance(error.code, int):
         return (error.code or 0) & 0xFF
-    sys.stderr.write(f"{error.code}\n")
+    with contextlib.suppress(Exception):  # None, as in a program without streams, or closed by user code
+        sys.stderr.write(f"{error.code}\n")
     return 1
 
 
