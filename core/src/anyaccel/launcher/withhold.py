@@ -152,7 +152,10 @@ def reserve(  # noqa: PLR0917 -- in the order of the command's arguments
     number = find_group(user[1:]) if group else find_user(user)
     if number is None:
         kind, name, table = ("group", user[1:], "group") if group else ("user", user, "passwd")
-        raise UsageError(f"there is no {kind} {name!r}", hint=f"'getent {table}' lists the {kind}s")
+        way_out = f"'getent {table}' lists the {kind}s"
+        if not group and find_group(user) is not None:
+            way_out = f"for the members of a group: @{user}"
+        raise UsageError(f"there is no {kind} {name!r}", hint=way_out)
     times = {"begin": begin, "end": end}
     whose = {"group" if group else "user": number}
     block = Ledger.open().reserve(choose, **times, **whose, note=note, request=str(request))
