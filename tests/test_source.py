@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.xdist_group("source")  # in one process, which parses each module once
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "core" / "src" / "anyaccel"
 MODULES = sorted(SOURCE.rglob("*.py"))

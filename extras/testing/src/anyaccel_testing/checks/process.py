@@ -170,7 +170,7 @@ def _read_message(pipe: int) -> bytes | None:
 
 def check_context_only(subject: Subject) -> None:
     """C22: Hooks read the machine only through ctx, hooks without ctx are pure, and no hook reads os.environ."""
-    machines = subject.machines or tuple(subject.simulated())
+    machines = subject.machines or subject.simulated
     for machine in machines:  # the suite's own reads come first, outside of the watch
         _ = machine.known_devices, machine.recording
     watch = Watch(subject.source)
