@@ -377,3 +377,25 @@ def test_an_interrupt_while_a_vendor_gives_leaves_no_lease_and_the_device_idle(m
     assert "KeyboardInterrupt" in printed
     assert machine.state() == "idle"
     assert not leases()
+
+
+def test_a_file_that_cannot_be_made_for_all_users_stays_not_open(machine, monkeypatch):
+    directory = Path(os.environ["ANYACCEL_STATE_DIR"])
+    directory.mkdir(exist_ok=True)
+    directory.chmod(0o1777)
+    aa.acquire("other").release()
+    before = len(os.listdir("/proc/self/fd"))
+
+    change = os.fchmod
+
+    def refuse(descriptor, mode):
+        if mode == 0o666:
+            raise PermissionError(errno.EPERM, "the file system refuses")
+        change(descriptor, mode)
+
+    monkeypatch.setattr(os, "fchmod", refuse)
+    for _ in range(3):
+        with pytest.raises(aa.LedgerError, match="the file system refuses"):
+            aa.acquire("acme/0")
+        next(directory.glob("handover.*")).unlink()
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -450,7 +450,7 @@ class LeaseRequest:
 
         Raises:
             DeadlockError: If the wait has no limit, and only this thread could end it.
-            ConfigurationError, StateDirectoryError: As for :meth:`_refuse_deadlock`.
+            ConfigurationError, LedgerError: As for :meth:`_refuse_deadlock`.
         """
         if self._attempt is None:
             return
@@ -476,7 +476,7 @@ class LeaseRequest:
         Raises:
             DeadlockError: If only this thread could release the devices.
             ConfigurationError: If the machine's configuration is invalid or untrusted.
-            StateDirectoryError: If the ledger cannot be read.
+            LedgerError: If the ledger cannot be read.
         """
         own = own_leases(self.ledger.path)
         if not own or has_other_threads():
@@ -549,7 +549,7 @@ class LeaseRequest:
 
         Raises:
             ConfigurationError: If the machine's configuration is invalid or untrusted.
-            StateDirectoryError: If the ledger cannot be read.
+            LedgerError: If the ledger cannot be read.
         """
         if isinstance(error, LimitError):
             return make_limit_error(self.request, error)

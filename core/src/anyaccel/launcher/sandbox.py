@@ -341,7 +341,7 @@ def find_nodes(directory: str, nodes: Collection[Node]) -> Iterator[str]:
     Raises:
         PermissionError: If ``directory`` itself cannot be listed.
     """
-    below = _mounts_relative(directory)
+    below = _list_mounts_below(directory)
     unasked = {mount.point for mount in below if mount.kind not in _IN_MEMORY | _ON_DISK}
     unentered = {mount.point for mount in below if mount.kind not in _IN_MEMORY or not mount.devices}
     pending = [directory]
@@ -366,7 +366,7 @@ def find_unsearched() -> tuple[str, ...]:
     """
     return tuple(
         mount.point
-        for mount in _mounts_relative(DEVICES)
+        for mount in _list_mounts_below(DEVICES)
         if mount.devices
         and mount.kind not in _IN_MEMORY
         and (
@@ -375,7 +375,7 @@ def find_unsearched() -> tuple[str, ...]:
     )
 
 
-def _mounts_relative(directory: str) -> list[MountPoint]:
+def _list_mounts_below(directory: str) -> list[MountPoint]:
     """Return the mounts below a directory, its own left out, with absolute paths; at each point, only the last mount.
 
     ``devices`` is True if any mount of the same file system permits device nodes.

@@ -450,7 +450,7 @@ def describe_wait(place: int, holders: Iterable[LeaseRecord], limits: Iterable[O
     """Return a sentence with the queue position and the obstacles of a request: limits, then holders of devices.
 
     The devices are counted by user, as :func:`describe_obstacles` does. Without limits and holders, the obstacles are
-    the earlier requests, ``place - 1``.
+    the earlier requests, ``place - 1``; without these, too, use of the devices without a lease.
 
     Args:
         place: The queue position, 1 for the next.
@@ -460,7 +460,8 @@ def describe_wait(place: int, holders: Iterable[LeaseRecord], limits: Iterable[O
     taken = describe_obstacles(holders, {key: line for key, (_, line) in tuple(_own.items())})
     obstacles = "; ".join(filter(None, (*(each.message() for each in limits), taken)))
     end = "th" if place % 100 in {11, 12, 13} else {1: "st", 2: "nd", 3: "rd"}.get(place % 10, "th")
-    return f"waiting ({place}{end}): {obstacles or describe_ahead(place - 1)}"
+    ahead = describe_ahead(place - 1) if place > 1 else "the devices are in use without a lease"
+    return f"waiting ({place}{end}): {obstacles or ahead}"
 
 
 def log_wait(sentence: str) -> None:
