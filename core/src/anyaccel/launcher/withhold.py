@@ -154,9 +154,15 @@ def reserve(  # noqa: PLR0917 -- in the order of the command's arguments
         if not group and find_group(user) is not None:
             way_out = f"for the members of a group: @{user}"
         raise UsageError(f"there is no {kind} {name!r}", hint=way_out)
-    times = {"begin": begin, "end": end}
-    whose = {"group" if group else "user": number}
-    block = Ledger.open().reserve(choose, **times, **whose, note=note, request=str(request))
+    block = Ledger.open().reserve(
+        choose,
+        begin=begin,
+        end=end,
+        user=None if group else number,
+        group=number if group else None,
+        note=note,
+        request=str(request),
+    )
     if block is None:
         verdict = Verdict(request=request, fits_now=False, ever_fits=True)
         raise NotFreeError(
