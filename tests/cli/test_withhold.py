@@ -11,6 +11,7 @@ from datetime import datetime
 import anyaccel as aa
 import preloaded
 import pytest
+from anyaccel.launcher import withhold
 from anyaccel.text import clock
 from waiting import until
 
@@ -93,6 +94,11 @@ def test_a_reservation_begins_and_ends_at_times_and_after_durations(acme):
             assert time.localtime(first)[:5] == (2030, 12, 2, 0, 0)
             assert time.localtime(last)[:5] == (2030, 12, 2, 18, 0)
         assert read("reserve", "--remove", made["id"])["removed"] == [made["id"]]
+
+
+def test_a_drain_of_no_device_is_refused():
+    with pytest.raises(aa.UsageError, match="a drain needs a device"):
+        withhold.drain(aa.detect("sim:H100:1"), [], "the fan")
 
 
 def test_a_reservation_is_for_a_group_behind_an_at_sign(acme):

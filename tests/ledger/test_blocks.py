@@ -8,7 +8,7 @@ import time
 
 import pytest
 from anyaccel.errors import LeaseNotFoundError, LedgerError
-from anyaccel.ledger import Want, blocks
+from anyaccel.ledger import Want, blocks, tickets
 from anyaccel.ledger.names import boot, hash_device
 from anyaccel.policy import Need
 from claimant import ClaimantError
@@ -109,6 +109,20 @@ def test_a_reservation_that_has_ended_is_forgotten(claim, ledger):
     ledger.reserve(only_a, begin=now - 60, end=now - 1, user=ALICE, note="", request="a")
     assert ledger.blocks() == ()
     claim().do("take('a')")
+
+
+def test_a_ticket_that_could_not_be_read_once_is_read_again(claim, ledger, in_line, monkeypatch):
+    """As when no descriptor is free at that moment: its time limit would be unknown to this process for ever."""
+    holder, waiter = claim(), claim()
+    holder.do("take('a')")
+    waiter.do(NEEDY)
+    waiter.begin("needy(600)")
+    in_line(1)
+    monkeypatch.setattr(tickets, "_waiting", {})
+    monkeypatch.setattr(tickets, "read_body", lambda *_: b"")
+    assert [ticket.seconds for ticket in ledger.tickets()] == [None]
+    monkeypatch.undo()
+    assert [ticket.seconds for ticket in ledger.tickets()] == [60.0]
 
 
 @needs_root

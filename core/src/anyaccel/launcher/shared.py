@@ -484,10 +484,15 @@ class _WaitThread:
         """
         with self._lock:
             if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                thread = threading.Thread(target=self._loop.run_forever, name="anyaccel line", daemon=True)
-                thread.start()
-                atexit.register(self._leave_queue, self._loop, thread)
+                loop = asyncio.new_event_loop()
+                thread = threading.Thread(target=loop.run_forever, name="anyaccel line", daemon=True)
+                try:
+                    thread.start()
+                except BaseException:
+                    loop.close()
+                    raise
+                self._loop = loop
+                atexit.register(self._leave_queue, loop, thread)
             self._loop.call_soon_threadsafe(function, *arguments)
 
     @staticmethod

@@ -64,10 +64,12 @@ def drain(inventory: Inventory, names: Sequence[str], note: str) -> DeviceBlock:
         The drain.
 
     Raises:
-        RequestError, UnknownNameError, UsageError: When a name is wrong, as of :func:`find_devices`.
+        RequestError, UnknownNameError, UsageError: When a name is wrong, as of :func:`find_devices`, or there is none.
         LeasePermissionError: When this user is neither root nor the owner of the state directory.
         LedgerError: When the drain cannot be written.
     """
+    if not names:
+        raise UsageError("a drain needs a device", hint="name each device, such as GPU/0 or GPU/0-3")
     devices = {device.id for name in names for device in find_devices(inventory, name)}
     return Ledger.open().drain(Scope.make(inventory, os.environ).keys(devices), note)
 

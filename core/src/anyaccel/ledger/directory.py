@@ -329,8 +329,7 @@ class StateDirectory:
     def replaced(self, descriptor: int) -> bool:
         """Return whether the directory was deleted or emptied since it was opened, or is not the active one any more.
 
-        Emptied means that the marker of its test is gone; without a marker at the check, this goes unnoticed. So does,
-        with a single place, a directory that was only renamed.
+        Emptied means that the marker of its test is gone; without a marker at the check, this goes unnoticed.
 
         A publisher calls this with the directory locked, and a migration locks the directory, too: so no lease is left
         behind.
@@ -338,8 +337,6 @@ class StateDirectory:
         found = os.fstat(descriptor)
         if found.st_nlink == 0 or (self._noted and not tested(descriptor, self._user)):
             return True
-        if len(self._places) == 1:
-            return False
         for place in self._places:
             with contextlib.suppress(OSError):
                 there = os.lstat(place.path)
