@@ -85,16 +85,19 @@ def undrain(inventory: Inventory, names: Sequence[str]) -> tuple[DeviceBlock, ..
         The ended drains.
 
     Raises:
-        UsageError: When a device is not drained, or a name has a quantity or several terms.
+        UsageError: When a device is not drained, a name has a quantity or several terms, or is that of a reservation.
         RequestError, UnknownNameError: When a name is wrong.
         LeaseNotFoundError: When another process has ended one of the drains meanwhile.
         LeasePermissionError: When this user is neither root nor the owner of the state directory.
         LedgerError: When the blocks cannot be read or written.
     """
     ledger, scope = Ledger.open(), Scope.make(inventory, os.environ)
-    drains = [block for block in ledger.blocks() if block.drains]
+    blocks = ledger.blocks()
+    drains = [block for block in blocks if block.drains]
     found: dict[str, DeviceBlock] = {}
     for name in names:
+        if any(block.id == name for block in blocks if not block.drains):
+            raise UsageError(f"{name} is a reservation", hint=f"'anyaccel reserve --remove {name}' removes it")
         meant = [block for block in drains if block.id == name]
         if not meant:
             keys = scope.keys(device.id for device in find_devices(inventory, name))
