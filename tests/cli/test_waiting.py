@@ -142,6 +142,24 @@ def test_the_queue_without_notes_has_one_line_for_each_on_80_columns(anyaccel):
     assert status == 0
 
 
+def test_why_says_that_a_start_is_unknown_and_where_jobs_are_explained(anyaccel):
+    lease = anyaccel("hold", "A1:2").stdout.strip()
+    unknown = "Its start is unknown: not all leases, requests and drains in the way have an end."
+    assert anyaccel("why", "A1:1").stdout.splitlines()[-1] == unknown
+    for job in ("4", lease):
+        done = anyaccel("why", job)
+        assert done.returncode == 2
+        assert "'anyaccel jobs ID' says why a job waits" in done.stderr
+    assert anyaccel("release").returncode == 0
+    assert anyaccel("hold", "A1:2", "--for", "1h").returncode == 0
+    assert "Its start is unknown" not in anyaccel("why", "A1:1").stdout
+    assert anyaccel("release").returncode == 0
+    seen = subprocess.run(
+        [*RUN[:4], "A1:1", "--", *RUN[:3], "status", "--no-stats"], capture_output=True, text=True, check=True
+    )
+    assert re.search(r"inside lease [0-9a-f]{12}: all other devices are hidden", seen.stderr)
+
+
 def test_a_share_by_memory_is_shown_as_the_memory_that_was_asked_for(anyaccel):
     held = anyaccel("hold", "A1:5GiB", "A1:1", "--note", "half")  # of 16 GiB
     assert held.stderr.startswith("anyaccel: acme/0, 5GiB of acme/1 held;") or held.stderr.startswith(

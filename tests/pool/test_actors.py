@@ -102,6 +102,17 @@ def test_the_death_of_an_actor_is_reported_with_its_status(pool, tmp_path, how, 
         counter.add(1).result()
 
 
+def test_an_actor_that_is_stopped_while_it_gets_calls_holds_up_no_other_worker(pool):
+    most = 64
+    crowd = pool().options(max_concurrency=most).actor(Crowd, most)
+    pid = crowd.ready.result()
+    os.kill(pid, signal.SIGSTOP)
+    futures = [crowd.meet("x" * 50_000) for _ in range(most)]
+    assert pool().submit(abs, -1).result(PATIENCE) == 1
+    os.kill(pid, signal.SIGCONT)
+    assert {future.result(PATIENCE) for future in futures} == {50_000}
+
+
 def test_a_method_for_which_no_thread_can_start_fails_alone(pool, tmp_path):
     counter = pool().options(max_concurrency=2).actor(Counter)
     holding = counter.hold(tmp_path / "begun", tmp_path / "go")
@@ -250,6 +261,17 @@ def test_an_actor_is_told_to_end_in_time_to_clean_up(pool, tmp_path):
     until((tmp_path / "begun").exists, "the call")
     os.kill(careful.ready.result(), signal.SIGTERM)
     until((tmp_path / "clean").exists, "cleaning up")
+
+
+class Crowd:
+    """Its calls end when all of them have begun."""
+
+    def __init__(self, number):
+        self.barrier = threading.Barrier(number)
+
+    def meet(self, text):
+        self.barrier.wait(PATIENCE)
+        return len(text)
 
 
 class Together:

@@ -1,4 +1,4 @@
-"""Show the requests that wait for devices of this machine, in order; with --machine, those for that machine alone."""
+"""Show the requests that wait for devices of this machine, in order; with --machine, only requests for that machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = (
     ("anyaccel queue", "who waits, first to be served first"),
-    ("anyaccel queue --machine sim:H100:8", "those who wait for devices of a simulated machine"),
+    ("anyaccel queue --machine sim:H100:8", "requests for devices of a simulated machine"),
     ("anyaccel queue --json", "the same for programs"),
 )
 
@@ -112,12 +112,12 @@ def main(args: argparse.Namespace) -> int:
         output.print_line("No request waits.")
     if not args.json:
         blocks = [block for block in ledger.blocks() if devices is None or not devices.isdisjoint(block.devices)]
-        if inventory is None and (kept or blocks):  # for the names of the devices alone
-            inventory = _detect(args)
-        for lease in kept:
-            output.say(f"{name_devices([lease.device], inventory)} is {lease.reason}; {lease.hint}")
-        for block in blocks:
-            output.say(f"{name_devices(block.devices, inventory)}: {block.describe()}")
+        if kept or blocks:
+            named = inventory or _detect(args)  # for the names of the devices alone
+            for lease in kept:
+                output.say(f"{name_devices([lease.device], named)} is {lease.reason}; {lease.hint}")
+            for block in blocks:
+                output.say(f"{name_devices(block.devices, named)}: {block.describe()}")
     return 0
 
 

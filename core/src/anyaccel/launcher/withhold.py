@@ -64,10 +64,12 @@ def drain(inventory: Inventory, names: Sequence[str], note: str) -> DeviceBlock:
         The drain.
 
     Raises:
-        RequestError, UnknownNameError, UsageError: When a name is wrong, as of :func:`find_devices`.
+        RequestError, UnknownNameError, UsageError: When a name is wrong, as of :func:`find_devices`, or there is none.
         LeasePermissionError: When this user is neither root nor the owner of the state directory.
         LedgerError: When the drain cannot be written.
     """
+    if not names:
+        raise UsageError("a drain needs a device", hint="name each device, such as GPU/0 or GPU/0-3")
     devices = {device.id for name in names for device in find_devices(inventory, name)}
     return Ledger.open().drain(Scope.make(inventory, os.environ).keys(devices), note)
 
@@ -83,16 +85,19 @@ def undrain(inventory: Inventory, names: Sequence[str]) -> tuple[DeviceBlock, ..
         The ended drains.
 
     Raises:
-        UsageError: When a device is not drained, or a name has a quantity or several terms.
+        UsageError: When a device is not drained, a name has a quantity or several terms, or is that of a reservation.
         RequestError, UnknownNameError: When a name is wrong.
         LeaseNotFoundError: When another process has ended one of the drains meanwhile.
         LeasePermissionError: When this user is neither root nor the owner of the state directory.
         LedgerError: When the blocks cannot be read or written.
     """
     ledger, scope = Ledger.open(), Scope.make(inventory, os.environ)
-    drains = [block for block in ledger.blocks() if block.drains]
+    blocks = ledger.blocks()
+    drains = [block for block in blocks if block.drains]
     found: dict[str, DeviceBlock] = {}
     for name in names:
+        if any(block.id == name for block in blocks if not block.drains):
+            raise UsageError(f"{name} is a reservation", hint=f"'anyaccel reserve --remove {name}' removes it")
         meant = [block for block in drains if block.id == name]
         if not meant:
             keys = scope.keys(device.id for device in find_devices(inventory, name))
@@ -150,10 +155,19 @@ def reserve(  # noqa: PLR0917 -- in the order of the command's arguments
     number = find_group(user[1:]) if group else find_user(user)
     if number is None:
         kind, name, table = ("group", user[1:], "group") if group else ("user", user, "passwd")
-        raise UsageError(f"there is no {kind} {name!r}", hint=f"'getent {table}' lists the {kind}s")
-    times = {"begin": begin, "end": end}
-    whose = {"group" if group else "user": number}
-    block = Ledger.open().reserve(choose, **times, **whose, note=note, request=str(request))
+        way_out = f"'getent {table}' lists the {kind}s"
+        if not group and find_group(user) is not None:
+            way_out = f"for the members of a group: @{user}"
+        raise UsageError(f"there is no {kind} {name!r}", hint=way_out)
+    block = Ledger.open().reserve(
+        choose,
+        begin=begin,
+        end=end,
+        user=None if group else number,
+        group=number if group else None,
+        note=note,
+        request=str(request),
+    )
     if block is None:
         verdict = Verdict(request=request, fits_now=False, ever_fits=True)
         raise NotFreeError(

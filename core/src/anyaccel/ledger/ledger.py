@@ -570,8 +570,7 @@ class Ledger:
             LeaseNotFoundError: When no such lease is active.
             LeasePermissionError: When the lease belongs to another user, also for root.
             LedgerError: When the ledger cannot be written, when the lease is released meanwhile, or when the lease is
-                gone but a process keeps the lock on the device itself.
-            OSError: When the lease is gone, and no descriptor is free to unlock the device itself.
+                gone but a process keeps the lock on the device itself, or no descriptor is free to unlock it.
         """
         from anyaccel.ledger.ending import drop_lease
 

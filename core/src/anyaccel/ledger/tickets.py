@@ -505,7 +505,7 @@ def read_ticket(directory: int, name: str, *, brief: bool = False) -> Waiting | 
     """Return a ticket as the queue policy sees it; None if the name is not a ticket's, or the ticket is gone.
 
     A ticket that was read once is remembered, and so returned even after its end. An unreadable file counts as empty,
-    and is remembered so. Locks are not tested.
+    until it can be read. Locks are not tested.
 
     Args:
         directory: Descriptor of the state directory.
@@ -520,10 +520,12 @@ def read_ticket(directory: int, name: str, *, brief: bool = False) -> Waiting | 
         ticket, owner = parse_ticket(name), owner_of(directory, name)
         if ticket is None or owner is None:
             return None
-        found = _read_waiting(ticket, outside(owner), read_body(directory, name, BODY_LIMIT))
+        body = read_body(directory, name, BODY_LIMIT)
+        found = _read_waiting(ticket, outside(owner), body)
         if len(_waiting) > _REMEMBERED:
             _waiting.clear()
-        _waiting[directory_id, name] = found
+        if body:  # else no descriptor may have been free
+            _waiting[directory_id, name] = found
     return found
 
 

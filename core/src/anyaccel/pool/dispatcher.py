@@ -689,12 +689,14 @@ class WorkerProcess:
     def accepts(self, call: Call) -> bool:
         """Return whether a method call may be sent: to run at once, or pipelined behind the calls of this actor.
 
+        An actor that runs several calls at a time may have left earlier ones unread. Then :meth:`pull` follows later.
+
         A call is pipelined only if it is small, without large buffers and without a log file, at most
         :data:`MOST_AHEAD` calls are outstanding with it, and the actor is constructed, runs one call at a time, and is
         in no group.
         """
-        if self.free:
-            return True
+        if self.free:  # beside other calls, a send might block on a stopped process, and with it all pools
+            return not self.running or self._process.has_room(self.pull)
         state, body = self.actor, call.body
         return (
             state is not None

@@ -16,8 +16,6 @@ from anyaccel.scheduler.placement import Layout, Occupancy, Validate, Wanted, pl
 from anyaccel.scheduler.serving import rules
 from anyaccel.text import listed
 
-HELD_BY = "; held by "
-"""Text between the free devices and the holders, in the message of a reason of code ``TAKEN``."""
 _TOLD = 4
 """Number of machines whose reasons are listed."""
 
@@ -264,7 +262,7 @@ def _taken(books: Books, wanted: Sequence[Wanted]) -> Reason:
         partly = sum(free.units[position] > 0 for position in held)
         start = f"{(mask & free.whole).bit_count()} of {total} {label} free"
         start += f", {partly} in part" if partly else ""
-    by = f"{HELD_BY}{listed(list(names.values()))}" if names else ""
+    by = f"; {books.list_holders(names)}" if names else ""
     ids = tuple(layout.devices[position].id for position in held)
     return Reason(code=ReasonCode.TAKEN, message=start + by, term=term, devices=ids, holders=tuple(names))
 

@@ -188,7 +188,7 @@ def _details(job: Job, reasons: Mapping[str, str]) -> list[str]:
         "progress": _describe_progress(job),
         "exit status": "-" if job.exit_status is None else str(job.exit_status),
         "request": job.request or "-",
-        "devices": " ".join(job.devices) or "-",
+        "devices": output.device_names(job.devices),
         "lease": job.lease or "-",
         "note": job.note or "-",
         "command": shlex.join(job.command) or "-",
@@ -284,8 +284,9 @@ def detach(
     output.print_line(job.id)
     if job.state == "waiting":
         # Such a job is not in the queue for devices yet.
-        held_back = job.after or job.after_ok or job.begins
-        how = "waits" if held_back else "waits for its devices"
+        reasons = [f"for job {each}" for each in (*job.after, *job.after_ok)]
+        reasons += [f"until {clock(job.begins)}"] if job.begins else []
+        how = f"waits {' and '.join(reasons) or 'for its devices'}"
     else:
         how = f"runs with {output.device_names(job.devices)}" if job.devices else "runs"
     if args.time is not None:
@@ -304,7 +305,7 @@ def _row(job: Job, reasons: Mapping[str, str]) -> tuple[str, ...]:
         clock(job.started),
         "-" if took is None else elapsed(took),
         "-" if job.exit_status is None else str(job.exit_status),
-        reasons.get(job.id, "-"),
+        reasons.get(job.id) or _describe_progress(job),
         written_job(job),
     )
 

@@ -109,7 +109,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="go on with the sweep in DIR: run the commands that have not succeeded; without REQUEST, as it began",
     )
-    parser.add_argument("--dry-run", action="store_true", help="print the commands and run none")
+    parser.add_argument("--dry-run", action="store_true", help="print the commands that would run")
     add_wait(parser.add_argument_group("waiting"))
     limit = parser.add_argument_group("time limit")
     add_time(limit, what="each command")
@@ -164,7 +164,10 @@ def main(args: argparse.Namespace) -> int:
     for note in commands.notes:
         output.say(note)
     if args.dry_run:
-        output.print_lines(written(command) for _, command in commands)
+        log = JobLog(f"{args.out}/{JOB_LOG}", resume=True) if args.resume else None
+        output.print_lines(
+            written(command) for number, command in commands if not (log and log.was_done(number, command))
+        )
         return 0
     check_job_options(args)
     if args.detach:
