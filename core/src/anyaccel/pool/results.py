@@ -207,8 +207,9 @@ class Batches:
         Running calls are cancelled, too, but not running methods of actors.
         """
         self._over = True
-        lost = len(self._parts)
-        self._parts.clear()
+        with self._lock:  # another thread may take arguments at this moment
+            lost = len(self._parts)
+            self._parts.clear()
         if lost:
             reactor().call_soon(partial(self._report, lost, lost))
         cancel_all(self._calls)
