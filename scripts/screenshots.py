@@ -8,7 +8,6 @@ holds all devices here: loads and names of users are invented.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import io
@@ -24,7 +23,7 @@ from typing import Any
 from unittest import mock
 
 import anyaccel
-from anyaccel.cli import devices_table, queue
+from anyaccel.cli import devices_table, parse, queue
 from anyaccel.cli import sample as samples
 from anyaccel.cli.sample import Sample
 from anyaccel.ledger import Ledger, TicketRecord
@@ -163,7 +162,7 @@ def draw_queue(file: Path, width: int) -> None:
         contextlib.redirect_stdout(screen),
         contextlib.redirect_stderr(screen),
     ):
-        queue.main(argparse.Namespace(json=False))
+        queue.main(parse("queue", queue, []))
     draw_text(file, "anyaccel queue", screen.getvalue(), width)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.xdist_group("source")  # in one process, which parses each module once
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "core" / "src" / "anyaccel"
 MODULES = sorted(SOURCE.rglob("*.py"))
@@ -55,9 +56,9 @@ ROOMS = {
     "kit": "hookspecs plugin",
     "ledger": "model errors settings configuration policy linux",
     "vendors": "model errors hookspecs probe plugin forkserver linux",
-    "inventory": "model errors durations configuration probe vendors ledger linux",
+    "inventory": "model errors durations extras configuration probe vendors ledger linux",
     "accelerators": "model errors probe vendors inventory",
-    "scheduler": "model errors durations inventory policy",
+    "scheduler": "model errors durations extras inventory policy",
     "launcher": "model errors durations configuration policy probe vendors inventory scheduler ledger linux",
     "pool": "model errors durations extras policy forkserver probe vendors inventory scheduler ledger launcher linux",
     "engines": "model errors extras policy probe vendors inventory scheduler ledger launcher pool accelerators",

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from importlib.metadata import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -18,6 +19,9 @@ def core_alone(tmp_path_factory):
     site = tmp_path_factory.mktemp("site")
     for name in NEEDED:
         (site / name).symlink_to(Path(find_spec(name).origin).parent)
+    offered = "".join(f"Provides-Extra: {name}\n" for name in metadata("anyaccel").get_all("Provides-Extra"))
+    (site / "anyaccel-0.dist-info").mkdir()
+    (site / "anyaccel-0.dist-info" / "METADATA").write_text(f"Name: anyaccel\nVersion: 0\n{offered}")
 
     def run(*arguments):
         environ = {name: value for name, value in os.environ.items() if not name.startswith(("ANYACCEL_", "PYTHON"))}
@@ -43,6 +47,13 @@ def test_a_command_says_what_to_install(core_alone, arguments, extra):
     said, remedy = done.stderr.splitlines()
     assert f"is in the extra '{extra}', which is not installed" in said
     assert remedy == f"anyaccel: pip install 'anyaccel[{extra}]'"
+
+
+@pytest.mark.parametrize("arguments", [("why", "TPU"), ("--machine", "sim:TPU-V4:4")])
+def test_a_name_says_which_plug_in_to_install(core_alone, arguments):
+    done = core_alone("-m", "anyaccel", *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "pip install 'anyaccel[tpu]'" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,16 @@ def test_the_command_takes_its_examples(command):
         parse(command, module, own)  # it raises when an argument is wrong
 
 
+def test_help_of_run_is_grouped_and_fits_two_screens():
+    status, data = run_on_terminal([sys.executable, "-m", "anyaccel", "run", "--help"], columns=80)
+    lines = assert_plain(data).splitlines()
+    assert (status, len(lines) <= 2 * 40) == (0, True), len(lines)
+    titles = [line for line in lines if line.endswith(":") and line[:1].islower()]
+    groups = ["waiting:", "time limit:", "several processes:", "jobs:", "rare options:", "common options:"]
+    assert titles == ["positional arguments:", "options:", *groups, "examples:"]
+    assert lines[0] == "usage: anyaccel run [OPTIONS] REQUEST [REQUEST ...] [-- CMD ...]"
+
+
 @pytest.mark.parametrize("command", ["run", "hold"])
 def test_help_of_a_time_limit_names_the_forms_of_a_duration(command, capsys):
     with pytest.raises(SystemExit):

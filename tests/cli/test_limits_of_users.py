@@ -340,3 +340,26 @@ def test_fair_shares_with_a_half_life_serve_the_user_first_who_used_less():
     assert "/var/lib" not in done["status"][1]
     words = "2 earlier requests are ahead, and fair shares count .* device-hours of yours"
     assert re.search(words, " ".join(done["why"][1].split()))
+
+
+@pytest.mark.timeout(300)
+def test_a_lease_in_a_directory_of_ones_own_is_no_use_of_the_machine():
+    """Its line is in the journal of the user, and not in that of the machine."""
+    common, own = "/var/lib/anyaccel/journal", ".local/state/anyaccel/journal.jsonl"
+
+    def run(note, journal):
+        """Run a command, and wait for its line, which the monitor writes."""
+        return (
+            f"anyaccel run declared:1 {MACHINE} --note {note} -- true; until grep -qs {note} {journal}; do sleep 0.05;"
+            f" done; grep -ls {note} {common}/* {own}; true"
+        )
+
+    made, public, private = of_users([
+        ("root", f"mkdir -p {common} && chmod 1777 {common}"),
+        ("bob", run("public", f"{common}/*")),
+        ("bob", f"export ANYACCEL_STATE_DIR=$HOME/leases; {run('private', own)}"),
+    ])  # fmt: skip
+    assert made == (0, "")
+    assert public[1].splitlines()[-1] == f"{common}/61201.jsonl"
+    assert private[1].splitlines()[-1] == own
+    assert common not in private[1]

@@ -1,5 +1,6 @@
 """What fits on 80 and 120 columns with real holders and waiters; commands that need no id where there is just one."""
 
+import json
 import re
 import subprocess
 import sys
@@ -61,6 +62,19 @@ def test_a_table_has_one_heading_and_no_empty_column(columns, anyaccel, waiting)
         assert told["heading"][-2:] == ["TICKET", "PROCESS"]
     with aa.acquire("A1:1"):
         assert "UNTIL" not in shown("status", columns=columns)[1]
+
+
+def test_the_queue_of_another_machine_is_another_queue(anyaccel, waiting):
+    assert anyaccel("drain", "acme/0").returncode == 0
+    with aa.acquire("A1:1"):
+        waiting("A1:1")
+        for machine in ([], ["--machine", "sim:A1:2"]):
+            done = anyaccel("queue", *machine)
+            assert (done.stdout.splitlines()[1].split()[:2], "acme/0: drained" in done.stderr) == (["1", "A1:1"], True)
+        other = anyaccel("queue", "--machine", "sim:Acme-Whole:1")
+        assert (other.stdout, other.stderr) == ("No request waits.\n", "")
+        document = json.loads(anyaccel("queue", "--machine", "sim:Acme-Whole:1", "--json").stdout)
+        assert (document["tickets"], document["withheld"]) == ([], [])
 
 
 @pytest.mark.parametrize("columns", [80, 120])

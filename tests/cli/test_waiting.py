@@ -142,6 +142,24 @@ def test_the_queue_without_notes_has_one_line_for_each_on_80_columns(anyaccel):
     assert status == 0
 
 
+def test_why_says_that_a_start_is_unknown_and_where_jobs_are_explained(anyaccel):
+    lease = anyaccel("hold", "A1:2").stdout.strip()
+    unknown = "Its start is unknown: not all leases, requests and drains in the way have an end."
+    assert anyaccel("why", "A1:1").stdout.splitlines()[-1] == unknown
+    for job in ("4", lease):
+        done = anyaccel("why", job)
+        assert done.returncode == 2
+        assert "'anyaccel jobs ID' says why a job waits" in done.stderr
+    assert anyaccel("release").returncode == 0
+    assert anyaccel("hold", "A1:2", "--for", "1h").returncode == 0
+    assert "Its start is unknown" not in anyaccel("why", "A1:1").stdout
+    assert anyaccel("release").returncode == 0
+    seen = subprocess.run(
+        [*RUN[:4], "A1:1", "--", *RUN[:3], "status", "--no-stats"], capture_output=True, text=True, check=True
+    )
+    assert re.search(r"inside lease [0-9a-f]{12}: all other devices are hidden", seen.stderr)
+
+
 def test_a_share_by_memory_is_shown_as_the_memory_that_was_asked_for(anyaccel):
     held = anyaccel("hold", "A1:5GiB", "A1:1", "--note", "half")  # of 16 GiB
     assert held.stderr.startswith("anyaccel: acme/0, 5GiB of acme/1 held;") or held.stderr.startswith(
@@ -168,6 +186,19 @@ def test_a_request_that_is_not_of_the_held_part_is_not_shown_for_it():
     assert format_share(3125, "A1:5GiB A1:1GiB") == "0.3125"
     assert format_share(3125, "free: everything") == "0.3125"
     assert format_share(10_000, "A1:16GiB") == "1"
+
+
+def test_a_time_limit_is_said_as_it_was_understood(anyaccel):
+    assert anyaccel("run", "A1:1", "--time", "20", "--", "true").stderr == "anyaccel: time limit 20s\n"
+    assert anyaccel("run", "A1:1", "--time", "20s", "--", "true").stderr == ""
+    held = anyaccel("hold", "A1:2", "--for", "90m")
+    assert held.stderr.startswith("anyaccel: acme/0-1 held for 1h30m; set in your shell")
+    waiting = subprocess.Popen(
+        [*RUN[:4], "A1:1", "--time", "20m", "--", "true"], stderr=subprocess.PIPE, text=True, bufsize=1
+    )
+    assert waiting.stderr.readline().startswith("anyaccel: waiting (1st): you have 2 until ")
+    assert anyaccel("release").returncode == 0
+    assert re.fullmatch(r"anyaccel: got acme/\d after \w+, time limit 20m\n", waiting.communicate()[1])
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish", "sh"])

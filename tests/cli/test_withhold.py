@@ -1,7 +1,9 @@
 """Drains and reservations as the administrator makes them, and as every command and pool sees them."""
 
+import grp
 import json
 import os
+import pwd
 import re
 import time
 from datetime import datetime
@@ -9,10 +11,13 @@ from datetime import datetime
 import anyaccel as aa
 import preloaded
 import pytest
+from anyaccel.launcher import withhold
 from anyaccel.text import clock
 from waiting import until
 
 MACHINE = "sim:Acme-Whole:2"
+GROUP = next(each.gr_name for each in grp.getgrall() if each.gr_name not in {user.pw_name for user in pwd.getpwall()})
+"""A group without a user of its name."""
 
 
 def run(*arguments, code=0):
@@ -29,7 +34,11 @@ def read(*arguments, code=0):
 def test_a_drained_device_is_seen_by_all(acme):
     drain = read("drain", "acme/1", "--note", "the fan is loud")
     assert (drain["devices"], drain["reason"]) == (["acme/acme-1"], "the fan is loud")
-    assert "drained: acme/1;" in run("drain", "acme/1")[1]
+    said = run("drain", "acme/0-1")[1].splitlines()
+    assert said[0] == "anyaccel: drained: acme/0-1; 'anyaccel undrain acme/0-1' ends that"
+    assert re.fullmatch(
+        r"anyaccel: acme/1: already drained by .*: the fan is loud; 'anyaccel undrain' ends both", said[1]
+    )
     run("undrain", "acme/1")
     drain = read("drain", "acme/1", "--note", "the fan is loud")
     first, second = read("status", "--no-stats")["devices"]
@@ -74,6 +83,11 @@ def test_a_reservation_begins_and_ends_at_times_and_after_durations(acme):
         assert read("reserve", "--remove", made["id"])["removed"] == [made["id"]]
 
 
+def test_a_drain_of_no_device_is_refused():
+    with pytest.raises(aa.UsageError, match="a drain needs a device"):
+        withhold.drain(aa.detect("sim:H100:1"), [], "the fan")
+
+
 def test_a_reservation_is_for_a_group_behind_an_at_sign(acme):
     (made,) = read("reserve", "APU:1", "--from", "now", "--to", "4h", "--for", "@daemon", "--note", "course")["blocks"]
     assert (made["user"], made["group"]) == (None, "daemon")
@@ -101,7 +115,8 @@ def test_a_reservation_is_listed_kept_and_removed(acme):
     assert read("why", "APU", "--time", "1h")["fits_now"]
     assert run("run", "APU", "--time", "1h", "--", "echo", "yes")[0] == "yes\n"
     assert "cannot be reserved" in run("reserve", "APU", "--from", begin, "--to", "1h", "--for", me, code=4)[1]
-    run("reserve", "--remove", made["id"])
+    (other,) = read("reserve", "APU:1", "--from", "2030-01-01", "--to", "4h", "--for", me)["blocks"]
+    assert run("reserve", "--remove", made["id"], other["id"])[1].endswith(f"removed: {made['id']}, {other['id']}\n")
     assert run("reserve")[0] == "No device is drained or reserved.\n"
 
 
@@ -117,6 +132,7 @@ def test_a_reservation_is_listed_kept_and_removed(acme):
         (("reserve", "APU:0.5", "--from", "now", "--to", "4h", "--for", "root"), "must be of whole devices", 2),
         (("reserve", "APU", "--from", "now", "--to", "2001-01-01", "--for", "root"), "must end after its start", 2),
         (("reserve", "APU", "--from", "now", "--to", "4h", "--for", "no-such-user"), "there is no user", 2),
+        (("reserve", "APU", "--from", "now", "--to", "4h", "--for", GROUP), f"for the members of a group: @{GROUP}", 2),
         (("reserve", "APU:9", "--from", "now", "--to", "4h", "--for", "root"), "can never fit", 3),
         (("reserve", "--remove", "abc"), "there is no drain or reservation 'abc'", 2),
     ],

@@ -246,6 +246,9 @@ def test_what_it_refuses(inventory):
             aa.acquire_on_behalf("GPU:1", key, seconds=seconds, inventory=inventory)
     with pytest.raises(aa.UnknownOptionError):
         aa.acquire_on_behalf("GPU:1", "x", seconds=1, inventory=inventory, renew=3)
+    for limits in ({"memory": "1GiB"}, {"enforce": True}):  # a group of its own would stay, and hold no process
+        with pytest.raises(aa.UsageError, match="another program starts those of this lease"):
+            aa.acquire_on_behalf("GPU:1", "x", seconds=1, inventory=inventory, **limits)
     with pytest.raises(aa.UsageError, match="at most 16 control groups, with 2048 characters in all"):
         tenure.make_tenure("x", 1, (("\N{SNOWMAN}" * 700, 1),))  # three bytes each, six in the lease
     assert free(inventory) == 2

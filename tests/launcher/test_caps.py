@@ -139,6 +139,14 @@ def test_a_program_may_set_the_variable_after_it_has_imported_pytorch(fake):
     assert seen["conf"] == {"PYTORCH_ALLOC_CONF": "max_split_size_mb:64,per_process_memory_fraction:0.25"}
 
 
+@pytest.mark.parametrize("stream", ["None", "open(os.devnull)"])
+def test_a_report_that_cannot_be_printed_breaks_no_import(fake, stream):
+    fake("2.10.0")
+    broken = f"import os, sys, torch\ntorch._Backend.device_count = None\nsys.stderr = {stream}\n"
+    seen, said = shown(environment().values, broken + SHOW)
+    assert (seen["fractions"], said) == ({}, "")
+
+
 def test_a_build_that_refuses_the_key_is_not_given_it(fake):
     fake("2.10.0", refuses=True)
     seen, said = shown(environment().values)

@@ -8,12 +8,13 @@ import signal
 import subprocess
 import sys
 import termios
+import threading
 
 import anyaccel as aa
 import psutil
 import pytest
 from terminals import read_to_end
-from waiting import until
+from waiting import PATIENCE, until
 
 SHOW = [sys.executable, "-c", "import os; print(os.environ['ACME_VISIBLE'])"]
 CLI = [sys.executable, "-m", "anyaccel", "--machine", "sim:Acme-Whole:4", "run", "APU:2", "--"]
@@ -147,3 +148,15 @@ def test_ignored_signals_are_not_handed_on(acme):
     shell = ["sh", "-c", "cat /proc/$$/status | grep SigIgn"]
     ignored = subprocess.run([*CLI, *shell], capture_output=True, text=True, check=True).stdout.split()[1]
     assert not int(ignored, 16) & (1 << (signal.SIGPIPE - 1))
+
+
+def test_a_command_whose_time_limit_no_thread_can_watch_is_killed(acme, tmp_path):
+    script = f"import time; time.sleep({PATIENCE}); open({str(tmp_path / 'ended')!r}, 'x')"
+    former = threading.stack_size(1 << 46)
+    try:
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            aa.run("APU", [sys.executable, "-c", script], machine="sim:A1", time=1000)
+    finally:
+        threading.stack_size(former)
+    assert not (tmp_path / "ended").exists()
+    aa.acquire("APU", machine="sim:A1").release()

@@ -65,11 +65,14 @@ def one_order(holder, other, request="1"):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to act as several users")
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("left", "right"), [("one", "two"), ("one", "node"), ("here", "there"), ("part", "one")])
-def test_two_users_with_one_plugin_each(left, right, tmp_path, install):
+@pytest.mark.parametrize(
+    ("left", "right", "share"),
+    [("one", "two", "0.5"), ("one", "node", "1"), ("here", "there", "0.5"), ("part", "one", "1")],
+)
+def test_two_users_with_one_plugin_each(left, right, share, tmp_path, install):
     for vendor in (left, right):
         install(vendor, plugin(vendor, f'id="{vendor}-0", {PLUGINS[vendor]}'))
-    steps = [("root", MACHINE, 0), *one_order(left, right), *one_order(right, left), *one_order(left, right, "0.5")]
+    steps = [("root", MACHINE, 0), *one_order(left, right, share), *one_order(right, left)]
     site = tmp_path / "site"
     given = {
         "users": USERS,

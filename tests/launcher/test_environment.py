@@ -189,6 +189,12 @@ def test_a_stale_limit_is_not_inherited(acme):
     assert "ANYACCEL_MEMORY_LIMIT" not in made.values
 
 
+def test_a_worker_of_this_host_does_not_inherit_another_machine(acme):
+    made = environment("FPGA:1", "host", declare={"FPGA": 1}, environ={"ANYACCEL_MACHINE": "sim:A1:1"})
+    assert made.unset == {"ANYACCEL_MACHINE"}
+    assert "ANYACCEL_MACHINE" not in made.values
+
+
 def test_declared_devices_set_no_vendor_variable(acme):
     made = environment("FPGA:2", "sim:Acme-Whole:1", declare={"FPGA": 4})
     assert made.values["ANYACCEL_DEVICES"] == "declared-FPGA-0,declared-FPGA-1"

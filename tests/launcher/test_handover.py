@@ -119,6 +119,18 @@ def test_devices_of_a_lease_on_behalf_stay_changed_until_its_release(machine):
     assert machine.state() == "idle"
 
 
+def test_a_release_on_behalf_that_cannot_plan_the_way_back_keeps_the_lease_for_another_one(machine):
+    environ = dict(os.environ)
+    lease = aa.acquire_on_behalf("acme/0", "pod 7", seconds=600, environ=environ)
+    environ |= {"ANYACCEL_LEASE": "x", "ANYACCEL_ALLOCATION": "no allocation"}
+    with pytest.raises(aa.UsageError, match="ANYACCEL_ALLOCATION"):
+        lease.release()
+    assert (len(leases()), machine.state()) == (1, "given")
+    del environ["ANYACCEL_LEASE"], environ["ANYACCEL_ALLOCATION"]
+    lease.release()
+    assert (leases(), machine.state()) == ((), "idle")
+
+
 def test_devices_of_a_lease_on_behalf_are_put_back_although_a_process_keeps_the_lock(install, tmp_path, monkeypatch):
     machine = Machine(tmp_path)
     install("acme", plugin("acme", 'id="a", nodes=("/dev/full",)') + HOOK.format(root=str(tmp_path)))

@@ -12,8 +12,10 @@ from pathlib import Path
 import anyaccel
 import pytest
 from anyaccel import detect, leases
-from anyaccel.launcher.monitor import NAME
+from anyaccel.launcher.hold import take
+from anyaccel.launcher.monitor import NAME, start_monitor
 from anyaccel.ledger import Ledger
+from anyaccel.linux.mark import draw_for_process
 from waiting import PATIENCE, until
 
 MACHINE = ("--machine", "sim:A1:2")
@@ -97,6 +99,21 @@ def test_a_run_whose_monitor_is_killed_goes_on_with_its_devices(tmp_path):
     assert in_time
     assert status == 0
     assert leases(detect(MACHINE[1])) == ()
+
+
+def test_a_time_limit_that_cannot_be_enforced_is_no_secret(monkeypatch, capfd, tmp_path):
+    with take("APU:1", draw_for_process, machine=MACHINE[1], time=3600) as held:
+        with monkeypatch.context() as full:
+            full.setattr(os, "fork", lambda: os.kill(2**22 + 1, 0))  # an OSError, as when the kernel makes no process
+            start_monitor(held)
+        assert f"no process can be made to end lease {held.id} at its time limit" in capfd.readouterr().err
+        state = Path(held.lease.path)
+        state.rename(tmp_path / "former")
+        state.symlink_to(tmp_path / "former")
+        with pytest.raises(anyaccel.StateDirectoryError, match="symbolic link"):
+            start_monitor(held)
+        state.unlink()
+        (tmp_path / "former").rename(state)
 
 
 def test_the_monitor_holds_nothing_of_the_callers(anyaccel, lines):

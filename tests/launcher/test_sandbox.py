@@ -6,11 +6,13 @@ Device nodes of this machine stand in for accelerators: /dev/full is the device 
 import json
 import os
 import pickle
+import signal
 import stat
 import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from anyaccel.linux.landlock import node_of
 from anyaccel.model import Problem, ProblemKind
 from anyaccel.model.wire import decode, encode
 from system_calls import FORBID
+from waiting import until
 
 UNPRIVILEGED = 65534
 CONFINES = pytest.mark.skipif(bool(find_obstacle()), reason=f"workers cannot be confined here: {find_obstacle()}")
@@ -614,6 +617,28 @@ def test_a_kernel_that_cannot_is_told_apart(error):
     assert len(set(refused)) == 1
     assert refused[0] == f"the worker cannot be confined to its devices: {reason}; {WAY_OUT}"
     assert tried == ""
+
+
+@CONFINES
+def test_an_interrupted_caller_leaves_no_process_behind():
+    def begin():
+        os.kill(os.getpid(), signal.SIGINT)  # handled by the main thread, which waits for this one
+        until(interrupted.is_set, "the interrupt")
+        return "a process"
+
+    interrupted, undone = threading.Event(), []
+
+    def handle(*_):
+        interrupted.set()
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            Sandbox().start(begin, undone.append)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert undone == ["a process"]
 
 
 @CONFINES

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 
 import anyaccel as aa
 import pytest
@@ -466,3 +467,26 @@ def test_two_programs_never_have_one_device_and_no_request_starves(tmp_path):
     assert os.listdir(tmp_path / "held") == []
     assert not aa.leases(aa.detect(declare={"GPU": 4}))
     assert queued() == []
+
+
+def test_a_request_whose_thread_cannot_start_is_refused_and_the_next_is_served(acme):
+    code = """
+    import threading, anyaccel as aa
+    scheduler = aa.open_scheduler(aa.detect("sim:A1:1"), shared=True)
+    held = scheduler.allocate("A1:1")
+    threading.stack_size(1 << 46)
+    try:
+        scheduler.submit("A1:1")
+    except RuntimeError as error:
+        print(error)
+    threading.stack_size(0)
+    served = threading.Event()
+    ticket = scheduler.submit("A1:1", on_placed=lambda _: served.set())
+    scheduler.release(held)
+    served.wait()
+    print(ticket.allocation.request)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+    assert (done.stdout, done.stderr) == ("can't start new thread\nA1:1\n", "")

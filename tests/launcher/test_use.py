@@ -103,6 +103,14 @@ def test_a_with_statement_shares_its_devices_with_no_other_call(acme):
     assert Ledger.open().leases() == ()
 
 
+@pytest.mark.parametrize("function", [anyaccel.use, anyaccel.acquire])
+def test_a_released_lease_begins_no_with_statement(acme, function):
+    devices = function("APU:1", machine=MACHINE)
+    devices.release()
+    with pytest.raises(anyaccel.UsageError, match="the lease of APU:1 was released"), devices:
+        pytest.fail("its body would run without the devices")
+
+
 def test_what_nothing_refers_to_is_held_until_it_is_released(acme):
     def begin():
         devices = anyaccel.use("APU:1", machine=MACHINE)

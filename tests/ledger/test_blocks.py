@@ -8,7 +8,7 @@ import time
 
 import pytest
 from anyaccel.errors import LeaseNotFoundError, LedgerError
-from anyaccel.ledger import Want, blocks
+from anyaccel.ledger import Want, blocks, tickets
 from anyaccel.ledger.names import boot, hash_device
 from anyaccel.policy import Need
 from claimant import ClaimantError
@@ -111,6 +111,20 @@ def test_a_reservation_that_has_ended_is_forgotten(claim, ledger):
     claim().do("take('a')")
 
 
+def test_a_ticket_that_could_not_be_read_once_is_read_again(claim, ledger, in_line, monkeypatch):
+    """As when no descriptor is free at that moment: its time limit would be unknown to this process for ever."""
+    holder, waiter = claim(), claim()
+    holder.do("take('a')")
+    waiter.do(NEEDY)
+    waiter.begin("needy(600)")
+    in_line(1)
+    monkeypatch.setattr(tickets, "_waiting", {})
+    monkeypatch.setattr(tickets, "read_body", lambda *_: b"")
+    assert [ticket.seconds for ticket in ledger.tickets()] == [None]
+    monkeypatch.undo()
+    assert [ticket.seconds for ticket in ledger.tickets()] == [60.0]
+
+
 @needs_root
 def test_its_user_gets_a_reserved_device_before_earlier_requests(claim, ledger, state, in_line):
     now = time.time()
@@ -151,6 +165,23 @@ def test_its_user_gets_reserved_devices_first_for_a_request_of_any_device(claim,
     assert earlier.busy()
     holder.do("give()")
     assert earlier.end() == {"b": 10_000, "c": 10_000}
+
+
+@needs_root
+@pytest.mark.parametrize("held", ["", "a", "d"])
+def test_a_request_for_more_devices_than_are_reserved_gets_those_and_as_few_others_as_it_needs(
+    claim, ledger, state, held
+):
+    now = time.time()
+    reserved = dict.fromkeys("ab")
+    more = {"user": ALICE, "note": "course", "request": "a b"}
+    ledger.reserve(lambda _: reserved, begin=now - 60, end=now + 3600, **more)
+    alice, holder = claim(), claim()
+    become(alice, state)
+    if held:
+        (alice if held in reserved else holder).do(f"take({held!r})")
+    chosen = {"": "abe", "a": "bde", "d": "abf"}[held]
+    assert alice.do("take('c', 'd', 'e', 'f', 'b', 'a', count=3)").keys() == set(chosen)
 
 
 @needs_root

@@ -1,5 +1,7 @@
 """The mark: numbers that nest, processes that carry it, and what a lease that names it means to others."""
 
+import errno
+import json
 import os
 import signal
 import subprocess
@@ -8,7 +10,8 @@ import time
 
 import pytest
 from anyaccel.errors import LeasePermissionError, LedgerError
-from anyaccel.ledger import Want, names
+from anyaccel.ledger import Want, ending, names
+from anyaccel.ledger.tenure import make_tenure
 from anyaccel.linux import mark, process
 from anyaccel.linux.users import user_name
 from anyaccel.model import Extent
@@ -20,6 +23,10 @@ FIELD = st.integers(1, (1 << 21) - 2)
 MARKS = st.lists(FIELD, min_size=1, max_size=3).map(tuple)
 IMPORT = "from anyaccel.linux import mark; "
 TAKE = "want = Want(candidates=frozenset('a'), mark=mark.draw); lease = ledger.acquire(want, chooser('a'), wait=0); "
+
+
+def only_b(taken):
+    return None if "b" in taken else {"b": Extent()}
 
 
 def carrier(claimant, keeps="", **options):
@@ -271,6 +278,23 @@ def test_forgetting_unlocks_the_device_itself(claim, ledger, tmp_path):
     os.kill(child, signal.SIGKILL)
 
 
+def test_a_device_that_cannot_be_unlocked_for_want_of_descriptors_is_named_as_such(
+    claim, ledger, tmp_path, monkeypatch
+):
+    (tmp_path / "device").mkdir()
+    holder = claim()
+    holder.do(f"take('a', device_locks={{'a': (DeviceLock({str(tmp_path / 'device')!r}),)}})")
+    (record,) = ledger.leases()
+
+    def scarce(*_):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(ending.system, "syscall", scarce)
+    with pytest.raises(LedgerError, match=r"has been released, but processes may keep .*Too many open files"):
+        ledger.drop_lease(record.id)
+    assert ledger.leases() == ()
+
+
 def test_without_marks_the_lock_decides(state, claim):
     """As where the kernel keeps no such limit, or an administrator has set it to something else."""
     code = (
@@ -370,6 +394,21 @@ def test_a_lock_that_was_passed_to_a_process_of_another_user_does_not_end_it(sha
         ledger.end_lease(record.id, grace=0.2, force=True)
     assert daemon.do("1") == 1
     eventually(lambda: process.state(attacker.pid) in ("", "Z"))
+
+
+@root
+def test_an_ended_lease_of_another_user_is_not_renewed_because_it_has_ended(shared, ledger, state):
+    alice = shared(ALICE)
+    tenure = "from anyaccel.ledger.tenure import make_tenure; tenure = lambda: make_tenure('pod', 600); "
+    alice.do(f"{tenure}want = Want(candidates=frozenset('a'), tenure=tenure)")
+    lease = ledger.acquire(Want(candidates=frozenset("b"), tenure=lambda: make_tenure("pod 7", 600)), only_b, wait=0)
+    lease.leave_to(())
+    with pytest.raises(ClaimantError, match="LeasePermissionError"):
+        alice.do(f"ledger.renew({lease.id!r}, tenure())")
+    (file,) = (path for path in state.iterdir() if lease.id in path.name)
+    file.write_text(json.dumps({"tenure": {"key": "pod 7", "until": 1.0, "groups": []}}))
+    with pytest.raises(ClaimantError, match=f"LeaseNotFoundError: lease {lease.id} has ended"):
+        alice.do(f"ledger.renew({lease.id!r}, tenure())")
 
 
 @root

@@ -230,6 +230,21 @@ def test_it_is_deleted_while_a_process_looks(claim, ledger, state):
     assert [(record.device, record.pid) for record in ledger.leases()] == [("a", holder.pid)]
 
 
+def test_it_is_renamed_while_a_process_looks(claim, ledger, state):
+    """The lease is in the directory that others find."""
+
+    def choose(taken):
+        if not former.exists():
+            state.rename(former)
+        return None if "a" in taken else {"a": Extent()}
+
+    former = state.with_name("former")
+    lease = ledger.acquire(Want(candidates=frozenset("a")), choose, wait=600)
+    with pytest.raises(ClaimantError, match="DevicesBusyError"):
+        claim().do("take('a')")
+    lease.release()
+
+
 def test_it_is_deleted_and_the_holder_is_killed(claim, state):
     """Whatever carries the lock of the lost file keeps the device, and nothing else does."""
     holder, rival = claim(), claim()

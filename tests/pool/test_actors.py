@@ -4,16 +4,18 @@ import asyncio
 import gc
 import os
 import pickle
+import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import CancelledError
 
 import anyaccel as aa
 import pytest
 from processes import gone
-from waiting import until
+from waiting import PATIENCE, until
 
 
 class Counter:
@@ -40,6 +42,16 @@ class Counter:
 
     def close(self):
         return "its own"
+
+    def hold(self, begun, path):
+        """Let no further thread start, and wait."""
+        threading.stack_size(1 << 46)
+        begun.touch()
+        self.wait_for(path)
+
+    def fail_without_descriptors(self):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
+        raise LookupError("x" * 100_000)  # too long for a packet, and shared memory needs a descriptor
 
     def spawn(self):
         return subprocess.Popen(["sh", "-c", "trap '' TERM; sleep 1000"], start_new_session=True).pid
@@ -88,6 +100,45 @@ def test_the_death_of_an_actor_is_reported_with_its_status(pool, tmp_path, how, 
     assert waiting.result() == 4
     with pytest.raises(aa.BrokenWorkerError, match=f"the actor Counter has gone: .*{words}"):
         counter.add(1).result()
+
+
+def test_an_actor_that_is_stopped_while_it_gets_calls_holds_up_no_other_worker(pool):
+    most = 64
+    crowd = pool().options(max_concurrency=most).actor(Crowd, most)
+    pid = crowd.ready.result()
+    os.kill(pid, signal.SIGSTOP)
+    futures = [crowd.meet("x" * 50_000) for _ in range(most)]
+    assert pool().submit(abs, -1).result(PATIENCE) == 1
+    os.kill(pid, signal.SIGCONT)
+    assert {future.result(PATIENCE) for future in futures} == {50_000}
+
+
+def test_a_method_for_which_no_thread_can_start_fails_alone(pool, tmp_path):
+    counter = pool().options(max_concurrency=2).actor(Counter)
+    holding = counter.hold(tmp_path / "begun", tmp_path / "go")
+    until((tmp_path / "begun").exists, "the method")
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        counter.add(1).result()
+    (tmp_path / "go").touch()
+    holding.result()
+    until(lambda: counter.add(1).exception() is None, "the thread that is free again")
+
+
+def test_an_actor_that_cannot_answer_ends_rather_than_keep_its_callers_waiting(pool):
+    counter = pool().options(max_concurrency=2).actor(Counter)
+    with pytest.raises(aa.BrokenWorkerError, match="ended with exit status 1 before it answered"):
+        counter.fail_without_descriptors().result(PATIENCE)
+
+
+def test_a_group_that_is_killed_after_its_last_actor_died_has_gone(pool):
+    group = pool().actors(Counter, 1)
+    with pytest.raises(aa.BrokenWorkerError, match="status 3"):
+        group.end(3).result()
+    until(lambda: not group._state._states, "its death")
+    group.kill()
+    until(lambda: "gone" in repr(group), "the end of the group")
+    with pytest.raises(aa.BrokenWorkerError, match="the actor Counter has gone: it was killed"):
+        group.add(1).result()
 
 
 def test_the_device_is_held_until_everything_has_gone(pool):
@@ -175,6 +226,20 @@ def test_actors_do_not_keep_calls_without_devices_from_running(pool):
     assert list(one.map(pow, range(3), range(3))) == [1, 1, 4]
 
 
+def test_shutdown_can_cancel_methods_that_were_not_sent_to_the_actor(pool, tmp_path):
+    one = pool()
+    counter = one.actor(Counter)
+    runs = counter.wait_for(tmp_path / "go")
+    until(runs.running, "the method")
+    waiting = [counter.add("x" * 5000) for _ in range(3)]  # too long to be pipelined
+    one.shutdown(wait=False, cancel_futures=True)
+    until(lambda: all(future.cancelled() for future in waiting), "the end of the others")
+    assert not runs.done()
+    (tmp_path / "go").touch()
+    one.shutdown()
+    assert runs.result() is None
+
+
 def test_an_actor_cannot_be_sent_elsewhere(pool):
     counter = pool().actor(Counter)
     with pytest.raises(TypeError, match="cannot be sent to another"):
@@ -198,6 +263,17 @@ def test_an_actor_is_told_to_end_in_time_to_clean_up(pool, tmp_path):
     until((tmp_path / "clean").exists, "cleaning up")
 
 
+class Crowd:
+    """Its calls end when all of them have begun."""
+
+    def __init__(self, number):
+        self.barrier = threading.Barrier(number)
+
+    def meet(self, text):
+        self.barrier.wait(PATIENCE)
+        return len(text)
+
+
 class Together:
     def __init__(self):
         self.waiting = 0
@@ -208,6 +284,12 @@ class Together:
 
     async def interrupt(self):
         raise KeyboardInterrupt("by the call")
+
+    async def leave_behind(self, error):
+        async def fail():
+            raise error
+
+        self.task = asyncio.create_task(fail())
 
     async def exit(self, status):
         sys.exit(status)
@@ -228,6 +310,14 @@ def test_an_interrupt_in_a_coroutine_ends_neither_the_actor_nor_its_loop(pool):
         with pytest.raises(KeyboardInterrupt, match="by the call"):
             together.interrupt().result()
         assert together.echo(7).result() == 7
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()], ids=["exit", "interrupt"])
+def test_a_task_that_a_call_has_left_behind_does_not_end_the_loop(pool, error):
+    together = pool().actor(Together)
+    for _ in range(2):
+        together.leave_behind(error).result(PATIENCE)
+        assert [together.echo(number).result(PATIENCE) for number in (7, 8)] == [7, 8]
 
 
 def test_an_actor_that_a_coroutine_exits_has_its_status(pool):

@@ -1,10 +1,12 @@
 """What dies, hangs or escapes costs its own call, and leaves nothing behind."""
 
+import atexit
 import os
 import pty
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -50,6 +52,20 @@ def test_a_worker_that_ends_costs_its_call_only(pool, how, status, words, capfd)
     with pytest.raises(aa.BrokenWorkerError, match=words):
         shared.submit(end, how).result()
     assert shared.submit(os.getpid).result()
+
+
+@pytest.mark.parametrize("missing", [True, False])
+def test_a_worker_without_standard_error_runs_its_exit_handlers_too(pool, tmp_path, missing):
+    path = tmp_path / "handled"
+
+    def leave():
+        atexit.register(path.touch)
+        sys.stderr = None if missing else open(os.devnull)  # noqa: SIM115 - which cannot be written
+        sys.exit("a text")
+
+    with pytest.raises(aa.BrokenWorkerError, match="ended with exit status 1 before"):
+        pool().submit(leave).result()
+    assert path.exists()
 
 
 def test_a_crash_says_where_it_was(pool, capfd):
@@ -256,6 +272,30 @@ def test_a_pool_whose_fork_server_dies_does_not_wait_for_another_user_who_has_co
     assert one.submit(int).result() == 0
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to act as another user")
+def test_a_pool_ends_even_if_the_ledger_cannot_be_read_when_a_worker_has_gone(pool, tmp_path, monkeypatch):
+    def work():
+        (tmp_path / "begun").touch()
+        time.sleep(1000)
+
+    state = tmp_path / "state"
+    monkeypatch.setenv("ANYACCEL_STATE_DIR", str(state))
+    one = pool("A1:1", machine="sim:A1:1")
+    future = one.submit(work)
+    until((tmp_path / "begun").exists, "the call")
+    with copied(mark_of(str(state))):  # so that the device is left to the carrier of the mark
+        state.rename(tmp_path / "former")
+        state.symlink_to(tmp_path / "former")  # which is not trusted
+        ending = threading.Thread(target=one.shutdown)
+        ending.start()
+        until(lambda: one._core.closed, "the shutdown")
+        os.kill(spawning.fork_server().pid, signal.SIGKILL)
+        with pytest.raises(aa.BrokenWorkerError, match="its fork server was killed by SIGKILL"):
+            future.result()
+        ending.join(PATIENCE)
+        assert not ending.is_alive()
+
+
 def test_a_fork_server_that_cannot_live(pool, tmp_path, monkeypatch):
     (tmp_path / "deadly.py").write_text("import os; os._exit(9)")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -367,6 +407,24 @@ def test_the_end_of_the_interpreter_waits_for_calls(script):
     )
     out, err = caller.communicate()
     assert (caller.returncode, out.splitlines(), err) == (0, ["done 0", "done 1", "done 2"], "")
+
+
+def test_the_end_of_the_interpreter_ends_all_pools_at_once(script, tmp_path):
+    """The processes of each pool wait for those of the others before they exit."""
+    caller = script(
+        f"""
+        import atexit, os, time, anyaccel as aa
+        def leave(name):
+            open(f"{tmp_path}/{{name}}", "w").close()
+            while not all(os.path.exists(f"{tmp_path}/{{other}}") for other in range(3)):
+                time.sleep(0.01)
+            print("met", flush=True)
+        pools = [aa.Pool(machine="sim:A1:1", grace=60) for _ in range(3)]
+        for name, pool in enumerate(pools):
+            pool.submit(lambda name=name: atexit.register(leave, name) and None).result()
+        """
+    )
+    assert caller.communicate() == ("met\n" * 3, "")
 
 
 def test_the_end_of_the_interpreter_with_an_actor_and_a_kept_process(script):

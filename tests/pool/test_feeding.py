@@ -92,6 +92,16 @@ def test_shutdown_cancels_what_stands_in_line_and_lets_the_rest_end(kept, stands
     assert noted(ran) == [*range(QUICK)]
 
 
+def test_calls_that_fall_back_to_the_cpu_have_no_more_processes_than_processors(pool, tmp_path):
+    most = len(os.sched_getaffinity(0))
+    one = pool("A1:4,else=cpu", max_calls=0)
+    (tmp_path / "begun").mkdir()
+    futures = [one.submit(block, tmp_path / "begun" / str(number), tmp_path / "end") for number in range(2 * most + 2)]
+    until(lambda: len(list((tmp_path / "begun").iterdir())) >= most, "as many as there are processors")
+    (tmp_path / "end").touch()
+    assert len({future.result() for future in futures}) == most
+
+
 def test_a_timeout_of_the_first_does_not_cost_those_behind_it(pool, tmp_path):
     one = pool(max_workers=1)
     limited = one.options(timeout=0.3)

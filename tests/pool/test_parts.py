@@ -252,8 +252,9 @@ def test_progress_is_shown_on_a_terminal(monkeypatch, name):
 
 
 def test_progress_is_not_shown_in_a_log(monkeypatch):
-    monkeypatch.setattr(sys, "stderr", io.StringIO())
-    assert find_display(4) is None
+    for stream in (io.StringIO(), None):
+        monkeypatch.setattr(sys, "stderr", stream)
+        assert find_display(4) is None
 
 
 def invert(number):
@@ -334,6 +335,44 @@ def test_a_progress_callback_may_shut_the_pool_down(pool, batch):
         list(results)
     until(lambda: told[-1].done == 1000, "the report of the cancelled calls")
     assert told[-1].failed > 900
+
+
+class Closing:
+    """Whatever ``__await__`` returns can be awaited; only what an ``async def`` returns is a coroutine."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __await__(self):
+        self.path.touch()
+        return iter(())
+
+
+class Endless:
+    def __init__(self, path):
+        self.path = path
+        self.taken = 0
+
+    def __aiter__(self):
+        return self
+
+    async def __anext__(self):
+        self.taken += 1
+        (self.path / str(self.taken)).touch()
+        return self.taken
+
+    def aclose(self):
+        return Closing(self.path / "closed")
+
+
+def test_a_stream_left_early_awaits_the_end_of_its_iterator(pool, tmp_path):
+    one = pool()
+    stream = one.options(ahead=1).stream(Endless, tmp_path)
+    assert next(stream) == 1
+    until((tmp_path / "2").exists, "the item ahead")
+    until(stream._futures[0].done, "its arrival")  # else the process is stopped, not asked to end
+    stream.close()
+    until((tmp_path / "closed").exists, "the end")
 
 
 def test_a_map_with_an_invalid_timeout_submits_nothing(pool, tmp_path):

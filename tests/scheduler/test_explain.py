@@ -37,6 +37,16 @@ NO_LINKS = gpus(4, links={(0, 1): 1})
             "gpu:3 can never fit: this machine has 2 GPU (2 H100).\nnearest that fits: gpu:2",
         ),
         ("H100:3", [TWO], ["not-enough"], "H100:3 can never fit: this machine has 2 H100.\nnearest that fits: H100:2"),
+        ("GPU|XPU:2", [TWO], [], "GPU|XPU:2 fits now."),
+        (
+            "XPU|GPU:3",
+            [TWO],
+            ["not-enough", "unknown-name"],
+            (
+                "XPU|GPU:3 can never fit: this machine has 2 XPU|GPU (2 H100); no installed plug-in knows XPU.\n"
+                "nearest that fits: XPU|GPU:2"
+            ),
+        ),
         ("A100:1", [TWO], ["not-enough"], "A100:1 can never fit: this machine has no A100 (it has 2 H100)."),
         ("A100:1", [], ["not-enough"], "A100:1 can never fit: this machine has no A100 and no other device."),
         (

@@ -139,9 +139,10 @@ def test_a_rule_that_raises_refuses():
     assert placed(machine(gpus(1)), "GPU", (), rule) is None
 
 
-def test_an_unknown_name_is_an_error():
+def test_a_name_is_an_error_if_no_name_of_the_term_is_known():
+    assert placed(machine(gpus(1)), "H10O|H100:1")
     with pytest.raises(UnknownNameError, match="H10O"):
-        placed(machine(gpus(1)), "H100|H10O:1")
+        placed(machine(gpus(1)), "H10O|A10O:1")
 
 
 def test_shares_of_one_request_fill_devices_exactly():

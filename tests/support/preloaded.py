@@ -33,7 +33,7 @@ SEEN_AT_START = ("PYTHON", "LC_", "LANG")
 """How variables begin that an interpreter reads when it starts."""
 OPTIONS = {"cwd", "env", "stdin", "stdout", "stderr", "text"}
 """Of ``subprocess.Popen``, with which a process can be forked."""
-RARE = {"top_app", "pool", "engines", "kit"}
+RARE = {"top_app", "pool", "engines"}
 """Modules and rooms that few commands need: each imported one makes a fork dearer."""
 INHERITED = ("Uid", "Gid", "Groups", "Umask", "SigBlk", "SigIgn", "Cpus_allowed", "CapEff", "CapBnd", "NoNewPrivs")
 """What a process has from its parent, besides limits, control groups and namespaces."""
@@ -244,10 +244,15 @@ if __name__ == "__main__":
     ours = {*os.environ.get("PYTHONPATH", "").split(os.pathsep)}
     SEARCHED = [entry for entry in SEARCHED if entry not in ours]
     _import_all()
+    import atexit
     import gc
 
     from anyaccel.cli import program
+    from anyaccel.forkserver import client
 
+    # A command with exit handlers of others would finalize its interpreter, and so copy every page of this one.
+    atexit._clear()
+    atexit.register(client._end)
     gc.freeze()
     _become(*_serve(socket.socket(fileno=int(sys.argv[1]))), SEARCHED)
     program()

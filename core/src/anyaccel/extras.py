@@ -27,6 +27,23 @@ def remedy(extra: str) -> str:
     return f"pip install 'anyaccel[{extra}]'"
 
 
+def plugin_remedy(name: str) -> str:
+    """Return the command that installs the plug-in behind a vendor, a resource or a product such as ``ACME-V4``.
+
+    Empty if no extra of this distribution has the name, or its first part before a dash, or if it is installed.
+    """
+    from importlib import metadata  # late: only errors need it
+
+    extra = name.lower().partition("-")[0]
+    try:
+        if extra not in (metadata.metadata("anyaccel").get_all("Provides-Extra") or ()):
+            return ""
+        metadata.version(distribution(extra))
+    except metadata.PackageNotFoundError:
+        return remedy(extra)
+    return ""
+
+
 def not_installed(what: str, extra: str) -> UsageError:
     """Return the error for a command, an option or an engine of an extra that is not installed."""
     return UsageError(f"{what} is in the extra {extra!r}, which is not installed", hint=remedy(extra))

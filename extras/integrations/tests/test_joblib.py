@@ -28,8 +28,8 @@ def registered(acme, request):
 
 @pytest.fixture
 def devices(registered):
-    """The backend with a device for each batch."""
-    with parallel_config(backend="anyaccel", needs="A1:1", machine=MACHINE):
+    """The backend with a device for each batch, whose workers need not import joblib each."""
+    with parallel_config(backend="anyaccel", needs="A1:1", machine=MACHINE, preload=["joblib"]):
         yield
 
 

@@ -28,7 +28,8 @@ def values_travel(acme, request):
 
 
 def run(study, objective, n_trials=None, **options):
-    optimize(study, objective, n_trials, **{"needs": "A1:1", "machine": MACHINE} | options)
+    """Run a study whose workers need not import Optuna each."""
+    optimize(study, objective, n_trials, **{"needs": "A1:1", "machine": MACHINE, "preload": ["optuna"]} | options)
     return study
 
 

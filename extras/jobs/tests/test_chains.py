@@ -84,12 +84,15 @@ def test_a_job_that_needs_the_success_of_a_job_that_failed_is_refused_at_once(ru
         done = anyaccel(*command, "--detach", "--after-ok", failed, "--", "true")
         assert (done.returncode, done.stdout) == (1, ""), done.stderr
         assert f"job {failed} did not succeed (it is failed), and this job needs that" in " ".join(done.stderr.split())
+    begun = anyaccel("run", "A1:1", "--detach", "--after", failed, "--begin", "2030-01-01", "--", "true")
+    assert f"job {int(failed) + 1} waits for job {failed} and until 2030-01-01; see" in " ".join(begun.stderr.split())
+    run("cancel", begun.stdout.strip())
     run("wait", submit(run, "true", "--after", failed))
     elsewhere = jobs_.find(failed)
     jobs_.write(replace(elsewhere, host="elsewhere", state="running"))
     done = anyaccel("run", "--detach", "--after", failed, "A1:1", "--", "true")
     assert (done.returncode, f"job {failed} belongs to elsewhere" in " ".join(done.stderr.split())) == (2, True)
-    assert [job.id for job in jobs_.jobs()] == [failed, str(int(failed) + 1)]
+    assert [job.id for job in jobs_.jobs()] == [str(int(failed) + more) for more in range(3)]
 
 
 def test_a_notification_has_no_devices_and_its_failure_stands_in_the_log(run):

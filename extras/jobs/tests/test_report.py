@@ -144,7 +144,10 @@ def test_the_use_is_shown_in_the_table_json_csv_and_picture(anyaccel, tmp_path):
     assert journal.write(use(began=now - 3600, ended=now - 10, fared=fared(0.876, 10.0, 3 << 30), timeouts=1))
     assert journal.write(use(began=now - 7210, ended=now - 3610, units=5000, fared=fared(0.0, 100.0, 1 << 30)))
     done = anyaccel("report", "--plot", str(tmp_path / "t.svg"))
-    assert done.stdout.splitlines()[1].split()[2:] == ["1.50", "-", "0s", "0s", "88%", "0.50", "3.0", "GiB", "1"]
+    period, _, row, total = done.stdout.splitlines()
+    assert period.endswith(": 1.50 device hours were used.")  # of how many is unknown here
+    assert row.split()[1:] == total.split()[1:]
+    assert row.split()[2:] == ["1.50", "-", "0s", "0s", "88%", "0.50", "3.0", "GiB", "1"]
     assert "how busy shares are is not told" in done.stderr
     drawn = (tmp_path / "t.svg").read_text()
     assert "3590 s, device 88% busy" in drawn
@@ -257,11 +260,13 @@ def test_a_period_is_told_by_dates_and_shares_are_of_the_machine(anyaccel, acme,
     ]
     assert found["until"] > found["since"]
     done = anyaccel(*period, "--top", "1")
-    heading, row = done.stdout.splitlines()
-    assert (heading.split()[:4], row.split()[:4]) == (
+    period, *lines = done.stdout.splitlines()
+    assert period == "From 2025-03-04 00:00 to 2025-03-05 00:00: 18.00 of 48.00 device hours were used."
+    assert [line.split()[:4] for line in lines] == [
         ["DEVICE", "LEASES", "HOURS", "SHARE"],
         ["acme/0", "1", "12.00", "25%"],
-    )
+        ["total", "2", "18.00", "38%"],
+    ]
     assert "1 more row\n" in done.stderr
     assert anyaccel("report", "--since", "2025-03-05", "--until", "2025-03-04").returncode == 2
     assert anyaccel("report", "--since", "2025-03-01", "--until", "2025-03-02").stdout.startswith(

@@ -185,6 +185,8 @@ def test_resume_runs_what_has_not_ended_well(sweep):
     assert sweep(*command)[0] == 1
     status, said = sweep(*command)
     assert (status, "is the job log of an earlier sweep" in said) == (2, True)
+    left = "sh -c 'echo 2 >> ran; test 2 != 2 || test -e good'\n"
+    assert sweep("--resume", "--dry-run", *command) == (0, left)
     Path("good").touch()
     status, said = sweep("--resume", *command)
     assert (status, "3 of 3 done (2 of them before)" in said) == (0, True)
@@ -465,6 +467,7 @@ def test_the_progress_of_a_sweep_that_is_a_job_is_shown(acme, anyaccel):
     Path("go").touch()
     assert anyaccel("wait", number).returncode == 1
     assert "progress       5 of 6 done\n" in anyaccel("jobs", number).stdout
+    assert "  5 of 6 done  sweep --each=n=1..6 " in anyaccel("jobs").stdout
     (folder,) = Path().glob("anyaccel-sweep-*")
     shutil.rmtree(folder)
     done = anyaccel("jobs", number)

@@ -114,7 +114,9 @@ def test_a_terminal_that_takes_no_more_does_not_keep_a_command_from_its_end():
 def test_a_job_says_that_its_limit_ended_it(run):
     """In its state, in the last line of its log, to who waits for it, in the journal and in reports."""
     script = "printf unfinished; trap 'exit 0' TERM; sleep 1000 & wait"
-    number = run("run", "--detach", "A1:1", "--time", "2s", "--note", "n", "--", "sh", "-c", script).stdout.strip()
+    begun = run("run", "--detach", "A1:1", "--time", "2", "--note", "n", "--", "sh", "-c", script)
+    number = begun.stdout.strip()
+    assert f"job {number} runs with acme/0, time limit 2s; see" in begun.stderr
     done = run("wait", number, "--json", status=124)
     (found,) = json.loads(done.stdout)["jobs"]
     assert (found["state"], found["time_limit_seconds"]) == ("timeout", 2.0)
@@ -130,7 +132,7 @@ def test_a_job_says_that_its_limit_ended_it(run):
     assert (row["leases"], row["timeouts"]) == (1, 1)
     header, values = (line.split(",") for line in run("report", "--csv").stdout.splitlines())
     assert dict(zip(header, values, strict=True))["timeouts"] == "1"
-    header, values = (line.split() for line in run("report").stdout.splitlines())
+    header, values = (line.split() for line in run("report").stdout.splitlines()[1:3])
     assert (header[-1], values[-1]) == ("TIMEOUTS", "1")
 
 

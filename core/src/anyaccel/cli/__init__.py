@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from anyaccel.cli.options import time_limit as time_limit
     from anyaccel.cli.options import wait_options as wait_options
     from anyaccel.cli.parser import parse as parse
+    from anyaccel.cli.quantities import BareSeconds as BareSeconds
     from anyaccel.cli.quantities import add_grace as add_grace
     from anyaccel.cli.quantities import duration as duration
     from anyaccel.cli.quantities import moment as moment
@@ -64,7 +65,7 @@ else:
                 "wait_options",
             ),
             "anyaccel.cli.parser": ("parse",),
-            "anyaccel.cli.quantities": ("add_grace", "duration", "moment", "whole"),
+            "anyaccel.cli.quantities": ("BareSeconds", "add_grace", "duration", "moment", "whole"),
             "anyaccel.cli.run": ("acquire_devices",),
             "anyaccel.cli.status": ("INTERVAL", "add_looks"),
             "anyaccel.cli.table": ("Column", "print_table", "table_lines"),

@@ -11,7 +11,7 @@ from anyaccel.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from typing import NoReturn
 
 
@@ -20,7 +20,23 @@ _CHOICE = re.compile(r"invalid choice: '(.*)' \(choose from (.*)\)", re.DOTALL)
 
 
 class Formatter(argparse.HelpFormatter):
-    """A formatter that keeps the blank lines between paragraphs."""
+    """A formatter that keeps the blank lines between paragraphs, and leaves the options out of the usage."""
+
+    def _format_usage(
+        self,
+        usage: str | None,
+        actions: Iterable[argparse.Action],
+        groups: Iterable[argparse._MutuallyExclusiveGroup],
+        prefix: str | None,
+    ) -> str:
+        if usage is not None:  # of parse_intermixed_args(), which asks for it first
+            return super()._format_usage(usage, actions, groups, prefix)
+        arguments = [action for action in actions if not action.option_strings]
+        before, self._prog = self._prog, f"{self._prog} [OPTIONS]"
+        try:
+            return super()._format_usage(usage, arguments, [], prefix)
+        finally:
+            self._prog = before
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         fill = super()._fill_text

@@ -7,6 +7,7 @@ import argparse
 from anyaccel.cli import output
 from anyaccel.cli.options import add_note, name_devices, survey
 from anyaccel.launcher.withhold import drain
+from anyaccel.ledger import Ledger
 from anyaccel.ledger.names import without_scope
 
 EXAMPLES = (
@@ -26,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
     inventory = survey(args)
+    before = [block for block in Ledger.open().blocks() if block.drains]
     block = drain(inventory, args.device, args.note)
     if args.json:
         devices = [without_scope(device) for device in block.devices]
@@ -33,4 +35,7 @@ def main(args: argparse.Namespace) -> int:
     else:
         names = name_devices(block.devices, inventory)
         output.say(f"drained: {names}; 'anyaccel undrain {names}' ends that")
+        for other in before:
+            if both := set(other.devices).intersection(block.devices):
+                output.say(f"{name_devices(both, inventory)}: already {other.describe()}; 'anyaccel undrain' ends both")
     return 0

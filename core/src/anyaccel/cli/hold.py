@@ -17,6 +17,7 @@ from anyaccel.inventory.current import ALLOCATION_VARIABLE, LEASE_VARIABLE
 from anyaccel.launcher.start import start_detached
 from anyaccel.linux import process
 from anyaccel.shell import exports, shell_quote
+from anyaccel.text import span
 from anyaccel.vendors import close as close_vendors
 
 TYPE_CHECKING = False
@@ -38,15 +39,14 @@ EXAMPLES = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     add_request(parser)
-    add_launch(parser)
-    add_wait(parser)
-    add_time(parser, "--for")
-
+    add_time(parser, "--for", what="the lease")
     parser.add_argument(
         "--export",
         action="store_true",
         help='print what a shell evaluates, bash, zsh or fish: eval "$(anyaccel hold GPU:1 --export)"',
     )
+    add_wait(parser.add_argument_group("waiting"))
+    add_launch(parser.add_argument_group("rare options"))
 
 
 def main(args: argparse.Namespace) -> int:
@@ -112,13 +112,17 @@ def _print(args: argparse.Namespace, hold: DeviceLease, variables: Mapping[str, 
         output.print_json("hold/1", {"lease": hold.id, "pid": os.getpid(), "devices": devices, "set": dict(variables)})
     elif args.export:
         output.print_document(exports(variables, _unset(hold)))
-        output.say(f"{describe_devices(hold)} held by lease {hold.id}; release with: anyaccel release {hold.id}")
+        output.say(f"{_describe(args, hold)} by lease {hold.id}; release with: anyaccel release {hold.id}")
     else:
         output.print_line(hold.id)
-        output.say(f"{describe_devices(hold)} held; set in your shell, and release in the end:")
+        output.say(f"{_describe(args, hold)}; set in your shell, and release in the end:")
         for name, value in sorted(variables.items()):
             output.say_verbatim(_export(name, value))
         output.say_verbatim(f"anyaccel release {hold.id}")
+
+
+def _describe(args: argparse.Namespace, hold: DeviceLease) -> str:
+    return f"{describe_devices(hold)} held" + (f" for {span(args.time)}" if args.time is not None else "")
 
 
 def _unset(hold: DeviceLease) -> list[str]:

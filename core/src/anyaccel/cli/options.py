@@ -7,9 +7,9 @@ import os
 
 import anyaccel
 from anyaccel.cli import output
-from anyaccel.cli.quantities import duration, early_signal
+from anyaccel.cli.quantities import BareSeconds, duration, early_signal
 from anyaccel.model import Inventory, describe_parts
-from anyaccel.text import elapsed
+from anyaccel.text import elapsed, span
 from anyaccel.vendors import import_meanwhile
 
 TYPE_CHECKING = False
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any
 
+    from anyaccel.cli.quantities import Options
     from anyaccel.launcher.options import AcquireOptions, StartOptions
     from anyaccel.launcher.time_limit import TimeLimit
 
@@ -38,7 +39,7 @@ def add_command(parser: argparse.ArgumentParser, help: str) -> None:  # noqa: A0
     parser.add_argument("cmd", nargs="*", default=[], metavar="-- CMD", help=help)
 
 
-def add_launch(parser: argparse.ArgumentParser) -> None:
+def add_launch(parser: Options) -> None:
     """Declare the options for the environment of a worker."""
     parser.add_argument(
         "--mask",
@@ -50,25 +51,23 @@ def add_launch(parser: argparse.ArgumentParser) -> None:
         "--unallocated",
         choices=("hide", "inherit"),
         default="hide",
-        help="hide vendors of which nothing was asked for, or leave them as they are (default: hide)",
+        help="vendors of which nothing was asked for (default: hide)",
     )
 
 
-def add_wait(parser: argparse.ArgumentParser) -> None:
+def add_wait(parser: Options) -> None:
     """Declare the options for waiting: how long, the priority, the note, the devices to avoid."""
     from argparse import BooleanOptionalAction
 
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--wait", metavar="DURATION", type=duration, help="longest wait (default: no limit)")
-    group.add_argument(
-        "--no-wait", action="store_true", help="fail at once, with exit status 4, if devices are not free"
-    )
+    group.add_argument("--no-wait", action="store_true", help="fail at once, with exit status 4, if devices are in use")
     parser.add_argument(
         "--priority",
         metavar="N",
         type=int,
         default=0,
-        help="requests of a higher priority are served first (default: 0)",
+        help="higher ones are served first (default: 0)",
     )
     add_note(parser)
     parser.add_argument(
@@ -79,7 +78,7 @@ def add_wait(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_note(parser: argparse.ArgumentParser) -> None:
+def add_note(parser: Options) -> None:
     """Declare the note of a lease, a job, a drain or a reservation."""
     parser.add_argument("--note", metavar="TEXT", default="", help="purpose, which all users see")
 
@@ -92,7 +91,7 @@ def add_terms(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_start(parser: argparse.ArgumentParser) -> None:
+def add_start(parser: Options) -> None:
     """Declare the options for starting a process with devices; :func:`start_options` reads these options."""
     from argparse import BooleanOptionalAction
 
@@ -100,39 +99,36 @@ def add_start(parser: argparse.ArgumentParser) -> None:
         "--cap",
         action="store_const",
         const=True,
-        help="cap PyTorch and TensorFlow at the share of memory as well, by PYTHONPATH, when a Python program imports"
-        " them",
+        help="cap PyTorch and TensorFlow at the share of memory, too",
     )
     parser.add_argument(
         "--bind",
         action=BooleanOptionalAction,
         default=None,
-        help="run the command on the processors of the NUMA node that is nearest to its devices (default: where it has"
-        " whole devices and the machine tells)",
+        help="run on the processors nearest to the devices (default: with whole devices)",
     )
     parser.add_argument(
         "--memory",
         metavar="SIZE",
-        help="let the kernel end a command that takes more of the host's memory, such as 8GiB, with all that it starts;"
-        " refused where no cgroup v2 can be made",
+        help="let the kernel end a command that takes more of the host's memory, such as 8GiB",
     )
     group = parser.add_mutually_exclusive_group()
     group.add_argument(
         "--enforce",
         action="store_const",
         const=True,
-        help="let the kernel refuse the command the device nodes of all other devices",
+        help="let the kernel refuse all other devices to the command",
     )
     group.add_argument(
         "--try-enforce",
         action="store_const",
         const="try",
         dest="enforce",
-        help="the same where the kernel can, else run the command without it and say so",
+        help="the same where the kernel can; else say so",
     )
 
 
-def add_time(parser: argparse.ArgumentParser, *forms: str, what: str = "the command") -> None:
+def add_time(parser: Options, *forms: str, what: str = "the command") -> None:
     """Declare the time limit.
 
     Args:
@@ -150,13 +146,13 @@ def add_time(parser: argparse.ArgumentParser, *forms: str, what: str = "the comm
     )
 
 
-def add_signal(parser: argparse.ArgumentParser) -> None:
+def add_signal(parser: Options) -> None:
     """Declare the signal that is sent before the time limit."""
     parser.add_argument(
         "--signal",
         metavar="NAME@DURATION",
         type=early_signal,
-        help="with --time: send a signal before the limit, such as USR1@60s, to each process that catches it",
+        help="send a signal before the limit, such as USR1@60s, to processes that catch it",
     )
 
 
@@ -205,9 +201,12 @@ def acquire(
         hold = take(request, draw_for_process, tell=show, grouped=runs, **options)
     finally:
         line.clear()
-    # A command that got its devices at once says nothing of it.
+    limit = "" if args.time is None or not runs else f"time limit {span(args.time)}"
+    # A command that got its devices at once says nothing, unless its limit has no unit: 20 is minutes in Slurm.
     if line.used:
-        output.say(f"got {describe_devices(hold)} after {elapsed(hold.waited)}")
+        output.say(", ".join(filter(None, [f"got {describe_devices(hold)} after {elapsed(hold.waited)}", limit])))
+    elif limit and isinstance(args.time, BareSeconds) and hold.lease is not None and not stays:
+        output.say(limit)
     if hold.lease is not None and inventory.machine == "host":
         _tell_once_of_others()
     start_monitor(hold, program, stays=stays, limit=time_limit(args, hold) if runs else None)

@@ -94,7 +94,7 @@ DIAGNOSES = {"doctor"}
 """Commands that take defaults from these files and report errors in them themselves."""
 ABOUT_PLUGINS = {"plugins", "doctor", "check", "record"}
 """Commands that examine plug-ins."""
-APART = UNCONFIGURED | {"release", "queue", "new", "testbed", "jobs", "logs", "cancel", "wait", "redo"}
+APART = UNCONFIGURED | {"release", "new", "testbed", "jobs", "logs", "cancel", "wait", "redo"}
 """Commands that have no ``--machine``."""
 
 
@@ -167,8 +167,8 @@ def parse(name: str, module: ModuleType, arguments: list[str]) -> argparse.Names
 
     parser = Parser(prog=f"anyaccel {name}", description=module.__doc__, allow_abbrev=False)
     parser.examples = module.EXAMPLES
-    add_common(parser, name)
     module.add_arguments(parser)
+    add_common(parser, name)  # the last group of the help
     if name not in UNCONFIGURED and HELP.isdisjoint(arguments):
         dests = {action.dest for action in parser._actions}  # noqa: SLF001 - argparse has no other way to name them
         parser.set_defaults(**{name: value for name, value in defaults(name).items() if name in dests})
@@ -321,8 +321,7 @@ def add_common(parser: argparse.ArgumentParser, command: str = DEFAULT) -> None:
     group.add_argument(
         "--machine",
         metavar="MACHINE",
-        help="'host', 'sim:PRODUCT:COUNT,...' or a directory that 'anyaccel record' wrote (default: $ANYACCEL_MACHINE,"
-        " or this host)",
+        help="'host', 'sim:PRODUCT:COUNT,...' or a recording (default: $ANYACCEL_MACHINE, or this host)",
     )
     group.add_argument(
         "--probe-timeout",
@@ -338,13 +337,13 @@ def add_common(parser: argparse.ArgumentParser, command: str = DEFAULT) -> None:
         metavar="NAME=COUNT",
         action="append",
         default=[],
-        help="assume this many devices of a resource, whatever was detected",
+        help="assume so many devices of a resource",
     )
     group.add_argument(
         *(() if command in PASSES_ON else ("-v",)),
         "--verbose",
         action="store_true",
-        help="print the result and duration of each vendor's detection",
+        help="print how each vendor's detection went, and more",
     )
 
 

@@ -11,17 +11,25 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
 
+    Options = argparse.ArgumentParser | argparse._ArgumentGroup  # noqa: SLF001 - argparse has no public name for it
+    """A parser, or a group of its options with a heading in the help."""
+
+
+class BareSeconds(float):
+    """A duration that was given without a unit, which people may have meant in minutes."""
+
 
 def duration(text: str) -> float:
-    """Turn a duration such as 90s, 15m, 2h, 1h30m, 90 or 1:30:00 into seconds.
+    """Turn a duration such as 90s, 15m, 2h, 1h30m, 90 or 1:30:00 into seconds; a number alone becomes BareSeconds.
 
     Raises:
         argparse.ArgumentTypeError: When the text is not a duration.
     """
     try:
-        return texts.duration(text)
+        seconds = texts.duration(text)
     except ValueError as error:
         raise _refused(str(error)) from None
+    return BareSeconds(seconds) if text[-1:].isdecimal() and ":" not in text else seconds
 
 
 def moment(*, ahead: bool) -> Callable[[str], float]:
@@ -111,7 +119,7 @@ def early_signal(text: str) -> str:
     return text
 
 
-def add_grace(parser: argparse.ArgumentParser, default: float | None = 10.0, *, of: str = "10s") -> None:
+def add_grace(parser: Options, default: float | None = 10.0, *, of: str = "10s") -> None:
     """Declare the time between SIGTERM and SIGKILL.
 
     Args:

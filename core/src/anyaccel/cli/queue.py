@@ -1,12 +1,13 @@
-"""Show the requests that wait for devices of this machine, in order."""
+"""Show the requests that wait for devices of this machine, in order; with --machine, those for that machine alone."""
 
 from __future__ import annotations
 
 import argparse
+import os
 
 import anyaccel
 from anyaccel.cli import output
-from anyaccel.cli.options import name_devices
+from anyaccel.cli.options import machine_options, name_devices, survey
 from anyaccel.cli.output import take_fields
 from anyaccel.cli.table import Column, print_table
 from anyaccel.ledger import Ledger
@@ -14,8 +15,13 @@ from anyaccel.ledger.names import vendor_and_id, without_scope
 from anyaccel.ledger.record import BLOCKED
 from anyaccel.text import clock, elapsed
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from anyaccel.model import Inventory
+
 EXAMPLES = (
     ("anyaccel queue", "who waits, first to be served first"),
+    ("anyaccel queue --machine sim:H100:8", "those who wait for devices of a simulated machine"),
     ("anyaccel queue --json", "the same for programs"),
 )
 
@@ -40,9 +46,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
     ledger = Ledger.open()
-    waiting = ledger.tickets()
+    inventory = devices = None
+    if args.machine:
+        from anyaccel.launcher.scope import Scope
+
+        inventory = _detect(args)
+        devices = frozenset(Scope.make(inventory, os.environ).ids)
+    waiting = ledger.tickets(devices=devices)
     # A device whose holder has ended is what most waits are about.
-    found = ledger.leases()
+    found = [record for record in ledger.leases() if devices is None or record.device in devices]
     kept = [lease for lease in found if lease.state == "kept"]
     blocked = [record for record in found if record.state in BLOCKED]
     if args.json:
@@ -99,11 +111,15 @@ def main(args: argparse.Namespace) -> int:
     else:
         output.print_line("No request waits.")
     if not args.json:
-        for lease in kept:
-            device = vendor_and_id(without_scope(lease.device))[1]
-            output.say(f"{device} is {lease.reason}; {lease.hint}")
-        if blocks := ledger.blocks():  # the machine is detected for the names of its devices alone
-            inventory = anyaccel.detect()
+        blocks = [block for block in ledger.blocks() if devices is None or not devices.isdisjoint(block.devices)]
+        if kept or blocks:
+            named = inventory or _detect(args)  # for the names of the devices alone
+            for lease in kept:
+                output.say(f"{name_devices([lease.device], named)} is {lease.reason}; {lease.hint}")
             for block in blocks:
-                output.say(f"{name_devices(block.devices, inventory)}: {block.describe()}")
+                output.say(f"{name_devices(block.devices, named)}: {block.describe()}")
     return 0
+
+
+def _detect(args: argparse.Namespace) -> Inventory:
+    return anyaccel.detect(**machine_options(args)) if args.json else survey(args)

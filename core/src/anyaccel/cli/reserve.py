@@ -46,8 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
     if args.remove:
-        if args.request:
-            raise UsageError("--remove must stand without a request")
+        args.remove += args.request  # --remove ID ID
         Ledger.open().remove_blocks(args.remove)
         found: tuple[DeviceBlock, ...] = ()
     elif args.request:

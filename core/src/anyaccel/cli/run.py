@@ -1,7 +1,4 @@
-"""Run a command that sees exactly the accelerators it asked for: anyaccel run REQUEST ... -- CMD ...
-
-Without a command, at a terminal, this starts your shell.
-"""
+"""Run a command that sees exactly the accelerators it asked for; without a command, at a terminal, your shell."""
 
 from __future__ import annotations
 
@@ -48,16 +45,18 @@ EXAMPLES = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     add_request(parser)
-    add_command(parser, "the command to run, and its arguments; your shell without one, at a terminal")
-    add_launch(parser)
-    add_wait(parser)
-    add_time(parser)
-    add_signal(parser)
-    add_grace(parser)
-    add_start(parser)
+    add_command(parser, "the command to run, and its arguments")
+    add_wait(parser.add_argument_group("waiting"))
+    limit = parser.add_argument_group("time limit")
+    add_time(limit)
+    add_signal(limit)
+    add_grace(limit)
     found = extensions("run")
     for extension in found:
         extension.add_arguments(parser)
+    rare = parser.add_argument_group("rare options")
+    add_start(rare)
+    add_launch(rare)
     parser.set_defaults(extensions=found)
 
 

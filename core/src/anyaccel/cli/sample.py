@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import anyaccel
 from anyaccel.cli import output
 from anyaccel.errors import LedgerError
+from anyaccel.inventory.current import LEASE_VARIABLE
 from anyaccel.model import (
     UNITS_PER_DEVICE,
     Device,
@@ -172,11 +173,14 @@ def take_sample(
 
 
 def machine_notes(inventory: Inventory) -> list[str]:
-    """Return a remark for a machine that is not this host."""
-    if inventory.machine == HOST:
-        return []
-    kind = "simulated" if inventory.machine.startswith("sim:") else "recorded"
-    return [f"{kind} machine {inventory.machine}"]
+    """Return a remark for a machine that is not this host, and one for a view from inside a lease."""
+    notes = []
+    if inventory.machine != HOST:
+        kind = "simulated" if inventory.machine.startswith("sim:") else "recorded"
+        notes.append(f"{kind} machine {inventory.machine}")
+    if (lease := os.environ.get(LEASE_VARIABLE)) and anyaccel.current() is not None:
+        notes.append(f"inside lease {lease}: all other devices are hidden, and so are leases from outside")
+    return notes
 
 
 def health(device: Device, seen: Stats) -> tuple[Health, str, str]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import re
 
 import anyaccel
 from anyaccel.cli import output
 from anyaccel.cli.options import add_request, add_terms, survey
-from anyaccel.errors import NeverFitsError, NotFreeError
+from anyaccel.errors import NeverFitsError, NotFreeError, RequestError, UnknownNameError
 from anyaccel.launcher.verdicts import estimate_start
 from anyaccel.text import clock
+
+_TICKET = re.compile("[0-9a-f]{12}")
 
 EXAMPLES = (
     ("anyaccel why GPU:8", "does it fit, and what holds it up"),
@@ -25,9 +28,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
-    wanted = anyaccel.parse_request(args.request)
-    inventory = survey(args)
-    verdict = anyaccel.why(wanted, time=args.time, priority=args.priority, inventory=inventory)
+    try:
+        wanted = anyaccel.parse_request(args.request)
+        inventory = survey(args)
+        verdict = anyaccel.why(wanted, time=args.time, priority=args.priority, inventory=inventory)
+    except (RequestError, UnknownNameError) as error:
+        word = args.request[0]
+        if len(args.request) > 1 or not (word.isdecimal() or _TICKET.fullmatch(word)):
+            raise
+        hint = "'anyaccel jobs ID' says why a job waits, 'anyaccel queue' why each request does"
+        raise type(error)(str(error), hint=hint) from None
     # A forecast reads every lease and ticket: it is made only for a request that has to wait.
     waits = verdict.ever_fits and not verdict.fits_now
     start = estimate_start(wanted, time=args.time, inventory=inventory) if waits else None
@@ -41,6 +51,8 @@ def main(args: argparse.Namespace) -> int:
             output.print_folded(gap)
         if start is not None:
             output.print_folded(f"It would start by {clock(start)}, if all leases last until their time limits.")
+        elif waits:
+            output.print_folded("Its start is unknown: not all leases, requests and drains in the way have an end.")
     if verdict.fits_now:
         return 0
     return NotFreeError.exit_code if verdict.ever_fits else NeverFitsError.exit_code

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from anyaccel.errors import MachineError, PluginError
+from anyaccel.extras import plugin_remedy
 from anyaccel.model import (
     Detected,
     Device,
@@ -220,6 +221,7 @@ def check_products(machine: Machine, answers: Answers, names: VendorNames) -> di
             listed = sorted({name for listed in known.values() for name in listed})
             close = difflib.get_close_matches(name, listed, n=3, cutoff=0.5)
             way_out = f"did you mean {', '.join(close)}?" if close else "see 'anyaccel plugins' for what is installed"
+            way_out = plugin_remedy(name) or way_out
             failed = [problem for source, outcome in answers.values() if (problem := problem_in(source, outcome, ""))]
             if failed:
                 way_out = f"perhaps one that failed does: {failed[0]}"

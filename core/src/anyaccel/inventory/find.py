@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from anyaccel import configuration
 from anyaccel.errors import MachineError, UsageError
+from anyaccel.extras import plugin_remedy
 from anyaccel.inventory.current import narrow
 from anyaccel.model import Device, Inventory, Problem, Request, VendorReport, VendorState, replace
 from anyaccel.probe import HOST
@@ -57,7 +58,10 @@ def find(
         asked, found = _ask(where, sources, said, present, request, facts=facts, timeout=timeout, environ=environ)
         reports += asked
     elif where.simulated:
-        raise MachineError(f"no plug-in is installed that could simulate {where.text!r}")
+        ways = (plugin_remedy(product.product) for product in where.products)
+        raise MachineError(
+            f"no plug-in is installed that could simulate {where.text!r}", hint=next(filter(None, ways), "")
+        )
     reports.sort(key=lambda report: report.vendor)  # answers come in any order
     devices = narrow(found, where, environ)  # after contest(), which needs the full devices of both vendors
     inventory = Inventory(machine=where.text, devices=tuple(devices), vendors=tuple(reports))

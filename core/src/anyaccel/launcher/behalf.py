@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 
-from anyaccel.errors import LeaseNotFoundError
+from anyaccel.errors import LeaseNotFoundError, UsageError
 from anyaccel.inventory.detect import survey
 from anyaccel.launcher.hold import DeviceLease, LeaseRequest
 from anyaccel.launcher.open_lease import Handover, plan_handover
@@ -69,24 +69,24 @@ class LeaseOnBehalf:
     def release(self) -> None:
         """End the lease, even if processes still use the devices; a lease that has ended is no error.
 
-        In any case, vendors that have changed the devices for the holder undo the change, unless the devices are in
-        another active lease; a failure is logged as a warning.
+        Vendors that have changed the devices for the holder undo the change, also after an error, unless the devices
+        are in an active lease; a failure is logged as a warning.
 
         Raises:
             LeasePermissionError: If the lease belongs to another user, also for root.
             LedgerError: If the ledger cannot be read or written. Also if the lease has ended, but a process keeps the
                 lock on a device itself.
             OSError: If the lease has ended, but no descriptor is free to unlock a device itself.
-            UsageError: In the end, if the variable of the lease around this process is invalid; the vendors undo
-                nothing.
+            UsageError: If the variable of the lease around this process is invalid; the lease goes on.
         """
+        handover = self._plan_handover()  # before the end: an error here must not keep the vendors from undoing
         try:
             Ledger.open(self._environ).drop_lease(self.id)
         except LeaseNotFoundError:
             return
         finally:
             # Also after an error: the lease may have ended all the same. Devices of an active lease are left out.
-            if (handover := self._plan_handover()) is not None:
+            if handover is not None:
                 handover.take_back()
 
     def complete_handover(self) -> None:
@@ -128,22 +128,21 @@ def acquire_on_behalf(
             end.
         groups: Paths of control groups (cgroup v2) below the root of the hierarchy: after ``seconds``, the lease lasts
             while a group has processes. Missing groups are left out.
-        options: As for :func:`anyaccel.acquire`; ``wait`` is 0 by default.
+        options: As for :func:`anyaccel.acquire`, without ``memory`` and ``enforce``; ``wait`` is 0 by default.
 
     Returns:
         The lease. If the request fell back to the CPU, the lease has no id and no devices, and is not kept.
 
     Raises:
         RequestError, UnknownNameError: If the request is invalid.
-        UnknownOptionError, UsageError: If there is no such option, or its value is invalid; if ``key``, ``seconds`` or
-            the number of groups is out of range.
+        UnknownOptionError, UsageError: If there is no such option, its value is invalid, or only a process that this
+            one starts could be held to it; if ``key``, ``seconds`` or the number of groups is out of range.
         NeverFitsError, NotFreeError: If the devices are not available, or not in time.
         DeadlockError: As for :func:`anyaccel.acquire`.
         LedgerError: If leases cannot be kept on this machine, or the request was cancelled. Also if the ledger cannot
             be read once this process has left the lease to the others: then the lease goes on, and the next call with
             the key returns it.
         EnvConflictError, PluginError: If the environment cannot be made, or a vendor cannot change the devices.
-        EnforcementError: If the kernel cannot apply ``memory`` or ``enforce``.
 
     Examples:
         >>> lease = anyaccel.acquire_on_behalf("GPU:1", "pod 7", seconds=600, machine="sim:H100:2")
@@ -153,6 +152,12 @@ def acquire_on_behalf(
         >>> lease.release()
     """
     check_options("acquire_on_behalf", options, AcquireOptions.__annotations__)
+    for name in ("memory", "enforce"):
+        if options.get(name) not in (None, False):
+            raise UsageError(
+                f"{name} applies to processes that are started here, and another program starts those of this lease",
+                hint="have that program limit and confine them, and give confined=True if it does",
+            )
     paths = tuple(groups)
     _make_tenure(key, seconds, paths)  # before the request waits
     options.setdefault("wait", 0)

@@ -277,5 +277,9 @@ def _release(module: ModuleType) -> tuple[int, ...]:
 
 
 def _report(framework: str, reason: object) -> None:
-    """Write on standard error, in one line, that a framework is not capped, and the reason. Errors pass through."""
-    sys.stderr.write("anyaccel: {} takes no cap on memory here: {}\n".format(framework, " ".join(str(reason).split())))
+    """Write on standard error, in one line, that a framework is not capped, and the reason; ignore errors of that."""
+    line = "anyaccel: {} takes no cap on memory here: {}\n".format(framework, " ".join(str(reason).split()))
+    try:  # noqa: SIM105 - an import of contextlib for this is no better
+        sys.stderr.write(line)
+    except (OSError, ValueError, AttributeError):  # no reader, closed, or None
+        pass

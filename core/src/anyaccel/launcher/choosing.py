@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from anyaccel.errors import NotFreeError
@@ -17,9 +17,14 @@ MAX_CAPACITY = 1024
 _CACHE_SIZE = 64
 
 
-def local_scheduler(inventory: Inventory) -> Scheduler:
-    """Make a scheduler for this process alone, which starts with all devices free, whatever is leased."""
-    return Scheduler(inventory, validate=validate, known=KnownNames())
+def local_scheduler(inventory: Inventory, list_holders: Callable[[Mapping[str, str]], str] | None = None) -> Scheduler:
+    """Make a scheduler for this process alone, which starts with all devices free, whatever is leased.
+
+    Args:
+        inventory: The machine.
+        list_holders: As for :class:`~anyaccel.scheduler.Scheduler`.
+    """
+    return Scheduler(inventory, validate=validate, known=KnownNames(), list_holders=list_holders)
 
 
 def count_capacity(inventory: Inventory, request: Request, most: int = MAX_CAPACITY) -> int:

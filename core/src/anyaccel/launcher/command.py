@@ -169,6 +169,7 @@ def _complete(
         OSError: If the command cannot be started.
         EnforcementError: If the command cannot be confined.
         subprocess.TimeoutExpired: After ``timeout``; the command is killed, as by any exception.
+        RuntimeError: If no thread can be started for the time limit; the command is killed.
         subprocess.CalledProcessError: With ``check``, if the exit status is not 0.
     """
     if input is not None:
@@ -176,8 +177,8 @@ def _complete(
     if capture_output:
         options |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with lease.popen(command, **options) as running:
-        ending.begin(running.pid)
         try:
+            ending.begin(running.pid)
             out, err = running.communicate(input, timeout=timeout)
         except BaseException as error:
             running.kill()  # as subprocess.run() does, also after an interrupt

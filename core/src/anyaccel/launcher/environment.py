@@ -159,7 +159,9 @@ def worker_environment(
             there = base.get("PYTHONPATH", "")  # an empty entry would name the working directory
             behind = [path for path in there.split(os.pathsep) if path != caps.STARTUP] if there else []
             changes["PYTHONPATH"] = os.pathsep.join([caps.STARTUP, *behind])
-    unset = (unset | {caps.LIMIT_VARIABLE, caps.FRACTION_VARIABLE, LEASE_VARIABLE}) - changes.keys() & base.keys()
+    # Without a variable for the machine, the worker would see the one that the base environment names.
+    stale = {caps.LIMIT_VARIABLE, caps.FRACTION_VARIABLE, LEASE_VARIABLE, MACHINE_VARIABLE}
+    unset = (unset | stale) - changes.keys() & base.keys()
     values = {**base, **changes}
     for name in unset:
         del values[name]

@@ -130,7 +130,18 @@ class DeviceLease(OpenLease):
             remove_group(self.launch.environment.group)
 
     def __enter__(self) -> Self:
+        """Return the lease, to be released at the end of the statement.
+
+        Raises:
+            UsageError: If the lease was released.
+        """
+        if self._released:
+            raise self._gone()
         return self
+
+    def _gone(self) -> UsageError:
+        """Make the error of a ``with`` statement on a released lease, whose body would run without the devices."""
+        return UsageError(f"the lease of {self.allocation.request} was released", hint="acquire the devices anew")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

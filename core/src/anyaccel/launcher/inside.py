@@ -77,7 +77,7 @@ class ProcessSetup(NamedTuple):
         if self.sandbox is not None:
             self.sandbox.apply()
 
-    def start(self, begin: Callable[[], T]) -> T:
+    def start(self, begin: Callable[[], T], undo: Callable[[T], object]) -> T:
         """Start a process by a function, in a thread from which the process inherits processors and sandbox.
 
         The other steps are not taken. Without a sandbox, the function runs in this thread, whose processors are
@@ -87,6 +87,7 @@ class ProcessSetup(NamedTuple):
 
         Args:
             begin: Starts the process.
+            undo: Ends the process that ``begin`` returned, if an interrupt keeps it from the caller.
 
         Returns:
             The result of ``begin``, whose exceptions pass through.
@@ -100,7 +101,7 @@ class ProcessSetup(NamedTuple):
             return begin()
 
         if self.sandbox is not None:
-            return self.sandbox.start(run)
+            return self.sandbox.start(run, undo)
         before = os.sched_getaffinity(0) if self.processors else ()
         try:
             return run()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from signal import SIGKILL
 
 from anyaccel.durations import Duration
 from anyaccel.errors import EnforcementError
@@ -81,7 +82,9 @@ class Launch(Value):
         options["pass_fds"] = (*self.fds, *options.get("pass_fds", ()))
         if options.get("env") is None:
             options["env"] = dict(self.environment.values)
-        return self._inside.start(lambda: start_marked(command, self.mark, self.environment.group, **options))
+        return self._inside.start(
+            lambda: start_marked(command, self.mark, self.environment.group, **options), lambda child: child.kill()
+        )
 
     def spawn(self, command: Sequence[str], **attributes: Any) -> int:
         """Start a command like :func:`os.posix_spawnp`, by this plan, and return the process id.
@@ -101,7 +104,9 @@ class Launch(Value):
 
         environ = self.environment.values
         words = [*make_wrapper(command[0], self.mark, self.environment.group, environ), *command]
-        return self._inside.start(lambda: os.posix_spawnp(words[0], words, environ, **attributes))
+        return self._inside.start(
+            lambda: os.posix_spawnp(words[0], words, environ, **attributes), lambda child: os.kill(child, SIGKILL)
+        )
 
     def become(self, command: Sequence[str]) -> NoReturn:
         """Replace this process by a command, by this plan, with the same terminal, signals and process id.

@@ -27,6 +27,7 @@ from collections.abc import Callable, Mapping
 
 from anyaccel import configuration
 from anyaccel.errors import AnyaccelError, ConfigurationError
+from anyaccel.launcher.environment import print_error
 from anyaccel.launcher.hold import DeviceLease
 from anyaccel.launcher.open_lease import is_journal_kept, is_journal_wanted
 from anyaccel.launcher.start import fork_child, start_detached, start_helper
@@ -69,10 +70,10 @@ def start_monitor(
     the handover of the devices, and removes the cgroup. Call this function before this process gets the mark, and while
     it has one thread.
 
-    No monitor is started if nothing is leased, or if no process can be made; then, silently, there is no journal entry,
-    and no monitor enforces the time limit. The same holds if the monitor cannot open the ledger. If the lease has no
-    end, a process that ``stays`` gets a monitor only for samples or the handover, and otherwise writes the entry
-    itself; another process gets a monitor only for the journal, the handover or the cgroup.
+    No monitor is started if nothing is leased, or if no process can be made; then there is no journal entry, and a line
+    on standard error says so if the time limit is not enforced. If the lease has no end, a process that ``stays`` gets
+    a monitor only for samples or the handover, and otherwise writes the entry itself; another process gets a monitor
+    only for the journal, the handover or the cgroup.
 
     Args:
         lease: The lease.
@@ -83,26 +84,28 @@ def start_monitor(
             If None, the monitor ends the processes silently at the end of the lease.
 
     Raises:
+        LedgerError: If the ledger cannot be opened.
         OSError: If no descriptor is free.
     """
     if lease.lease is None:
         return
     until = lease.lease.until
-    meter, own = lease.start_meter(program), process.me()
+    meter, own = lease.start_meter(lease.lease, program), process.me()
     sampler = None
     if is_journal_wanted():
         sampler = make_sampler(lease.launch.inventory, lease.allocation.shares, meter.add_sample)
     grouped = lease.launch.environment.group is not None
-    needless = sampler is None if stays else not is_journal_kept() and not grouped
+    needless = sampler is None if stays else not is_journal_kept(lease.lease.path) and not grouped
     if until is None and needless and lease.handover is None:
         if stays:
             lease.attach_writer(meter)
         return
 
-    mark = lease.lease.mark
+    # Not by the monitor: a process without a terminal could tell no user why it does not enforce the limit.
+    ledger, mark = Ledger.open(), lease.lease.mark
 
     def watch(error: int) -> int:
-        timed_out = _LeaseWatch(meter.lease, mark, limit, error, stays=stays).run(until, own, sampler)
+        timed_out = _LeaseWatch(ledger, meter.lease, mark, limit, error, stays=stays).run(until, own, sampler)
         exit_status, reported = _read_status(_STATUS)
         meter.finish(exit_status, timed_out=timed_out or reported)
         lease.take_back()
@@ -111,6 +114,8 @@ def start_monitor(
 
     pipe = _start(watch, keep_error=limit is not None and not stays)
     if pipe is None:
+        if until is not None and not stays:
+            _warn_unlimited(meter.lease)
         return
     if stays:
         lease.attach_writer(_StatusPipe(pipe))
@@ -124,19 +129,28 @@ def end_in_time(lease: str, until: float) -> None:
     The processes get SIGTERM, and SIGKILL after ``GRACE_SECONDS``; again, after growing pauses, while the lease lasts.
     The call returns once the monitor runs.
 
-    Call this function in a process with a single thread. The lease is not ended, silently, if no process can be made or
-    the monitor cannot open the ledger.
+    Call this function in a process with a single thread. If no process can be made, the lease is not ended, and a line
+    on standard error says so.
 
     Args:
         lease: Identity of the lease, which was left to the carriers of its mark.
         until: The time, in seconds since the boot.
 
     Raises:
+        LedgerError: If the ledger cannot be opened.
         OSError: If no descriptor is free.
     """
-    pipe = _start(lambda error: _LeaseWatch(lease, (), None, error).run(until, (0, 0), None), keep_error=False)
-    if pipe is not None:
+    ledger = Ledger.open()
+    pipe = _start(lambda error: _LeaseWatch(ledger, lease, (), None, error).run(until, (0, 0), None), keep_error=False)
+    if pipe is None:
+        _warn_unlimited(lease)
+    else:
         os.close(pipe)
+
+
+def _warn_unlimited(lease: str) -> None:
+    """Print on standard error that no monitor ends the processes of a lease at the time limit."""
+    print_error(f"no process can be made to end lease {lease} at its time limit; 'anyaccel release {lease}' ends it")
 
 
 def _start(watch: Callable[[int], int], *, keep_error: bool) -> int | None:
@@ -237,24 +251,24 @@ class _LeaseWatch:
     """Waits for the end of a lease, and ends the processes of the lease at the time limit.
 
     Args:
+        ledger: The ledger of the lease.
         lease: Identity of the lease.
         mark: The mark of the lease, for the early signal.
         limit: The time limit to print; None for none.
         error: Descriptor of the command's standard error; -1 for none. The watch closes it after the exit of the
             command, so that a reader of it waits for the command alone.
         stays: Whether the holder enforces the time limit itself while it lives.
-
-    Raises:
-        LedgerError: When the ledger cannot be opened.
     """
 
-    def __init__(self, lease: str, mark: Mark, limit: TimeLimit | None, error: int, *, stays: bool = False) -> None:
+    def __init__(
+        self, ledger: Ledger, lease: str, mark: Mark, limit: TimeLimit | None, error: int, *, stays: bool = False
+    ) -> None:
+        self._ledger = ledger
         self._lease = lease
         self._limit = limit
         self._countdown = Countdown(limit, mark, self._print)
         self._error = error
         self._stays = stays
-        self._ledger = Ledger.open()
 
     def run(self, until: float | None, holder: tuple[int, int], sampler: Sampler | None) -> bool:
         """Wait for the end of the lease, and sample the devices meanwhile; stop the sampler at the end.

@@ -19,6 +19,7 @@ from anyaccel import configuration
 from anyaccel.errors import AnyaccelError, ConfigurationError, PluginError
 from anyaccel.launcher.scope import Scope
 from anyaccel.ledger import BLOCKED, Ledger
+from anyaccel.ledger.directory import is_named
 from anyaccel.ledger.journal import IDLE_BELOW, JournalEntry, Used, count_half_life, write
 from anyaccel.linux import mark as marks
 from anyaccel.linux.fork import renew_in_child, tidy_in_child
@@ -50,6 +51,7 @@ class UsageMeter:
     Args:
         allocation: The devices of the lease.
         note: The note of the request.
+        directory: The state directory of the lease.
         waited: Seconds for which the request waited.
         program: Name of the program; the name of this process if empty.
         added_up: Whether a short lease may share an entry with others of the same kind.
@@ -59,9 +61,17 @@ class UsageMeter:
     """
 
     def __init__(
-        self, allocation: Allocation, note: str, *, waited: float, program: str = "", added_up: bool = False
+        self,
+        allocation: Allocation,
+        note: str,
+        *,
+        directory: str,
+        waited: float,
+        program: str = "",
+        added_up: bool = False,
     ) -> None:
         self.lease = allocation.id
+        self._directory = directory
         self._request = str(allocation.request)
         self._devices: dict[str, Used] = {}
         for share in allocation.shares:
@@ -97,14 +107,14 @@ class UsageMeter:
     def finish(self, status: int | None = None, *, timed_out: bool = False) -> None:
         """Write the entry, once; with ``added_up``, add a lease under ``SHORT_SECONDS`` to a sum that is written later.
 
-        Does nothing if neither the user nor the machine keeps a journal. For the machine alone, request, note, program
-        and measurements are left out. An entry that cannot be written is lost.
+        Does nothing if neither the user nor the machine keeps a journal of the lease. For the machine alone, request,
+        note, program and measurements are left out. An entry that cannot be written is lost.
 
         Args:
             status: Exit status of the command; None if it is unknown.
             timed_out: Whether the time limit ended the command.
         """
-        if not self._open or not is_journal_kept():  # the setting may have changed since the start
+        if not self._open or not is_journal_kept(self._directory):  # the setting may have changed since the start
             return
         self._open = False
         details = is_journal_wanted()
@@ -127,9 +137,9 @@ class UsageMeter:
             timeouts=int(timed_out),
         )
         if self._added_up and held < SHORT_SECONDS:
-            _short_leases.add(entry)
+            _short_leases.add(entry, shared=not is_named(self._directory))
         else:
-            write(entry)
+            write(entry, shared=not is_named(self._directory))
 
 
 class Handover:
@@ -306,15 +316,19 @@ class OpenLease:
         self._writer: EntryWriter | None = None
         self._writing = 0  # the process that writes the entry
 
-    def start_meter(self, program: str = "") -> UsageMeter:
+    def start_meter(self, lease: Lease, program: str = "", *, added_up: bool = False) -> UsageMeter:
         """Return a meter of the use of the devices, which starts now and is not attached.
 
         The caller adds the samples, and finishes the meter.
 
         Args:
+            lease: The lease of this object.
             program: Name of the program that uses the devices; the name of this process if empty.
+            added_up: As for :class:`UsageMeter`.
         """
-        return UsageMeter(self.allocation, self.note, waited=self.waited, program=program)
+        return UsageMeter(
+            self.allocation, self.note, directory=lease.path, waited=self.waited, program=program, added_up=added_up
+        )
 
     def begin_entry(self, program: str = "") -> Self:
         """Begin the journal entry, finished when the lease ends or this process exits; return the same object.
@@ -326,7 +340,7 @@ class OpenLease:
             program: As of :meth:`start_meter`.
         """
         if self.lease:
-            self.attach_writer(self.start_meter(program))
+            self.attach_writer(self.start_meter(self.lease, program))
         return self
 
     def mark_process(self) -> Self:
@@ -497,15 +511,15 @@ class _ShortLeases:
     def __init__(self) -> None:
         self.pause = FLUSH_SECONDS
         self._lock = renew_in_child(threading.Lock())
-        self._entries: dict[tuple[object, ...], JournalEntry] = {}
+        self._entries: dict[tuple[bool, object, str, str], JournalEntry] = {}
         self._flushed = time.monotonic()
 
-    def add(self, entry: JournalEntry) -> None:
-        """Add an entry to the sum of entries with the same devices, measurements, request and note.
+    def add(self, entry: JournalEntry, *, shared: bool) -> None:
+        """Add an entry to the sum of entries for the same journal, with the same devices, measurements, request, note.
 
         If the last write is ``pause`` seconds ago, all sums are written.
         """
-        key = (entry.devices, entry.request, entry.note)
+        key = (shared, entry.devices, entry.request, entry.note)
         with self._lock:
             known = self._entries.get(key)
             self._entries[key] = entry if known is None else _sum(known, entry)
@@ -520,10 +534,10 @@ class _ShortLeases:
     def flush(self) -> None:
         """Write the sums, and begin new ones; a sum that cannot be written is lost."""
         with self._lock:
-            entries, self._entries = list(self._entries.values()), {}
+            entries, self._entries = self._entries, {}
             self._flushed = time.monotonic()
-        for entry in entries:
-            write(entry)
+        for (shared, *_), entry in entries.items():
+            write(entry, shared=shared)
 
 
 def _sum(first: JournalEntry, more: JournalEntry) -> JournalEntry:
@@ -541,12 +555,13 @@ def _sum(first: JournalEntry, more: JournalEntry) -> JournalEntry:
     )
 
 
-def is_journal_kept() -> bool:
-    """Return whether leases are written: the user keeps a journal, or fair shares of the machine count past use.
+def is_journal_kept(directory: str) -> bool:
+    """Return whether leases of a state directory are written.
 
-    A faulty configuration of the machine counts as none.
+    They are if the user keeps a journal, or if fair shares of the machine count their past use. A faulty configuration
+    of the machine counts as none.
     """
-    return is_journal_wanted() or count_half_life() is not None
+    return is_journal_wanted() or (not is_named(directory) and count_half_life() is not None)
 
 
 def is_journal_wanted() -> bool:

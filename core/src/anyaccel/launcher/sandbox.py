@@ -10,6 +10,7 @@ import errno
 import os
 import re
 import stat
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple, TypeVar
 
@@ -17,7 +18,6 @@ from anyaccel.errors import EnforcementError, PluginError
 from anyaccel.linux import landlock
 from anyaccel.linux.descriptors import list_descriptors
 from anyaccel.linux.landlock import Node, node_of
-from anyaccel.linux.process import call_in_thread
 from anyaccel.model import Allocation, Device, Inventory, Value, VendorReport, VendorState, replace
 
 Enforce = bool | Literal["try"]
@@ -66,16 +66,17 @@ class Sandbox(Value):
             )
         self._restrict(check_open=True)
 
-    def start(self, function: Callable[[], T]) -> T:
+    def start(self, function: Callable[[], T], undo: Callable[[T], object] = lambda _: None) -> T:
         """Start a confined process by a function; the caller stays unconfined.
 
         The function runs in a thread of its own, which is confined and then ends. Do not tie the life of the process to
         its parent by a parent-death signal: the parent is that thread. Devices that the caller has open are not
-        refused: an inherited descriptor stays usable. After an interrupt of the caller, the function runs on, and its
-        result is lost.
+        refused: an inherited descriptor stays usable.
 
         Args:
             function: The function, such as ``lambda: subprocess.Popen(...)``.
+            undo: Called with the result after an interrupt of the caller, who does not get it; the interrupt goes on
+                then.
 
         Returns:
             The result of the function.
@@ -84,12 +85,32 @@ class Sandbox(Value):
             EnforcementError: If the kernel refuses, a closed path is no device node, or after another error of the
                 system; then the function is not called. Exceptions of the function pass through.
         """
+        import threading
 
-        def confined() -> T:
-            self._restrict(check_open=False)
-            return function()
+        results: list[T] = []
+        errors: list[BaseException] = []
 
-        return call_in_thread(confined)
+        def confined() -> None:
+            try:
+                self._restrict(check_open=False)
+                results.append(function())
+            except BaseException as error:  # noqa: BLE001 - it is raised below, in the caller's thread
+                errors.append(error)
+
+        thread = threading.Thread(target=confined, name="anyaccel-apart")
+        try:
+            thread.start()
+            thread.join()
+        except BaseException:
+            # An interrupt. The function has begun, and an interrupted join() would return at once (bpo-45274).
+            while thread.ident is not None and not (results or errors):
+                time.sleep(0.001)
+            for made in results:
+                undo(made)
+            raise
+        if errors:
+            raise errors[0]
+        return results[0]
 
     def _restrict(self, *, check_open: bool) -> None:
         """Confine the calling thread and its later children for good.

@@ -153,12 +153,13 @@ class SharedScheduler(Scheduler):
             LedgerError: If the ledger cannot be read; then the last reading stays.
         """
         held = ActiveLeases.read(self.inventory, self._ledger, self._environ, time=time)
+        self._own.list_holders = held.list_holders
         self._drop_others()
         self._own.recount()
         self._arrangement.note(0)
         for lease, devices in held.devices.items():
             if lease not in self._own.held:
-                self._own.occupy(devices, lease, held.holders[lease])
+                self._own.occupy(devices, lease, "")
                 self._others.add(lease)
         return held
 
@@ -305,7 +306,7 @@ class SharedScheduler(Scheduler):
             LedgerError: If the ledger cannot be read.
         """
         held = self._read_leases(waiting.seconds)
-        verdict = held.explain(super()._judge(plan, waiting))
+        verdict = held.add_hints(super()._judge(plan, waiting))
         if not plan.ever_fits:
             return verdict
         return apply_limits(verdict, self._ledger.over_limits(self._make_request(plan, waiting).want, waiting.priority))
@@ -483,10 +484,15 @@ class _WaitThread:
         """
         with self._lock:
             if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                thread = threading.Thread(target=self._loop.run_forever, name="anyaccel line", daemon=True)
-                thread.start()
-                atexit.register(self._leave_queue, self._loop, thread)
+                loop = asyncio.new_event_loop()
+                thread = threading.Thread(target=loop.run_forever, name="anyaccel line", daemon=True)
+                try:
+                    thread.start()
+                except BaseException:
+                    loop.close()
+                    raise
+                self._loop = loop
+                atexit.register(self._leave_queue, loop, thread)
             self._loop.call_soon_threadsafe(function, *arguments)
 
     @staticmethod

@@ -105,11 +105,11 @@ class ProcessLease(DeviceLease):
     def __enter__(self) -> Self:
         """Return the lease, to be released at the end of the statement; until then, :func:`use` refuses every call.
 
-        A released lease is returned, too, without devices.
-
         Raises:
-            UsageError: If several calls of :func:`use` returned the lease.
+            UsageError: If several calls of :func:`use` returned the lease, or it was released.
         """
+        if _active is not self:
+            raise self._gone()
         if self._repeated:  # other code relies on the lease until the process exits
             raise self._refusal()
         self._in_scope = True

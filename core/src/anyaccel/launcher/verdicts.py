@@ -36,7 +36,6 @@ from anyaccel.model import (
     slot_mask,
 )
 from anyaccel.scheduler import Reason, ReasonCode, Verdict, parse_request
-from anyaccel.scheduler.explain import HELD_BY
 from anyaccel.text import LONGEST_DURATION, clock, printable, span
 
 TYPE_CHECKING = False
@@ -224,18 +223,23 @@ def judge(
         LedgerError: If the ledger cannot be read.
     """
     terms = inventory, request, ledger, environ
-    verdict = _judge(*terms, time=time, priority=priority)
+    held = ActiveLeases.read(inventory, ledger, environ, time=time)
+    verdict = _judge(held, *terms, time=time, priority=priority)
     if verdict.fits_now or not verdict.ever_fits:
         return verdict
     now = since_1970()
-    for begin in sorted({block.begin for block in ledger.blocks() if block.begin is not None}, reverse=True):
+    begins = {record.since for record in held.records if record.state == "reserved" and record.since is not None}
+    for begin in sorted(begins, reverse=True):
         shorter = min((begin - now) // 60 * 60, LONGEST_DURATION)
-        if 0 < shorter < (time or math.inf) and _judge(*terms, time=shorter, priority=priority).fits_now:
-            return replace(verdict, ways_out=(f"fits now with --time {span(shorter)}", *verdict.ways_out))
+        if 0 < shorter < (time or math.inf):
+            held = ActiveLeases.read(inventory, ledger, environ, time=shorter)
+            if _judge(held, *terms, time=shorter, priority=priority).fits_now:
+                return replace(verdict, ways_out=(f"fits now with --time {span(shorter)}", *verdict.ways_out))
     return verdict
 
 
 def _judge(
+    held: ActiveLeases,
     inventory: Inventory,
     request: Request,
     ledger: Ledger,
@@ -244,12 +248,11 @@ def _judge(
     time: float | None,
     priority: int,
 ) -> Verdict:
-    """Judge a new request as in :func:`judge`, but for the given time limit alone."""
-    held = ActiveLeases.read(inventory, ledger, environ, time=time)
-    scheduler = local_scheduler(inventory)
+    """Judge a new request as in :func:`judge`, but for the given time limit alone, for which ``held`` was read."""
+    scheduler = local_scheduler(inventory, held.list_holders)
     for lease, devices in held.devices.items():
-        scheduler.occupy(devices, holder=lease, note=held.holders[lease])
-    verdict = held.explain(scheduler.why(request))
+        scheduler.occupy(devices, holder=lease)
+    verdict = held.add_hints(scheduler.why(request))
     if not verdict.ever_fits:
         return verdict
     want = _make_want(inventory, request, environ, time)
@@ -340,33 +343,19 @@ class ActiveLeases(Value):
             withheld=frozenset(blocks.values()),
         )
 
-    def explain(self, verdict: Verdict) -> Verdict:
-        """Return the verdict with clauses about the holders of taken devices, and the hints of their leases.
-
-        Unchanged if the request fits now.
-        """
-        if verdict.fits_now:
-            return verdict
+    def add_hints(self, verdict: Verdict) -> Verdict:
+        """Return the verdict with the hints of the leases that hold taken devices; unchanged if the request fits."""
         blocking = {device for reason in verdict.reasons for device in reason.devices}
         ways = (record.hint for record in self.records if record.device in blocking)
-        return replace(
-            verdict,
-            reasons=tuple(map(self._with_holders, verdict.reasons)),
-            ways_out=tuple(dict.fromkeys(filter(None, (*verdict.ways_out, *ways)))),
-        )
+        return replace(verdict, ways_out=tuple(dict.fromkeys(filter(None, (*verdict.ways_out, *ways)))))
 
-    def _with_holders(self, reason: Reason) -> Reason:
-        """Return a reason with clauses about the first four leases, and each drain and reservation, in place of ids.
-
-        A reason of another kind is unchanged.
-        """
-        if reason.code is not ReasonCode.TAKEN or not reason.holders:
-            return reason
-        clauses = [self.holders.get(key, f"held by {key}") for key in reason.holders if key not in self.withheld]
+    def list_holders(self, ids: Iterable[str]) -> str:
+        """Return clauses about the first four leases of several, and about each drain and reservation."""
+        ids = tuple(ids)
+        clauses = [self.holders.get(key, f"held by {key}") for key in ids if key not in self.withheld]
         if len(clauses) > _LISTED:
             clauses[_LISTED:] = [f"{len(clauses) - _LISTED} more"]
-        withheld = (self.holders[key] for key in reason.holders if key in self.withheld)
-        return replace(reason, message="; ".join((reason.message.partition(HELD_BY)[0], *clauses, *withheld)))
+        return "; ".join((*clauses, *(self.holders[key] for key in ids if key in self.withheld)))
 
 
 def _make_want(inventory: Inventory, request: Request, environ: Mapping[str, str], time: float | None) -> Want:

@@ -64,10 +64,12 @@ def drain(inventory: Inventory, names: Sequence[str], note: str) -> DeviceBlock:
         The drain.
 
     Raises:
-        RequestError, UnknownNameError, UsageError: When a name is wrong, as of :func:`find_devices`.
+        RequestError, UnknownNameError, UsageError: When a name is wrong, as of :func:`find_devices`, or there is none.
         LeasePermissionError: When this user is neither root nor the owner of the state directory.
         LedgerError: When the drain cannot be written.
     """
+    if not names:
+        raise UsageError("a drain needs a device", hint="name each device, such as GPU/0 or GPU/0-3")
     devices = {device.id for name in names for device in find_devices(inventory, name)}
     return Ledger.open().drain(Scope.make(inventory, os.environ).keys(devices), note)
 
@@ -150,7 +152,10 @@ def reserve(  # noqa: PLR0917 -- in the order of the command's arguments
     number = find_group(user[1:]) if group else find_user(user)
     if number is None:
         kind, name, table = ("group", user[1:], "group") if group else ("user", user, "passwd")
-        raise UsageError(f"there is no {kind} {name!r}", hint=f"'getent {table}' lists the {kind}s")
+        way_out = f"'getent {table}' lists the {kind}s"
+        if not group and find_group(user) is not None:
+            way_out = f"for the members of a group: @{user}"
+        raise UsageError(f"there is no {kind} {name!r}", hint=way_out)
     times = {"begin": begin, "end": end}
     whose = {"group" if group else "user": number}
     block = Ledger.open().reserve(choose, **times, **whose, note=note, request=str(request))

@@ -350,7 +350,8 @@ class Acquisition:
     def _try(self, directory: int) -> tuple[Lease | None, bool]:
         """Look, choose and publish once; also update the position, note whether limits stop us, and sweep some debris.
 
-        The devices that are reserved for this user are tried first, as a request for them alone, then all.
+        The devices that are reserved for this user are tried first, as a request for them alone, then all, of which as
+        few others as possible.
 
         Returns:
             The lease, unpublished if the request runs on the CPU, or None. Without a lease, the second value is whether
@@ -359,9 +360,9 @@ class Acquisition:
         listing = listings.read(directory)
         if listing.hidden and not self._ticket:  # requests in line leave this work to the next newcomer
             listings.sweep(directory, listings.find_debris(directory, listing.hidden[:_SWEPT]))
-        for only in self._rounds():
+        for only in (rounds := self._rounds()):
             self._only = only
-            lease, conflict = self._try_round(directory, listing)
+            lease, conflict = self._try_round(directory, listing, prefer=None if only else rounds[0])
             if lease is not None or conflict:
                 return lease, conflict
         return None, False
@@ -376,10 +377,13 @@ class Acquisition:
         reserved = self._want.candidates & find_reserved(self._state, self.facts)
         return (reserved, None) if reserved else (None,)
 
-    def _try_round(self, directory: int, listing: Listing) -> tuple[Lease | None, bool]:
+    def _try_round(
+        self, directory: int, listing: Listing, *, prefer: frozenset[str] | None
+    ) -> tuple[Lease | None, bool]:
         """Update the position, choose, and publish once among the devices of this round; see :meth:`_try`.
 
-        ``_limited`` is set if limits of the user stop the request although the devices are free.
+        ``_limited`` is set if limits of the user stop the request although the devices are free. Devices outside of
+        ``prefer`` are chosen only as far as the request needs them; None for no preference.
         """
         self._limited = False
         self.update_position(directory, listing)
@@ -388,6 +392,8 @@ class Acquisition:
         choice = self._select(directory, listing)
         if choice is None:
             return None, False
+        if prefer:
+            choice = self._spare_others(listing, choice, prefer)
         if self.over_limits(directory, listing, self._over):
             self._count_out(directory, listing.leases)
             if self.over_limits(directory, listing, self._over):
@@ -423,6 +429,17 @@ class Acquisition:
         self._count_out(directory, [lease for lease in named.leases if lease.name not in left])
         listings.sweep(directory, listings.find_debris(directory, listing.hidden))
         return self._ask(listing, self._over) if len(self._over) > before else None
+
+    def _spare_others(self, listing: Listing, choice: dict[str, Extent], prefer: frozenset[str]) -> dict[str, Extent]:
+        """Return a choice with fewer devices outside of ``prefer``: each is left out without which the request fits."""
+        # Else the reserved devices would stay idle, and others would wait for devices that this request does not need.
+        others = choice.keys() & (self._want.candidates - prefer)
+        for device in sorted(others):
+            self._only = prefer | (others - {device})
+            if (fewer := self._ask(listing, self._over)) is not None:
+                choice, others = fewer, others - {device}
+        self._only = None
+        return choice
 
     def _taken(self, listing: Listing, over: Collection[str]) -> dict[str, Extent]:
         """Return the taken extents by device name, without the leases in ``over``.

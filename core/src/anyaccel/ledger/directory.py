@@ -329,8 +329,7 @@ class StateDirectory:
     def replaced(self, descriptor: int) -> bool:
         """Return whether the directory was deleted or emptied since it was opened, or is not the active one any more.
 
-        Emptied means that the marker of its test is gone; without a marker at the check, this goes unnoticed. So does,
-        with a single place, a directory that was only renamed.
+        Emptied means that the marker of its test is gone; without a marker at the check, this goes unnoticed.
 
         A publisher calls this with the directory locked, and a migration locks the directory, too: so no lease is left
         behind.
@@ -338,8 +337,6 @@ class StateDirectory:
         found = os.fstat(descriptor)
         if found.st_nlink == 0 or (self._noted and not tested(descriptor, self._user)):
             return True
-        if len(self._places) == 1:
-            return False
         for place in self._places:
             with contextlib.suppress(OSError):
                 there = os.lstat(place.path)
@@ -519,6 +516,11 @@ def private_places(uid: int) -> list[str]:
     """
     first = f"{PRIVATE}/anyaccel-{uid}"
     return [first, *(f"{first}.{number}" for number in range(1, _PRIVATE_PLACES)), f"/run/user/{uid}/anyaccel"]
+
+
+def is_named(path: str) -> bool:
+    """Return whether an environment named a state directory: it is neither the machine's nor one of this user's own."""
+    return path != MACHINE_WIDE and path not in private_places(outside(os.geteuid()))
 
 
 def private_directories() -> Iterator[str]:

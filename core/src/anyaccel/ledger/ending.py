@@ -89,8 +89,7 @@ def drop_lease(state: StateDirectory, lease_id: str) -> tuple[int, ...]:
         LeaseNotFoundError: When no active lease has this id.
         LeasePermissionError: When the lease belongs to another user, also for root.
         LedgerError: When a system call fails, or the lease is released meanwhile; or when the files are removed, but
-            a process keeps the lock on a device.
-        OSError: When the files are removed, but no descriptor is free to unlock a device.
+            a process keeps the lock on a device, or no descriptor is free to unlock it.
     """
     with state.opened() as directory:
         files, owner = _files(state, directory, lease_id)
@@ -110,7 +109,14 @@ def drop_lease(state: StateDirectory, lease_id: str) -> tuple[int, ...]:
         others = [lease for lease in read(directory).leases if lease.device in devices]
         # A process may hold another share of the same device by another lease: that lock must stay.
         locks -= _device_locks(directory, _select_active(directory, others))
-    stuck = [pid for pid in running if not _unlock(pid, locks)]
+    try:
+        stuck = [pid for pid in running if not _unlock(pid, locks)]
+    except OSError as error:
+        raise LedgerError(
+            f"lease {lease_id} has been released, but processes may keep the lock on the device itself: it could not be"
+            f" undone ({error.strerror})",
+            hint="the device is free once they have ended",
+        ) from error
     if stuck:
         raise LedgerError(
             f"lease {lease_id} has been released, but the lock on the device itself is kept by process"
@@ -150,7 +156,7 @@ def renew(state: StateDirectory, lease_id: str, tenure: Tenure, note: str | None
         if files and _all_last(former):
             return
         for lease in files:
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(FileNotFoundError, PermissionError):  # of another user: it has ended all the same
                 os.unlink(_without_process(lease), dir_fd=directory)
     raise _ended(lease_id)
 
@@ -308,7 +314,7 @@ def _unlock(pid: int, files: set[File]) -> bool:
     the files, or whose descriptors this process may not see.
 
     Raises:
-        OSError: When no descriptor is free to look at the process.
+        OSError: When no descriptor is free to look at the process, or for a copy.
     """
     descriptors = [number for _, number in open_files(files, pid) if has_lock(pid, number, shared=True)]
     if not descriptors:
@@ -324,7 +330,9 @@ def _unlock(pid: int, files: set[File]) -> bool:
             os.close(copy)
     except ProcessLookupError:  # it has ended meanwhile
         return True
-    except OSError:
+    except OSError as error:
+        if error.errno in process.SCARCE:
+            raise
         return False
     finally:
         os.close(pinned)

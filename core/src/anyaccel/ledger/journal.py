@@ -2,7 +2,8 @@
 
 A line is one JSON object, appended by one write to a file of the user's own. If the administrator has made the
 machine's directory, the file is there, so that a report sees every user; the user of a line is the owner of the file,
-whatever the line says. No error here fails a run: a line that cannot be written is lost.
+whatever the line says. Leases in a state directory that the environment named are no use of the machine, and have their
+lines in the user's own journal. No error here fails a run: a line that cannot be written is lost.
 
 If fair shares count use over time, each line in the machine's directory also has the usage of its user at the end of
 the lease, so that a reader needs the last line of each file only: see :func:`read_usage`. A user can falsify the own
@@ -115,7 +116,7 @@ class JournalEntry(Value):
         return self.held * sum(used.units for used in self.devices) / 10_000
 
 
-def write(entry: JournalEntry, environ: Mapping[str, str] | None = None) -> bool:
+def write(entry: JournalEntry, environ: Mapping[str, str] | None = None, *, shared: bool = True) -> bool:
     """Append a line to the journal of this user: to the first possible file of several, which is made if missing.
 
     In the machine's directory the line has the user's usage, too, if the machine counts past use. A full file is put
@@ -125,13 +126,14 @@ def write(entry: JournalEntry, environ: Mapping[str, str] | None = None) -> bool
         entry: The ended lease.
         environ: The environment, whose ``XDG_STATE_HOME`` or ``HOME`` says where the user's own journal is; the
             environment of this process when None.
+        shared: Whether the line may go to the machine's directory.
 
     Returns:
         Whether the line was written. False for a line over 16 KiB, if no file can be opened, or if a write fails. After
         an OSError of a write, no other file is tried.
     """
     try:
-        for path, mode in _own_files(os.environ if environ is None else environ):
+        for path, mode in _own_files(os.environ if environ is None else environ, shared=shared):
             counted = count_half_life() if os.path.dirname(path) == MACHINE_DIRECTORY else None
             if _append(path, entry, mode, counted):
                 return True
@@ -332,16 +334,17 @@ def own_file(environ: Mapping[str, str]) -> str:
     return f"{directory}/journal.jsonl" if directory else ""
 
 
-def _own_files(environ: Mapping[str, str]) -> Iterator[tuple[str, int]]:
+def _own_files(environ: Mapping[str, str], *, shared: bool) -> Iterator[tuple[str, int]]:
     """Yield the possible files for this user's lines, best first, each with the mode of a new file.
 
-    In the machine's directory, if fit and writable, ten names are possible. The user's own file is the last.
+    In the machine's directory, if ``shared``, fit and writable, ten names are possible. The user's own file is the
+    last.
     The directory of the user's own file is made before its path is yielded.
 
     Raises:
         OSError: When that directory cannot be made.
     """
-    if is_machine_wide() and os.access(MACHINE_DIRECTORY, os.W_OK):
+    if shared and is_machine_wide() and os.access(MACHINE_DIRECTORY, os.W_OK):
         number = outside(os.geteuid())
         for place in range(_PLACES):  # another user may have made a file with this user's name
             yield f"{MACHINE_DIRECTORY}/{number}{f'-{place}' * bool(place)}.jsonl", 0o644

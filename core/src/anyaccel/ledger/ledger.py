@@ -314,7 +314,7 @@ class Ledger:
                 )
             change_blocks(self._state, directory, [], without=ids)
 
-    def tickets(self, *, past: bool = True) -> tuple[TicketRecord, ...]:
+    def tickets(self, *, past: bool = True, devices: Collection[str] | None = None) -> tuple[TicketRecord, ...]:
         """List the waiting requests in the order of service; none without a state directory.
 
         A faulty configuration of the machine counts as none.
@@ -322,13 +322,14 @@ class Ledger:
         Args:
             past: Whether fair shares count ended leases, which are read from the journals. Without them, the order of
                 service may be another one.
+            devices: Names of devices in the ledger: requests for others alone are left out; None for all requests.
 
         Raises:
             LedgerError: When the ledger cannot be read.
         """
         from anyaccel.ledger.tickets import list_tickets
 
-        return self._read(partial(list_tickets, self._state, past=past))
+        return self._read(partial(list_tickets, self._state, past=past, devices=devices))
 
     def forecast_start(self, want: Want) -> float | None:
         """Forecast the start of a request with priority 0 that came now, if every lease lasted until its time limit.
@@ -569,8 +570,7 @@ class Ledger:
             LeaseNotFoundError: When no such lease is active.
             LeasePermissionError: When the lease belongs to another user, also for root.
             LedgerError: When the ledger cannot be written, when the lease is released meanwhile, or when the lease is
-                gone but a process keeps the lock on the device itself.
-            OSError: When the lease is gone, and no descriptor is free to unlock the device itself.
+                gone but a process keeps the lock on the device itself, or no descriptor is free to unlock it.
         """
         from anyaccel.ledger.ending import drop_lease
 

@@ -229,7 +229,9 @@ class _WaitingLine(NamedTuple):
         return cls(order, files, limits, behind, known, used)
 
 
-def list_tickets(state: StateDirectory, directory: int, listing: Listing, *, past: bool) -> Iterator[TicketRecord]:
+def list_tickets(
+    state: StateDirectory, directory: int, listing: Listing, *, past: bool, devices: Collection[str] | None = None
+) -> Iterator[TicketRecord]:
     """Describe the waiting requests in the order of service; tickets whose process has ended are left out.
 
     A stopped process is listed as not ``responsive``. A faulty configuration of the machine counts as none. See
@@ -240,7 +242,9 @@ def list_tickets(state: StateDirectory, directory: int, listing: Listing, *, pas
         directory: Its descriptor.
         listing: The names in the directory.
         past: Whether past usage is read from the machine's journals, for the order and for ``used``.
+        devices: Names of devices: requests for others alone are left out; None for all requests.
     """
+    among = None if devices is None else hashes(_texts(devices))
     now, policy = process.monotonic_ns(), policy_for_display(state)
     line = _WaitingLine.collect(with_past(policy) if past else policy, directory, listing)
     clock, held = process.boot_seconds(), list(list_leases(directory, listing)) if line.order else []
@@ -248,7 +252,7 @@ def list_tickets(state: StateDirectory, directory: int, listing: Listing, *, pas
     for position, facts in enumerate(line.order):
         name = str(facts.key)
         ticket, found = parse_ticket(name), line.files[name]
-        if ticket is None:
+        if ticket is None or (among is not None and facts.wants is not None and facts.wants.isdisjoint(among)):
             continue
         words = read_words(read_body(directory, name, BODY_LIMIT))
         whose = owner(found)
@@ -263,8 +267,9 @@ def list_tickets(state: StateDirectory, directory: int, listing: Listing, *, pas
             reason = describe_ahead(line.behind[name])
         else:
             withheld = (each for block in blocks if block.policy_block.meets(facts, clock) for each in block.records())
-            among = (*held, *withheld)
-            wanted = (each for each in among if facts.wants is None or hash_device(each.device) in facts.wants)
+            wanted = (
+                each for each in (*held, *withheld) if facts.wants is None or hash_device(each.device) in facts.wants
+            )
             reason = describe_obstacles(wanted, {}) or "it is served next"
         yield TicketRecord(
             id=ticket.id,
@@ -500,7 +505,7 @@ def read_ticket(directory: int, name: str, *, brief: bool = False) -> Waiting | 
     """Return a ticket as the queue policy sees it; None if the name is not a ticket's, or the ticket is gone.
 
     A ticket that was read once is remembered, and so returned even after its end. An unreadable file counts as empty,
-    and is remembered so. Locks are not tested.
+    until it can be read. Locks are not tested.
 
     Args:
         directory: Descriptor of the state directory.
@@ -515,10 +520,12 @@ def read_ticket(directory: int, name: str, *, brief: bool = False) -> Waiting | 
         ticket, owner = parse_ticket(name), owner_of(directory, name)
         if ticket is None or owner is None:
             return None
-        found = _read_waiting(ticket, outside(owner), read_body(directory, name, BODY_LIMIT))
+        body = read_body(directory, name, BODY_LIMIT)
+        found = _read_waiting(ticket, outside(owner), body)
         if len(_waiting) > _REMEMBERED:
             _waiting.clear()
-        _waiting[directory_id, name] = found
+        if body:  # else no descriptor may have been free
+            _waiting[directory_id, name] = found
     return found
 
 

@@ -14,12 +14,6 @@ from functools import cache
 from anyaccel.linux import system
 from anyaccel.linux.system import signal
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import TypeVar
-
-    T = TypeVar("T")
-
 _EXITING = 0x4
 """PF_EXITING of the flags in ``/proc/PID/stat``, in all versions of the kernel."""
 
@@ -409,28 +403,3 @@ def stat_fields(pid: int) -> list[str]:
             return file.read().rpartition(b")")[2].decode("ascii").split()
     except OSError:
         return []
-
-
-def call_in_thread(function: Callable[[], T]) -> T:
-    """Call a function in a new thread, and wait: permanent changes to the thread end with the call.
-
-    Returns:
-        The result of the function, whose exceptions are raised here.
-    """
-    import threading
-
-    results: list[T] = []
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            results.append(function())
-        except BaseException as error:  # noqa: BLE001 - it is raised below, in the caller's thread
-            errors.append(error)
-
-    thread = threading.Thread(target=run, name="anyaccel-apart")
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
-    return results[0]

@@ -13,6 +13,8 @@ class ReasonCode(Enum):
 
     NOT_ENOUGH = "not-enough"
     """The machine has fewer such devices than the request asks for."""
+    UNKNOWN_NAME = "unknown-name"
+    """No installed plug-in knows one of several names, and the devices of the others do not suffice."""
     HOSTS = "hosts"
     """Fewer machines can serve the request than it asks for."""
     VENDOR_FAILED = "vendor-failed"

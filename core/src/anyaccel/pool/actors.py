@@ -65,10 +65,7 @@ class ActorGroup(Callee):
             self._core.enter(state.construction, self._work)
 
     def _enter(self, call: Call) -> None:
-        """Queue a call and have a free actor take calls; replace dead actors. A dead group fails the call.
-
-        Exceptions of :meth:`_replace` pass through.
-        """
+        """Queue a call and have a free actor take calls; replace dead actors. A dead group fails the call."""
         super()._enter(call)
         if len(self._states) < self._size:
             self._replace()
@@ -82,19 +79,20 @@ class ActorGroup(Callee):
     def _stop(self, grace: float) -> None:
         """Take no more calls, and stop the actors without replacements; queued calls fail with the last actor.
 
-        If no actor is left already, the group does not become dead, and later calls raise RuntimeError.
+        If no actor is left already, the group is dead at once.
         """
         self.closing = True
         self._size = 0
         for state in tuple(self._states):
             state._stop(grace)  # noqa: SLF001 - its part
+        if not self._states:  # a call that another thread is about to queue must fail, not wait
+            self.death = self.death or BrokenWorkerError("it was killed")
 
     def on_actor_gone(self, state: _GroupedActor, death: WorkerError) -> None:
         """Remove a dead actor; construct missing actors if calls wait.
 
         A failed construction makes the group smaller for good, so that this actor is not replaced. If no actor is left
-        and none may be made, the group is dead and its queued calls fail. No effect the second time. Exceptions of
-        :meth:`_replace` pass through.
+        and none may be made, the group is dead and its queued calls fail. No effect the second time.
         """
         if state not in self._states:
             return
@@ -117,15 +115,14 @@ class ActorGroup(Callee):
     def _replace(self) -> None:
         """Construct replacements of dead actors while calls wait.
 
-        In a closed or broken pool, each replacement fails, which makes the group smaller. Another exception of the
-        engine passes through, and the replacement counts as an actor of the group nevertheless.
+        A replacement that the engine refuses, as in a closed or broken pool, fails, which makes the group smaller.
         """
         while self.queue and len(self._states) < self._size:
             state = _GroupedActor(self)
             self._states.append(state)
             try:
                 self._core.enter(state.construction, self._work)
-            except RuntimeError as error:  # the pool was shut down
+            except Exception as error:  # noqa: BLE001 - the calls report it
                 state.on_gone(BrokenWorkerError(f"it cannot be made again: {error}"))
 
     def _on_made(self, _: Future[Any]) -> None:

@@ -10,17 +10,18 @@ from __future__ import annotations
 import atexit
 import contextlib
 import fcntl
+import logging
 import os
 import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from anyaccel.errors import AnyaccelError, NeverFitsError, StateDirectoryError
+from anyaccel.errors import AnyaccelError, LedgerError, NeverFitsError, StateDirectoryError
 from anyaccel.forkserver.client import Gone
 from anyaccel.inventory.observe import stats
 from anyaccel.launcher.choosing import local_scheduler
-from anyaccel.launcher.open_lease import OpenLease, UsageMeter
+from anyaccel.launcher.open_lease import OpenLease
 from anyaccel.launcher.scope import Scope
 from anyaccel.ledger import Want
 from anyaccel.linux import mark as marks
@@ -138,7 +139,7 @@ class WorkerLease(OpenLease):
         self._on_release = on_release
         self._private = private
         if lease and not private:
-            usage = UsageMeter(allocation, note, waited=waited, added_up=True)
+            usage = self.start_meter(lease, added_up=True)
             self.attach_writer(usage, at_exit=False)  # the pool ends its workers at exit, which writes the line
 
     @property
@@ -175,11 +176,14 @@ class WorkerLease(OpenLease):
                 devices stay held until these exit.
 
         Raises:
-            LedgerError: When the ledger cannot be read for ``carried``; then ``on_release`` is not called.
+            LedgerError: When the ledger cannot be read for ``carried``; the devices are left to the processes all the
+                same.
         """
         if self.lease is not None and not self.lease.released:
-            self.end_lease(self.lease.mark if carried else None)
-            self._on_release()
+            try:
+                self.end_lease(self.lease.mark if carried else None)
+            finally:
+                self._on_release()
 
     def take_back(self) -> None:
         """Have the vendors undo the handover in a new thread: a vendor may take long, and the dispatcher must not wait.
@@ -225,7 +229,10 @@ class Quarantine:
         def release() -> None:
             """Remove the record of the quarantine, if any, and release the lease; in the reactor's thread."""
             self._kept.pop(lease, None)
-            lease.release(carried=gone.carried)
+            try:
+                lease.release(carried=gone.carried)
+            except LedgerError as error:  # the devices are left to the carriers: the pool goes on
+                logging.getLogger("anyaccel").warning("lease %s: %s", lease.lease_id, error)
 
         def watch() -> None:
             """Poll the vendor at growing intervals until nothing is found, then release."""

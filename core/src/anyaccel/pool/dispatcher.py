@@ -299,15 +299,15 @@ class Broker:
         """Return whether the pool of a queue has room for a further process.
 
         The queue must have a pending call. With ``max_workers``, places of other queues that wait for their devices
-        count as used. Without, only calls without a request for devices are limited, to :data:`PROCESSORS` processes.
-        Calls whose request fell back to the CPU are not limited, nor are constructions of actors.
+        count as used. Without, only calls without devices are limited, to :data:`PROCESSORS` processes, also those that
+        fall back to the CPU; constructions of actors are not.
         """
         engine = queue.engine
         if engine.settings.max_workers is not None:
             others = (other for other in self._queues.values() if other.engine is engine and other is not queue)
             admitted = sum(other.acquisition is not None for other in others)
             return len(engine.members) + admitted < engine.settings.max_workers
-        if queue.resolved is not None or queue.calls[0].actor is not None:
+        if queue.ids or queue.calls[0].actor is not None:
             return True
         return sum(worker.busies_processor for worker in engine.members) < PROCESSORS
 
@@ -325,7 +325,7 @@ class Broker:
             if first is None or first.number > number:
                 continue
             roomy = self._has_room(other)
-            alike = queue.engine.settings.max_workers is not None or (queue.resolved is None and other.resolved is None)
+            alike = queue.engine.settings.max_workers is not None or not (queue.ids or other.ids)
             if (not roomy and other.engine is queue.engine and alike) or (
                 roomy and not other.ids.isdisjoint(queue.ids)
             ):
@@ -450,11 +450,11 @@ class Broker:
             self._watch_ledger(queue, resolved, queue.acquisition)
             return None
         queue.acquisition.leave_line()
-        queue.acquisition = None
         allocation = Allocation(id=lease.id, request=resolved.request, grants=resolved.chosen)
         waited = time.monotonic() - queue.asked_at
         opened = WorkerLease(allocation, lease, self._on_release, private=self.private, note=note, waited=waited)
         opened.handover = plan_handover(allocation.id, allocation.devices, self.inventory, self._environ, self.ledger)
+        queue.acquisition = None  # last: after an error, the caller undoes the acquisition
         return opened
 
     def _watch_ledger(self, queue: CallQueue, resolved: LocalRequest, acquisition: Acquisition) -> None:
@@ -667,11 +667,11 @@ class WorkerProcess:
 
     @property
     def busies_processor(self) -> bool:
-        """Whether the worker counts for the limit of processes for calls without a request for devices.
+        """Whether the worker counts for the limit of processes for calls without devices.
 
-        Actors do not, because they are mostly idle. Neither do workers of calls whose request fell back to the CPU.
+        Actors do not, because they are mostly idle.
         """
-        return self.lease is None and self.actor is None
+        return not self.ids and self.actor is None
 
     @property
     def outstanding(self) -> list[Call]:
@@ -689,12 +689,14 @@ class WorkerProcess:
     def accepts(self, call: Call) -> bool:
         """Return whether a method call may be sent: to run at once, or pipelined behind the calls of this actor.
 
+        An actor that runs several calls at a time may have left earlier ones unread. Then :meth:`pull` follows later.
+
         A call is pipelined only if it is small, without large buffers and without a log file, at most
         :data:`MOST_AHEAD` calls are outstanding with it, and the actor is constructed, runs one call at a time, and is
         in no group.
         """
-        if self.free:
-            return True
+        if self.free:  # beside other calls, a send might block on a stopped process, and with it all pools
+            return not self.running or self._process.has_room(self.pull)
         state, body = self.actor, call.body
         return (
             state is not None
@@ -1346,28 +1348,31 @@ class LocalEngine(Engine):
         Args:
             wait: Whether to return only after the end of the last worker; ignored in the reactor's thread, such as in a
                 done-callback, which would wait for itself.
-            cancel_futures: Whether to cancel the calls that were not sent to a worker. Methods that wait for a living
-                actor are not cancelled: the actor runs them before its end.
+            cancel_futures: Whether to cancel the calls that were not sent to a worker, also methods of actors.
         """
         if self.foreign:
             return
         self.closed = True
-        for call in tuple(self._calls.values()) if cancel_futures else ():
-            if not call.sent:
-                call.future.cancel()
+        if cancel_futures:
+            self._cancel_unsent()
+            reactor().call_soon(self._cancel_unsent)  # methods that wait as notes in front of this one
         reactor().call_soon(self._close_actors)
         if wait and not reactor().inside:
             self.drained.wait()
+
+    def _cancel_unsent(self) -> None:
+        """Cancel the calls that were not sent to a worker; any thread may ask."""
+        for call in self.unfinished():
+            if not call.sent:
+                call.future.cancel()
 
     def _close_actors(self) -> None:
         """Close all actors, and finish the shutdown if no call waits.
 
         Actors without work may hold devices that calls in the queues wait for.
         """
-        made = [worker.actor for worker in self.members]
-        for actor in (*made, *(call.actor for call in self._calls.values())):
-            if actor is not None:
-                actor.close()
+        for actor in self._actors:
+            actor.close()
         self.finish_shutdown()
 
     def finish_shutdown(self) -> None:
@@ -1387,12 +1392,19 @@ class LocalEngine(Engine):
                 self.servers.pop().remove_pool()
             reactor().call_soon(self.drained.set)  # by a note, behind the reports of progress of the last calls
 
-    def unfinished(self) -> list[Call]:
-        """Return the recorded calls and the calls of the workers; a call may be in the list twice.
+    @property
+    def _actors(self) -> set[ActorState]:
+        """The actors that live, or are being constructed; any thread may ask."""
+        made = [worker.actor for worker in list(self.members)]
+        return {actor for actor in (*made, *(call.actor for call in list(self._calls.values()))) if actor is not None}
 
-        Methods that wait in the queue of their actor are left out.
+    def unfinished(self) -> list[Call]:
+        """Return the recorded calls, and those of workers and actors; a call may be in the list twice.
+
+        Any thread may ask. A method that has not reached its actor yet is missing.
         """
-        return [*self._calls.values(), *(call for worker in self.members for call in worker.outstanding)]
+        sent = (call for worker in list(self.members) for call in worker.outstanding)
+        return [*list(self._calls.values()), *sent, *(call for actor in self._actors for call in list(actor.queue))]
 
 
 _brokers: weakref.WeakValueDictionary[object, Broker] = weakref.WeakValueDictionary()

@@ -632,16 +632,17 @@ class YieldedItems:
         return ()
 
     def end(self) -> Any:
-        """Close the generator, so the function cleans up; an asynchronous generator only when the result is awaited.
+        """Close the generator, so the function cleans up; a coroutine for an asynchronous generator, else None.
 
         No effect before the first item, or on an iterator without ``close`` or ``aclose``. Exceptions of the clean-up
         are raised.
-
-        Returns:
-            The awaitable of ``aclose``, which is a coroutine only if that is a coroutine function; else None.
         """
         if hasattr(self._items, "aclose"):
-            return self._items.aclose()
+            return self._end()
         if hasattr(self._items, "close"):
             self._items.close()
         return None
+
+    async def _end(self) -> None:
+        """Close an asynchronous generator; what ``aclose`` returns need not be a coroutine, as the worker takes it."""
+        await self._items.aclose()

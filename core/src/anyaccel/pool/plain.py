@@ -31,7 +31,13 @@ from anyaccel.text import printable
 
 MOST_NESTED = 200
 MOST_REPEATED = 1 << 21
-"""Maximum number of values that are sent again because a container is referred to more than once."""
+"""Number of values that may be sent again because a value is referred to more than once; see :data:`_MOST_COPIES`."""
+_MOST_COPIES = 16
+"""Number of values that may be sent again beside those, for each value that is sent once.
+
+A list of datetimes refers to one timezone, and one of numpy's scalars to one dtype, as often as it is long. The message
+of such a list grows with the list, but that of a list which holds the same list twice, 30 levels deep, without end.
+"""
 
 _SHOWN = 120
 """Length to which names from a worker are cut in messages."""
@@ -142,8 +148,8 @@ class _Writer:
     def __init__(self, buffers: list[memoryview] | None) -> None:
         self.buffers = buffers
         self.names: dict[type, str] = {}
-        self.seen: set[int] = set()
-        self.repeated = 0
+        self.seen: dict[int, Any] = {}  # with the value: another one would get the id of a value that is gone
+        self.once = self.repeated = 0
 
     def form(self, value: Any, depth: int = 0) -> Any:
         """Return the form of a value at a depth of nesting; an atom, or a list of atoms, is its own form.
@@ -175,13 +181,16 @@ class _Writer:
             depth: Depth of the value.
 
         Raises:
-            NotPlainError: When a part is not plain, or the count exceeds :data:`MOST_REPEATED`.
+            NotPlainError: When a part is not plain, or the count exceeds :data:`MOST_REPEATED` and
+                :data:`_MOST_COPIES` of the values that were seen once.
         """
         if id(value) in self.seen:
             self.repeated += 1 + len(parts)
-            if self.repeated > MOST_REPEATED:
+            if self.repeated > MOST_REPEATED + _MOST_COPIES * self.once:
                 raise NotPlainError("it holds the same values again and again")
-        self.seen.add(id(value))
+        else:
+            self.seen[id(value)] = value
+            self.once += 1 + len(parts)
         return parts if set(map(type, parts)) <= _ATOMS else [self.form(part, depth + 1) for part in parts]
 
     def array_parts(self, array: Any) -> list[Any]:

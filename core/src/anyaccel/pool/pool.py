@@ -682,7 +682,7 @@ def _abandon(core: Engine) -> None:
 
 @atexit.register
 def _finish_all() -> None:
-    """Shut down all pools at exit, in sequence, and wait for the calls and workers.
+    """Shut down all pools at exit, at once, and wait for the calls and workers.
 
     If a KeyboardInterrupt ends the program, queued calls are cancelled, and the workers stopped with the pool's grace.
     Ctrl-C during the wait kills the workers of all pools and ends the wait; the KeyboardInterrupt is swallowed.
@@ -694,6 +694,8 @@ def _finish_all() -> None:
         for core in list(_cores):
             if interrupted:
                 core.stop(core.settings.grace)
+            core.shutdown(wait=False)
+        for core in list(_cores):
             core.shutdown(wait=True)
     except KeyboardInterrupt:
         for core in list(_cores):

@@ -85,9 +85,10 @@ def find_display(total: int) -> ProgressCallback | None:
         total: Number of all calls.
 
     Returns:
-        The callback, with a bar of tqdm already shown; None if standard error is neither a terminal nor a notebook.
+        The callback, with a bar of tqdm already shown; None if standard error is missing, or neither a terminal nor a
+        notebook.
     """
-    if not (_in_notebook() or sys.stderr.isatty()):
+    if not (_in_notebook() or (sys.stderr is not None and sys.stderr.isatty())):  # None in a program without streams
         return None
     try:
         return _tqdm(total)

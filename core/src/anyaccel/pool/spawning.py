@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+import termios
+from array import array
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -36,6 +39,8 @@ _GONE = {errno.EPIPE, errno.ECONNRESET, errno.EBADF, errno.ENOTCONN}
 """Errors of a send to a process that has exited. EBADF: our end was closed when that was noticed."""
 BUFFER = 1 << 18
 """Size of a channel's buffer in bytes: all pipelined calls of an actor fit into it."""
+ROOM_SECONDS = 0.05
+"""Interval in seconds between two attempts to send to a process that does not read its messages."""
 
 
 class WorkerOwner(Protocol):
@@ -82,6 +87,9 @@ class Process:
         self._open = True
         self.channel, self.end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.channel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
+        # The kernel's own number: it doubles ours, and cuts it to net.core.wmem_max.
+        self._most_unread = self.channel.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) // 2
+        self._retrying = False
         self.number = server.draw()
         try:
             server.spawn(self.number, self, TARGET, (self.end.fileno(),), argument=ahead)
@@ -112,6 +120,26 @@ class Process:
                 return False
             raise
         return True
+
+    def has_room(self, retry: Callable[[], object]) -> bool:
+        """Return whether a message can be sent without waiting for the process, which may be stopped, to read others.
+
+        Args:
+            retry: Called once after :data:`ROOM_SECONDS` if there is no room now.
+        """
+        unread = array("i", (0,))
+        fcntl.ioctl(self.channel, termios.TIOCOUTQ, unread)
+        if unread[0] <= self._most_unread:
+            return True
+        if not self._retrying:
+            self._retrying = True
+
+            def try_again() -> None:
+                self._retrying = False
+                retry()
+
+            reactor().call_later(ROOM_SECONDS, try_again)
+        return False
 
     def receive(self, *, last: bool) -> Message | None:
         """Receive a message without waiting; at the end of the channel, stop watching the channel.

@@ -113,7 +113,7 @@ class MessageLoop:
         globals: Globals that the initializer has set.
         lanes: Threads for methods that run at the same time, or None.
         loop: The event loop, from the first coroutine on.
-        exit: The SystemExit of a method in a lane.
+        exit: The exception with which a lane ends the process.
         lock: Protects lazy initialization against other lanes.
         dumps: Writes values of answers.
         dumps_error: Writes exceptions of answers.
@@ -126,7 +126,7 @@ class MessageLoop:
         self.globals = SharedGlobals()
         self.lanes: Lanes | None = None
         self.loop: Loop | None = None
-        self.exit: SystemExit | None = None
+        self.exit: BaseException | None = None
         self.lock = threading.Lock()
         self.dumps: Callable[[Any], Pickled] = dumps
         self.dumps_error: Callable[[BaseException, str], Pickled] = dumps_error
@@ -138,8 +138,8 @@ class MessageLoop:
 
         Raises:
             SystemExit: When user code has raised it, also in a lane, or SIGTERM has come.
-            ValueError, OSError: When a message cannot be read, or no memory or descriptor is left for an answer.
-            RuntimeError: When the event loop has ended by itself; see :meth:`Loop.finish`.
+            ValueError, OSError: When a message cannot be read, or no memory or descriptor is left for an answer, also
+                of a lane.
         """
         try:
             self._run()
@@ -247,13 +247,17 @@ class MessageLoop:
     def _method(self, message: Message) -> bool:
         """Run a method and answer, or hand the message to a lane and return at once.
 
-        A method to skip is answered with None instead, except with lanes, which run each.
+        A method to skip is answered with None instead, except with lanes, which run each. A method for which no thread
+        can be started is answered with that error.
 
         Returns:
             False if the loop must end: the caller has closed the channel, or the event loop was closed.
         """
         if self.lanes is not None:
-            self.lanes.put(message)
+            try:
+                self.lanes.put(message)
+            except RuntimeError as error:
+                return self._answer(MessageKind.ERROR, self._describe(error), message.number)
             return True
         if message.number in self._skipped():
             return self._answer(MessageKind.RESULT, self.dumps(None), message.number)
@@ -280,14 +284,13 @@ class MessageLoop:
     def _run_in_lane(self, message: Message) -> None:
         """Run a method and answer. A SystemExit is kept for the main thread.
 
-        The channel is shut for reading then: the main thread finds the end after the messages that have arrived.
-
-        Raises:
-            OSError: When no memory or descriptor is left to send even the exception; the call gets no answer.
+        So is an OSError, when no memory or descriptor is left to send even the exception: the caller would wait for the
+        answer without end. The channel is shut for reading then: the main thread finds the end after the messages that
+        have arrived.
         """
         try:
             self._perform(self._call_method, message)
-        except SystemExit as error:  # the main thread exits the process, once its receive() has ended
+        except (SystemExit, OSError) as error:  # the main thread exits the process, once its receive() has ended
             self.exit = error
             self.channel.shutdown(socket.SHUT_RD)
 
@@ -471,17 +474,23 @@ class Lanes:
         """Run a call in an idle thread, or in a new one; returns at once.
 
         Raises:
-            RuntimeError: When no thread can be started; the call stays queued for the other threads.
+            RuntimeError: When no thread can be started; the call is not run then.
         """
-        self._messages.put(message)
-        if not self._idle.acquire(blocking=False):
-            threading.Thread(target=self._work, name="anyaccel lane", daemon=True).start()
+        if self._idle.acquire(blocking=False):
+            self._messages.put(message)
+        else:
+            threading.Thread(target=self._work, args=(message,), name="anyaccel lane", daemon=True).start()
 
-    def _work(self) -> None:
-        """Run calls sequentially, for ever. An exception that leaves ``run`` ends the thread."""
+    def _work(self, message: Message) -> None:
+        """Run a call, and then further calls sequentially, for ever. An exception that leaves ``run`` ends the thread.
+
+        Args:
+            message: The first call.
+        """
         while True:
-            self._run(self._messages.get())
+            self._run(message)
             self._idle.release()
+            message = self._messages.get()
 
 
 async def _contain(coroutine: Coroutine[Any, Any, Any]) -> tuple[Any, BaseException | None]:
@@ -528,28 +537,23 @@ class Loop:
         return self._closing and isinstance(error, (CancelledError, RuntimeError))
 
     def close(self) -> None:
-        """Cancel all tasks, stop the loop, and return when the tasks' clean-up is over.
-
-        Raises:
-            RuntimeError: When the loop has ended before.
-        """
+        """Cancel all tasks, stop the loop, and return when the tasks' clean-up is over."""
         self._closing = True
         self._loop.call_soon_threadsafe(self._end.set)
         self._thread.join()
 
     def _run(self) -> None:
-        """Run the event loop until :meth:`close`, or a KeyboardInterrupt or SystemExit of a task; cancel its tasks.
-
-        The exception leaves the thread, and :meth:`finish` does not raise it: running calls are cancelled, and calls
-        after the end get a RuntimeError.
-        """
+        """Run the event loop until :meth:`close`, then cancel its tasks; a task that raises SystemExit ends alone."""
         import asyncio  # not at the top: most workers run no coroutine
 
         with asyncio.Runner() as runner:
             self._loop = runner.get_loop()
             self._end = asyncio.Event()
             self._begun.set()
-            runner.run(self._end.wait())
+            while not self._end.is_set():
+                # Of a task that a call has left behind; asyncio logs the exception like any other of a task.
+                with contextlib.suppress(KeyboardInterrupt, SystemExit):
+                    runner.run(self._end.wait())
 
 
 def _redirect(descriptors: list[int]) -> None:
@@ -610,11 +614,12 @@ def _terminate(number: int, _: object) -> NoReturn:
 def _get_status(error: SystemExit) -> int:
     """Return the exit status of a SystemExit as the interpreter does: the low 8 bits of the code, 0 for None.
 
-    A code that is no whole number is written to standard error, with status 1.
+    A code that is no whole number is written to standard error, if there is any, with status 1.
     """
     if error.code is None or isinstance(error.code, int):
         return (error.code or 0) & 0xFF
-    sys.stderr.write(f"{error.code}\n")
+    with contextlib.suppress(Exception):  # None, as in a program without streams, or closed by user code
+        sys.stderr.write(f"{error.code}\n")
     return 1
 
 

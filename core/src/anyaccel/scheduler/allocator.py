@@ -656,6 +656,8 @@ class Scheduler(Allocator):
             while any other name is an error.
         policy: The queue policy, as in the machine's ledger; None for priority and arrival alone.
         clock: Returns the time in seconds for the policy.
+        list_holders: Makes the clause about holders in a verdict, given the description of each by id; None for one
+            with these descriptions.
     """
 
     def __init__(
@@ -666,9 +668,12 @@ class Scheduler(Allocator):
         *,
         policy: Policy | None = None,
         clock: Callable[[], float] = monotonic,
+        list_holders: Callable[[Mapping[str, str]], str] | None = None,
     ) -> None:
         super().__init__({"": inventory}, validate, known, policy=policy, clock=clock)
         self._own = self._books[""]
+        if list_holders is not None:
+            self._own.list_holders = list_holders
 
     @property
     def inventory(self) -> Inventory:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache, partial
 from itertools import takewhile
 from threading import Lock
@@ -25,6 +25,7 @@ from anyaccel.scheduler.placement import (
     share,
     want,
 )
+from anyaccel.text import listed
 
 Placed = tuple[tuple[Spot, ...], ...]
 """Devices of one machine for a request, term by term."""
@@ -66,6 +67,8 @@ class Books:
         layout: The fixed facts about the machine, and about held devices that are gone.
         occupancy: The free parts of devices.
         validate: The vendors' rules.
+        list_holders: Makes a clause about holders of their descriptions by id, for a reason; :func:`list_holders` if
+            not replaced.
     """
 
     def __init__(
@@ -77,6 +80,7 @@ class Books:
         self.held: dict[str, Allocation] = {}
         self.layout = Layout(inventory, known)
         self.validate = validate
+        self.list_holders: Callable[[Mapping[str, str]], str] = list_holders
         self._lock = lock
         self._resolved = lru_cache(_REQUESTS)(partial(self._resolve, self.layout))
         self.occupancy = Occupancy(self.layout)
@@ -227,6 +231,11 @@ class Books:
             for holder in self._holders(other):
                 found.setdefault(holder.id, f"{holder.id} ({self._notes.get(holder.id) or holder.request}{by})")
         return found
+
+
+def list_holders(holders: Mapping[str, str]) -> str:
+    """Return a clause about the holders of devices, given the description of each by id, as the scheduler knows it."""
+    return f"held by {listed(list(holders.values()))}"
 
 
 def _lost(device: Device) -> Device:

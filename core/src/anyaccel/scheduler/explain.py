@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations, islice
 
+from anyaccel.extras import plugin_remedy
 from anyaccel.model import UNITS_PER_DEVICE, Device, Request, Term, VendorState, format_units, replace
 from anyaccel.model.extent import bits, union
 from anyaccel.model.verdict import Reason, ReasonCode, Verdict
@@ -15,8 +16,6 @@ from anyaccel.scheduler.placement import Layout, Occupancy, Validate, Wanted, pl
 from anyaccel.scheduler.serving import rules
 from anyaccel.text import listed
 
-HELD_BY = "; held by "
-"""Text between the free devices and the holders, in the message of a reason of code ``TAKEN``."""
 _TOLD = 4
 """Number of machines whose reasons are listed."""
 
@@ -94,7 +93,7 @@ def _judge(books: Books, request: Request) -> Verdict:
 
 
 def _remedies(layout: Layout, reasons: Iterable[Reason]) -> tuple[str, ...]:
-    """Return the ways out: a remedy for each kind of unhealthy device, and separate commands for rival vendors."""
+    """Return the ways out: remedies of unhealthy devices, plug-ins to install, separate commands for rival vendors."""
     broken: dict[str, list[str]] = {}
     for reason in reasons:
         for name in reason.devices if reason.code is ReasonCode.UNHEALTHY else ():
@@ -102,8 +101,15 @@ def _remedies(layout: Layout, reasons: Iterable[Reason]) -> tuple[str, ...]:
             if device.health_remedy:
                 broken.setdefault(device.health_remedy, []).append(name)
     apart = any(reason.code is ReasonCode.VARIABLE for reason in reasons)
+    unknown = [
+        name
+        for reason in reasons
+        if reason.code is ReasonCode.UNKNOWN_NAME and reason.term
+        for name in reason.term.names
+    ]
     return (
         *(f"{listed(names)}: {remedy}" for remedy, names in broken.items()),
+        *filter(None, map(plugin_remedy, layout.names.find_unknown(unknown))),
         *(("ask for their devices in separate commands",) if apart else ()),
     )
 
@@ -137,6 +143,9 @@ def _reasons_ever(books: Books, wanted: Sequence[Wanted], empty: Occupancy) -> I
         yield from (
             _shortage(books, each.term) if each.mask.bit_count() < each.term.count else _form(books, each, empty.whole)
         )
+        if unknown := books.layout.names.find_unknown(each.term.names):
+            message = f"no installed plug-in knows {' and '.join(unknown)}"
+            yield Reason(code=ReasonCode.UNKNOWN_NAME, message=message, term=each.term)
     if not alone:
         have = _inventory(books.layout, _devices(wanted))
         yield Reason(code=ReasonCode.TOGETHER, message=f"each term fits alone; together they need more than {have}")
@@ -253,7 +262,7 @@ def _taken(books: Books, wanted: Sequence[Wanted]) -> Reason:
         partly = sum(free.units[position] > 0 for position in held)
         start = f"{(mask & free.whole).bit_count()} of {total} {label} free"
         start += f", {partly} in part" if partly else ""
-    by = f"{HELD_BY}{listed(list(names.values()))}" if names else ""
+    by = f"; {books.list_holders(names)}" if names else ""
     ids = tuple(layout.devices[position].id for position in held)
     return Reason(code=ReasonCode.TAKEN, message=start + by, term=term, devices=ids, holders=tuple(names))
 

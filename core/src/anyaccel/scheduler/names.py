@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from anyaccel.errors import UnknownNameError
+from anyaccel.extras import plugin_remedy
 from anyaccel.model import Device, Inventory
 
 
@@ -47,21 +48,24 @@ class DeviceNames:
         for report in inventory.vendors:
             self.learn((report.resource, report.vendor))
 
-    def devices(self, name: str) -> int:
-        """Return the positions of the devices with a name, as a bit mask; 0 for none.
+    def devices(self, *names: str) -> tuple[int, ...]:
+        """Return the positions of the devices with each of some names, as bit masks; 0 for none.
 
-        A name that is not on the machine has the further known names computed, once.
+        If none of the names is on the machine, the further known names are computed, once. An unknown name beside a
+        known one is no error: the request may be for several machines, with different plug-ins.
 
         Raises:
-            UnknownNameError: When no device and no installed plug-in has the name.
+            UnknownNameError: When no device and no installed plug-in has any of the names.
         """
-        key = name.lower()
-        if key not in self._spelled:  # reading the plug-ins' catalogs takes longer than most placements
-            self.learn(self._known)
-            self._known = ()
-        if key not in self._spelled:
-            raise UnknownNameError(self._unknown(name))
-        return self._devices.get(key, 0)
+        if not any(name.lower() in self._spelled for name in names) and len(self.find_unknown(names)) == len(names):
+            raise UnknownNameError(self._unknown(names[0]))
+        return tuple(self._devices.get(name.lower(), 0) for name in names)
+
+    def find_unknown(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Return the names that no device and no installed plug-in has; compute the further known names, once."""
+        self.learn(self._known)  # reading the plug-ins' catalogs takes longer than most placements
+        self._known = ()
+        return tuple(name for name in names if name.lower() not in self._spelled)
 
     def __iter__(self) -> Iterator[str]:
         """Yield the known names, as far as they were computed."""
@@ -90,7 +94,9 @@ class DeviceNames:
 
         close = [self._spelled[key] for key in get_close_matches(name.lower(), sorted(self._spelled))]
         here = [self._spelled[key] for key in sorted(self._devices)]
-        if close:
+        if remedy := plugin_remedy(name):
+            way_out = remedy
+        elif close:
             way_out = f"did you mean {' or '.join(close)}?"
         elif here:
             way_out = f"on this machine there are {', '.join(here)}."

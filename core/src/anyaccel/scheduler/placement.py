@@ -140,15 +140,15 @@ class Layout:
         """Return the devices with one of a term's names, in any state, as a bit mask.
 
         Raises:
-            UnknownNameError: When no device and no installed plug-in has one of the names.
+            UnknownNameError: When no device and no installed plug-in has any of the names.
         """
-        return union(self.names.devices(name) for name in term.names)
+        return union(self.names.devices(*term.names))
 
     def serving(self, term: Term) -> int:
         """Return the devices, as a bit mask, that pass a term's names and rules if nothing is held.
 
         Raises:
-            UnknownNameError: When no device and no installed plug-in has one of the names.
+            UnknownNameError: When no device and no installed plug-in has any of the names.
             ValueError: When a filter is unknown, or its value invalid.
         """
         asked = tuple(rules(term, self.inventory))
@@ -325,11 +325,11 @@ def want(layout: Layout, term: Term) -> Wanted:
     """Resolve a term against a machine: the devices that could serve it, in groups, whatever is held.
 
     Raises:
-        UnknownNameError: When no device and no installed plug-in has one of the names.
+        UnknownNameError: When no device and no installed plug-in has any of the names.
         ValueError: When a filter is unknown, or its value invalid.
     """
     together = layout.serving(term)
-    choices = [_groups(layout, term, layout.names.devices(name) & together) for name in term.names]
+    choices = [_groups(layout, term, named & together) for named in layout.names.devices(*term.names)]
     if term.count > 1 and (term.mixed or counted(term)):  # named devices may be of several types
         choices.append(layout.compatible(together))
     sizes = {at: term.units_on(layout.devices[at]) for at in bits(together)} if term.memory_bytes else {}

@@ -18,7 +18,7 @@ import anyaccel
 from anyaccel.cli import Column, moment, output, print_table
 from anyaccel.errors import AnyaccelError
 from anyaccel.ledger import Ledger, journal
-from anyaccel.text import clock, elapsed
+from anyaccel.text import clock, elapsed, span
 
 from anyaccel_jobs import supervisor
 from anyaccel_jobs.jobs import STATES, Job, active_jobs, find, jobs, list_ids
@@ -188,7 +188,7 @@ def _details(job: Job, reasons: Mapping[str, str]) -> list[str]:
         "progress": _describe_progress(job),
         "exit status": "-" if job.exit_status is None else str(job.exit_status),
         "request": job.request or "-",
-        "devices": " ".join(job.devices) or "-",
+        "devices": output.device_names(job.devices),
         "lease": job.lease or "-",
         "note": job.note or "-",
         "command": shlex.join(job.command) or "-",
@@ -256,13 +256,16 @@ def describe(job: Job, reasons: Mapping[str, str] | None = None) -> dict[str, An
     }
 
 
-def detach(args: argparse.Namespace, command: Sequence[str], body: Callable[[Supervisor], int]) -> int:
+def detach(
+    args: argparse.Namespace, command: Sequence[str], body: Callable[[Supervisor], int], *, each: str = ""
+) -> int:
     """Start a job, and print the number.
 
     Args:
         args: The arguments; their request and note are recorded.
         command: The command to record.
         body: Called in the job's process, with its supervisor; returns its exit status.
+        each: Text behind the time limit, if that is not the job's own.
     """
 
     def tell(error: AnyaccelError, begun: bool) -> None:
@@ -281,10 +284,13 @@ def detach(args: argparse.Namespace, command: Sequence[str], body: Callable[[Sup
     output.print_line(job.id)
     if job.state == "waiting":
         # Such a job is not in the queue for devices yet.
-        held_back = job.after or job.after_ok or job.begins
-        how = "waits" if held_back else "waits for its devices"
+        reasons = [f"for job {each}" for each in (*job.after, *job.after_ok)]
+        reasons += [f"until {clock(job.begins)}"] if job.begins else []
+        how = f"waits {' and '.join(reasons) or 'for its devices'}"
     else:
         how = f"runs with {output.device_names(job.devices)}" if job.devices else "runs"
+    if args.time is not None:
+        how += f", time limit {span(args.time)}{each}"
     output.say(f"job {job.id} {how}; see 'anyaccel logs -f {job.id}', end it with 'anyaccel cancel {job.id}'")
     return status
 
@@ -299,7 +305,7 @@ def _row(job: Job, reasons: Mapping[str, str]) -> tuple[str, ...]:
         clock(job.started),
         "-" if took is None else elapsed(took),
         "-" if job.exit_status is None else str(job.exit_status),
-        reasons.get(job.id, "-"),
+        reasons.get(job.id) or _describe_progress(job),
         written_job(job),
     )
 

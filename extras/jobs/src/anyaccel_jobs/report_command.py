@@ -1,4 +1,8 @@
-"""Show who used which devices, from the journal: anyaccel report --since 7d --by user."""
+"""Show who used which devices, from the journal: anyaccel report --since 7d --by user.
+
+HOURS are device hours: hours times devices, or times the part of a device. SHARE is the part of all device hours of the
+machine in the period. WAITED is the mean wait of a request, LONGEST the longest.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +22,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 BY = ("user", "device", "type", "job")
+_APART = ("user", "job")
+"""Groups that tell users of one device apart: each has its own figures of a shared device, or none."""
 _NOT_TOLD = (
     "how busy shares are is not told, since vendors tell it of whole devices; '--by device' counts all who held one"
 )
@@ -115,6 +121,8 @@ def main(args: argparse.Namespace) -> int:
     available = (until - since) * _count_devices(args)
     if available:
         rows = [replace(row, share=row.device_seconds / available) for row in rows]
+    total = _row("total", [(entry, entry.devices) for entry in entries], apart=args.by in _APART)
+    total = replace(total, share=total.device_seconds / available if available else None)
     left_out = len(rows) - len(rows := rows[: args.top])
     if args.json:
         period = {"since": output.moment(since), "until": output.moment(until)}
@@ -122,6 +130,10 @@ def main(args: argparse.Namespace) -> int:
     elif args.csv:
         _print_csv(rows, args.by)
     elif rows:
+        of = f" of {available / _HOUR:.2f}" if available else ""
+        hours = f"{total.device_seconds / _HOUR:.2f}{of}"
+        first, last = (time.strftime("%Y-%m-%d %H:%M", time.localtime(each)) for each in (since, until))
+        output.print_folded(f"From {first} to {last}: {hours} device hours were used.")
         print_table(
             (Column(heading=args.by.upper(), turn=0, least=8), *_COLUMNS),
             [
@@ -137,7 +149,7 @@ def main(args: argparse.Namespace) -> int:
                     memory(row.memory_peak_bytes),
                     str(row.timeouts),
                 )
-                for row in rows
+                for row in (*rows, total)
             ],
         )
         if left_out:
@@ -171,7 +183,7 @@ def summarize(entries: Iterable[journal.JournalEntry], by: str) -> list[ReportRo
     for entry in entries:
         for name, devices in _parts(entry, by):
             groups.setdefault(name, []).append((entry, devices))
-    rows = [_row(name, uses, apart=by in ("user", "job")) for name, uses in groups.items()]
+    rows = [_row(name, uses, apart=by in _APART) for name, uses in groups.items()]
     return sorted(rows, key=lambda row: (-row.device_seconds, row.name))
 
 

@@ -17,53 +17,47 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    ranks = parser.add_mutually_exclusive_group()
+    ranks = parser.add_argument_group("several processes").add_mutually_exclusive_group()
     ranks.add_argument(
         "--ranks",
         action="store_true",
-        help="run the command once for each device, with RANK, WORLD_SIZE, MASTER_PORT and so on; the first failure"
-        " ends all ranks",
+        help="run the command once for each device, with RANK, WORLD_SIZE and MASTER_PORT",
     )
     ranks.add_argument(
         "--port",
         action="store_true",
-        help="set MASTER_ADDR and MASTER_PORT, a port of this job alone, for a command that starts its own ranks;"
-        " torchrun then starts one for each device",
-    )
-    parser.add_argument(
-        "--detach",
-        action="store_true",
-        help="wait and run without this terminal, and print the number of the job: see 'anyaccel jobs'",
+        help="set MASTER_ADDR and MASTER_PORT for a command that starts its own ranks",
     )
     add_job_options(parser)
 
 
 def add_job_options(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of a job that belong to ``--detach``."""
+    """Declare ``--detach`` and the options that belong to it."""
     from anyaccel.cli import moment
 
-    parser.add_argument(
-        "--after", metavar="JOB", action="append", default=[], help="with --detach: start after the end of a job"
+    group = parser.add_argument_group("jobs")
+    group.add_argument(
+        "--detach", action="store_true", help="wait and run without this terminal, as a job: see 'anyaccel jobs'"
     )
-    parser.add_argument(
+    group.add_argument("--after", metavar="JOB", action="append", default=[], help="start after the end of a job")
+    group.add_argument(
         "--after-ok",
         metavar="JOB",
         action="append",
         default=[],
-        help="with --detach: start after the success of a job; cancelled if it fails",
+        help="start after the success of a job; cancelled if it fails",
     )
-    parser.add_argument(
+    group.add_argument(
         "--begin",
         metavar="TIME",
         type=moment(ahead=True),
-        help="with --detach: start at 18:00, at 2026-11-30T18:00, in 2h, or later",
+        help="start at 18:00, at 2026-11-30T18:00, in 2h, or later",
     )
-    parser.add_argument(
+    group.add_argument(
         "--notify",
         metavar="COMMAND",
         default="",
-        help="with --detach: run COMMAND in a shell after the job's end, with ANYACCEL_JOB, ANYACCEL_JOB_STATE,"
-        " ANYACCEL_JOB_STATUS and ANYACCEL_JOB_LOG set",
+        help="run COMMAND in a shell at the job's end, however it ended, with ANYACCEL_JOB_STATE and more set",
     )
 
 

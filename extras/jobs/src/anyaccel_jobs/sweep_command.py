@@ -24,6 +24,7 @@ from typing import Any
 
 import anyaccel
 from anyaccel.cli import (
+    BareSeconds,
     add_command,
     add_grace,
     add_launch,
@@ -43,7 +44,7 @@ from anyaccel.errors import AnyaccelError, TaskTimeoutError, UsageError
 from anyaccel.launcher import count_capacity, time_limit
 from anyaccel.linux import write_whole
 from anyaccel.model import format_slots, replace
-from anyaccel.text import elapsed
+from anyaccel.text import elapsed, span
 
 from anyaccel_jobs.jobs_command import detach
 from anyaccel_jobs.run_option import add_job_options, check_job_options
@@ -108,13 +109,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="go on with the sweep in DIR: run the commands that have not succeeded; without REQUEST, as it began",
     )
-    parser.add_argument("--dry-run", action="store_true", help="print the commands and run none")
-    add_grace(parser)
-    parser.add_argument(
-        "--detach", action="store_true", help="go on without this terminal, as a job: see 'anyaccel jobs'"
-    )
+    parser.add_argument("--dry-run", action="store_true", help="print the commands that would run")
+    add_wait(parser.add_argument_group("waiting"))
+    limit = parser.add_argument_group("time limit")
+    add_time(limit, what="each command")
+    add_signal(limit)
+    add_grace(limit)
     add_job_options(parser)
-    parser.add_argument(
+    cluster = parser.add_argument_group("clusters")
+    cluster.add_argument(
         "--engine",
         type=_engine,
         metavar="ENGINE",
@@ -122,14 +125,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="run on this machine, 'local', or on the nodes of a cluster by an engine that is installed, such as ray or"
         " dask (default: local)",
     )
-    parser.add_argument(
+    cluster.add_argument(
         "--address", metavar="ADDRESS", help="where the cluster is (default: where its own tools find it)"
     )
-    add_start(parser)
-    add_launch(parser)
-    add_wait(parser)
-    add_time(parser, what="each command")
-    add_signal(parser)
+    rare = parser.add_argument_group("rare options")
+    add_start(rare)
+    add_launch(rare)
     parser.set_defaults(recalled=False, lines=None)
 
 
@@ -163,7 +164,10 @@ def main(args: argparse.Namespace) -> int:
     for note in commands.notes:
         output.say(note)
     if args.dry_run:
-        output.print_lines(written(command) for _, command in commands)
+        log = JobLog(f"{args.out}/{JOB_LOG}", resume=True) if args.resume else None
+        output.print_lines(
+            written(command) for number, command in commands if not (log and log.was_done(number, command))
+        )
         return 0
     check_job_options(args)
     if args.detach:
@@ -181,7 +185,7 @@ def _detach(args: argparse.Namespace, commands: Commands) -> int:
         return status
 
     shown = ["sweep", *(f"--each={text}" for text in args.each), *(args.command or (f"--from={args.source}",))]
-    return detach(args, shown, supervise)
+    return detach(args, shown, supervise, each=" each")
 
 
 def _run(args: argparse.Namespace, commands: Commands, supervisor: Supervisor | None = None) -> int:
@@ -200,6 +204,8 @@ def _run(args: argparse.Namespace, commands: Commands, supervisor: Supervisor | 
     if supervisor is not None:
         supervisor.record("running", job_log=os.path.abspath(log.path), commands=len(commands))
         as_json = False  # its output is a log from here on
+    if isinstance(args.time, BareSeconds) and supervisor is None:
+        output.say(f"time limit {span(args.time)} each")
     progress = _Progress(tally, args.out)
     progress.show()
     try:

@@ -1,4 +1,4 @@
-"""The child process of the suite: runs a check on the plug-in, or on each machine in turn."""
+"""The child process of the suite: runs checks on the plug-in, or on each machine in turn."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ from anyaccel_testing.table import CHECKS
 Answer = dict[str, str]
 
 
-def perform(payload: Mapping[str, Any]) -> list[Answer]:
-    """Run a check; return the fields of a :class:`~anyaccel_testing.Result` for each machine."""
+def perform(payload: Mapping[str, Any]) -> dict[str, list[Answer]]:
+    """Run checks; return by id the fields of a :class:`~anyaccel_testing.Result` for each machine."""
     sys.path[:] = payload["path"]  # the parent of this fork may have another module path
     os.environ.clear()
     os.environ.update(payload["environ"])
-    check = next(check for check in CHECKS if check.id == payload["check"])
     subject = Subject(
         decode(Source, payload["source"]),
         tuple(payload["recordings"]),
@@ -35,7 +34,7 @@ def perform(payload: Mapping[str, Any]) -> list[Answer]:
         timeout=payload["timeout"],
     )
     with _redirect_output():
-        return list(_run_check(check, subject))
+        return {check.id: list(_run_check(check, subject)) for check in CHECKS if check.id in payload["checks"]}
 
 
 @contextlib.contextmanager
@@ -102,7 +101,7 @@ def _check_products(check: Check, subject: Subject) -> Iterable[str]:
 
 def _simulate(subject: Subject) -> Iterator[TestedMachine]:
     try:
-        yield from subject.simulated()
+        yield from subject.simulated
     except PluginError as error:
         raise NotApplicable("anyaccel_products fails; see C25") from error
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -71,18 +71,30 @@ class Subject:
         return self.loaded
 
     @cached_property
+    def sizes(self) -> dict[str, list[int]]:
+        """The memory in bytes of each product by name; several products may have one name."""
+        sizes: dict[str, list[int]] = {}
+        for product in self.plugin.products():
+            if product.memory_bytes:
+                sizes.setdefault(product.name, []).append(product.memory_bytes)
+        return sizes
+
+    @cached_property
     def machines(self) -> tuple[TestedMachine, ...]:
         """The recorded machines."""
         return tuple(TestedMachine(self, path) for path in self._recordings)
 
-    def simulated(self) -> Iterator[TestedMachine]:
-        """Yield a machine for each product of the plug-in, with the largest count of devices."""
+    @cached_property
+    def simulated(self) -> tuple[TestedMachine, ...]:
+        """A machine for each product of the plug-in, with the largest count of devices."""
+        machines = []
         for product in self.plugin.products():
             count = max(product.counts, default=1)
             machine = Machine(
                 text=f"sim:{product.name}:{count}", products=(Simulated(product=product.name, count=count),)
             )
-            yield TestedMachine(self, machine=machine)
+            machines.append(TestedMachine(self, machine=machine))
+        return tuple(machines)
 
 
 def payload(source: Source, environ: Mapping[str, str]) -> dict[str, Any]:

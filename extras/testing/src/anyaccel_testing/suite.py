@@ -37,6 +37,11 @@ LOADS = "C01"
 DETECTS = "C07"
 NEEDS_PYTEST = "C23"
 SLOW = "C27"
+TOGETHER = (
+    ("C07", "C08", "C09", "C10", "C11", "C12"),
+    ("C15", "C16", "C17", "C18", "C19", "C20", "C21"),
+)
+"""Checks that share a process, and so what it has detected on each machine, as long as all of them pass."""
 EXPECTED_FAILURES = "expected_failures.json"
 WAY_OUT = f"expected failures must map ids of checks ({CHECKS[0].id} to {CHECKS[-1].id}) to reasons"
 
@@ -193,22 +198,16 @@ def _run(
         "path": [str(entry) for entry in sys.path],  # pytest and authors change it at run time
         "environ": dict(os.environ),
     }
-    processes = {GuardedProcess(*NEEDED): key for key in performed}
-    # A process for each check: a crash or a leak of one check must not change the next.
-    calls = {process: (f"{PERFORM}:perform", {**shared, "check": key}) for process, key in processes.items()}
-
-    def give_up(outcomes: Mapping[GuardedProcess, Outcome]) -> float | None:
-        """Let checks of a hanging hook not take all of their time, once C27 has named the hook."""
-        slow = any(processes[process] == SLOW and _is_failed(outcome) for process, outcome in outcomes.items())
-        return 2 * limits.hook if slow else None
-
+    groups = [[key for key in group if key in performed] for group in TOGETHER]
+    alone = [[key] for key in performed if not any(key in group for group in groups)]
     with _tell_progress(limits):
-        ended = call_all(calls, limits.check, enough=give_up)
-    outcomes = {processes[process]: outcome for process, outcome in ended.items()}
-    for process in processes:
-        process.close()
+        outcomes = _perform([*groups, *alone], shared, limits.check, limits.hook)
+        slow = SLOW in outcomes and _is_failed(outcomes[SLOW])
+        # A crash or a leak of one check must not change another: then each has a process of its own.
+        failed = [group for group in groups if any(outcomes[key].fault or _is_failed(outcomes[key]) for key in group)]
+        again = [[key] for group in failed if len(group) > 1 for key in group]
+        outcomes |= _perform(again, shared, 2 * limits.hook if slow else limits.check, limits.hook)
     # One cause, one failure: checks that time out or die behind the first one are skipped with a reference to it.
-    slow = SLOW in outcomes and _is_failed(outcomes[SLOW])
     deadly = next((key for key in (LOADS, DETECTS) if key in outcomes and outcomes[key].fault), None)
     results: list[Result] = []
     for check in chosen:
@@ -222,6 +221,30 @@ def _run(
         else:
             results += _collect_results(check, names, outcomes[check.id])
     return results
+
+
+def _perform(groups: Iterable[list[str]], shared: Mapping[str, Any], seconds: float, hook: float) -> dict[str, Outcome]:
+    """Run groups of checks, each in a process of its own; return the outcome of each check by its id."""
+    processes = {GuardedProcess(*NEEDED): group for group in groups if group}
+    calls = {process: (f"{PERFORM}:perform", {**shared, "checks": group}) for process, group in processes.items()}
+
+    def give_up(ended: Mapping[GuardedProcess, Outcome]) -> float | None:
+        """Let checks of a hanging hook not take all of their time, once C27 has named the hook."""
+        slow = any(
+            SLOW in processes[process] and not outcome.fault and _is_failed(_outcome_of(SLOW, outcome))
+            for process, outcome in ended.items()
+        )
+        return 2 * hook if slow else None
+
+    ended = call_all(calls, seconds, enough=give_up)
+    for process in processes:
+        process.close()
+    return {key: _outcome_of(key, outcome) for process, outcome in ended.items() for key in processes[process]}
+
+
+def _outcome_of(key: str, outcome: Outcome) -> Outcome:
+    """Return the outcome of one check of a process; a fault is that of all of them."""
+    return outcome if outcome.fault else Outcome(value=outcome.value[key])
 
 
 def _is_failed(outcome: Outcome) -> bool:

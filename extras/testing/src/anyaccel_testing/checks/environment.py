@@ -281,10 +281,41 @@ def _find_unexpected(subject: Subject, machine: TestedMachine) -> Iterator[str]:
     for name in names:
         # Beside the vendor's other variables as well, where it has set any.
         for base in ({}, shown) if shown.keys() - {name} else ({},):
-            for value in values:
+            # One value stands for all where visible does not look at the variable.
+            for value in values if _is_read(subject, name, base, devices) else ("0",):
                 reason = _find_fault(subject, {**base, name: value}, devices)
                 if reason:
                     yield f"anyaccel_visible with {name}={value!r:.60}: {reason}"
+
+
+class _Watched(Mapping[str, str]):
+    """Variables; notes the names that are looked up."""
+
+    def __init__(self, variables: Mapping[str, str]) -> None:
+        self.read: set[str] = set()
+        self._variables = variables
+
+    def __getitem__(self, name: str) -> str:
+        self.read.add(name)
+        return self._variables[name]
+
+    def __iter__(self) -> Iterator[str]:
+        self.read.update(self._variables)
+        return iter(self._variables)
+
+    def __len__(self) -> int:
+        self.read.update(self._variables)
+        return len(self._variables)
+
+
+def _is_read(subject: Subject, name: str, base: Mapping[str, str], devices: Devices) -> bool:
+    """Return False if the answer of visible cannot depend on a variable: it ends without looking the variable up."""
+    environ = _Watched({**base, name: "0"})
+    try:
+        subject.plugin.visible(environ, devices)
+    except PluginError:
+        return True  # also for a hook that expects more of the mapping, such as '|' of a dict
+    return name in environ.read
 
 
 def _find_fault(subject: Subject, environ: Mapping[str, str], devices: Devices) -> str:

@@ -55,12 +55,8 @@ def check_tags(subject: Subject, machine: TestedMachine) -> None:
 
 def _find_wrong_sizes(subject: Subject, devices: Devices) -> Iterator[str]:
     """Yield devices with a memory far from the memory of the product that their first tag names."""
-    sizes: dict[str, list[int]] = {}  # several products may have one name
-    for product in subject.plugin.products():
-        if product.memory_bytes:
-            sizes.setdefault(product.name, []).append(product.memory_bytes)
     for device in devices:
-        wanted, memory = sizes.get(device.tags[0], []) if device.tags else [], device.memory_bytes
+        wanted, memory = subject.sizes.get(device.tags[0], []) if device.tags else [], device.memory_bytes
         # A part of a card, such as a partition, may have the card's name and some of the memory.
         if not wanted or not memory or device.parent is not None:
             continue
@@ -111,10 +107,9 @@ def check_together(subject: Subject) -> None:
     subject.plugin  # noqa: B018 - raises NotApplicable if it cannot be loaded
     sources = installed()[0]
     others = [source for source in sources if source.vendor != vendor]
-    own = _simulate_largest(subject.source)
-    rivals = [report for source in others if (report := _simulate_largest(source)) is not None] if own else []
-    faults = [*_find_conflicts(own, rivals)] if own else []
-    demand([*faults, *_find_foreign_names(subject, others), *_find_listed_twice(subject, others)])
+    rivals = [plugin for source in others if (plugin := _load(source)) is not None]
+    faults = [*_find_conflicts(subject, rivals), *_find_foreign_names(subject, others)]
+    demand([*faults, *_find_listed_twice(subject, others, rivals)])
 
 
 def _read_known_names() -> dict[str, presence.Presence]:
@@ -144,10 +139,9 @@ def _list_product_names(source: Source) -> list[str]:
     return [name for product in listed for name in (product["name"], *product.get("aliases", ()))]
 
 
-def _find_listed_twice(subject: Subject, others: Sequence[Source]) -> Iterator[str]:
+def _find_listed_twice(subject: Subject, others: Sequence[Source], rivals: Sequence[VendorPlugin]) -> Iterator[str]:
     """Yield devices that another plug-in lists as well, on recorded machines and on an empty machine."""
     own, said = subject.plugin, presence.read_presences(others)
-    rivals = [plugin for source in others if (plugin := _load(source)) is not None]
     nothing = TestedMachine(subject, machine=Machine(text="a machine without devices"))
     for machine in (*subject.machines, nothing):
         facts = machine.facts
@@ -198,10 +192,15 @@ def _simulate_largest(source: Source) -> Simulation | None:
     return (report, tuple(devices)) if report.state is VendorState.OK else None
 
 
-def _find_conflicts(own: Simulation, others: list[Simulation]) -> Iterator[str]:
-    for other in others:
-        if not {*own[0].env_vars} & {*other[0].env_vars}:
-            continue  # a conflict is over a variable, and a plug-in may change only those that it names
+def _find_conflicts(subject: Subject, rivals: Sequence[VendorPlugin]) -> Iterator[str]:
+    # A conflict is over a variable, and a plug-in may change only those that it names.
+    named = {*subject.plugin.info.env_vars}
+    rivals = [rival for rival in rivals if named & {*rival.info.env_vars}]
+    own = _simulate_largest(subject.source) if rivals else None
+    for rival in rivals if own else ():
+        other = _simulate_largest(rival.source)
+        if own is None or other is None:
+            continue
         inventory = Inventory(machine="sim", devices=(*own[1], *other[1]), vendors=(own[0], other[0]))
         for given in _list_divisions(own[1], other[1]):
             if len({device.vendor for device in given}) > 1 and own[0].shared_with(other[0]):
