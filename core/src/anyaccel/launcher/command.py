@@ -168,7 +168,8 @@ def _complete(
     Raises:
         OSError: If the command cannot be started.
         EnforcementError: If the command cannot be confined.
-        subprocess.TimeoutExpired: After ``timeout``; the command is killed, as by any exception.
+        subprocess.TimeoutExpired: After ``timeout``; the command, without its descendants, is killed, as by any
+            exception.
         subprocess.CalledProcessError: With ``check``, if the exit status is not 0.
     """
     if input is not None:
