@@ -119,8 +119,8 @@ class DeviceBlock(Value):
     def records(self) -> Iterable[LeaseRecord]:
         """Yield a record for each device, in the form of a lease of the whole device without identity.
 
-        The state is ``drained`` or ``reserved``. The hint, empty for users who may not remove the block, says how root
-        or the user who made the block removes it.
+        The state is ``drained`` or ``reserved``. The user is the maker of a drain, or the name for which devices are
+        reserved. The hint says how to remove the block; it is empty unless this user is root or made the block.
         """
         state = "drained" if self.drains else "reserved"
         way_out = f"'anyaccel {'undrain' if self.drains else 'reserve --remove'} {self.id}' ends it"
