@@ -92,7 +92,8 @@ class SharedScheduler(Scheduler):
     def holders(self, device_id: str) -> tuple[Allocation, ...]:
         """Return the allocations of a device by the leases, read anew; that of another process has the lease's id.
 
-        A drain or a reservation that withholds the device counts as an allocation, too.
+        A drain counts as an allocation, and so does each reservation for another user that has not ended, also one that
+        begins later. Reservations for this user do not count.
 
         Raises:
             KeyError: If no device has this id.

@@ -391,10 +391,12 @@ def _find_gaps(request: Request, inventory: Inventory, environ: Mapping[str, str
 def note_own(lease: Lease | None) -> None:
     """Remember a lease of this process and the acquiring line of the program; drop released leases.
 
-    A remembered lease can make a later request raise DeadlockError, and is named in messages about waits.
+    If only the release of such leases could serve a later request that waits without limit, and this process has no
+    other thread, that request raises DeadlockError; messages about waits name the lines.
 
     Args:
-        lease: The lease, which only the program releases; with None, for no devices, nothing is done.
+        lease: The lease. Pass only a lease that the program itself releases: the wait for another one would end. With
+            None, for no devices, nothing is done.
     """
     if lease is None:
         return

@@ -84,7 +84,10 @@ def _close_in_child() -> None:
 
 
 def recheck_interval(place: int) -> float:
-    """Return the seconds after which a waiting process looks again without an event; ``place`` requests are ahead."""
+    """Return the seconds after which a waiting process looks again without an event, as a multiple of the place.
+
+    These are ``_PER_PLACE`` for each of the ``place`` requests ahead, at least ``_LOOKS_EVERY``; there is no maximum.
+    """
     return max(_LOOKS_EVERY, _PER_PLACE * place)
 
 

@@ -64,7 +64,7 @@ class _ValueType(type):
 def _first_init(self: Value, **given: object) -> None:
     """Make the ``__init__`` of a class with its first value: a process makes values of few classes."""
     kind = type(self)
-    kind._contents = attrgetter(*kind._fields)
+    kind._contents = attrgetter(*kind._fields)  # noqa: SLF001 - our own
     kind.__init__ = _initializer(kind)  # type: ignore[method-assign]
     kind.__init__(self, **given)
 
