@@ -1,4 +1,4 @@
-"""Show the requests that wait for devices of this machine, in order; with --machine, those for that machine alone."""
+"""Show the requests that wait for devices of this machine, in order; with --machine, only requests for that machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = (
     ("anyaccel queue", "who waits, first to be served first"),
-    ("anyaccel queue --machine sim:H100:8", "those who wait for devices of a simulated machine"),
+    ("anyaccel queue --machine sim:H100:8", "requests for devices of a simulated machine"),
     ("anyaccel queue --json", "the same for programs"),
 )
 

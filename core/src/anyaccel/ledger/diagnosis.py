@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterator, Mapping
 
 from anyaccel.errors import LedgerError
-from anyaccel.ledger.blocks import read_blocks
 from anyaccel.ledger.directory import (
     MACHINE_WIDE,
     PRIVATE,
@@ -64,7 +63,6 @@ def diagnose(environ: Mapping[str, str]) -> tuple[Finding, ...]:
             *_occupied_places(environ),
             *_unreadable_leases(state, directory),
             *_leftover_files(state, directory),
-            *_blocked_devices(state),
             *_unfinished_handovers(directory),
             *_unrenewed_leases(directory),
             _summary(state, directory, environ),
@@ -208,16 +206,6 @@ def _unfinished_handovers(directory: int) -> Iterator[Finding]:
         message = f"{without_scope(device)} was not put back into its idle state after lease {lease}"
         fix = f"nothing: the next lease of it does that; to do it now: anyaccel run {without_scope(device)} -- true"
         yield Finding(severity=Severity.WARN, reason=message, remedy=fix)
-
-
-def _blocked_devices(state: StateDirectory) -> Iterator[Finding]:
-    """Name the devices with a drain, or a reservation that has not ended: a forgotten drain costs a device.
-
-    One finding with severity OK for each device of a block, also of a future reservation.
-    """
-    for block in read_blocks(state):
-        for record in block.records():
-            yield Finding(severity=Severity.OK, reason=str(record), remedy=record.hint)
 
 
 def _unrenewed_leases(directory: int) -> Iterator[Finding]:

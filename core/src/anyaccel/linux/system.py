@@ -8,7 +8,7 @@ from functools import cache
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import ctypes
-    import signal
+    import signal as signal  # noqa: PLC0414 - other modules import it from here
 else:
     import _signal as signal  # noqa: F401 - without enumerations, which take a hundredth of the time of detection
 
