@@ -162,8 +162,8 @@ def _cap_tensorflow(module: Any) -> None:
 def _limit_logical(config: Any, most: int) -> None:
     """Limit the logical devices of each GPU to ``most`` MiB in total; scale down the program's own, rounded down.
 
-    A GPU whose own limits fit stays unchanged. Memory growth is switched off on a GPU that gets new limits. Errors of
-    TensorFlow pass through.
+    A GPU without logical devices of the program gets one. A GPU whose own limits fit stays unchanged. Memory growth is
+    switched off on a GPU that gets new limits. Errors of TensorFlow pass through.
     """
     for device in config.list_physical_devices("GPU"):
         chosen = [each.memory_limit for each in config.get_logical_device_configuration(device) or ()]
@@ -179,8 +179,9 @@ def _limit_logical(config: Any, most: int) -> None:
 def _cap(torch: Any) -> None:
     """Queue the cap in each backend of PyTorch, until its initialization; also in later registered backends.
 
-    For the latter, PyTorch's function for the registration is replaced. Backends without the needed functions are left
-    out. Other errors are reported on standard error, and the program goes on.
+    A backend that is initialized already is capped at once. For later backends, PyTorch's function for the registration
+    is replaced. Backends without the needed functions are left out. Other errors are reported on standard error, and
+    the program goes on.
     """
     queued: list[object] = []
 

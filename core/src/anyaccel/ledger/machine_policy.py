@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 def read_policy(configuration: Configuration) -> Policy:
     """Read the policy from a machine's configuration; :data:`anyaccel.policy.PLAIN` if there is no configuration.
 
-    Entries of unknown users and groups are left out. The default patience counts only beside another rule for the
-    order. Blocks and past usage are not part of the configuration.
+    Entries of unknown users and groups are left out. The default patience counts only beside fair shares, limits, or an
+    entry of a known user or group; a patience in the file always counts. Blocks and past usage are not part of the
+    configuration.
     """
     if not configuration.found:
         return PLAIN
