@@ -208,8 +208,9 @@ class Batches:
         in the reactor's thread. A second call reports nothing.
         """
         self._over = True
-        lost = len(self._parts)
-        self._parts.clear()
+        with self._lock:  # another thread may take arguments at this moment
+            lost = len(self._parts)
+            self._parts.clear()
         if lost:
             reactor().call_soon(partial(self._report, lost, lost))
         cancel_all(self._calls)
