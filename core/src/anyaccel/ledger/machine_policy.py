@@ -27,7 +27,7 @@ def read_policy(configuration: Configuration) -> Policy:
         for name in configuration.names("groups")
         if find_group(name) is not None
     }
-    members = _Members(groups)
+    members = _GroupNames(groups)
     users = {
         number: _limits(configuration, f"users.{name}", f"groups.{members.get(number, '')}")
         for name in configuration.names("users")
@@ -69,7 +69,7 @@ def _limits(configuration: Configuration, table: str, *further: str) -> Limits:
     )
 
 
-class _Members(dict[int, str]):
+class _GroupNames(dict[int, str]):
     """Names of groups by user: the first group of the configuration with the user; looked up once for each user.
 
     Args:
