@@ -27,7 +27,7 @@ EXAMPLES = (
 
 _COLUMNS = (
     Column(heading="PLACE", turn=0),
-    Column(heading="REQUEST", turn=1, least=8),
+    Column(heading="REQUEST", turn=1, least=10),
     Column(heading="USER", turn=2, least=6),
     Column(heading="WAITED", turn=4),
     Column(heading="STARTS BY", turn=5),

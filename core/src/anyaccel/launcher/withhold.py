@@ -20,6 +20,8 @@ from anyaccel.scheduler import Verdict, asked, goes_by, parse_request
 def find_devices(inventory: Inventory, name: str) -> tuple[Device, ...]:
     """Return the devices with a name, in any state: as of :func:`find_named`, or one term of a request with filters.
 
+    Words of a term that are no filters, such as ``linked``, are ignored.
+
     Args:
         inventory: The machine.
         name: The name.
@@ -75,17 +77,18 @@ def drain(inventory: Inventory, names: Sequence[str], note: str) -> DeviceBlock:
 
 
 def undrain(inventory: Inventory, names: Sequence[str]) -> tuple[DeviceBlock, ...]:
-    """End drains; with an error, none ends.
+    """End drains; with an error, none ends, but after an error of writing a drain may end with the next boot.
 
     Args:
         inventory: The machine.
-        names: Identities of drains, or names of drained devices. A drain ends as a whole.
+        names: Identities of drains, or names of drained devices: each drain with one of the devices ends, as a whole.
 
     Returns:
         The ended drains.
 
     Raises:
-        UsageError: When a device is not drained, a name has a quantity or several terms, or is that of a reservation.
+        UsageError: When no device of a name is drained, or a name has a quantity or several terms, or is that of a
+            reservation.
         RequestError, UnknownNameError: When a name is wrong.
         LeaseNotFoundError: When another process has ended one of the drains meanwhile.
         LeasePermissionError: When this user is neither root nor the owner of the state directory.

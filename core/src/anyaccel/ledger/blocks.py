@@ -125,7 +125,8 @@ class DeviceBlock(Value):
     def records(self) -> Iterable[LeaseRecord]:
         """Yield a record for each device, in the form of a lease of the whole device without identity.
 
-        The state is ``drained`` or ``reserved``.
+        The state is ``drained`` or ``reserved``. The user is the maker of a drain, or the name for which devices are
+        reserved.
         """
         for device in self.devices:
             yield LeaseRecord(

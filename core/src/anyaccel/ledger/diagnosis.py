@@ -75,9 +75,10 @@ def diagnose(environ: Mapping[str, str]) -> tuple[Finding, ...]:
 
 
 def _access(state: StateDirectory, directory: int) -> Iterator[Finding]:
-    """Find reasons why this user could take no lease: no space, no permission, or a directory that stays locked.
+    """Find reasons why this user could take no lease: little space, no permission, or a directory that stays locked.
 
-    Locks the directory for a moment; a lock of another process is waited for, a second at most.
+    Each is a finding ``FAIL``; little space is below :data:`LEAST_BYTES` or :data:`LEAST_FILES`. The directory is
+    locked for a moment; a lock of another process is waited for, a second at most.
     """
     room = os.statvfs(directory)
     if room.f_bavail * room.f_frsize < LEAST_BYTES or (room.f_files and room.f_favail < LEAST_FILES):
@@ -197,7 +198,10 @@ def _leftover_files(state: StateDirectory, directory: int) -> Iterator[Finding]:
 
 
 def _unfinished_handovers(directory: int) -> Iterator[Finding]:
-    """Warn of devices that a vendor has changed in this boot for a holder that ended without undoing the change."""
+    """Warn of each device without an active lease that is still changed, or half changed, for a former holder.
+
+    Changes of an earlier boot do not count.
+    """
     for device, lease in list_unfinished(directory, read(directory)).items():
         message = f"{without_scope(device)} was not put back into its idle state after lease {lease}"
         fix = f"nothing: the next lease of it does that; to do it now: anyaccel run {without_scope(device)} -- true"

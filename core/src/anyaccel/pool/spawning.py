@@ -319,7 +319,10 @@ class WorkerServer(client.ForkServer):
             self._on_death()
 
     def _on_death(self) -> None:
-        """Reap the dead fork server, and begin to kill the processes of its workers, whose end is reported later."""
+        """Wait for the exit of the fork server, and begin to kill the processes of its workers; report their end later.
+
+        The connection is closed.
+        """
         self._reactor.unwatch(self.fileno())
         children = self.take_children()
         code = self.wait()
@@ -334,7 +337,8 @@ class WorkerServer(client.ForkServer):
     def _continue(self, rest: Teardown, children: list[Process], gone: Gone) -> None:
         """Do a step of the teardown, and schedule the next; after the last, report each worker as gone or stuck.
 
-        The teardown of stuck workers begins anew after :data:`STUCK_LOOK_SECONDS`.
+        A worker is stuck if a process of this user still carries its mark; the teardown begins anew for these after
+        :data:`STUCK_LOOK_SECONDS`. The report about a worker that has gone tells of carriers with other users.
         """
         pause = rest.step()
         if pause is not None:
