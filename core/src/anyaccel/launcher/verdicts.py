@@ -67,7 +67,8 @@ def why(
 ) -> Verdict:
     """Judge whether :func:`acquire` would get devices now, given leases, earlier requests and this user's limits.
 
-    Drained and reserved devices count as taken. Use without a lease is not observed, although :func:`acquire` avoids
+    Drained devices count as taken, and so do devices with a reservation for other users that begins before the request
+    would end: without ``time``, each later reservation counts. Use without a lease is not observed, although :func:`acquire` avoids
     devices with too little free memory for a filter of the request.
 
     Args:

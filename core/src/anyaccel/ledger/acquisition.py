@@ -466,9 +466,9 @@ class Acquisition:
         return [device for device in self._want.concerned if device in barred]
 
     def _count_out(self, directory: int, leases: Iterable[LeaseName]) -> None:
-        """Add ended leases to ``_over``, and watch a process that keeps a suitable device after the holder's end.
+        """Test leases, add the ended ones to ``_over``, and watch processes that keep suitable devices after the holder.
 
-        The watched process is the holder itself until the exit is complete, or a carrier of the mark, which is
+        Running leases may be given, too; a lease in ``_over`` is not tested again. The watched process is the holder itself until the exit is complete, or a carrier of the mark, which is
         remembered: while the carrier lives, the lease is not tested again. A lease on behalf of other processes makes
         the next pause short. Running holders are not watched here.
 

@@ -330,7 +330,11 @@ class WorkerServer(client.ForkServer):
         self._end(children, Gone(reason=f"its fork server {describe_end(code)}"))
 
     def _end(self, children: list[Process], gone: Gone) -> None:
-        """Begin to kill the processes with the marks of some workers; :meth:`_continue` reports the end."""
+        """Kill the processes with the marks of some workers; :meth:`_continue` reports each worker as gone or stuck.
+
+        The first scan is done before the return: if no process is left to kill, the owners are told before the return,
+        too, else later by a timer of the reactor. A worker without a mark is reported like the others.
+        """
         rest = Teardown(find_carriers(child.mark for child in children), grace=0)
         self._continue(rest, children, gone)
 
