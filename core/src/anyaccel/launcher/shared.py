@@ -278,7 +278,10 @@ class SharedScheduler(Scheduler):
         return allocation
 
     def _remove_lease(self, opened: OpenLease) -> None:
-        """Remove a lease from the books, as far as it was entered; it is not ended. Called with the lock held."""
+        """Remove a lease from the books of allocations, as far as it was entered. Called with the lock held.
+
+        The lease is not ended, and its record in ``_leases`` stays: the caller ends the lease and removes the record.
+        """
         key = opened.allocation.id
         self._held.pop(key, None)
         if key in self._own.held:

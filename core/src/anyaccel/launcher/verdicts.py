@@ -68,8 +68,8 @@ def why(
     """Judge whether :func:`acquire` would get devices now, given leases, earlier requests and this user's limits.
 
     Drained devices count as taken, and so do devices with a reservation for other users that begins before the request
-    would end: without ``time``, each later reservation counts. Use without a lease is not observed, although :func:`acquire` avoids
-    devices with too little free memory for a filter of the request.
+    would end: without ``time``, each later reservation counts. Use without a lease is not observed, although
+    :func:`acquire` avoids devices with too little free memory for a filter of the request.
 
     Args:
         request: The request.

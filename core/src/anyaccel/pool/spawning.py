@@ -339,10 +339,15 @@ class WorkerServer(client.ForkServer):
         self._continue(rest, children, gone)
 
     def _continue(self, rest: Teardown, children: list[Process], gone: Gone) -> None:
-        """Do a step of the teardown, and schedule the next; after the last, report each worker as gone or stuck.
+        """Do a step of the teardown, and schedule the next; after the last, call ``on_stuck`` or ``ended`` of workers.
 
         A worker is stuck if a process of this user still carries its mark; the teardown begins anew for these after
-        :data:`STUCK_LOOK_SECONDS`. The report about a worker that has gone tells of carriers with other users.
+        :data:`STUCK_LOOK_SECONDS`.
+
+        Args:
+            rest: The teardown.
+            children: The workers.
+            gone: The end that ``ended`` gets, which also says whether processes of other users carry the mark.
         """
         pause = rest.step()
         if pause is not None:
