@@ -44,7 +44,8 @@ def test_help_of_run_is_grouped_and_fits_two_screens():
     lines = assert_plain(data).splitlines()
     assert (status, len(lines) <= 2 * 40) == (0, True), len(lines)
     titles = [line for line in lines if line.endswith(":") and line[:1].islower()]
-    groups = ["waiting:", "time limit:", "several processes:", "jobs:", "rare options:", "common options:"]
+    of_jobs = ["several processes:", "jobs:"] if "jobs" in INSTALLED else []
+    groups = ["waiting:", "time limit:", *of_jobs, "rare options:", "common options:"]
     assert titles == ["positional arguments:", "options:", *groups, "examples:"]
     assert lines[0] == "usage: anyaccel run [OPTIONS] REQUEST [REQUEST ...] [-- CMD ...]"
 

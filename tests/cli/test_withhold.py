@@ -68,6 +68,19 @@ def test_a_drained_device_is_seen_by_all(acme):
     assert "acme/1 is not drained" in run("undrain", "acme/1", code=2)[1]
 
 
+def test_a_drained_device_is_draining_until_its_lease_has_ended(acme):
+    def states():
+        shown = run("status", "--no-stats", "--columns", "device,state")[0]
+        return re.findall(r"^acme/\d  (\w+)$", shown, re.MULTILINE)
+
+    with aa.acquire("acme/0", machine=MACHINE):
+        drain = read("drain", "acme/0-1", "--note", "a move")
+        assert states() == ["draining", "drained"]
+    assert states() == ["drained", "drained"]
+    found = preloaded.run(["doctor"], env={**os.environ, "ANYACCEL_MACHINE": MACHINE}).stdout
+    assert re.search(rf"ok +acme/0-1: drained by .*: a move  ->  'anyaccel undrain {drain['drain']}' ends it", found)
+
+
 def test_a_reservation_begins_and_ends_at_times_and_after_durations(acme):
     me = str(os.geteuid() + 1)
     for begin, end in (("1h", "4h"), ("2030-12-02", "2030-12-02T18:00"), ("now", "2h")):
@@ -115,6 +128,9 @@ def test_a_reservation_is_listed_kept_and_removed(acme):
     assert read("why", "APU", "--time", "1h")["fits_now"]
     assert run("run", "APU", "--time", "1h", "--", "echo", "yes")[0] == "yes\n"
     assert "cannot be reserved" in run("reserve", "APU", "--from", begin, "--to", "1h", "--for", me, code=4)[1]
+    said = run("undrain", made["id"], code=2)[1]
+    assert f"{made['id']} is a reservation" in said
+    assert f"'anyaccel reserve --remove {made['id']}' removes it" in said
     (other,) = read("reserve", "APU:1", "--from", "2030-01-01", "--to", "4h", "--for", me)["blocks"]
     assert run("reserve", "--remove", made["id"], other["id"])[1].endswith(f"removed: {made['id']}, {other['id']}\n")
     assert run("reserve")[0] == "No device is drained or reserved.\n"

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -38,9 +39,7 @@ def anyaccel_stats(ctx, devices):
 @pytest.fixture
 def state() -> Path:
     """Where the leases of this test lie."""
-    path = Path(os.environ["ANYACCEL_STATE_DIR"])
-    path.mkdir(mode=0o700)
-    return path
+    return Path(os.environ["ANYACCEL_STATE_DIR"])
 
 
 @pytest.fixture
@@ -207,7 +206,7 @@ def test_a_lease_of_another_version(start, state):
 
 @pytest.mark.parametrize("trouble", ["mode", "link", "file"])
 def test_a_state_directory_that_must_not_be_used(acme, state, anyaccel, trouble, tmp_path):
-    state.rmdir()
+    shutil.rmtree(state)
     if trouble == "mode":
         state.mkdir()
         state.chmod(0o777)

@@ -74,7 +74,7 @@ def test_alone_it_shows_the_devices_and_who_holds_them(accel):
     with anyaccel.acquire("APU:0.5", note="a <b>training"):
         shown = accel("status")
         lines = repr(shown).splitlines()
-        assert " ".join(lines[0].split()) == "DEVICE TYPE MEM/GiB LOAD STATE USER SHARE PROGRAM FOR UNTIL NOTE ID"
+        assert " ".join(lines[0].split()) == "DEVICE TYPE MEM/GiB LOAD STATE USER SHARE PROGRAM HELD UNTIL NOTE ID"
         assert sum("a <b>training" in line for line in lines) == 1
         assert lines[-1] == "2 devices, 1.5 free on sim:A1:2"
         html = shown._repr_html_()

@@ -121,9 +121,9 @@ def test_a_ticket_that_could_not_be_read_once_is_read_again(claim, ledger, in_li
     waiter.begin("needy(600)")
     in_line(1)
     monkeypatch.setattr(tickets, "_waiting", {})
-    monkeypatch.setattr(tickets, "read_body", lambda *_: b"")
-    assert [ticket.seconds for ticket in ledger.tickets()] == [None]
-    monkeypatch.undo()
+    with monkeypatch.context() as scarce:
+        scarce.setattr(tickets, "read_body", lambda *_: b"")
+        assert [ticket.seconds for ticket in ledger.tickets()] == [None]
     assert [ticket.seconds for ticket in ledger.tickets()] == [60.0]
 
 

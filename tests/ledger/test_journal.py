@@ -36,6 +36,12 @@ ENTRY = JournalEntry(
 )
 
 
+@pytest.fixture(autouse=True)
+def unprepared(monkeypatch, tmp_path):
+    """Let no administrator have made the directory of this machine."""
+    monkeypatch.setattr(journal, "MACHINE_DIRECTORY", str(tmp_path / "nothing here"))
+
+
 @pytest.fixture
 def environ(tmp_path):
     return {"XDG_STATE_HOME": str(tmp_path / "state")}

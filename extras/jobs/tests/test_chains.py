@@ -195,9 +195,11 @@ def test_everything_about_a_job_and_the_filters(run):
     assert [(each["job"], each["after"], each["notify"]) for each in listed] == [(bad, [good], "true")]
     assert [each["job"] for each in json.loads(run("jobs", "--since", "1h", "--json"))["jobs"]] == [good, bad]
     assert run("jobs", "--since", "2099-01-01") == "No jobs."
+    run("cancel", run("run", "--detach", "A1:12.5GiB", "--note", "a share by memory", "--", "sleep", "1000"))
     status, data = run_on_terminal([sys.executable, "-m", "anyaccel", "jobs"], columns=80)
     heading, *rows = assert_plain(data).splitlines()
-    assert (status, len(rows), "COMMAND" in heading) == (0, 2, True)
+    assert (status, len(rows), "COMMAND" in heading) == (0, 3, True)
+    assert " A1:12.5GiB " in rows[-1]
     assert max(map(len, (heading, *rows))) <= 80
 
 

@@ -126,7 +126,7 @@ def written():
         use(began=now - 7200, ended=now - 3600, note="=cmd()"),
         use(began=now - 30 * 86400, ended=now - 29 * 86400, note="old"),
     ):
-        assert journal.write(entry)
+        assert journal.write(entry, shared=False)
 
 
 def test_the_table_json_and_csv_say_the_same(anyaccel, written):
@@ -141,8 +141,12 @@ def test_the_table_json_and_csv_say_the_same(anyaccel, written):
 
 def test_the_use_is_shown_in_the_table_json_csv_and_picture(anyaccel, tmp_path):
     now = time.time()
-    assert journal.write(use(began=now - 3600, ended=now - 10, fared=fared(0.876, 10.0, 3 << 30), timeouts=1))
-    assert journal.write(use(began=now - 7210, ended=now - 3610, units=5000, fared=fared(0.0, 100.0, 1 << 30)))
+    assert journal.write(
+        use(began=now - 3600, ended=now - 10, fared=fared(0.876, 10.0, 3 << 30), timeouts=1), shared=False
+    )
+    assert journal.write(
+        use(began=now - 7210, ended=now - 3610, units=5000, fared=fared(0.0, 100.0, 1 << 30)), shared=False
+    )
     done = anyaccel("report", "--plot", str(tmp_path / "t.svg"))
     period, _, row, total = done.stdout.splitlines()
     assert period.endswith(": 1.50 device hours were used.")  # of how many is unknown here
@@ -250,8 +254,8 @@ def test_a_wrong_address_is_told(anyaccel, address):
 def test_a_period_is_told_by_dates_and_shares_are_of_the_machine(anyaccel, acme, monkeypatch):
     monkeypatch.setenv("ANYACCEL_MACHINE", "sim:A1:2")
     day = time.mktime((2025, 3, 4, 0, 0, 0, 0, 0, -1))
-    journal.write(use(began=day, ended=day + 12 * 3600))
-    journal.write(use(devices=("acme/1",), began=day + 18 * 3600, ended=day + 30 * 3600))
+    journal.write(use(began=day, ended=day + 12 * 3600), shared=False)
+    journal.write(use(devices=("acme/1",), began=day + 18 * 3600, ended=day + 30 * 3600), shared=False)
     period = ("report", "--by", "device", "--since", "2025-03-04", "--until", "2025-03-05")
     found = json.loads(anyaccel(*period, "--json").stdout)
     assert [(row["device"], row["device_seconds"], row["share"]) for row in found["rows"]] == [

@@ -3,6 +3,7 @@
 import json
 import os
 from dataclasses import replace
+from pathlib import Path
 
 import anyaccel
 import pytest
@@ -22,10 +23,10 @@ def test_what_was_written_is_read(inventory):
     assert written.vendors == tuple(replace(report, seconds=0.0) for report in inventory.vendors)
 
 
-def test_the_same_devices_leave_one_file_that_no_other_user_reads(inventory, tmp_path):
+def test_the_same_devices_leave_one_file_that_no_other_user_reads(inventory):
     path = write_snapshot(inventory)
     assert write_snapshot(inventory) == path
-    assert [str(entry) for entry in (tmp_path / "leases").glob("ray-*")] == [path]
+    assert [str(entry) for entry in Path(os.environ["ANYACCEL_STATE_DIR"]).glob("ray-*")] == [path]
     assert os.stat(path).st_mode & 0o777 == 0o600
 
 
@@ -62,11 +63,11 @@ def damage(path, **changes):
         (lambda path: os.truncate(path, 65 << 20), "must have at most 67108864 bytes"),
     ],
 )
-def test_a_file_that_may_be_another_users_work_is_refused(spoil, reason, inventory, tmp_path):
+def test_a_file_that_may_be_another_users_work_is_refused(spoil, reason, inventory):
     name = os.path.basename(write_snapshot(inventory))
-    spoil(tmp_path / "leases" / name)
+    spoil(Path(os.environ["ANYACCEL_STATE_DIR"]) / name)
     with pytest.raises(UsageError, match=reason) as raised:
-        read_snapshot(str(tmp_path / "leases" / name))
+        read_snapshot(str(Path(os.environ["ANYACCEL_STATE_DIR"]) / name))
     assert "start the node anew with 'anyaccel ray start'" in str(raised.value)
 
 

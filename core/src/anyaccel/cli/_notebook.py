@@ -30,7 +30,7 @@ EXAMPLES = (
     ("%accel GPU:2 --wait 10m --note 'fine-tuning'", "wait at most ten minutes; the note is for other users"),
     ("%accel release", "give back what this kernel holds"),
 )
-_COLUMNS = "device,type,memory,load,state,user,share,program,since,until,note,id"
+_COLUMNS = "device,type,mem,load,state,user,share,program,held,until,note,id"
 
 
 def accel(line: str) -> Any:

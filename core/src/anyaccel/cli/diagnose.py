@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 
 from anyaccel import configuration, settings
+from anyaccel.cli.options import name_devices
 from anyaccel.configuration import Configuration
 from anyaccel.errors import AnyaccelError, ConfigurationError, LedgerError
 from anyaccel.launcher.launch import prepare
@@ -112,18 +113,28 @@ def diagnose_leases(inventory: Inventory) -> tuple[Finding, ...]:
     if not any(finding.severity is Severity.OK for finding in found):  # there is no ledger to read
         return found
     try:
-        held, waiting = leases(inventory), Ledger.open().tickets()
+        ledger = Ledger.open()
+        held, waiting = leases(inventory), ledger.tickets()
     except LedgerError as error:
         return (*found, Finding(severity=Severity.FAIL, reason=str(error), remedy=error.hint))
     names = {device.id: device.name for device in inventory.devices}
-    return (*_of_leases(held, names), *_of_tickets(waiting, inventory), *found)
+    # A forgotten drain costs a device, and is in order nevertheless.
+    blocks = (
+        Finding(
+            severity=Severity.OK,
+            reason=f"{name_devices(block.devices, inventory)}: {block.describe()}",
+            remedy=block.hint,
+        )
+        for block in ledger.blocks()
+    )
+    return (*_of_leases(held, names), *_of_tickets(waiting, inventory), *blocks, *found)
 
 
 def _of_leases(records: tuple[LeaseRecord, ...], names: Mapping[str, str]) -> Iterator[Finding]:
     for record in records:
         name = f"{names[record.device]} ({record.device})"
         holder = f"process {record.pid} of {record.user}"
-        if record.state in BLOCKED:  # the diagnosis of the ledger lists these
+        if record.state in BLOCKED:  # listed by drain and reservation
             continue
         if record.state == "quarantined":
             message = f"{name} is quarantined by {holder}: {record.reason}"

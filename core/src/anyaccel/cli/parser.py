@@ -81,8 +81,8 @@ RUNS = {"run", "sweep", "testbed"}
 """Commands that take a command to run, after ``--``."""
 EXIT_STATUSES = (
     "exit status: 0 done, 1 failed, 2 the request or an argument is wrong, 3 the request can never fit on this machine,"
-    " 4 not free now, 6 not permitted, 126 the command cannot be run, 127 it was not found; 'run' returns the"
-    " command's own"
+    " 4 not free now, 6 not permitted, 124 a job reached its time limit, 126 the command cannot be run, 127 it was not"
+    " found, 130 interrupted; 'run' returns the command's own"
 )
 HELP = {"-h", "--help"}
 VERSION = {"-V", "--version"}

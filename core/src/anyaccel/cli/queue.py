@@ -1,4 +1,4 @@
-"""Show the requests that wait for devices of this machine, in order; with --machine, those for that machine alone."""
+"""Show the requests that wait for devices of this machine, in order; with --machine, only requests for that machine."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 EXAMPLES = (
     ("anyaccel queue", "who waits, first to be served first"),
-    ("anyaccel queue --machine sim:H100:8", "those who wait for devices of a simulated machine"),
+    ("anyaccel queue --machine sim:H100:8", "requests for devices of a simulated machine"),
     ("anyaccel queue --json", "the same for programs"),
 )
 
 _COLUMNS = (
     Column(heading="PLACE", turn=0),
-    Column(heading="REQUEST", turn=1, least=8),
+    Column(heading="REQUEST", turn=1, least=10),
     Column(heading="USER", turn=2, least=6),
     Column(heading="WAITED", turn=4),
     Column(heading="STARTS BY", turn=5),

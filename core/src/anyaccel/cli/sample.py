@@ -228,7 +228,9 @@ def state(device: Device, sample: Sample, holders: tuple[Holder, ...]) -> tuple[
     elif not device.visible:
         found = "hidden", "dim"
     elif odd or left is None:
-        found = "".join(odd[:1]) or "unknown", "warn"
+        # As in Slurm: a device that is drained and still held is draining.
+        draining = odd[:1] == ["drained"] and any(holder.lease for holder in holders)
+        found = "draining" if draining else "".join(odd[:1]) or "unknown", "warn"
     elif sample.records(device):
         found = (
             (f"{describe_free(device, sample)} free{_until(device, sample)}", "good") if left else ("held", "accent")

@@ -25,10 +25,8 @@ import io
 import json
 import os
 import select
-import signal
 import sys
 import time
-from array import array
 from collections import deque
 from collections.abc import Mapping, Sequence
 
@@ -44,6 +42,7 @@ from anyaccel.linux.process import (
     threads,
     waits_in,
 )
+from anyaccel.linux.system import signal
 from anyaccel.linux.teardown import Teardown, find_tree
 
 TYPE_CHECKING = False
@@ -230,7 +229,7 @@ class Server:
             if not data:
                 self._close()
                 return
-            descriptors = array("i", b"".join(content for _, _, content in ancillary)).tolist()
+            descriptors = memoryview(b"".join(content for _, _, content in ancillary)).cast("i").tolist()
             message = json.loads(data)
             if "spawn" in message:
                 self._spawn(message["spawn"], descriptors, message)

@@ -22,6 +22,7 @@ from anyaccel.model import (
 from anyaccel.model._value import fields
 from anyaccel.model.wire import prepare
 from anyaccel.probe.machine import Machine, Simulated
+from anyaccel.vendors import contract
 from anyaccel.vendors.discovery import Source
 from anyaccel.vendors.guarded import Outcome
 from anyaccel.vendors.presence import Presence
@@ -41,8 +42,11 @@ GRACE_SECONDS = 0.8
 _IDENTITY = fields(PluginInfo).keys() & fields(VendorReport).keys() - {"vendor"}
 """Fields of a report that are those of the plug-in's identity."""
 
-for kind in (PluginInfo, EnvEdits, Detected):  # during the import, while the fork server starts
+# During the import, while the fork server starts.
+for kind in (PluginInfo, EnvEdits, Detected):
     prepare(kind)
+for pattern in contract.PATTERNS:
+    re.compile(pattern)
 
 
 def make_patience(request: Request, present: Mapping[str, Presence | None], sources: Sequence[Source]) -> Enough:

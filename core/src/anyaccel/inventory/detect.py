@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 
-from anyaccel.durations import read_seconds
 from anyaccel.vendors import DEADLINE_SECONDS, begin_for
 
 TYPE_CHECKING = False
@@ -52,9 +51,11 @@ def detect(
     """
     environ = os.environ if environ is None else environ
     begin_for(machine if isinstance(machine, str | None) else machine.text, environ)
-    seconds = read_seconds("timeout", timeout)
-    from anyaccel.inventory.find import find  # imports while the fork server starts
+    # Imports while the fork server starts.
+    from anyaccel.durations import read_seconds
+    from anyaccel.inventory.find import find
 
+    seconds = read_seconds("timeout", timeout)
     return find(machine, declare=declare, timeout=seconds, environ=environ, request=request, everybody=everybody)
 
 

@@ -86,7 +86,8 @@ def _read_own_name(pid: int) -> str:
     """Return the name of the program of a process, which must belong to this user.
 
     Raises:
-        LeasePermissionError: If the process belongs to another user, or has exited after its name was read.
+        LeasePermissionError: If the process belongs to another user, also for root, or has exited after its name was
+            read.
         OSError: If the process has exited, or is hidden.
     """
     with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:

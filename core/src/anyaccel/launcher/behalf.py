@@ -54,7 +54,7 @@ class LeaseOnBehalf:
         Args:
             seconds: Seconds until the lease ends, unless renewed or kept by a control group.
             groups: Paths of the control groups (cgroup v2) below the root of the hierarchy, in place of the former
-                ones. Missing groups are left out.
+                ones: without paths, no group is left. Missing groups are left out.
             note: The purpose, shown to other users; None leaves it as it is.
 
         Raises:

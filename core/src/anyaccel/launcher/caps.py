@@ -20,7 +20,7 @@ from importlib.machinery import ModuleSpec
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, MutableMapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from types import ModuleType
     from typing import Any
 
@@ -47,19 +47,16 @@ def frameworks(environ: Mapping[str, str]) -> tuple[str, ...]:
     return ("PyTorch", "TensorFlow") if GROWTH_VARIABLE in environ else ("PyTorch",)
 
 
-def install(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Have frameworks capped at the fraction in an environment, now or at their import.
+def install() -> None:
+    """Have frameworks capped at the fraction in the environment of this process, now or at their import.
 
     Does nothing without a valid fraction. TensorFlow is capped only with :data:`GROWTH_VARIABLE`. A second call has no
     effect before the import of a framework, and patches an imported framework again.
-
-    Args:
-        environ: The environment of this process.
     """
-    if _parse_fraction(environ.get(FRACTION_VARIABLE)) is not None:
-        _watch_for("torch", lambda module: _cap(module, environ))
-        if GROWTH_VARIABLE in environ:
-            _watch_for("tensorflow", lambda module: _cap_tensorflow(module, environ))
+    if _parse_fraction(os.environ.get(FRACTION_VARIABLE)) is not None:
+        _watch_for("torch", _cap)
+        if GROWTH_VARIABLE in os.environ:
+            _watch_for("tensorflow", _cap_tensorflow)
 
 
 def _watch_for(name: str, then: Callable[[ModuleType], None]) -> None:
@@ -133,7 +130,7 @@ class _Loader:
         self._then(module)
 
 
-def _cap_tensorflow(module: Any, environ: MutableMapping[str, str]) -> None:
+def _cap_tensorflow(module: Any) -> None:
     """Patch TensorFlow, so that the first use of a device caps all GPUs at the bytes in :data:`LIMIT_VARIABLE`.
 
     A limit that is missing or under 1 MiB at that time caps nothing. There is one attempt, and after a success the
@@ -148,12 +145,12 @@ def _cap_tensorflow(module: Any, environ: MutableMapping[str, str]) -> None:
     done: list[bool] = []
 
     def ensure_initialized(self: Any) -> Any:
-        most = re.fullmatch("[0-9]{1,18}", environ.get(LIMIT_VARIABLE, ""))
+        most = re.fullmatch("[0-9]{1,18}", os.environ.get(LIMIT_VARIABLE, ""))
         if not done and most and int(most[0]) >> 20:
             done.append(True)
             try:
                 _limit_logical(module.config, int(most[0]) >> 20)
-                environ.pop(GROWTH_VARIABLE, None)  # it would override the cap
+                os.environ.pop(GROWTH_VARIABLE, None)  # it would override the cap
             except Exception as error:  # noqa: BLE001 - devices without caps, or already initialized
                 _report("TensorFlow", error)
         return initialize(self)
@@ -165,8 +162,8 @@ def _cap_tensorflow(module: Any, environ: MutableMapping[str, str]) -> None:
 def _limit_logical(config: Any, most: int) -> None:
     """Limit the logical devices of each GPU to ``most`` MiB in total; scale down the program's own, rounded down.
 
-    A GPU whose own limits fit stays unchanged. Memory growth is switched off on a GPU that gets new limits. Errors of
-    TensorFlow pass through.
+    A GPU without logical devices of the program gets one. A GPU whose own limits fit stays unchanged. Memory growth is
+    switched off on a GPU that gets new limits. Errors of TensorFlow pass through.
     """
     for device in config.list_physical_devices("GPU"):
         chosen = [each.memory_limit for each in config.get_logical_device_configuration(device) or ()]
@@ -179,11 +176,12 @@ def _limit_logical(config: Any, most: int) -> None:
         config.set_logical_device_configuration(device, logical)
 
 
-def _cap(torch: Any, environ: MutableMapping[str, str]) -> None:
+def _cap(torch: Any) -> None:
     """Queue the cap in each backend of PyTorch, until its initialization; also in later registered backends.
 
-    For the latter, PyTorch's function for the registration is replaced. Backends without the needed functions are left
-    out. Other errors are reported on standard error, and the program goes on.
+    A backend that is initialized already is capped at once. For later backends, PyTorch's function for the registration
+    is replaced. Backends without the needed functions are left out. Other errors are reported on standard error, and
+    the program goes on.
     """
     queued: list[object] = []
 
@@ -192,7 +190,7 @@ def _cap(torch: Any, environ: MutableMapping[str, str]) -> None:
             if {"_lazy_call", "set_" + _KEY} <= set(getattr(backend, "__dict__", ())) and backend not in queued:
                 queued.append(backend)
                 # Private, in versions 1.0 to 2.15: the call waits for the initialization of the backend.
-                backend._lazy_call(_make_setter(torch, backend, environ))  # noqa: SLF001
+                backend._lazy_call(_make_setter(torch, backend))  # noqa: SLF001
 
     _try(queue_each)
     theirs = getattr(torch, "_register_device_module", None)
@@ -215,7 +213,7 @@ def _try(then: Callable[[], None]) -> None:
         _report("PyTorch", error)
 
 
-def _make_setter(torch: Any, backend: Any, environ: MutableMapping[str, str]) -> Callable[[], None]:
+def _make_setter(torch: Any, backend: Any) -> Callable[[], None]:
     """Return a function that caps each device of a backend; errors are reported on standard error.
 
     The cap is the least of the fraction and of the fractions in PyTorch's variables, at the time of the call. From
@@ -223,20 +221,20 @@ def _make_setter(torch: Any, backend: Any, environ: MutableMapping[str, str]) ->
     """
 
     def set_each() -> None:
-        fraction = _parse_fraction(environ.get(FRACTION_VARIABLE))
+        fraction = _parse_fraction(os.environ.get(FRACTION_VARIABLE))
         if fraction is None:  # the share was released in between
             return
-        texts = [text for name, text in environ.items() if _VARIABLE_NAMES.fullmatch(name)]
+        texts = [text for name, text in os.environ.items() if _VARIABLE_NAMES.fullmatch(name)]
         part = min([fraction, *(given for given in map(_parse_setting, texts) if given is not None)])
         for index in range(backend.device_count()):
             getattr(backend, "set_" + _KEY)(part, index)
         if _release(torch) >= (2, 10):
-            _write(torch, part, environ)
+            _write(torch, part)
 
     return lambda: _try(set_each)
 
 
-def _write(torch: Any, part: float, environ: MutableMapping[str, str]) -> None:
+def _write(torch: Any, part: float) -> None:
     """Put the cap into PyTorch's settings and their variable; change neither, silently, if this build refuses the cap.
 
     The cap replaces an earlier one. The variables that hold the present settings are changed, else
@@ -251,8 +249,8 @@ def _write(torch: Any, part: float, environ: MutableMapping[str, str]) -> None:
         torch._C._accelerator_setAllocatorSettings(merged)  # noqa: SLF001
     except Exception:  # noqa: BLE001 - with a refused setting, child processes would fail at their first allocation
         return
-    names = [name for name in environ if _VARIABLE_NAMES.fullmatch(name) and environ[name] == text and text]
-    environ.update(dict.fromkeys(names or [_VARIABLE], merged))
+    names = [name for name in os.environ if _VARIABLE_NAMES.fullmatch(name) and os.environ[name] == text and text]
+    os.environ.update(dict.fromkeys(names or [_VARIABLE], merged))
 
 
 def _parse_setting(text: str) -> float | None:

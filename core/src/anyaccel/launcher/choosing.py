@@ -93,7 +93,7 @@ def make_choice(inventory: Inventory, request: Request) -> Choice:
 
 
 def cached(inventory: Inventory, key: object, make: Callable[[], T]) -> T:
-    """Return an object made from an inventory alone, and cache the object for the next call.
+    """Return an object made from an inventory and a key alone, and cache the object for the next call.
 
     A program that acquires devices in a loop uses one inventory. Measured with 8 devices: acquire and release take 0.95
     ms, without the cache 1.32 ms. Only the inventory of the last call is remembered, by its identity, with up to 64

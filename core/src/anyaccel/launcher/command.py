@@ -168,7 +168,8 @@ def _complete(
     Raises:
         OSError: If the command cannot be started.
         EnforcementError: If the command cannot be confined.
-        subprocess.TimeoutExpired: After ``timeout``; the command is killed, as by any exception.
+        subprocess.TimeoutExpired: After ``timeout``; the command, without its descendants, is killed, as by any
+            exception.
         RuntimeError: If no thread can be started for the time limit; the command is killed.
         subprocess.CalledProcessError: With ``check``, if the exit status is not 0.
     """

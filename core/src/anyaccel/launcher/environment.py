@@ -461,7 +461,7 @@ def _own_variables(allocation: Allocation, inventory: Inventory, lease: str) -> 
 
 
 def find_processors(allocation: Allocation, inventory: Inventory, bind: Bind) -> tuple[int, ...]:
-    """Return the processors on the NUMA nodes of all devices of an allocation, in ascending order; binds nothing.
+    """Return the processors on the NUMA nodes of an allocation's devices, in ascending order; binds nothing.
 
     A distant processor reaches a device, and the memory beside the device, over a shared link. Memory needs no rule of
     its own: by default, the kernel gives a process pages of the node on which it runs while there are some

@@ -98,7 +98,8 @@ class DeviceLease(OpenLease):
 
         Raises:
             EnforcementError: If the command cannot be confined.
-            OSError: If the command cannot be started.
+            OSError: If the command cannot be started. A failure that a wrapper finds later is an exit with status 126
+                or 127 instead: see :meth:`anyaccel.launcher.launch.Launch.popen`.
         """
         if self._started is None:
             mark = self.lease.mark if self.lease else ()
@@ -296,7 +297,8 @@ async def take_async(
 ) -> DeviceLease:
     """Lease devices like :func:`take` with ``grouped``, on the running event loop; detection runs in a thread.
 
-    No DeadlockError is raised. The wait is reported to ``on_wait``, or once to the logger.
+    The vendors' changes of the devices run in a thread, too; an attempt and the start plan block the loop. No
+    DeadlockError is raised. The wait is reported to ``on_wait``, or once to the logger.
     """
     import asyncio
 
@@ -388,10 +390,12 @@ class LeaseRequest:
         before. Errors of the ledger, of the start plan, of the vendors, of ``on_wait`` and of ``finish`` pass through.
 
         Args:
-            finish: Called with the lease; its result goes to the caller.
+            finish: Called with the lease, on the CPU with a lease of nothing; its result goes to the caller.
 
         Raises:
-            NeverFitsError, NotFreeError, DeadlockError: If the devices are not available, or not in time.
+            NeverFitsError: If the request is over a limit of the user.
+            NotFreeError: If the devices were not free in time.
+            DeadlockError: If the wait has no limit, and :meth:`_refuse_deadlock` raises it.
         """
         try:
             # Only a wait without limit can be a deadlock: another one ends by itself.
@@ -442,6 +446,7 @@ class LeaseRequest:
     def _report_wait(self, place: int, records: tuple[LeaseRecord, ...]) -> None:
         """Report the wait: to ``on_wait``, else to ``tell``, else to the logger, after which reports stop.
 
+        A wait of :meth:`get` without limit is checked for a deadlock before each report, so only once with the logger.
         Does nothing before the acquisition has begun. Exceptions of ``on_wait`` and ``tell`` pass through.
 
         Args:
@@ -449,8 +454,7 @@ class LeaseRequest:
             records: The leases in the way, by the ledger's names.
 
         Raises:
-            DeadlockError: If the wait has no limit, and only this thread could end it.
-            ConfigurationError, LedgerError: As for :meth:`_refuse_deadlock`.
+            DeadlockError, ConfigurationError, LedgerError: As for :meth:`_refuse_deadlock`.
         """
         if self._attempt is None:
             return
@@ -468,13 +472,14 @@ class LeaseRequest:
             log_wait(sentence)
 
     def _refuse_deadlock(self) -> None:
-        """Check that another process or thread could release the devices of the request.
+        """Check that the request does not wait for leases of this process that no other thread could release.
 
-        A process without leases or with another thread passes, and so does a request that fits beside the leases of
-        this process without exceeding the user's limits.
+        Leases of :func:`~anyaccel.launcher.verdicts.note_own` in the same state directory count. Leases of other
+        processes do not count, since they may end.
 
         Raises:
-            DeadlockError: If only this thread could release the devices.
+            DeadlockError: If this process has such leases and no other Python thread, and the request does not fit
+                beside them, or exceeds a limit of the user or group with them.
             ConfigurationError: If the machine's configuration is invalid or untrusted.
             LedgerError: If the ledger cannot be read.
         """
@@ -500,8 +505,9 @@ class LeaseRequest:
     def choose(self, taken: Mapping[str, Extent]) -> dict[str, Extent] | None:
         """Choose free devices, and keep the choice for :meth:`make_allocation`.
 
-        The choice also avoids use without a lease, which may be observed anew, if the request asks for that. A plug-in
-        that fails to judge a set of devices counts as refusing the set.
+        With ``avoid_busy``, or a filter by memory in the request, the choice also avoids devices that processes without
+        a lease use, which may be observed anew: see :meth:`UnleasedUse.find_taken`. A plug-in that fails to judge a set
+        of devices counts as refusing the set.
 
         Args:
             taken: The taken part of each device, by the ledger's names.
@@ -528,7 +534,8 @@ class LeaseRequest:
     def _make_lease(self, lease: Lease | None) -> DeviceLease:
         """Plan the launch and the handover, and make the lease, kept for :meth:`_undo`; errors pass through.
 
-        A limit of memory makes a cgroup. The vendors do not change the devices yet.
+        A limit of host memory makes a cgroup, and with ``grouped`` also shares whose memory the kernel can limit. The
+        vendors do not change the devices yet.
         """
         allocation = self.make_allocation(lease)
         terms: dict[str, Any] = {"environ": self.environ, "lease": allocation.id, "grouped": self._grouped}
@@ -591,7 +598,8 @@ class UnleasedUse:
         """Return the whole of each device without a lease and unavailable to the request, by id.
 
         A device is taken if a process runs on it (with ``avoid_busy``), or if it has less free memory than the largest
-        memory filter of the request asks for. A device that cannot be observed counts as free. An observation starts
+        memory filter of the request asks for. A device that cannot be observed counts as free, and unknown memory as
+        enough. An observation starts
         processes, and serves for ``FRESH_SECONDS``. Without ``avoid_busy`` and memory filters, nothing is observed, and
         the result is empty.
 

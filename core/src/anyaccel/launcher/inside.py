@@ -53,8 +53,10 @@ class ProcessSetup(NamedTuple):
     def apply(self) -> None:
         """Take all steps on this process, the mark first and the sandbox last; steps before an error stay.
 
+        The processors are set for this thread and its later children; a refusal by the kernel is ignored.
+
         Raises:
-            EnforcementError: If the process cannot be confined.
+            EnforcementError: If the process cannot be confined, as with several threads.
             OSError, ValueError: If the kernel refuses the mark, the cgroup or the directory.
         """
         marks.put(self.mark)  # first: whatever happens later, the lease knows of this process

@@ -134,8 +134,8 @@ class Launch(Value):
     def make_setup(self, environ: Mapping[str, str] | None = None) -> ProcessSetup:
         """Make the steps by which a running process follows this plan, with mark, cgroup and changed variables.
 
-        Variables that are not in the environment of the plan are unset. Frameworks are capped only if the plan has a
-        fraction of the memory.
+        Variables that are not in the environment of the plan are unset. Frameworks are capped only with the option
+        ``cap``, and if the plan has a fraction of the memory.
 
         Args:
             environ: The environment of the process; the one from which the plan was made if None.
@@ -208,7 +208,8 @@ def plan_launch(
         lease: Identity of the lease that other processes see; empty for none.
         forked: Whether this process or its fork server forks the worker, so that no wrapper program can run first.
         grouped: Whether the plan starts every process on the devices, so that a cgroup can limit a share.
-        told: Whether to warn once, on standard error, about devices that stay open to the worker without a sandbox.
+        told: Whether to warn on standard error, once for each text in this process, about devices that the worker's
+            variables do not hide; gaps of ``enforce`` are only in the plan.
 
     Raises:
         EnforcementError: If the kernel cannot apply ``enforce`` or ``memory``.
@@ -313,6 +314,8 @@ def check_memory_limit(*, direct: bool = False) -> None:
 def limit_memory(made: WorkerEnvironment, memory: int | None = None, *, direct: bool = False) -> WorkerEnvironment:
     """Make the cgroup of a worker before the start; without limits that the kernel permits, no group is made.
 
+    Empty groups of ended launchers are removed.
+
     The caller starts the worker in the group, and removes the group after the exit of the worker: see
     :func:`anyaccel.linux.cgroup.enter`, :func:`remove_group` and :func:`anyaccel.launcher.start.start_marked`. The
     rules are the kernel's, Documentation/admin-guide/cgroup-v2.rst: ``memory.max`` and ``memory.swap.max`` limit memory
@@ -381,7 +384,8 @@ def _add_group(made: WorkerEnvironment, group: WorkerGroup, memory: int | None, 
         made: The environment.
         group: The group.
         memory: Limit of host memory in bytes; None for no limit.
-        dmem: Whether the group limits device memory: it then enforces the shares of devices in ``regions``.
+        dmem: Whether the group limits device memory: it is then named as the enforcement of each share, but no whole
+            device, in ``regions``.
     """
     allocation = replace(made.allocation, host_memory_bytes=memory)
     if dmem:

@@ -66,14 +66,15 @@ def start_monitor(
 ) -> None:
     """Start the monitor of a lease for this process, or for the command in place of this process.
 
-    The monitor samples the devices, ends the processes when the lease's time is up, writes the journal entry, undoes
-    the handover of the devices, and removes the cgroup. Call this function before this process gets the mark, and while
-    it has one thread.
+    The monitor samples the devices, sends the early signal, ends the processes when the lease's time is up, and after
+    the end of the lease writes the journal entry, undoes the handover of the devices, and removes the cgroup. Call this
+    function before this process gets the mark, and while it has one thread.
 
-    No monitor is started if nothing is leased, or if no process can be made; then there is no journal entry, and a line
-    on standard error says so if the time limit is not enforced. If the lease has no end, a process that ``stays`` gets
-    a monitor only for samples or the handover, and otherwise writes the entry itself; another process gets a monitor
-    only for the journal, the handover or the cgroup.
+    No monitor is started if nothing is leased, or if no process can be made; then there is no journal entry, no monitor
+    takes the other steps, and a line on standard error says so if the time limit is not enforced. A monitor that cannot
+    open the ledger takes no step either. If the lease has no end, a process that ``stays`` gets a monitor only for
+    samples or the handover, and otherwise writes the entry itself; another process gets a monitor only for the journal,
+    the handover or the cgroup.
 
     Args:
         lease: The lease.
@@ -163,7 +164,8 @@ def _start(watch: Callable[[int], int], *, keep_error: bool) -> int | None:
         keep_error: Whether the process keeps standard error.
 
     Returns:
-        The write end of a pipe whose read end is ``_STATUS`` of the process; None if no process can be made.
+        The write end of a pipe whose read end is ``_STATUS`` of the process; None if no process can be made or
+        detached.
 
     Raises:
         OSError: If no descriptor is free for the pipe.
@@ -226,6 +228,9 @@ def _detach(status: int, *, keep_error: bool) -> int:
 
     Returns:
         The descriptor of the copy; -1 for none, or if standard error was closed.
+
+    Raises:
+        OSError: If a descriptor cannot be opened, copied or listed.
     """
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -271,11 +276,11 @@ class _LeaseWatch:
         self._stays = stays
 
     def run(self, until: float | None, holder: tuple[int, int], sampler: Sampler | None) -> bool:
-        """Wait for the end of the lease, and sample the devices meanwhile; stop the sampler at the end.
+        """Wait for the end of the lease, and sample the devices meanwhile; stop the sampler at the end or the limit.
 
         Unless the holder enforces the time limit, send the early signal, and end the processes at ``until``; again
         after growing pauses while the lease lasts. While the ledger cannot be read, the wait goes on. Standard error of
-        the command is closed once the watched process has exited.
+        the command is closed once the holder has exited.
 
         Args:
             until: The end of the lease's time, in seconds since the boot; None for none.

@@ -180,11 +180,10 @@ class Handover:
                 files[name].write(self._lease, "given")
 
     def complete(self) -> None:
-        """Call :meth:`give` unless the last handover of each device is complete.
+        """Call :meth:`give` unless each device was given to this lease, or is in another active lease and was given.
 
-        For a lease whose program was killed before its holder started.
-
-        A device that an ended holder left changed is not given yet. The errors are those of :meth:`give`.
+        For a lease whose program was killed before its holder started. A device that only an ended holder was given, or
+        whose handover was interrupted, was not given. The errors are those of :meth:`give`.
         """
         with self._ledger.lock_handovers(self._devices) as files:
             shared = self._find_held(without=self._lease)
@@ -220,7 +219,7 @@ class Handover:
     def _find_held(self, without: str = "") -> set[str]:
         """Return the ledger's names of the devices that active leases of all users hold.
 
-        Drains and reservations do not count.
+        Drains and reservations do not count, nor does a device that is only marked as divided, for the lease of a part.
 
         Args:
             without: Identity of a lease that is left out.
@@ -242,6 +241,9 @@ class Handover:
         Args:
             names: The devices, by their names in the ledger.
             given: Whether to change the devices for a holder, or to put them into their idle state.
+
+        Raises:
+            PluginError: When a vendor fails, or a plug-in is not installed any more.
         """
         devices = [self._devices[name] for name in names]
         if devices and (problems := hand_over(devices, self._environ, given=given)):
@@ -385,9 +387,10 @@ class OpenLease:
             writer.finish(status, timed_out=timed_out or self.timed_out)
 
     def end_lease(self, mark: marks.Mark | None = None) -> None:
-        """Finish the journal entry, release the devices or leave them to a mark, and have the vendors take them back.
+        """Finish the journal entry, release the devices or leave them to a mark, and call :meth:`take_back`.
 
-        A second call has no effect. Each step is taken even if the step before fails; the last error is raised.
+        A second call has no effect. Each step is taken even if the step before fails; the last error is raised. In a
+        forked child, no entry is written, and the parent keeps the devices.
 
         Args:
             mark: The mark of the processes that keep the devices until they exit; None to release them at once.
@@ -517,7 +520,8 @@ class _ShortLeases:
     def add(self, entry: JournalEntry, *, shared: bool) -> None:
         """Add an entry to the sum of entries for the same journal, with the same devices, measurements, request, note.
 
-        If the last write is ``pause`` seconds ago, all sums are written.
+        If the last write is ``pause`` seconds ago, all sums are written; without a further entry, only :meth:`flush`
+        writes the sums, as at the exit of this process.
         """
         key = (shared, entry.devices, entry.request, entry.note)
         with self._lock:

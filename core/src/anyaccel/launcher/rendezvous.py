@@ -63,7 +63,9 @@ def make_rank_variables(rank: int, count: int, *, local: tuple[int, int]) -> dic
 
 
 def _bind_any_port() -> socket.socket:
-    """Return a socket bound to a free port on every address, of IPv6 and IPv4 if the machine has both.
+    """Return a socket bound to a free port on every address, of IPv6 and IPv4 if the machine has both, else of IPv4.
+
+    The socket does not listen, and leaves the port to servers with ``SO_REUSEADDR``.
 
     Raises:
         OSError: If no port or descriptor is free.

@@ -115,9 +115,10 @@ class Sandbox(Value):
     def _restrict(self, *, check_open: bool) -> None:
         """Confine the calling thread and its later children for good.
 
-        A closed node is closed by every name of its device, unless a kept node is the same device. Paths that do not
-        exist yet are closed, too, and so is each file that is made later in a directory above a closed path, but not in
-        directories beside it.
+        A closed node is closed by each name of its device that :func:`find_names` finds, unless a kept node is the same
+        device. Closed paths that do not exist yet are closed, too, and so is each file that is made later in a
+        directory above a closed path, but not in directories beside it. The thread can make no device nodes any more,
+        and set-user-id bits have no effect.
 
         Args:
             check_open: Whether to refuse if this process has a closed device open.
@@ -160,6 +161,7 @@ def make_sandbox(allocation: Allocation, inventory: Inventory, *, enforce: Enfor
     Raises:
         EnforcementError: If the kernel cannot confine the worker, and ``enforce`` is True.
         PluginError: If the plug-in of a device of the worker cannot name the nodes that the device needs.
+        OSError: If the table of mounts cannot be read.
     """
     if not check_enforce(enforce):
         return None
@@ -193,10 +195,11 @@ def find_obstacle() -> str:
 def plan_sandbox(allocation: Allocation, inventory: Inventory, left_out: Inventory | None = None) -> Sandbox:
     """Decide which device nodes a worker may not open; asks the plug-ins, and changes nothing.
 
-    Nodes of the worker's devices stay open, and nodes that all devices of their vendors share. All other nodes are
-    closed, also those that the devices of another vendor share. If the plug-in of another device cannot name shared
-    nodes, only the listed nodes are closed, and ``gaps`` says so. ``gaps`` also warns of other devices without a node
-    to close, and of vendors whose devices could not all be detected. Declared devices are ignored.
+    Nodes of the worker's devices stay open, and nodes that all devices of their vendors share. All other nodes of the
+    detected devices are closed, also those that the devices of another vendor share. If the plug-in of another device
+    cannot name shared nodes, only the listed nodes are closed, and ``gaps`` says so. ``gaps`` also warns of other
+    devices without a node to close, and of vendors whose devices could not all be detected. Declared devices are
+    ignored.
 
     Args:
         allocation: The devices of the worker.
@@ -332,14 +335,15 @@ def find_names(paths: Collection[str], nodes: Collection[Node]) -> set[str]:
 
 
 def find_nodes(directory: str, nodes: Collection[Node]) -> Iterator[str]:
-    """Yield nodes of devices below a directory, also on mounted file systems in memory; links are not followed.
+    """Yield nodes of devices below a directory, also on file systems in memory mounted below; links are not followed.
 
-    Other file systems are not searched: a disk may be huge, and a network may never answer. See
-    :func:`find_unsearched`. File systems mounted without device nodes are not searched either. A directory below that
-    this process may not list is passed over, and a missing ``directory`` has no nodes.
+    Other mounts are not searched: a disk may be huge, and a network may never answer. See :func:`find_unsearched`. File
+    systems mounted without device nodes are not searched either. A directory below that this process may not list is
+    passed over, and a missing ``directory`` has no nodes.
 
     Raises:
         PermissionError: If ``directory`` itself cannot be listed.
+        OSError: If the table of mounts cannot be read.
     """
     below = _list_mounts_below(directory)
     unasked = {mount.point for mount in below if mount.kind not in _IN_MEMORY | _ON_DISK}
@@ -363,6 +367,9 @@ def find_unsearched() -> tuple[str, ...]:
     """Return the mount points below ``/dev`` that :func:`find_nodes` leaves out although device nodes may work there.
 
     A mount of a disk on a single file is no such point.
+
+    Raises:
+        OSError: If the table of mounts cannot be read.
     """
     return tuple(
         mount.point

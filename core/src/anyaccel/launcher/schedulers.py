@@ -41,14 +41,15 @@ def open_scheduler(
 
     Args:
         inventory: The machine; or several machines by name, whose allocations then name the machine.
-        shared: Whether allocations are leases that all processes of the machine see. Then leases of other processes
-            count as taken. An allocation ends when it is released, or when this process has exited with all processes
-            that it started since the first allocation. A request waits in the machine's queue, and only the machine's
-            configuration decides which requests may pass. Calls raise :class:`~anyaccel.errors.NeverFitsError` if the
-            configuration does not grant the user so much, and :class:`~anyaccel.errors.LedgerError` if leases cannot be
-            kept. If False, the scheduler is private to this process.
-        environ: Environment whose ``ANYACCEL_STATE_DIR`` names the directory of leases; that of this process if None.
-            Only a shared scheduler reads it.
+        shared: Whether allocations are leases that all processes of the machine see. Then all other leases of the
+            machine, and drained and reserved devices, count as taken. An allocation ends when it is released, or when
+            this process has exited with all processes that it started since the first allocation. A request waits in
+            the machine's queue, and only the machine's configuration decides which requests may pass. Calls raise
+            :class:`~anyaccel.errors.NeverFitsError` if the configuration does not grant the user so much, and
+            :class:`~anyaccel.errors.LedgerError` if leases cannot be kept. If False, the scheduler counts its own
+            allocations alone, and ignores leases and other schedulers.
+        environ: Environment whose ``ANYACCEL_STATE_DIR`` names the directory of leases, and which names the lease
+            around this process, if any; that of this process if None. Only a shared scheduler reads it.
         policy: Order of service, limits of users, and backfill: an :class:`anyaccel.policy.Policy`. If None, priority
             and arrival alone decide, and no request has a known end.
 

@@ -59,8 +59,9 @@ class Scope(Value):
     def make(cls, inventory: Inventory, environ: Mapping[str, str]) -> Scope:
         """Return the names for a process with an environment; the result is cached with the inventory.
 
-        The lease that the environment names counts only if :func:`anyaccel.current` finds the lease active and covering
-        this process. Otherwise the names are those of a process without a lease; a warning may be logged.
+        The lease that the environment names counts only if :func:`anyaccel.current` returns its allocation: then the
+        lease is active, and covers this process. Otherwise the names are those of a process without a lease; a warning
+        may be logged.
 
         Raises:
             UsageError: If the environment names a lease, and ``ANYACCEL_ALLOCATION`` is invalid.
@@ -73,7 +74,7 @@ class Scope(Value):
 
     @classmethod
     def _make(cls, inventory: Inventory, leased: str) -> Scope:
-        """Make the names for a process with a lease; empty for none."""
+        """Make the names for a process with the lease ``leased``, or for a process without a lease if that is empty."""
         # A name is part of a file name, so a machine's text of any length becomes a short number.
         prefix = "" if inventory.machine == HOST else f"{zlib.crc32(os.fsencode(inventory.machine)):08x}|"
         if leased:
@@ -163,9 +164,9 @@ class Scope(Value):
     def to_devices(self, taken: Mapping[str, Extent]) -> dict[str, Extent]:
         """Return the taken part of each device, by device id, in the device's units rounded up; free ones are left out.
 
-        If a device has several names, the most taken one counts, with the slots of all. A device is also taken, as a
-        whole, if an unlisted part of the device is taken, or an unlisted device of which the device is a part. A device
-        of which only a listed part is taken is left out. Names of other devices are ignored.
+        If a device has several names, the most taken one counts, with the slots of all. A part of a taken, but
+        unlisted device is taken as a whole. A device of which only parts are taken is taken as a whole if none of these
+        parts is listed; otherwise the device is left out. Names of other devices are ignored.
 
         Args:
             taken: The taken part by ledger name; divided for a device of which a part is taken.
@@ -223,7 +224,8 @@ class Scope(Value):
         """Return the lease records of devices in this scope, with the devices' ids and units; others are dropped.
 
         Several parts of a device become one record of each lease, the first. A lease of a device also holds its parts,
-        and the devices of which it is a part: their records count them as whole, and name the device in ``through``.
+        and the devices of which it is a part: their records count them as whole, and name the device in ``through``,
+        which is empty for the record of a device with an unlisted part in the lease.
         """
         found: dict[tuple[str, str], LeaseRecord] = {}
         further: list[tuple[str, LeaseRecord]] = []

@@ -49,8 +49,9 @@ class SharedScheduler(Scheduler):
     def release(self, allocation: Allocation) -> None:
         """Release an allocation; end its lease, if any, with a journal entry, and have the vendors undo their changes.
 
-        The lease ends even if child processes still use the devices. A failure of a vendor is logged. Waiting requests
-        are served by the machine's queue, not by this call. After an interrupt, call it again.
+        The lease ends even if child processes still use the devices, but not by a call in a forked child. The entry is
+        written only if a journal is kept. A failure of a vendor is logged. Waiting requests are served by the machine's
+        queue, not by this call. After an interrupt, call it again.
 
         Raises:
             ValueError: If the allocation is not held by this scheduler.
@@ -91,7 +92,8 @@ class SharedScheduler(Scheduler):
     def holders(self, device_id: str) -> tuple[Allocation, ...]:
         """Return the allocations of a device by the leases, read anew; that of another process has the lease's id.
 
-        A drain or a reservation that withholds the device counts as an allocation, too.
+        A drain counts as an allocation, and so does each reservation for another user that has not ended, also one that
+        begins later. Reservations for this user do not count.
 
         Raises:
             KeyError: If no device has this id.
@@ -226,8 +228,8 @@ class SharedScheduler(Scheduler):
     def _make_request(self, plan: RequestPlan, waiting: Waiting) -> LeaseRequest:
         """Make the request to the ledger for a plan that can fit, on the present machine.
 
-        Names of lost devices stay known. The lease gets the mark of this process. The errors are those of
-        :class:`LeaseRequest`.
+        Names of lost devices stay known. The lease gets the mark of this process, and stays active as long as a process
+        carries that mark, unless it is released. The errors are those of :class:`LeaseRequest`.
         """
         inventory, names = self.inventory, self._own.layout.names  # with the names of devices that were lost
         choice = cached(inventory, plan.request, lambda: Choice(inventory, plan.request, validate, names))
@@ -236,7 +238,7 @@ class SharedScheduler(Scheduler):
         return LeaseRequest(plan.request, marks.draw_for_process, options, choice=choice)
 
     def _make_choose(self, pending: LeaseRequest) -> Choose:
-        """Return the function to choose devices for a request; own allocations without a lease count as taken, too."""
+        """Return the function to choose devices for a request; parts counted by :meth:`occupy` are taken, too."""
 
         def choose(taken: Mapping[str, Extent]) -> dict[str, Extent] | None:
             both = dict(taken)
@@ -276,7 +278,10 @@ class SharedScheduler(Scheduler):
         return allocation
 
     def _remove_lease(self, opened: OpenLease) -> None:
-        """Remove a lease from the books, as far as it was entered; it is not ended. Called with the lock held."""
+        """Remove a lease from the books of allocations, as far as it was entered. Called with the lock held.
+
+        The lease is not ended, and its record in ``_leases`` stays: the caller ends the lease and removes the record.
+        """
         key = opened.allocation.id
         self._held.pop(key, None)
         if key in self._own.held:
@@ -314,8 +319,9 @@ class SharedScheduler(Scheduler):
     def _ahead(self, plan: RequestPlan, waiting: Waiting) -> dict[str, str]:
         """Return descriptions of earlier tickets of this program by id.
 
-        If requests of other programs are ahead, their number is described under ``line``: as last reported to a ticket
-        with a wait, read from the ledger for a new request that can fit.
+        If requests of other programs are ahead, their number is described under ``line``: the number of requests ahead
+        in the machine's queue, less the described tickets. The former is as last reported to a ticket with a wait, and
+        read from the ledger for a new request that can fit.
 
         Raises:
             AnyaccelError: If the request to the ledger cannot be made, or the ledger cannot be read.
@@ -340,7 +346,7 @@ class SharedScheduler(Scheduler):
 
         Raises:
             AnyaccelError: If the request to the ledger cannot be made.
-            RuntimeError: If the process is exiting.
+            RuntimeError: If the process is exiting, or no thread can be started.
         """
         pending = self._make_request(ticket.plan, ticket.waiting)
         wait = self._waits.setdefault(ticket.number, _QueuedRequest())

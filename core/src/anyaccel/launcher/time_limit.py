@@ -166,7 +166,7 @@ class TimeLimit(Value):
     def send_early(self, mark: Mark) -> str:
         """Send the early signal to the carriers of a mark that handle it, and return a message about the number.
 
-        The message is empty without a signal; see :meth:`EarlySignal.send`.
+        If the limit has no early signal, nothing is sent, and the message is empty. See :meth:`EarlySignal.send`.
         """
         if self.early is None:
             return ""
@@ -198,7 +198,8 @@ class Countdown:
         """Send a due early signal, once, and pass the message on.
 
         Returns:
-            Seconds until the next step: 0 once the limit is reached, infinite without a limit.
+            Seconds until the early signal, or the limit if no signal is left; 0 once the limit is reached, infinite
+            without a limit.
         """
         if self._limit is None:
             return math.inf

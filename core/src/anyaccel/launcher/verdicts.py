@@ -67,6 +67,10 @@ def why(
 ) -> Verdict:
     """Judge whether :func:`acquire` would get devices now, given leases, earlier requests and this user's limits.
 
+    Drained devices count as taken, and so do devices with a reservation for other users that begins before the request
+    would end: without ``time``, each later reservation counts. Use without a lease is not observed, although
+    :func:`acquire` avoids devices with too little free memory for a filter of the request.
+
     Args:
         request: The request.
         time: Time limit of the request, in seconds or as a text such as ``"1h30m"``; None for none.
@@ -153,7 +157,9 @@ def leases(inventory: Inventory, environ: Mapping[str, str] | None = None) -> tu
 
 
 def find_limits(request: Request, *, time: float | None, priority: int, inventory: Inventory) -> tuple[OverLimit, ...]:
-    """Return the limits of this user exceeded by a new request, given the user's leases; empty for none.
+    """Return the limits of this user, and of the user's group, in the way of a new request; empty for none.
+
+    The limits of devices count the active leases: the user's, or those of all members of the group.
 
     Args:
         request: The request, which fits the machine.
@@ -194,7 +200,10 @@ def apply_limits(verdict: Verdict, limits: Sequence[OverLimit]) -> Verdict:
 
 
 def make_limit_error(request: Request, error: LimitError) -> NeverFitsError:
-    """Make the error of a request refused because of a limit of the user, with a verdict that it never fits."""
+    """Make the error of a request refused because of a limit of the user, with a verdict that it never fits.
+
+    Reasons and ways out of the verdict are those of ``error``.
+    """
     reasons = tuple(Reason(code=ReasonCode.LIMIT, message=each) for each in error.reasons)
     ways_out = tuple(error.hint.splitlines())
     verdict = Verdict(request=request, fits_now=False, ever_fits=False, reasons=reasons, ways_out=ways_out)
@@ -213,8 +222,9 @@ def judge(
     """Judge a new request by the leases, then by the user's limits, then by earlier requests.
 
     A request that never fits is not compared with limits. A request that does not fit beside leases and limits is not
-    compared with the queue. If only reservations that have not begun are in the way, a way out is the longest time
-    limit with which the request fits now, in whole minutes. Arguments are as for :func:`why`, ``time`` in seconds.
+    compared with the queue. If the request would fit now with a shorter time limit that ends before a reservation
+    begins, the first way out is the longest such limit, in whole minutes. Arguments are as for :func:`why`, ``time`` in
+    seconds.
 
     Raises:
         UnknownNameError: If no device has one of the names.
@@ -382,8 +392,12 @@ def _find_gaps(request: Request, inventory: Inventory, environ: Mapping[str, str
 def note_own(lease: Lease | None) -> None:
     """Remember a lease of this process and the acquiring line of the program; drop released leases.
 
+    If only the release of such leases could serve a later request that waits without limit, and this process has no
+    other thread, that request raises DeadlockError; messages about waits name the lines.
+
     Args:
-        lease: The lease, which only the program releases; with None, for no devices, nothing is done.
+        lease: The lease. Pass only a lease that the program itself releases: the wait for another one would end. With
+            None, for no devices, nothing is done.
     """
     if lease is None:
         return
@@ -396,7 +410,7 @@ def note_own(lease: Lease | None) -> None:
 def own_leases(path: str) -> Mapping[str, tuple[Lease, str]]:
     """Return the leases of :func:`note_own` in a state directory, with their lines, by id.
 
-    Released leases are left out, and leases whose files were removed.
+    Released leases are left out, and leases whose files were removed. A forked child has none of its parent's.
     """
     return {
         key: (lease, place)

@@ -20,6 +20,8 @@ from anyaccel.scheduler import Verdict, asked, goes_by, parse_request
 def find_devices(inventory: Inventory, name: str) -> tuple[Device, ...]:
     """Return the devices with a name, in any state: as of :func:`find_named`, or one term of a request with filters.
 
+    Words of a term that are no filters, such as ``linked``, are ignored.
+
     Args:
         inventory: The machine.
         name: The name.
@@ -75,26 +77,30 @@ def drain(inventory: Inventory, names: Sequence[str], note: str) -> DeviceBlock:
 
 
 def undrain(inventory: Inventory, names: Sequence[str]) -> tuple[DeviceBlock, ...]:
-    """End drains; with an error, none ends.
+    """End drains; with an error, none ends, but after an error of writing a drain may end with the next boot.
 
     Args:
         inventory: The machine.
-        names: Identities of drains, or names of drained devices. A drain ends as a whole.
+        names: Identities of drains, or names of drained devices: each drain with one of the devices ends, as a whole.
 
     Returns:
         The ended drains.
 
     Raises:
-        UsageError: When a device is not drained, or a name has a quantity or several terms.
+        UsageError: When no device of a name is drained, or a name has a quantity or several terms, or is that of a
+            reservation.
         RequestError, UnknownNameError: When a name is wrong.
         LeaseNotFoundError: When another process has ended one of the drains meanwhile.
         LeasePermissionError: When this user is neither root nor the owner of the state directory.
         LedgerError: When the blocks cannot be read or written.
     """
     ledger, scope = Ledger.open(), Scope.make(inventory, os.environ)
-    drains = [block for block in ledger.blocks() if block.drains]
+    blocks = ledger.blocks()
+    drains = [block for block in blocks if block.drains]
     found: dict[str, DeviceBlock] = {}
     for name in names:
+        if any(block.id == name for block in blocks if not block.drains):
+            raise UsageError(f"{name} is a reservation", hint=f"'anyaccel reserve --remove {name}' removes it")
         meant = [block for block in drains if block.id == name]
         if not meant:
             keys = scope.keys(device.id for device in find_devices(inventory, name))
@@ -156,9 +162,15 @@ def reserve(  # noqa: PLR0917 -- in the order of the command's arguments
         if not group and find_group(user) is not None:
             way_out = f"for the members of a group: @{user}"
         raise UsageError(f"there is no {kind} {name!r}", hint=way_out)
-    times = {"begin": begin, "end": end}
-    whose = {"group" if group else "user": number}
-    block = Ledger.open().reserve(choose, **times, **whose, note=note, request=str(request))
+    block = Ledger.open().reserve(
+        choose,
+        begin=begin,
+        end=end,
+        user=None if group else number,
+        group=number if group else None,
+        note=note,
+        request=str(request),
+    )
     if block is None:
         verdict = Verdict(request=request, fits_now=False, ever_fits=True)
         raise NotFreeError(

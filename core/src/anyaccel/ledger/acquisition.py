@@ -204,7 +204,7 @@ class Acquisition:
         return lease
 
     def attempt(self) -> Lease | None:
-        """Acquire the devices if they are free and this request is next; else enter the line once that is worthwhile.
+        """Acquire the devices if no holder, earlier request or limit is in the way; else enter the line if worthwhile.
 
         A missing state directory is made. Each call after the first adopts a changed policy of the machine. A ticket
         is made after ``IMPATIENT_SECONDS`` or repeated lost races, and at once with a kept position; none in the last
@@ -255,7 +255,7 @@ class Acquisition:
         return lease
 
     def sleep(self) -> None:
-        """Report the wait to ``on_wait``, and sleep until another attempt may succeed: at most for :meth:`pause`.
+        """Call :meth:`report`, and sleep until another attempt may succeed: at most for :meth:`pause`.
 
         Raises:
             LedgerError: When the report cannot read the ledger, or the wait for events fails. Exceptions of ``on_wait``
@@ -303,8 +303,8 @@ class Acquisition:
     def report(self) -> None:
         """Call ``on_wait`` and update ``limits`` if the queue position, or whether limits stop the request, is new.
 
-        Without a ticket or without ``on_wait``, do nothing. A missing state directory is made. A report that fails is
-        not repeated.
+        Without a ticket or without ``on_wait``, do nothing. A missing state directory is made. After a failed report,
+        only the next change is reported.
 
         Raises:
             LedgerError: When the ledger cannot be read. Exceptions of ``on_wait`` pass unchanged.
@@ -329,13 +329,13 @@ class Acquisition:
             self._withdraw()
 
     def _try_repeatedly(self, directory: int) -> Lease | None:
-        """Try until there is a reason to wait, or several races are lost to requests that got a chosen device first.
+        """Try until there is a reason to wait, or several publications fail, mostly because a rival was faster.
 
         Several are three, or a hundred in the last try at the deadline. A chosen device whose own lock is held counts
-        as taken from then on, which is no lost race.
+        as taken for the rest of the attempt, and that publication is not counted.
 
         Returns:
-            The lease; None if the request has to wait. If each race was lost, ``_conflicts`` goes up by 1.
+            The lease; None if the request has to wait. If several publications failed, ``_conflicts`` goes up by 1.
         """
         for _ in range(_CONFLICTS if not self._late else _CONFLICTS_AT_LAST):
             contradicted = -1
@@ -348,10 +348,11 @@ class Acquisition:
         return None
 
     def _try(self, directory: int) -> tuple[Lease | None, bool]:
-        """Look, choose and publish once; also update the position, note whether limits stop us, and sweep some debris.
+        """Look, choose and publish once; also update the position and ``_limited``; without a ticket, sweep debris.
 
-        The devices that are reserved for this user are tried first, as a request for them alone, then all, of which as
-        few others as possible.
+        That sweep looks at four hidden files at most; if no choice fits, :meth:`_select` sweeps all. The devices that
+        are reserved for this user are tried first, as a request for them alone, then all, of which as few others as
+        possible.
 
         Returns:
             The lease, unpublished if the request runs on the CPU, or None. Without a lease, the second value is whether
@@ -382,8 +383,9 @@ class Acquisition:
     ) -> tuple[Lease | None, bool]:
         """Update the position, choose, and publish once among the devices of this round; see :meth:`_try`.
 
-        ``_limited`` is set if limits of the user stop the request although the devices are free. Devices outside of
-        ``prefer`` are chosen only as far as the request needs them; None for no preference.
+        Nothing is chosen behind a request that must be waited for. ``_limited`` becomes True if limits of the user or
+        the group stop the request although the devices are free, else False. Devices outside of ``prefer`` are chosen
+        only as far as the request needs them; None for no preference.
         """
         self._limited = False
         self.update_position(directory, listing)
@@ -444,7 +446,8 @@ class Acquisition:
     def _taken(self, listing: Listing, over: Collection[str]) -> dict[str, Extent]:
         """Return the taken extents by device name, without the leases in ``over``.
 
-        Devices that are withheld from the request, not of this round, or whose own lock is held, count as wholly taken.
+        Devices that are withheld from the request, not of this round, or whose own lock was found held in this attempt,
+        count as wholly taken.
         """
         named = listing.summary
         taken = listings.sum_taken(named.leases, over) if over else named.taken
@@ -463,10 +466,15 @@ class Acquisition:
         return [device for device in self._want.concerned if device in barred]
 
     def _count_out(self, directory: int, leases: Iterable[LeaseName]) -> None:
-        """Add ended leases to ``_over``, and watch processes that keep a suitable device without the lease's lock.
+        """Test leases, add the ended ones to ``_over``, and watch processes that keep suitable devices afterwards.
 
-        These are holders that have not left the kernel yet, and a carrier of a mark, which is remembered. A lease on
-        behalf of other processes makes the next pause short. Leases whose lock is held are not watched here.
+        Running leases may be given, too; a lease in ``_over`` is not tested again. The watched process is the holder
+        itself until the exit is complete, or a carrier of the mark, which is remembered: while the carrier lives, the
+        lease is not tested again. A lease on behalf of other processes makes the next pause short. Running holders are
+        not watched here.
+
+        Raises:
+            OSError: When the lock of a lease cannot be tested, as for want of descriptors.
         """
         asked = {}
         for lease in leases:
@@ -610,7 +618,7 @@ class Acquisition:
         """Return whether a choice can be published: same directory, no limit or ticket in the way, extents free.
 
         The caller has locked the directory. Drains and reservations are read again. Unless directory, ticket or limit
-        is in the way, the files of leases and tickets that were found to have ended are removed.
+        is in the way, the files of tickets and of leases of this version that were found to have ended are removed.
         """
         # Again, with the directory locked, so that no drain or reservation comes in between.
         self._policy = with_blocks(self._policy, self._state)
@@ -629,7 +637,8 @@ class Acquisition:
         A moment is 0.2 s, and 1 s in the last try at the deadline.
 
         Raises:
-            LedgerBusyError: When the request's time is up, or the same owner has kept the lock for ``BUSY_SECONDS``.
+            LedgerBusyError: In place of False, in the last try at the deadline, or if the lock has not changed hands
+                for ``BUSY_SECONDS``.
         """
         locked = self._state.lock(directory, _LOCK_SECONDS_AT_LAST if self._late else _LOCK_SECONDS)
         self._refused = not locked
@@ -651,10 +660,10 @@ class Acquisition:
     def _holders(self, directory: int) -> tuple[LeaseRecord, ...]:
         """Return a record for each reason why suitable devices are not free; a device may have several records.
 
-        First come the active leases of suitable devices, one record per device; a lease that only marks a whole as
-        divided is left out. Then come suitable devices whose own lock was found held by a process outside of this
-        ledger, and the drains and reservations that withhold a suitable device from this request. A drained or reserved
-        device may be leased, too.
+        First come the active leases of suitable devices, also of this process, one record for each device of a lease; a
+        lease that only marks a whole as divided is left out. Then come suitable devices whose own lock was found held
+        by a process outside of this ledger, and the drains and reservations that withhold a suitable device from this
+        request, also a reservation that begins later. A drained or reserved device may be leased, too.
 
         Raises:
             OSError: When the lock of a lease cannot be tested, as for want of descriptors.
@@ -672,6 +681,10 @@ class Acquisition:
         """Make the error for a wait that is over: describe the first four holders, and count the others.
 
         The error also has the ids of all leases in the way, the number of earlier requests, and all holders' hints.
+        Limits of the user are not named.
+
+        Raises:
+            OSError: When the lock of a lease cannot be tested.
         """
         holders = self._holders(directory)
         ahead = self.place
@@ -856,7 +869,8 @@ class Acquisition:
         """Return whether backfill allows the request to pass the tickets named in ``ahead``.
 
         False without a time limit, or if one of these tickets is of another version, or was gone before the first
-        reading; a ticket whose body cannot be read has no needs. Leases count without a test of locks.
+        reading. A ticket whose body cannot be read counts as able to start now, so that the request may pass only with
+        a time limit within the policy's ``backfill``. Leases count without a test of locks.
         """
         if self._want.seconds is None:
             return False
@@ -867,9 +881,10 @@ class Acquisition:
         return self._policy.may_pass(self._own, waiting, list_holdings(directory, listing), process.boot_seconds())
 
     def _in_front(self, directory: int, listing: Listing) -> bool:
-        """Return whether :meth:`update_position` found each ticket ahead passable that blocks the request now.
+        """Return whether each ticket that blocks the request now was found ended, silent or passable before.
 
-        The tickets ahead are read again; their locks are not. If backfill was the reason, backfill is checked again.
+        The finding is that of :meth:`update_position`. The tickets ahead are read again; their locks are not. If
+        backfill was a reason, backfill is checked again.
         """
         rivals = self._rivals(directory, listing)
         if not all(rival in self._passed for rival in rivals):
@@ -878,7 +893,7 @@ class Acquisition:
 
     @property
     def _watches_all(self) -> bool:
-        """Whether every lease matters: a time limit or a reservation lets the request pass, or there is a policy."""
+        """Whether every lease matters, for a time limit, a reservation for the user, or a policy that is not plain."""
         own = any(self.facts.user in block.users for block in self._policy.blocks)
         return own or not self._policy.plain or self._want.seconds is not None
 
@@ -904,7 +919,7 @@ class Acquisition:
         moment or was replaced, or if the unfinished file is lost; the next look comes soon then.
 
         Raises:
-            LedgerBusyError: When the request's time is up, or one owner has kept the directory locked for too long.
+            LedgerBusyError: When one owner has kept the directory locked for ``BUSY_SECONDS``.
             OSError: When the ticket cannot be made.
         """
         if not self._lock(directory):
@@ -1008,9 +1023,10 @@ class Acquisition:
     def pause(self) -> float:
         """Return the seconds after which to look again without an event.
 
-        Without a ticket: at random up to 1 ms, or ``IMPATIENT_SECONDS`` behind an earlier request. With a ticket: 1 ms
-        after a refused lock, and once after a hint that a lease may end; else longer further back in the line. The
-        pause ends at the deadline. A call with a ticket resets the flag for a quick second look.
+        Without a ticket: at random 0.2 to 1 ms, or ``IMPATIENT_SECONDS`` behind an earlier request. With a ticket: 1 ms
+        after a refused lock, and once after a hint that a lease may end, which the call resets. Else with a watch
+        0.05 s for each request ahead, at least 0.25 s; without a watch 0.012 s for each, at least 0.02 s. The pause
+        ends at the deadline.
         """
         if self._ticket is None:  # no watch yet: random pauses, so that rivals do not poll in lockstep
             import random

@@ -116,24 +116,27 @@ class DeviceBlock(Value):
         """Start and end of a reservation, in seconds since 1970; 0 and 0 for a drain."""
         return self.begin or 0.0, self.end or 0.0
 
+    @property
+    def hint(self) -> str:
+        """How root or the user who made the block removes it; empty for users who may not."""
+        own = not os.geteuid() or user_name(os.geteuid()) == self.by
+        return f"'anyaccel {'undrain' if self.drains else 'reserve --remove'} {self.id}' ends it" if own else ""
+
     def records(self) -> Iterable[LeaseRecord]:
         """Yield a record for each device, in the form of a lease of the whole device without identity.
 
-        The state is ``drained`` or ``reserved``. The hint, empty for users who may not remove the block, says how root
-        or the user who made the block removes it.
+        The state is ``drained`` or ``reserved``. The user is the maker of a drain, or the name for which devices are
+        reserved.
         """
-        state = "drained" if self.drains else "reserved"
-        way_out = f"'anyaccel {'undrain' if self.drains else 'reserve --remove'} {self.id}' ends it"
-        own = not os.geteuid() or user_name(os.geteuid()) == self.by
         for device in self.devices:
             yield LeaseRecord(
                 id="",
                 device=device,
                 units=UNITS_PER_DEVICE,
-                state=state,
+                state="drained" if self.drains else "reserved",
                 reason=self.describe(),
                 note=self.reason,
-                hint=way_out if own else "",
+                hint=self.hint,
                 user=self.by if self.drains else self.reserved_for,
                 uid=self.user,
                 since=self.begin,

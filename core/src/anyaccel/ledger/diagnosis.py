@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterator, Mapping
 
 from anyaccel.errors import LedgerError
-from anyaccel.ledger.blocks import read_blocks
 from anyaccel.ledger.directory import (
     MACHINE_WIDE,
     PRIVATE,
@@ -64,7 +63,6 @@ def diagnose(environ: Mapping[str, str]) -> tuple[Finding, ...]:
             *_occupied_places(environ),
             *_unreadable_leases(state, directory),
             *_leftover_files(state, directory),
-            *_blocked_devices(state),
             *_unfinished_handovers(directory),
             *_unrenewed_leases(directory),
             _summary(state, directory, environ),
@@ -77,9 +75,10 @@ def diagnose(environ: Mapping[str, str]) -> tuple[Finding, ...]:
 
 
 def _access(state: StateDirectory, directory: int) -> Iterator[Finding]:
-    """Find reasons why this user could take no lease: no space, no permission, or a directory that stays locked.
+    """Find reasons why this user could take no lease: little space, no permission, or a directory that stays locked.
 
-    Locks the directory for a moment; a lock of another process is waited for, a second at most.
+    Each is a finding ``FAIL``; little space is below :data:`LEAST_BYTES` or :data:`LEAST_FILES`. The directory is
+    locked for a moment; a lock of another process is waited for, a second at most.
     """
     room = os.statvfs(directory)
     if room.f_bavail * room.f_frsize < LEAST_BYTES or (room.f_files and room.f_favail < LEAST_FILES):
@@ -199,21 +198,14 @@ def _leftover_files(state: StateDirectory, directory: int) -> Iterator[Finding]:
 
 
 def _unfinished_handovers(directory: int) -> Iterator[Finding]:
-    """Warn of devices that a vendor has changed in this boot for a holder that ended without undoing the change."""
+    """Warn of each device without an active lease that is still changed, or half changed, for a former holder.
+
+    Changes of an earlier boot do not count.
+    """
     for device, lease in list_unfinished(directory, read(directory)).items():
         message = f"{without_scope(device)} was not put back into its idle state after lease {lease}"
         fix = f"nothing: the next lease of it does that; to do it now: anyaccel run {without_scope(device)} -- true"
         yield Finding(severity=Severity.WARN, reason=message, remedy=fix)
-
-
-def _blocked_devices(state: StateDirectory) -> Iterator[Finding]:
-    """Name the devices with a drain, or a reservation that has not ended: a forgotten drain costs a device.
-
-    One finding with severity OK for each device of a block, also of a future reservation.
-    """
-    for block in read_blocks(state):
-        for record in block.records():
-            yield Finding(severity=Severity.OK, reason=str(record), remedy=record.hint)
 
 
 def _unrenewed_leases(directory: int) -> Iterator[Finding]:

@@ -124,10 +124,9 @@ class StateDirectory:
         """Open the directory; pass the descriptor to :meth:`close`.
 
         A directory that is new to this object, has a new owner or mode, or lacks the marker of a test, is checked:
-        owner, mode, file system.
-        Without the marker its locks are tested, too, missing files of active leases are made again, and the marker is
-        written. A made directory for all users takes over users' own. Each check updates :attr:`path` and
-        :attr:`shared`.
+        owner, mode, file system. Without the marker its locks are tested, too, missing files of active leases are made
+        again, and the marker is written; these steps are left out where this user can make no file. A made directory
+        for all users takes over users' own. Each check updates :attr:`path` and :attr:`shared`.
 
         Args:
             make: Whether to make a missing directory: only to take devices.
@@ -192,7 +191,8 @@ class StateDirectory:
 
         Raises:
             NoStateDirectoryError: When the directory is missing and ``make`` is False.
-            LedgerBusyError: When another process or thread keeps the directory locked for ``BUSY_SECONDS``.
+            LedgerBusyError: When the directory stays locked for ``BUSY_SECONDS``, by another process or thread, or by
+                an outer context of this thread.
             LedgerError: When the directory cannot be used, or a system call fails in the context.
         """
         with self.opened(make=make) as directory:
@@ -206,10 +206,10 @@ class StateDirectory:
     def _open_first(self) -> tuple[Location, int] | None:
         """Open the first place that has a directory; at a place that may be skipped, only a directory of this user.
 
-        The owner at any other place is checked later.
+        The owner at any other place is checked later. Any error of opening a place that may be skipped is ignored.
 
         Returns:
-            The place and the descriptor; None if no place has one.
+            The place and the descriptor; None if no place has such a directory.
 
         Raises:
             StateDirectoryError: When a place that must not be skipped cannot be opened.
@@ -294,7 +294,8 @@ class StateDirectory:
     def lock(self, descriptor: int, seconds: float) -> bool:
         """Lock the directory as soon as no other process or thread has the lock; return False after ``seconds``.
 
-        The wait yields the processor a few times, also with ``seconds`` 0, then polls with growing random pauses.
+        The wait yields the processor a few times, also with ``seconds`` 0, then polls with random pauses, which grow to
+        5 ms.
 
         Raises:
             OSError: When the file system refuses the lock for another reason.
@@ -332,7 +333,7 @@ class StateDirectory:
         Emptied means that the marker of its test is gone; without a marker at the check, this goes unnoticed.
 
         A publisher calls this with the directory locked, and a migration locks the directory, too: so no lease is left
-        behind.
+        behind. An OSError passes.
         """
         found = os.fstat(descriptor)
         if found.st_nlink == 0 or (self._noted and not tested(descriptor, self._user)):
@@ -408,7 +409,7 @@ class StateDirectory:
 
         Raises:
             StateDirectoryError: When the directory cannot be trusted: owner, mode, network file system, or locks.
-            OSError: When a file cannot be made again.
+            OSError: When another system call fails, as when a file cannot be made again, or a lock cannot be tested.
         """
         check(descriptor, found, path)
         self.shared = found.st_mode & stat.S_ISVTX != 0 and found.st_mode & 0o022 != 0
@@ -423,10 +424,11 @@ class StateDirectory:
         _known[identity] = True
 
     def bring_over(self) -> None:
-        """Make the directory if it is missing; move the leases in users' own directories, and remove those directories.
+        """Make the directory if it is missing; as root, move users' own leases into the machine's directory.
 
-        Only the machine's directory, for root, replaces users' own; otherwise nothing is moved. A user's directory with
-        other files stays.
+        Another user moves nothing, and nothing is moved into a directory that the environment names. Tickets and leases
+        of other versions in users' own directories are deleted, not moved. The emptied directories are removed; a
+        directory with drains or files of other programs stays, with these files alone.
 
         Raises:
             StateDirectoryError: When the directory cannot be trusted or made.
@@ -436,17 +438,19 @@ class StateDirectory:
             self._bring_over(descriptor, clear=True)
 
     def _bring_over(self, descriptor: int, *, clear: bool) -> None:
-        """Make the files of active leases in users' own directories again in the directory that replaces them.
+        """Make the files of active leases and unfinished handovers again in the directory that replaces users' own.
 
-        The users' directories are locked meanwhile, if the lock is free within a second. A directory that cannot be
-        opened is skipped.
+        Deleted files of leases are made again, too, if a visible process has their locks. Leases of other versions are
+        left out, and lost with ``clear``. The users' directories are locked meanwhile, each if the lock is free within
+        a second; without the lock, a directory is treated alike. A directory that cannot be opened is skipped.
 
         Args:
             descriptor: The directory that replaces users' own.
-            clear: Whether to remove the ledger's files and the users' directories; a directory with other files stays.
+            clear: Whether to remove the ledger's files and the users' directories; a directory with other files, such
+                as drains, stays.
 
         Raises:
-            OSError: When a file cannot be written, or no descriptor is left.
+            OSError: When a file cannot be written, a directory cannot be read or locked, or no descriptor is left.
         """
         from anyaccel.ledger import recovery
 
@@ -541,7 +545,7 @@ def private_directories() -> Iterator[str]:
 
 
 def check(descriptor: int, found: os.stat_result, path: str) -> None:
-    """Check that only root and the owner of a lease can remove the lease's file.
+    """Check that no other user but root can remove the files of this user's leases.
 
     The directory must belong to root, to this user, or to a hidden owner who must have the rights of root; and must be
     sticky if its group or others may write to it.
@@ -636,7 +640,7 @@ def _foreign(path: str, uid: int) -> StateDirectoryError:
 
 
 def refused(path: str, error: OSError) -> StateDirectoryError:
-    """Make the error for a directory that cannot be opened because of ``error``; a symbolic link is named as such."""
+    """Make the error for a directory that cannot be opened because of ``error``; a possible symbolic link is named."""
     reason = {
         errno.ELOOP: "it is a symbolic link, which another user could redirect",
         errno.ENOTDIR: "it is not a directory, or is a symbolic link, which another user could redirect",
@@ -665,14 +669,20 @@ def refuse_network(descriptor: int, path: str) -> None:
 
 
 def mount(descriptor: int) -> str:
-    """Return the id of the mount on which a descriptor of this process lies, as decimal digits; empty when unknown."""
+    """Return the id of the mount on which a descriptor of this process lies, as decimal digits; empty when unknown.
+
+    An OSError for want of descriptors or memory passes.
+    """
     with contextlib.suppress(*UNSEEN), open(f"/proc/self/fdinfo/{descriptor}", encoding="ascii") as info:
         return next((line.split()[1] for line in info if line.startswith("mnt_id:")), "")
     return ""
 
 
 def file_system(descriptor: int) -> str:
-    """Return the type of the file system of a descriptor, by its mount; empty when unknown."""
+    """Return the type of the file system of a descriptor, by its mount; empty when unknown.
+
+    An OSError for want of descriptors or memory passes.
+    """
     wanted = mount(descriptor)
     with contextlib.suppress(*UNSEEN), open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as table:
         for line in table:

@@ -81,6 +81,9 @@ def end_lease(state: StateDirectory, lease_id: str, *, grace: float, force: bool
 def drop_lease(state: StateDirectory, lease_id: str) -> tuple[int, ...]:
     """Free the devices of an own lease without ending processes; see :meth:`anyaccel.ledger.Ledger.drop_lease`.
 
+    The files are removed, and other visible processes lose their locks on the devices. Locks of this process stay, and
+    so do locks on a device that another active lease names.
+
     Returns:
         Sorted ids of the visible processes, other than this one, that still run with the devices.
 
@@ -218,7 +221,7 @@ def _files(state: StateDirectory, directory: int, lease_id: str) -> tuple[list[L
     Raises:
         LeaseNotFoundError: When no active lease has this id.
         LeasePermissionError: When the lease belongs to another user, and this process is not root's.
-        LedgerError: When several other users have files with this id, also for root.
+        LedgerError: When several users, but not this one, have files with this id, also for root.
         FileNotFoundError: When the lease is released during the call.
     """
     files = _select_active(directory, read(directory).find_lease(lease_id))
@@ -275,6 +278,9 @@ def _find_holders(directory: int, files: Iterable[LeaseName], visit: Visit) -> b
 
     Returns:
         Whether the scan for marks was complete.
+
+    Raises:
+        OSError: When this process has no descriptor left to look.
     """
     wanted = set()
     for lease in files:
@@ -294,9 +300,9 @@ def _locked(files: set[File]) -> Iterator[tuple[int, int]]:
 
 
 def _device_locks(directory: int, files: Iterable[LeaseName]) -> set[File]:
-    """Return the inodes that stand for devices, as the leases' bodies name them: locked beside the leases' files.
+    """Return device number and inode of each path that stands for a device, as the leases' bodies name it.
 
-    Missing paths and unreadable bodies are skipped.
+    Whether the inodes are locked is not tested. Missing paths and unreadable bodies are skipped.
     """
     found = set()
     for lease in files:
@@ -344,7 +350,8 @@ def _still_held(
 ) -> LedgerError:
     """Make the error for a lease that is still active, with the reason and the way out.
 
-    Without the owner's or foreign processes, the error names the process in the lease's name if that process lives.
+    Without processes of either kind, the error names the process in the lease's name unless that has ended; else it
+    says that the holders cannot be seen from here.
 
     Args:
         lease: A file of the lease.

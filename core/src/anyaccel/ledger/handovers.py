@@ -115,6 +115,9 @@ def _list_changed(directory: int) -> dict[str, str]:
     """Return the devices that a vendor has changed for a holder in this boot, with the identity of the lease.
 
     An interrupted change counts, too. Files that cannot be read, or have other content, are skipped.
+
+    Raises:
+        OSError: When the directory cannot be read.
     """
     found = {}
     for name in os.listdir(directory):
@@ -167,10 +170,10 @@ def _open(directory: int, name: str, *, shared: bool) -> int:
 
 
 def _lock(descriptor: int, device: str) -> None:
-    """Lock the file of a device, polling.
+    """Lock the file of a device until the descriptor is closed, polling.
 
     Raises:
-        LedgerBusyError: When another process keeps the lock for ``LOCK_SECONDS``.
+        LedgerBusyError: When another process or thread keeps the lock for ``LOCK_SECONDS``.
         OSError: When the file cannot be locked.
     """
     deadline = time.monotonic() + LOCK_SECONDS

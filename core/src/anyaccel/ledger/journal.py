@@ -165,7 +165,7 @@ def read_usage(half_life: float) -> dict[int, Usage]:
         half_life: The half-life in seconds.
 
     Returns:
-        The usage, with times in seconds since 1970.
+        The usage at the end of each user's last lease, with that time in seconds since 1970.
     """
     found: dict[int, Usage] = {}
     if not is_machine_wide():
@@ -280,7 +280,8 @@ def _total(value: object, half_life: float) -> Usage | None:
 def _line(entry: JournalEntry, usage: Usage | None = None, half_life: float | None = None) -> bytes:
     """Encode an entry as a line of JSON, with at most 128 devices, and the user's usage if given.
 
-    Seconds are rounded to milliseconds. Texts are cut to 250 characters; the user is left out.
+    Seconds are rounded to milliseconds. Request, note and program are cut to 250 characters, and unprintable ones
+    replaced; the entry's user is left out.
     """
     words = {
         "v": VERSION,
@@ -338,8 +339,7 @@ def _own_files(environ: Mapping[str, str], *, shared: bool) -> Iterator[tuple[st
     """Yield the possible files for this user's lines, best first, each with the mode of a new file.
 
     In the machine's directory, if ``shared``, fit and writable, ten names are possible. The user's own file is the
-    last.
-    The directory of the user's own file is made before its path is yielded.
+    last, unless ``environ`` names no directory for it; its directory is made before its path is yielded.
 
     Raises:
         OSError: When that directory cannot be made.
@@ -355,7 +355,11 @@ def _own_files(environ: Mapping[str, str], *, shared: bool) -> Iterator[tuple[st
 
 
 def _all_files(environ: Mapping[str, str]) -> Iterator[str]:
-    """Yield the paths of possible journals: the machine's by name, then the user's own, of these the older first."""
+    """Yield the paths of journals: the machine's by name, then the user's own, of these the older first.
+
+    The machine's are left out if its directory is unfit or unreadable. The user's own files may be missing; without a
+    directory in ``environ``, there are none.
+    """
     if is_machine_wide():
         with contextlib.suppress(OSError):
             for name in sorted(os.listdir(MACHINE_DIRECTORY)):
@@ -434,7 +438,8 @@ def _lock_briefly(fd: int) -> None:
 def _put_aside(path: str, fd: int) -> None:
     """Rename a full file to ``.1``, in place of an older one, and lock the file; a failure is ignored.
 
-    No effect if another process has the file locked, or has renamed the file.
+    Nothing is renamed if another process has the file locked, or has renamed or removed the file. A lock lasts until
+    the descriptor is closed.
     """
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -454,10 +459,10 @@ def _other(path: str, known: os.stat_result) -> bool:
 
 
 def _entries(path: str, since: float) -> Iterator[JournalEntry]:
-    """Yield the leases of a file that ended at ``since`` or later; none if the file cannot be opened.
+    """Yield the leases of a file that ended at ``since`` or later; none of an irregular or unreadable file.
 
-    A file that cannot be read any further, as after a fault of the disk, counts as ended there. At most 16 MiB are
-    read; a line over 16 KiB is skipped. The lines count for the owner of the file.
+    The first 16 MiB are read; a line over 16 KiB is skipped. A file that cannot be read any further, as after a fault
+    of the disk, counts as ended there. The lines count for the owner of the file.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -518,9 +523,10 @@ def _used(value: Any) -> Iterable[Used]:
 
 
 def _fared(observed: object, utilization: object, idle: object, memory: object) -> dict[str, Any]:
-    """Decode the utilization of a device as fields of :class:`Used`; implausible values are left out.
+    """Decode utilization and memory peak of a device as fields of :class:`Used`; implausible values are left out.
 
-    If seconds, utilization or idle time are implausible or 0 s were observed, these three are left out together.
+    Seconds, utilization and idle time are left out together if one is None or implausible, or if 0 s were observed.
+    The idle time is cut to the observed time.
     """
     found: dict[str, Any] = {}
     seconds, busy, stood = read_number(observed), _share(utilization), read_number(idle)

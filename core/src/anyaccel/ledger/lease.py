@@ -236,7 +236,7 @@ class Lease:
             raise
 
     def _release(self) -> None:
-        """Unlock the devices, then close and remove the files, also copies made again; in a forked child, only close.
+        """Free the device locks, then close and remove the files, also files made again; in a forked child, only close.
 
         A second call does the steps that an interrupt has left.
         """

@@ -55,18 +55,18 @@ class Ledger:
 
     @classmethod
     def open(cls, environ: Mapping[str, str] | None = None) -> Ledger:
-        """Open the ledger of this machine. A missing directory is not made, and is no error.
+        """Open the ledger of this machine. A missing directory is not made, and is no error if its parent exists.
 
-        An existing directory is checked. The first check after a boot also tests the locks there, and makes missing
-        files of active leases again.
+        An existing directory is checked. The first check by this user after a boot also tests the locks there, and
+        makes missing files of active leases again.
 
         Args:
             environ: The environment, in which ``ANYACCEL_STATE_DIR`` names another directory than ``/run/anyaccel``;
                 the environment of this process when None.
 
         Raises:
-            StateDirectoryError: When no directory can be trusted, the variable has a relative path, or this is not
-                Linux.
+            StateDirectoryError: When the directory cannot be trusted, when it and its parent are missing and no other
+                place is left, when the variable has a relative path, or when this is not Linux.
             LedgerError: When a system call fails.
         """
         if sys.platform != "linux":
@@ -93,7 +93,7 @@ class Ledger:
         note: str = "",
         on_wait: OnWait | None = None,
     ) -> Lease:
-        """Acquire devices as soon as the request is next.
+        """Acquire devices as soon as the request is next. A missing state directory is made.
 
         Requests that compete for a device are served by priority and arrival, unless the machine's policy gives another
         order; a request that competes with none ahead is served at once. A ticket is made after 10 ms. From then on a
@@ -101,16 +101,16 @@ class Ledger:
         :mod:`anyaccel.policy`), or if this process stops looking for seconds.
 
         Args:
-            want: The request.
+            want: The request; without a time limit, it gets the longest that the policy allows this user.
             choose: Called with the taken extents by device name; returns the :class:`~anyaccel.model.Extent` to hold of
                 each device, or None if the free ones do not suffice. Called often, without a lock, by this thread. An
                 empty choice gives an empty lease.
             wait: Seconds to wait; 0 to take only what is free now, None to wait without end.
             priority: The higher, the earlier; by agreement among users.
             note: Purpose of the lease, for display.
-            on_wait: Called with the queue position, 1 for the next, and with the leases of suitable devices (empty if
-                only a limit of the user is in the way): once the request is in line, and after each change. An
-                exception ends the wait.
+            on_wait: Called with the queue position, 1 for the next, and with the leases, drains and reservations of
+                suitable devices (empty if only a limit of the user is in the way): once the request is in line, and
+                again if the position changes, or whether limits are in the way. An exception ends the wait.
 
         Returns:
             The lease, to be released.
@@ -172,7 +172,9 @@ class Ledger:
     def leases(self) -> tuple[LeaseRecord, ...]:
         """List the active leases, one record for each device of each lease; and devices drained or reserved now.
 
-        Leases are sorted by device; drained and reserved devices follow. Without a state directory, no lease is active.
+        A device that a lease only divides has a record with 0 units. A lease whose files were made again for several
+        processes has a record for each. Leases are sorted by device; drained and reserved devices follow. Without a
+        state directory, no lease is active.
 
         Raises:
             LedgerError: When the ledger cannot be read.
@@ -184,10 +186,10 @@ class Ledger:
     def find_obstacles(self, seconds: float | None) -> tuple[LeaseRecord, ...]:
         """List the active leases, and devices that are withheld from a request of this user that starts now.
 
-        Withheld devices are drained, or reserved for another user from before the request would end.
+        Withheld devices are drained, or reserved for other users from before the request would end.
 
         Args:
-            seconds: Time limit of the request; None for no limit.
+            seconds: Time limit of the request; None for no limit, so that each later reservation counts.
 
         Raises:
             LedgerError: When the ledger cannot be read.
@@ -343,8 +345,9 @@ class Ledger:
         A faulty configuration of the machine counts as none.
 
         Returns:
-            Seconds since 1970, whole. None if unknown: a lease or request ahead has no time limit, ``want`` has no
-            needs, the request is over a limit of this user that lasts, or there is no state directory.
+            Seconds since 1970, whole. None if unknown: a lease or request ahead has no time limit, needed devices are
+            drained, ``want`` has no needs, the request is over a limit of this user that lasts, or there is no state
+            directory.
 
         Raises:
             LedgerError: When the ledger cannot be read.
@@ -377,10 +380,10 @@ class Ledger:
         return sum(self._read(lambda directory, listing: (newcomer.count_ahead(directory, listing),)))
 
     def count_usage(self) -> float | None:
-        """Return the device-seconds that fair shares count for this user; None if the machine counts none over time.
+        """Return the device-seconds that fair shares count for this user; None if the machine sets no half-life.
 
-        Past and active leases count, each half after every half-life. Without a state directory no lease is active. A
-        faulty configuration of the machine counts as none.
+        Past and active leases count, each half after every half-life; 0 if none is known. Without a state directory no
+        lease is active. A faulty configuration of the machine counts as none.
 
         Raises:
             LedgerError: When the ledger cannot be read.
@@ -483,7 +486,8 @@ class Ledger:
         """Return the visible processes that keep a lease whose holder has ended; None if the lease has ended.
 
         The processes carry the mark of the lease; sorted. Empty while the holder lives, for a lease on behalf of other
-        processes, and if only hidden processes keep the lease. An unknown identity counts as ended.
+        processes, and if only hidden processes, or only copies of the descriptors, keep the lease. An unknown identity
+        counts as ended.
 
         Raises:
             LedgerError: When the ledger cannot be read.
@@ -500,7 +504,8 @@ class Ledger:
         """End an own lease from outside, or any lease as root, by ending each process that was started with the lease.
 
         A process is signalled only if the kernel confirms that the process holds the lease or carries its mark, and if
-        the process belongs to the owner of the lease. The call returns once the lease has ended, and removes its files.
+        the process belongs to the owner of the lease; the calling process is not. The call returns once the lease has
+        ended, and removes its files.
 
         Args:
             lease_id: Identity of the lease.
@@ -514,7 +519,8 @@ class Ledger:
             LeaseNotFoundError: When no such lease is active.
             LeasePermissionError: When the lease belongs to another user.
             LedgerError: When the lease is still held in the end, also after signals; when the lease is held by this
-                process itself, is on behalf of other processes, or is released at the beginning of the call.
+                process itself, is on behalf of other processes, or is released at the beginning of the call; when
+                several other users have files with this identity.
         """
         from anyaccel.ledger.ending import end_lease
 
@@ -624,7 +630,8 @@ def _not_found(missing: str, *, hint: str = "") -> Iterator[None]:
 def _covers(directory: int, lease: LeaseName) -> bool:
     """Return whether this process carries a lease's mark, or a mark inside; whether the lease is active is not tested.
 
-    A lease without a mark covers the process in its name, the descendants, and each process with the file open.
+    A lease without a mark covers the process in its name, the descendants by present parents, and each process with the
+    file open.
 
     Raises:
         OSError: When the lease has no mark and its file, which is examined last, is gone.

@@ -131,8 +131,9 @@ def find_states(directory: int, leases: Iterable[LeaseName]) -> dict[str, LeaseS
 
     A lease that has ended stays ended in this directory: names are never reused. Only if the directory was deleted, the
     names are made again in the next directory. A lease whose holder has ended, and whose descriptors are still open in
-    a carrier of its mark, is kept like a lease with the mark alone. If ``/proc`` hides processes of other users, only
-    the owner of a lease and root can tell that no process carries the mark.
+    a carrier of its mark, is kept like a lease with the mark alone. A marked lease is also kept, without carriers, if a
+    carrier may be hidden: ``/proc`` hides processes of other users, and this user is neither root nor the owner of the
+    lease, or processes start faster than the scan can follow. A lease of another version is judged by its lock alone.
 
     Raises:
         OSError: When a lock cannot be tested, as for want of descriptors.

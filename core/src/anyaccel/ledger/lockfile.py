@@ -76,7 +76,10 @@ class LockedFile:
         return self._fd[0] if self._fd else -1
 
     def make(self, directory: int, body: bytes) -> None:
-        """Make the file under its hidden name, locked; after a conflict, again under a new name, 100 times at most.
+        """Make the file under its hidden name, locked and readable for every user.
+
+        If another process has the new file locked, the file is removed and made again under a new name, 100 times at
+        most.
 
         Args:
             directory: Descriptor of the directory.
@@ -143,7 +146,7 @@ class LockedFile:
             raise
 
     def discard(self) -> None:
-        """Remove the file under its current and former name, then unlock.
+        """Remove the file under its current and former name, then :meth:`close` the descriptor.
 
         Failures are ignored: a file that cannot be removed is debris once unlocked.
         """

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 def read_policy(configuration: Configuration) -> Policy:
     """Read the policy from a machine's configuration; :data:`anyaccel.policy.PLAIN` if there is no configuration.
 
-    Entries of unknown users and groups are left out. The default patience counts only beside another rule for the
-    order. Blocks and past usage are not part of the configuration.
+    Entries of unknown users and groups are left out. The default patience counts only beside fair shares, limits, or an
+    entry of a known user or group; a patience in the file always counts. Blocks and past usage are not part of the
+    configuration.
     """
     if not configuration.found:
         return PLAIN
@@ -26,7 +27,7 @@ def read_policy(configuration: Configuration) -> Policy:
         for name in configuration.names("groups")
         if find_group(name) is not None
     }
-    members = _Members(groups)
+    members = _GroupNames(groups)
     users = {
         number: _limits(configuration, f"users.{name}", f"groups.{members.get(number, '')}")
         for name in configuration.names("users")
@@ -68,7 +69,7 @@ def _limits(configuration: Configuration, table: str, *further: str) -> Limits:
     )
 
 
-class _Members(dict[int, str]):
+class _GroupNames(dict[int, str]):
     """Names of groups by user: the first group of the configuration with the user; looked up once for each user.
 
     Args:

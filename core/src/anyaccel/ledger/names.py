@@ -138,7 +138,7 @@ class TicketName(NamedTuple):
 def boot() -> str:
     """Return the tag of this boot: eight hexadecimal digits, zeros if the kernel shows no valid boot id.
 
-    The tag is kept from the first call.
+    The tag is kept from the first call. An OSError for want of descriptors or memory passes.
     """
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
@@ -346,7 +346,7 @@ def _read_extent(units: str, slots: str) -> Extent | None:
 
 @lru_cache(maxsize=2048)
 def parse_ticket(name: str) -> TicketName | None:
-    """Parse the name of a ticket; None for any other name."""
+    """Parse the name of a ticket; None for any other name. Faulty hashes count as listed in the body."""
     match = _TICKET.fullmatch(name)
     if match is None:
         return None

@@ -189,7 +189,8 @@ def describe_obstacles(records: Iterable[LeaseRecord], places: Mapping[str, str]
 def describe_block(record: LeaseRecord, *, note: bool = False) -> str:
     """Say that a device is drained, or reserved for a user until or from a time; with ``note``, also the purpose.
 
-    A record that is not drained counts as a reservation, with an end.
+    A record that is not drained counts as a reservation: running with its end, future with its start. With ``note``, a
+    drain also has its author.
     """
     if record.state == "drained":
         return record.reason if note else record.state

@@ -49,8 +49,8 @@ def recover(directory: int, paths: Iterable[str], former: Iterable[tuple[str, in
     Args:
         directory: Descriptor of the active directory.
         paths: Paths of directories from which files may have been deleted, also with the directory.
-        former: Paths and descriptors of other directories, whose present files of leases count, too, as do their files
-            of unfinished handovers.
+        former: Paths and descriptors of other directories: their present files of leases count as well as deleted ones,
+            and their files of handovers that were not undone are copied.
 
     Raises:
         OSError: When a file cannot be made, a lock cannot be tested, or a directory cannot be read.
@@ -79,7 +79,8 @@ def clear(directory: int) -> None:
     """Remove the ledger's files from a replaced directory; waiting requests start again in the active one.
 
     The beginning of a name decides: ``v``, ``t1.``, ``checked.``, ``handover.`` or a dot, so that any hidden file is
-    removed, but no drain. Files that cannot be removed stay.
+    removed, but no drain. Leases of other versions, which :func:`recover` leaves out, are lost. Files that cannot be
+    removed stay.
 
     Args:
         directory: Descriptor of the directory; locked, so that no process publishes there meanwhile.
@@ -103,7 +104,7 @@ def remove(path: str, name: str) -> None:
         name: Name of the lease's file.
 
     Raises:
-        OSError: When there is no directory, or a file cannot be removed.
+        OSError: When there is no directory, or a file cannot be removed, also if another process has just removed it.
     """
     lease = parse_lease(name)
     for each in os.listdir(path):
@@ -113,7 +114,7 @@ def remove(path: str, name: str) -> None:
 
 
 def _copy_handover(directory: int, source: int, name: str) -> None:
-    """Copy a file that says how a vendor has changed a device, so that the next holder can undo the change.
+    """Copy a file that says for which lease a vendor has changed a device, so that the next holder undoes the change.
 
     The copy is writable for every user. A file with other content is skipped, and so is one that is in ``directory``
     already: there a later handover has begun.

@@ -103,7 +103,8 @@ def _is_shared(path: str) -> bool:
 def _share() -> None:
     """Make the machine's directory, or correct owner and mode, and move the active leases of users there.
 
-    ``ANYACCEL_STATE_DIR`` is ignored. A symbolic link is not corrected.
+    The users' own directories are removed after the move, unless other files are left there. ``ANYACCEL_STATE_DIR`` is
+    ignored. A symbolic link is not corrected, but refused.
 
     Raises:
         LedgerError: When the directory cannot be made, or leases cannot be moved.

@@ -84,7 +84,10 @@ def _close_in_child() -> None:
 
 
 def recheck_interval(place: int) -> float:
-    """Return the seconds after which a waiting process looks again without an event; ``place`` requests are ahead."""
+    """Return the seconds after which a waiting process looks again without an event, as a multiple of the place.
+
+    These are ``_PER_PLACE`` for each of the ``place`` requests ahead, at least ``_LOOKS_EVERY``; there is no maximum.
+    """
     return max(_LOOKS_EVERY, _PER_PLACE * place)
 
 
@@ -197,8 +200,11 @@ class _WaitingLine(NamedTuple):
         """Sort the locked tickets and the newcomers, which have no ticket, in the order of service.
 
         Also find the limits in the way of each request, count the earlier requests that block it, and forecast its
-        start. Leases and tickets whose processes have ended do not count, nor do silent tickets for the starts of
-        others: they are passed.
+        start. Ended leases, and tickets whose processes have ended, are left out. A silent ticket keeps its position
+        and counts in ``behind``, but gets no start and delays no other start.
+
+        Raises:
+            OSError: When a lock cannot be tested, as for want of descriptors.
         """
         clock = process.boot_seconds()
         # Files of other users that have ended stay in a shared directory, which only they and root can clean.
@@ -301,7 +307,8 @@ def cancel(state: StateDirectory, ticket_id: str, *, seconds: float) -> int:
         NoStateDirectoryError: When there is no state directory.
         LeaseNotFoundError: When no request waits with this ticket, or the ticket is leaving the line at this moment.
         LeasePermissionError: When the ticket belongs to another user.
-        LedgerError: When the ticket is still there after ``seconds``; the ticket stays cancelled.
+        LedgerError: When the ticket is still there after ``seconds``, and stays cancelled; or when the directory cannot
+            be used, or a system call fails.
     """
     with state.opened() as directory:
         try:
@@ -323,6 +330,7 @@ def _cancel(state: StateDirectory, directory: int, ticket_id: str, seconds: floa
         LeaseNotFoundError: When no live ticket has this id.
         LeasePermissionError: When each ticket belongs to another user.
         LedgerError: When a ticket is still there after ``seconds``.
+        OSError: When a ticket cannot be opened, or its lock cannot be tested.
     """
     names = filter(None, map(parse_ticket, read(directory).tickets))
     found = [
@@ -369,10 +377,10 @@ def _forbid_writing(directory: int, name: str) -> bool:
 
 
 def forecast_newcomer(state: StateDirectory, directory: int, listing: Listing, own: Waiting) -> Iterator[float]:
-    """Forecast the start of a request that came now if leases last until their time limits, in seconds since 1970.
+    """Forecast the start of a request that came now if leases last until their time limits: whole seconds since 1970.
 
-    Yields a single time, or nothing if the start is unknown. Past usage counts for fair shares; a faulty configuration
-    of the machine counts as none.
+    Yields a single time, or nothing if the start is unknown; see :meth:`anyaccel.policy.Policy.forecast`. Past usage
+    counts for fair shares; a faulty configuration of the machine counts as none.
     """
     starts = _WaitingLine.collect(with_past(policy_for_display(state)), directory, listing, own).starts
     if own.key in starts:
@@ -380,10 +388,10 @@ def forecast_newcomer(state: StateDirectory, directory: int, listing: Listing, o
 
 
 def find_wanted_by_others(directory: int, listing: Listing, devices: frozenset[str]) -> frozenset[str]:
-    """Return the subset of ``devices`` that locked tickets of other processes name.
+    """Return the subset of ``devices`` that locked tickets name, without tickets of this process id.
 
-    Tickets name devices by hashes, so a device with an equal hash is included, too. A ticket without a readable list of
-    devices counts as naming each.
+    Silent and cancelled tickets count until they are unlocked. Tickets name devices by hashes, so a device with an
+    equal hash is included, too. A ticket without a readable list of devices counts as naming each.
     """
     found: set[str] = set()
     for ticket in filter(None, map(parse_ticket, listing.tickets)):
@@ -413,7 +421,8 @@ def is_silent(found: os.stat_result, now: int, position: int) -> bool:
 def current_policy(state: StateDirectory | None = None) -> Policy:
     """Return the queue policy of this machine, from its present configuration, without past usage.
 
-    Rules are kept in this process until the configuration changes; drains and reservations are looked up at each call.
+    Without a configuration, the rules are those of :data:`PLAIN`. Rules are kept in this process until the
+    configuration changes; drains and reservations are looked up at each call.
 
     Args:
         state: The state directory whose drains and reservations count; None for none.
@@ -616,13 +625,14 @@ def hashed(need: Need) -> Need:
 def list_holdings(directory: int, listing: Listing, over: Collection[str] = ()) -> list[Holding]:
     """Return the listed leases as the queue policy sees them, without the leases in ``over``.
 
-    Locks are not checked: without ``over``, ended leases count, too. A lease whose file is gone is left out. Each
-    device of a lease is a holding of its own, with times by the clock since the boot.
+    Locks are not checked: without ``over``, ended leases count, too. A lease whose file is gone is left out. Each file
+    is a holding: one for each device of a lease, and further ones after a recovery. A name that is not understood is a
+    holding of the whole device. Times are by the clock since the boot.
 
     Args:
         directory: Descriptor of the state directory.
         listing: The names in the directory.
-        over: Names of leases that have ended.
+        over: Names of the files to leave out.
     """
     found = []
     offset = _clock_offset()
@@ -648,9 +658,10 @@ def list_holdings(directory: int, listing: Listing, over: Collection[str] = ()) 
 
 
 def find_ended(directory: int, listing: Listing) -> frozenset[str]:
-    """Return the names of listed leases that have ended, whether their files are left or gone.
+    """Return the names of listed leases that have ended, whether their files are left or gone; nothing is removed.
 
-    Each lock is tested, and nothing is removed.
+    A lease without a lock has not ended while its holder leaves the kernel, a process carries the mark, or the tenure
+    lasts: see :func:`~anyaccel.ledger.listing.find_states`.
 
     Raises:
         OSError: When a lock cannot be tested, as for want of descriptors.

@@ -6,13 +6,13 @@ import contextlib
 import errno
 import os
 import select
-import signal
 import time
 from _thread import get_native_id
 from collections.abc import Callable, Container, Iterable, Iterator
 from functools import cache
 
 from anyaccel.linux import system
+from anyaccel.linux.system import signal
 
 _EXITING = 0x4
 """PF_EXITING of the flags in ``/proc/PID/stat``, in all versions of the kernel."""
@@ -174,8 +174,10 @@ def describe_end(status: int | None) -> str:
         return "ended"
     if status >= 0:
         return f"ended with exit status {status}"
+    from signal import Signals
+
     try:
-        return f"was killed by {signal.Signals(-status).name}"
+        return f"was killed by {Signals(-status).name}"
     except ValueError:  # a real-time signal
         return f"was killed by signal {-status}"
 

@@ -8,6 +8,9 @@ from functools import cache
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import ctypes
+    import signal as signal  # noqa: PLC0414 - other modules import it from here
+else:
+    import _signal as signal  # noqa: F401 - without enumerations, which take a hundredth of the time of detection
 
 PIDFD_GETFD = 438
 LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 444, 445, 446

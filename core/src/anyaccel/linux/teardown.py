@@ -17,7 +17,6 @@ alone and named, and the devices stay taken.
 from __future__ import annotations
 
 import os
-import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -25,6 +24,7 @@ from functools import partial
 from anyaccel.linux import mark as marks
 from anyaccel.linux import process
 from anyaccel.linux.mark import Mark
+from anyaccel.linux.system import signal
 from anyaccel.linux.users import user_name
 
 GRACE_SECONDS = 10.0

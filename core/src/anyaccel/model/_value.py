@@ -57,11 +57,16 @@ class _ValueType(type):
         for base in bases:  # inherited fields come first, as in dataclasses
             fields |= getattr(base, "_fields", {})
         fields |= {each: namespace.pop(each, REQUIRED) for each in own}
-        made = super().__new__(cls, name, bases, {"__slots__": own, "_fields": fields, **namespace})
-        if fields:
-            made.__init__ = _initializer(made)  # type: ignore[misc]
-            made._contents = attrgetter(*fields)
-        return made
+        first = {"__init__": _first_init} if fields else {}
+        return super().__new__(cls, name, bases, {"__slots__": own, "_fields": fields, **first, **namespace})
+
+
+def _first_init(self: Value, **given: object) -> None:
+    """Make the ``__init__`` of a class with its first value: a process makes values of few classes."""
+    kind = type(self)
+    kind._contents = attrgetter(*kind._fields)  # noqa: SLF001 - our own
+    kind.__init__ = _initializer(kind)  # type: ignore[method-assign]
+    kind.__init__(self, **given)
 
 
 def _initializer(kind: _ValueType) -> Callable[..., None]:

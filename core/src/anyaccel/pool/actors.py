@@ -213,7 +213,8 @@ class Actors(Actor[T]):
     ) -> Results[Any]:
         """Call a method over arguments; the results come in their order. See :meth:`anyaccel.Pool.map`.
 
-        All calls are submitted at once. An exception of pickling is raised in place of the results of its batch.
+        All calls are submitted at once. An exception of pickling is raised in place of the results of its batch. When
+        the iteration ends early, the calls that wait are cancelled, and running methods go on.
 
         Args:
             method: The method as an attribute of its class, for type checkers, or its name; see :meth:`call`.
@@ -258,7 +259,10 @@ class Actors(Actor[T]):
         batch: int | None = None,
         progress: bool | ProgressCallback = False,
     ) -> Results[Any]:
-        """Call a method over arguments, as :meth:`map` does; each result comes as soon as it is there."""
+        """Call a method over arguments, as :meth:`map` does, but return the results in the order of completion.
+
+        The results of a batch come together, when the whole batch is over.
+        """
         return self._run_all(method, iterables, timeout, batch, progress, in_order=False)
 
     def _run_all(

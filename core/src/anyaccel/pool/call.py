@@ -169,7 +169,7 @@ class CallFuture(AwaitableFuture[T]):
         """Cancel the call, waiting or running, unless it is a running method; return whether it is or was cancelled.
 
         A call that is over, or belongs to the parent process, stays as it is. The worker is ended later, by the
-        reactor. The done-callbacks run in this thread.
+        reactor; that of a method that has not started only skips the call. The done-callbacks run in this thread.
         """
         call = self._call
         if call is None or call.foreign or (call.kind == MessageKind.METHOD and self.running()):
@@ -351,7 +351,10 @@ class Call:
         self._finish(self.future.set_exception, error)
 
     def _finish(self, setter: Callable[[Any], None], outcome: Any) -> None:
-        """Cancel the timer, set the outcome unless there is one, and drop the future's reference to the call."""
+        """Cancel the timer, set the outcome, and drop the future's reference to the call; done-callbacks run here.
+
+        A call with an outcome, or a cancelled call, keeps its state.
+        """
         if self.timer is not None:
             self.timer.cancel()
         with contextlib.suppress(InvalidStateError):

@@ -204,7 +204,7 @@ class Quarantine:
         self._kept: dict[WorkerLease, str] = {}
 
     def list(self) -> tuple[tuple[Allocation, str], ...]:
-        """Return the devices with the reasons; any thread may ask."""
+        """Return the devices of each kept lease, with the latest reason; any thread may ask."""
         return tuple((lease.allocation, reason) for lease, reason in tuple(self._kept.items()))
 
     def keep(self, lease: WorkerLease, reason: str) -> None:
@@ -231,7 +231,10 @@ class Quarantine:
                 logging.getLogger("anyaccel").warning("lease %s: %s", lease.lease_id, error)
 
         def watch() -> None:
-            """Poll the vendor at growing intervals until nothing is found, then release."""
+            """Poll the vendor until nothing is found or the observation fails; then have the reactor release.
+
+            Each new reason is recorded. The pauses grow from 0.1 s to 10 s.
+            """
             pause = FIRST_LOOK_SECONDS
             while reason := find_remains(inventory, lease.allocation, gone.pid):
                 self.keep(lease, reason)
@@ -255,7 +258,7 @@ class Quarantine:
 
 
 def can_tell(inventory: Inventory, allocation: Allocation) -> bool:
-    """Return whether a vendor of some of the devices reports processes and memory in use.
+    """Return whether the plug-in for any of the devices has the hook ``anyaccel_stats``, whatever the hook reports.
 
     May start the vendors' processes. Declared devices do not count, nor do vendors whose process cannot be asked. False
     for a simulated machine.
@@ -267,9 +270,10 @@ def can_tell(inventory: Inventory, allocation: Allocation) -> bool:
 
 
 def find_remains(inventory: Inventory, allocation: Allocation, pid: int) -> str:
-    """Observe the machine, which may take seconds, and return what is left of a process on devices, as clauses.
+    """Observe the machine, which may take seconds, and return the remains of a process on devices, as clauses.
 
-    Empty if nothing is left, or the vendor cannot tell or fails.
+    These are the process itself, without its descendants, in a vendor's list of processes, and memory in use on a
+    wholly leased device without processes. Empty if nothing is left, or the vendor cannot tell or fails.
     """
     try:
         observed, _ = stats(inventory)
@@ -279,9 +283,10 @@ def find_remains(inventory: Inventory, allocation: Allocation, pid: int) -> str:
 
 
 def _find_remains(share: Share, pid: int, observed: Mapping[str, Stats]) -> str:
-    """Return what is left of a process on one device, as a clause; empty if nothing is, or the vendor cannot tell.
+    """Return the remains of a process on a device, as a clause; empty if nothing is left, or the vendor cannot tell.
 
-    A whole device without processes has remains if more than 1/16 of its memory is in use.
+    Remains are the process itself, without its descendants; or more than 1/16 of the memory in use on a wholly leased
+    device, if the vendor lists the processes on the device and there are none.
     """
     seen = observed.get(share.device.id)
     if seen is None:

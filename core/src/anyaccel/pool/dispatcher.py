@@ -190,9 +190,9 @@ class Broker:
     # Queues
 
     def add_call(self, engine: LocalEngine, call: Call) -> None:
-        """Send a call to an idle worker of the same kind, unless a queue exists for the kind; else queue the call.
+        """Send a call to an idle worker of its pool and kind, unless a queue exists for these; else queue the call.
 
-        The queues are served if the call is the first in its queue.
+        If the call is the first pending one of its queue, :meth:`serve` is called.
 
         Raises:
             UnknownNameError, NeverFitsError: When its request can never be served.
@@ -251,11 +251,11 @@ class Broker:
             pass
 
     def _serve_one(self) -> bool:
-        """Do a single step for the oldest queue that permits a step.
+        """Do a single step for the oldest queue that permits a step; a queue that would overtake is passed over.
 
         The step is to send a call to an idle worker, to launch a worker, to request devices, or to evict an idle worker
-        from a full pool, or for its devices. Devices are not requested again for a queue that was refused after the
-        last release.
+        from a full pool, or for its devices. A queue that was refused devices requests them here again only after a
+        worker of this process has released some; until then, its timer and watches do.
 
         Returns:
             Whether a step was done.
@@ -283,7 +283,8 @@ class Broker:
     def _launch(self, queue: CallQueue, lease: WorkerLease | None) -> None:
         """Remove the first call of a queue, and launch a worker for the call, with a lease or without devices.
 
-        If vendors must change the devices before, a thread has this done, and the launch follows later.
+        If vendors must change the devices before, a thread has this done, and the launch follows later. If no thread
+        can be started, the reactor waits for the vendors.
         """
         call = self._pop(queue)
         worker = queue.engine.add_worker(call, lease)
@@ -314,8 +315,8 @@ class Broker:
     def _overtakes(self, queue: CallQueue) -> bool:
         """Return whether an older call of another queue competes with the first call of a queue, which must exist.
 
-        Calls compete for room in the same full pool, if the pool has ``max_workers`` or neither needs a device; or for
-        a common device, if the older call has room in its pool.
+        Calls of one pool compete for room if the pool has none for the older call, and has ``max_workers`` or neither
+        call can get a device. Calls of any pools compete for a common device if the older call has room in its pool.
         """
         if len(self._queues) == 1:
             return False
@@ -363,10 +364,10 @@ class Broker:
         return queue
 
     def _pop(self, queue: CallQueue) -> Call:
-        """Remove and return the first call of a queue, which must exist.
+        """Remove and return the first call of a queue that is not empty.
 
-        An empty queue is dropped. The place in the machine's queue is given up if the next call would overtake an older
-        call of another queue.
+        A queue without a further pending call is dropped. Else the next call inherits the place in the machine's queue,
+        which is given up if that call would overtake an older call of another queue.
         """
         call = queue.calls.popleft()
         if queue.first() is None:
@@ -397,8 +398,9 @@ class Broker:
     def _request_devices(self, queue: CallQueue, resolved: LocalRequest) -> None:
         """Try to get devices for the first call of a queue, and launch the call; then have all queues served.
 
-        Otherwise a retry is arranged. An error fails the call. Devices that are granted after a cancellation, or
-        although an older call competes by now, are released.
+        If the devices are not granted now, :meth:`_watch_ledger` retries. An error fails the call. Granted devices are
+        released if no call of the queue is pending any more, or an older call of another queue competes by now; after a
+        cancellation, they go to the next call of the queue.
 
         Args:
             queue: The queue. Its timer and watches are cancelled first; without a pending call, nothing else is done.
@@ -434,7 +436,7 @@ class Broker:
 
         Raises:
             AnyaccelError: When the request cannot be granted, or the lease in which the broker was made has been
-                released.
+                released. The caller undoes the acquisition, which may have been granted.
         """
         if self._used is not None and self._used.released:
             raise LedgerError(
@@ -489,7 +491,8 @@ class Broker:
         """Keep a worker without work for later calls, and serve the queues.
 
         It is shut down instead if another process waits for its devices. The first idle worker with devices starts
-        periodic checks.
+        :meth:`_check_idle`. A worker for calls without a request for devices stays idle until another call needs its
+        place, or the pool ends.
         """
         worker.idle_since = time.monotonic()
         self._idle.append(worker)
@@ -511,7 +514,7 @@ class Broker:
     def _take_idle(self, engine: LocalEngine, alike: object) -> WorkerProcess | None:
         """Remove and return the most recently used idle worker of a pool for calls of a kind; None if there is none.
 
-        Workers that are ending are passed over. So the least used workers reach their idle time.
+        So the others reach their idle time. Workers that are ending are passed over.
         """
         # A linear search: the list is no longer than the number of processes.
         for place in range(len(self._idle) - 1, -1, -1):
@@ -526,7 +529,7 @@ class Broker:
         Args:
             queue: The queue.
             roomy: Whether its pool has room, so that the end helps by devices that the queue competes for; else the end
-                helps by room in the pool. Without ``max_workers``, only workers without devices take room.
+                helps by room in the pool. Without ``max_workers``, only workers without devices and actor take room.
 
         Returns:
             The worker; None if there is none, or an evicted worker that helps is still ending: that may suffice, and
@@ -550,7 +553,9 @@ class Broker:
             worker.shut_down()
 
     def _check_idle(self) -> None:
-        """Evict workers with devices past their idle time, and one worker whose devices another process waits for.
+        """Evict idle workers with devices: each past its idle time, and the first for which another process waits.
+
+        The first is the longest idle. Workers of calls that fell back to the CPU also end after their idle time.
 
         The next check follows after :data:`LOOK_SECONDS` if idle workers with devices are left.
         """
@@ -567,7 +572,8 @@ class Broker:
     def _is_wanted_elsewhere(self, worker: WorkerProcess) -> bool:
         """Return whether another process waits for devices of a worker, for parts of them, or for their parents.
 
-        The ledger is read at most every :data:`LOOK_SECONDS`; a ledger that cannot be read counts as without requests.
+        The ledger is read at most every :data:`LOOK_SECONDS`, else the last reading counts; a ledger that cannot be
+        read counts as without requests. May be True by mistake, as :meth:`~anyaccel.ledger.Ledger.find_wanted` says.
         Always False for a worker without devices, and for private leases.
         """
         if worker.lease is not None and not self.private and (now := time.monotonic()) - self._checked > LOOK_SECONDS:
@@ -643,8 +649,8 @@ class WorkerProcess:
     def ended(self, gone: Gone) -> None:
         """Handle the last messages of the process, then its end.
 
-        The timer is cancelled, the control group is removed, which tells of a kill for memory, and the engine requeues
-        or fails the calls.
+        The scheduled stop is cancelled, the control group is removed, which tells of a kill for memory, and the engine
+        requeues or fails the calls and releases the devices.
         """
         self.ending = True
         self._process.shut(socket.SHUT_RDWR)  # from now on, sends fail instead of filling a channel without a reader
@@ -689,11 +695,11 @@ class WorkerProcess:
     def accepts(self, call: Call) -> bool:
         """Return whether a method call may be sent: to run at once, or pipelined behind the calls of this actor.
 
-        An actor that runs several calls at a time may have left earlier ones unread. Then :meth:`pull` follows later.
-
-        A call is pipelined only if it is small, without large buffers and without a log file, at most
-        :data:`MOST_AHEAD` calls are outstanding with it, and the actor is constructed, runs one call at a time, and is
-        in no group.
+        To run at once, the worker must be :attr:`free`; an actor that runs several calls at a time must also have read
+        the earlier ones, else :meth:`pull` follows later. A call is pipelined only if its pickle has at most
+        :data:`MOST_AHEAD_BYTES` bytes, without large buffers and without a log file, at most :data:`MOST_AHEAD` calls
+        are outstanding with it, and the actor is constructed, is not ending, runs one call at a time, and is in no
+        group.
         """
         if self.free:  # beside other calls, a send might block on a stopped process, and with it all pools
             return not self.running or self._process.has_room(self.pull)
@@ -714,7 +720,10 @@ class WorkerProcess:
         )
 
     def pull(self) -> bool:
-        """Send queued calls: as many as an actor accepts, or one to another worker; return whether there were any."""
+        """Send queued calls: as many as an actor accepts, or one to a free worker without an actor.
+
+        Return whether a call was taken from a queue.
+        """
         given = False
         if self.actor is not None:
             while (call := self.actor.next_for(self)) is not None:
@@ -786,8 +795,9 @@ class WorkerProcess:
 
         A call that is not pending any more is not sent; the worker gets its next call instead, unless ``fresh``. After
         the last of ``max_calls``, the channel is shut down, so that the worker exits after its answer. If no memory or
-        descriptor is left, or the log file cannot be made, the call fails and the worker is stopped. If the process has
-        exited, the call stays unsent in ``running``. The call's future gets the allocation.
+        descriptor is left, or the log file cannot be made, the call fails and the worker is stopped. If the channel is
+        shut, as of a process that has exited, the call stays unsent in ``running``; the end of the process requeues it.
+        The call's future gets the allocation.
 
         Args:
             call: The call. Its arguments are dropped if it cannot be retried.
@@ -849,8 +859,8 @@ class WorkerProcess:
 
         Calls that were not sent count as never started. If the worker was not stopped, messages that the process has
         not read are received; their calls count, too, and get the arguments back. That is so only for a process that
-        has answered before, or that was forked ahead and has not even read its setup: any other process may have died
-        of its setup, and so would the next one.
+        has answered before, or that has not even read its setup and does not replace such a process: any other process
+        may have died of its setup, and so would the next one.
         """
         self.ending = True
         message = self._process.receive_unread() if gone.forked and not self.stopped else None
@@ -869,7 +879,7 @@ class WorkerProcess:
     def _start_timer(self, call: Call) -> None:
         """Start the time limit of a call; no effect on a call without a limit.
 
-        The early signal comes first, unless the limit is not longer than its lead.
+        The pool's early signal, if any, comes first, unless the limit is not longer than its lead.
         """
         if call.options.timeout is None:
             return
@@ -880,7 +890,10 @@ class WorkerProcess:
             call.timer = reactor().call_later(seconds - early.seconds, partial(self._send_early, early, call))
 
     def _send_early(self, early: EarlySignal, call: Call) -> None:
-        """Send the early signal if the call is unanswered, and start the timer for the end of the call's time."""
+        """Start the timer for the end of the call's time; if the call is unanswered, send the early signal.
+
+        Processes of the worker that do not handle the signal do not get it.
+        """
         call.timer = reactor().call_later(early.seconds, partial(self.engine.on_timeout, self, call))
         if call.number in self.running:
             early.send(self.mark)
@@ -890,10 +903,11 @@ class WorkerProcess:
     def stop(self, grace: float, *, answer: bool = True) -> None:
         """Have the process and its descendants ended, and return at once. The worker gets no more calls.
 
-        Without a process yet, a later :meth:`launch` fails the call and ends the worker.
+        Sent calls without an answer fail at the end of the process, also with retries left. Without a process yet, a
+        later :meth:`launch` fails the call and ends the worker.
 
         Args:
-            grace: Seconds between SIGTERM and SIGKILL.
+            grace: Seconds between SIGTERM and SIGKILL; 0 for SIGKILL at once.
             answer: Whether answers that arrive meanwhile count.
         """
         self.ending = self.stopped = True
@@ -914,7 +928,7 @@ class WorkerProcess:
     def schedule_stop(self) -> None:
         """Schedule :meth:`stop` in case the process does not exit within the grace period, of at least a second.
 
-        Replaces the stop that was scheduled before.
+        The stop then gives the grace period of the pool once more. Replaces the stop that was scheduled before.
         """
         grace = self.engine.settings.grace
         if self.timer is not None:
@@ -974,8 +988,9 @@ class WorkerProcess:
     def on_message(self, message: Message) -> None:
         """Handle an answer, a failed setup or a due notice; distrust the process for anything else.
 
-        Notices are due before the first answer. READY starts the time limit of the first call. After a fault, messages
-        are ignored.
+        Notices are due before the first answer. READY starts the time limit of the first call. A failed setup is
+        believed only while a notice is due or, if the preparation is not staged, before the first answer. After a
+        fault, messages are ignored.
         """
         kind, engine = message.kind, self.engine
         if self.fault:
@@ -1139,8 +1154,9 @@ class LocalEngine(Engine):
 
         The copy, with data too large for a packet, goes to shared memory at once, in the thread of the caller: a
         gigabyte copied by the reactor would delay every pool. The buffers are copied to private memory instead if
-        shared memory is exhausted, if :data:`MOST_STORED` calls are unfinished, or if the call may be retried, because
-        a worker may write to the arguments that it gets. No effect on stored data, and on little data without buffers.
+        shared memory is exhausted, if the pool has :data:`MOST_STORED` unfinished calls, methods of actors aside, or if
+        the call may be retried, because a worker may write to the arguments that it gets. Data without buffers is not
+        copied then. No effect on stored data, and on little data without buffers.
         """
         body = call.body
         if body is None or body.stored is not None or not (body.buffers or len(body.data) > MOST_INLINE):
@@ -1252,8 +1268,8 @@ class LocalEngine(Engine):
 
         Calls that the worker never started are requeued, except the construction of a stopped actor. So are calls with
         retries left, if a process was forked and not stopped; the others fail. A worker that died unused is replaced at
-        once, on the same devices. After a kill, the devices may stay in quarantine for a while. An actor dies with its
-        worker, unless its construction is run again.
+        once, on the same devices. Unless the exit status is 0, the devices may stay in quarantine for a while. An actor
+        dies with its worker, unless its construction is run again.
         """
         self.members.discard(worker)
         self.broker.forget_worker(worker)
@@ -1322,8 +1338,9 @@ class LocalEngine(Engine):
     def on_cancel(self, call: Call) -> None:
         """Drop the arguments and the record of a cancelled call, and stop the worker that has the call.
 
-        The worker of a method is not stopped: it only skips the call unless it has started. Without a worker, the queue
-        is dropped if no pending call is left, and the queues are served.
+        The worker gets the pool's grace, and later answers are ignored. The worker of a method is not stopped: it only
+        skips the call unless it has started. Without a worker, the queue is dropped if no pending call is left, and the
+        queues are served.
         """
         worker = next((worker for worker in self.members if call.number in worker.running), None)
         call.body = None
@@ -1378,8 +1395,8 @@ class LocalEngine(Engine):
     def finish_shutdown(self) -> None:
         """Shut down the workers without work once no call of a closed pool waits; no effect in an open pool.
 
-        Actors are left to exit by themselves. After the last worker, the fork servers are released and ``drained`` is
-        set.
+        Methods that wait for an actor do not count, and actors are left to exit by themselves. After the last worker,
+        the fork servers are released and ``drained`` is set.
         """
         if not self.closed or any(call.is_pending() and not call.sent for call in self._calls.values()):
             return

@@ -79,6 +79,9 @@ class Preparation(Value):
     ) -> tuple[WorkerEnvironment, Pickled]:
         """Make the first message to a worker, and the worker's cgroup if a limit needs one; the caller removes that.
 
+        Warnings about devices that stay open to the worker are printed on standard error, each once in this process;
+        gaps of a sandbox are not.
+
         Args:
             allocation: Its devices.
             inventory: The machine.
@@ -96,7 +99,7 @@ class Preparation(Value):
             EnforcementError: When the worker must be confined or held to memory, and the kernel cannot.
             EnvConflictError, PluginError: When the environment or the sandbox cannot be made.
             UsageError: When the memory limit is invalid.
-            WorkerStartError: When the working directory does not exist any more.
+            WorkerStartError: When the working directory is gone, or its path cannot be found.
         """
         try:
             directory = os.getcwd()
@@ -119,7 +122,10 @@ class Preparation(Value):
         return launch.environment, Pickled(pickle.dumps(message, PROTOCOL), [])
 
     def _warmup_on(self, allocation: Allocation) -> tuple[bytes, str] | None:
-        """Return the warm-up and the names of the devices in messages; None without a warm-up or without devices."""
+        """Return the pickled warm-up, and a text for messages with name and id of each device.
+
+        None without a warm-up or without devices.
+        """
         if self.warmup is None or not allocation.devices:
             return None
         return self.warmup, ", ".join(f"{device.name} ({device.id})" for device in allocation.devices)
@@ -329,7 +335,7 @@ class Engine(Protocol):
         """Return the unfinished calls, queued or with a worker; a call may be in the list twice."""
 
     def mark_broken(self, cause: BaseException, *others: Call) -> None:
-        """Break the pool because a worker could not be set up: fail every call, also the calls in ``others``.
+        """Break the pool because a worker could not be set up: fail every unfinished call, and those in ``others``.
 
         The failed calls have the same BrokenPoolError. The first cause is kept for later calls. Then the engine is
         stopped with the grace period of the settings; see :meth:`stop`.

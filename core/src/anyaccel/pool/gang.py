@@ -102,7 +102,7 @@ def make_ranked_call(
 
 
 def run_alone(call: Call, hosts: int, work: bytes, enter: Callable[[Call, tuple[Any, ...]], None]) -> GangFuture[Any]:
-    """Run a call as a gang of one, on this machine; its meeting address is freed once the future is done.
+    """Queue a call as a gang of one, on this machine; return the future, whose end frees the meeting address.
 
     Args:
         call: The call.

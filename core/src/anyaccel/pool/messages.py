@@ -100,8 +100,9 @@ class SharedParts:
 def dumps(value: Any) -> Pickled:
     """Pickle a call for a worker, or a result for the caller; buffers of :data:`LARGE` bytes or more are not copied.
 
-    Functions and classes are pickled by name; those of a script, a shell or a closure, and those of modules registered
-    with cloudpickle, by value. The value's own code may run twice, as a second attempt is made with cloudpickle.
+    Buffers are the memory of arrays and the like; ``bytes`` and texts are copied. Functions and classes are pickled by
+    name; those of a script, a shell or a closure, and those of modules registered with cloudpickle, by value. The
+    value's own code runs twice if a second attempt, with cloudpickle, is needed.
 
     Raises:
         Exception: An exception of the value's own code, or of pickle.
@@ -163,10 +164,10 @@ def dump_call_error(error: BaseException, dumps_error: Callable[[BaseException, 
 
 
 def _dumps(value: Any, buffers: list[memoryview] | None) -> bytes:
-    """Pickle a value, with cloudpickle if pickle fails or the pickle names ``__main__`` or a module sent by value.
+    """Pickle a value, with cloudpickle if pickle fails or the pickle contains ``__main__`` or a module sent by value.
 
-    cloudpickle sends functions and classes of these by value. Whether the other side can import the rest is not
-    checked.
+    Any occurrence of these names counts, also in a text. cloudpickle sends functions and classes of these by value.
+    Whether the other side can import the rest is not checked.
 
     Args:
         value: The value.
@@ -393,7 +394,9 @@ def send(
     *,
     number: int = 0,
 ) -> None:
-    """Send one message. Large data goes to shared memory, so sending to an idle receiver never blocks.
+    """Send one message, after a wait while the channel is full.
+
+    Large data goes to shared memory, so sending to an idle receiver never blocks.
 
     Args:
         channel: The channel.
@@ -417,7 +420,7 @@ def send(
 
 
 def receive(channel: socket.socket, *, wait: bool = True, passes: bool = True) -> Message | None:
-    """Receive one message; None when the other side has closed the channel, or this side has shut reading.
+    """Receive one message; None when the other side has closed the channel or shut writing, or this side reading.
 
     Args:
         channel: The channel.
@@ -427,7 +430,7 @@ def receive(channel: socket.socket, *, wait: bool = True, passes: bool = True) -
     Raises:
         BlockingIOError: When there is none and ``wait`` is False.
         ValueError: When the packet is empty, cut short, not one of our messages, or passes descriptors without leave,
-            or its shared memory is too small or not sealed; all descriptors are closed.
+            or its shared memory is too small, has holes or is not sealed; all descriptors are closed.
         OSError: When its descriptor is not of shared memory, the memory cannot be mapped, or the channel was closed
             here.
     """
@@ -458,8 +461,8 @@ def _unpack(packet: bytes, descriptors: array[int]) -> Message:
     """Make a message of a packet, at least as long as the head; map its shared memory, and close that descriptor.
 
     Raises:
-        ValueError: When the packet is not one of our messages, or its shared memory is too small or not sealed; all
-            descriptors are closed.
+        ValueError: When the packet is not one of our messages, or its shared memory is too small, has holes or is not
+            sealed; all descriptors are closed.
         OSError: When its descriptor is not of shared memory, or the memory cannot be mapped; all descriptors are
             closed.
     """
@@ -545,7 +548,7 @@ def refuse_generator(value: Any) -> None:
     """Raise an error if the result of a call is a generator; a generator is closed before, unless asynchronous.
 
     Raises:
-        TypeError: When the function is a generator, which is for :meth:`anyaccel.Pool.stream`.
+        TypeError: When the value is a generator, asynchronous or not; the message names :meth:`anyaccel.Pool.stream`.
     """
     if isinstance(value, (types.GeneratorType, types.AsyncGeneratorType)):
         name = value.__qualname__

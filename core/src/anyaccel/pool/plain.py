@@ -153,7 +153,13 @@ class _Writer:
         self.once = self.repeated = 0
 
     def form(self, value: Any, depth: int = 0) -> Any:
-        """Return the form of a value at a depth of nesting; an atom, or a list of atoms, is its own form.
+        """Return the form of a value: an atom itself, a list of forms for a list, or a dict of type and parts' forms.
+
+        The memory of large arrays goes to ``buffers``. Exceptions of the value's own code pass.
+
+        Args:
+            value: The value.
+            depth: Number of values around it.
 
         Raises:
             NotPlainError: When the value or a part is not plain, nested too deeply, or repeated too often.
@@ -256,9 +262,10 @@ class _Reader:
 
 
 def _name_of(kind: type) -> str:
-    """Return the name under which :data:`TYPES` would list a type; empty if its module lacks the type.
+    """Return the name under which :data:`TYPES` would list a type: ``module.name``, of a builtin the name alone.
 
-    All of numpy's dtypes have a common name, and so do its scalars.
+    Empty if its module lacks the type, or is not imported. All dtypes of numpy, also those of other packages, go by
+    ``numpy.dtype``, and numpy's own scalars by ``numpy.generic``.
     """
     numpy = sys.modules.get("numpy")
     if numpy is not None and issubclass(kind, numpy.dtype):
@@ -392,7 +399,7 @@ def _exception(kind: type[Exception]) -> PlainType:
 def restore(error: Exception, state: dict[str, Any]) -> None:
     """Add notes to an exception, and set attributes, except private attributes and attributes of the class.
 
-    Of our own errors, ``hint`` and ``exit_status`` are set in any case.
+    A name that is no identifier is skipped. Of our own errors, ``hint`` and ``exit_status`` are set in any case.
 
     Raises:
         TypeError, AttributeError: When a note or a name is no text.

@@ -255,8 +255,9 @@ class Submitter(Executor):
 
         Raises:
             UsageError: When ``timeout`` is no duration; no call was submitted then.
-            RuntimeError: When the pool was shut down, or is broken.
+            RuntimeError: When the pool was shut down, or is broken; calls that were submitted before are cancelled.
             AnyaccelError: When the engine cannot take calls, for instance without a machine.
+            Exception: An exception of ``arguments``; no call was submitted then.
         """
         core, options, end = self._core, self._options, read_end(timeout)
         single = options.max_calls or options.timeout or options.retries or core.settings.logs  # each is per call
@@ -331,9 +332,10 @@ class Submitter(Executor):
         return self._core.gang(options, hosts, get_call_name(fn), dumps_whole((fn, args, kwargs)))
 
     def actor(self, cls: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Actor[T]:
-        """Make an actor: an object in a separate process, on separate devices.
+        """Make an actor: an object in a separate process, on separate devices, which are held until the process exits.
 
-        Its calls are not run again after the death of the process, whatever ``retries`` says.
+        The process exits after ``close()`` or ``kill()``, with the pool, or once nothing refers to the actor. Calls are
+        not run again after the death of the process, whatever ``retries`` says.
 
         Args:
             cls: Its class, or a function that makes the object.
@@ -657,7 +659,8 @@ class Pool(Submitter):
         """Shut the pool down, and wait for the calls and workers, also after an exception of the block.
 
         After a KeyboardInterrupt of the block, the queued calls are cancelled and the workers stopped with the pool's
-        grace. Ctrl-C during the wait kills the workers, whose end is not awaited then.
+        grace, so that running calls fail. Ctrl-C during the wait cancels the queued calls and kills the workers, whose
+        end is not awaited then. No effect in a forked child.
 
         Raises:
             KeyboardInterrupt: When Ctrl-C has come during the wait.

@@ -105,7 +105,10 @@ class Reactor:
         self._wake = -1  # a finalizer may still call call_soon(), and the number may soon be that of another file
 
     def _set(self, when: float, timer: Timer) -> None:
-        """Add a timer; once there are many, remove the cancelled ones."""
+        """Add a timer for a time of the monotonic clock; remove the cancelled timers first if there are many.
+
+        Many are more than 1024, and more than twice the timers that the last removal has left.
+        """
         if len(self._timers) > self._crowd:
             self._timers = [entry for entry in self._timers if entry[2].call is not None]
             heapq.heapify(self._timers)
@@ -113,7 +116,7 @@ class Reactor:
         heapq.heappush(self._timers, (when, next(self._numbers), timer))
 
     def _run(self) -> None:
-        """Call the handlers of readable descriptors, notes and expired timers, for ever."""
+        """Call the handlers of readable descriptors, of :meth:`call_soon` and of expired timers, for ever."""
         while True:
             timeout = self._get_timeout()
             self._sleeps = True

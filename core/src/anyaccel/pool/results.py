@@ -202,13 +202,15 @@ class Batches:
             raise
 
     def cancel(self) -> None:
-        """Submit no more calls, have the reactor report the rest as failed, and cancel the submitted calls.
+        """Submit no more calls, and cancel the submitted calls, also running calls, but no running method of an actor.
 
-        Running calls are cancelled, too, but not running methods of actors.
+        Calls that were never submitted, which have no futures, are reported as failed to the progress callback, later
+        in the reactor's thread. A second call reports nothing.
         """
         self._over = True
-        lost = len(self._parts)
-        self._parts.clear()
+        with self._lock:  # another thread may take arguments at this moment
+            lost = len(self._parts)
+            self._parts.clear()
         if lost:
             reactor().call_soon(partial(self._report, lost, lost))
         cancel_all(self._calls)
@@ -258,7 +260,8 @@ class Batches:
     def _on_done(self, count: int, slot: AwaitableFuture[Future[Any]], done: Future[Any]) -> None:
         """Submit the next batch if sizes are chosen; have the reactor count this one, and fill a place in ``futures``.
 
-        Runs in the thread that ends the batch. A batch with a failed call is followed by a next one, too. The place's
+        Runs in the thread that ends the batch. A batch with a failed call is followed by a next one, too. Each call
+        without a result counts as failed, also calls that did not run after a failure in their batch. The place's
         result is ``done`` itself, also when the batch failed or was cancelled. A batch that was cancelled, or a next
         batch that cannot be submitted, cancels the remaining calls; the exception of the latter is not raised here.
 
@@ -284,7 +287,10 @@ class Batches:
         reactor().call_soon(partial(self._deliver, count, count - values, slot, done))
 
     def _deliver(self, count: int, failed: int, slot: AwaitableFuture[Future[Any]], done: Future[Any]) -> None:
-        """Report a finished batch to the progress callback, then fill its place; see :meth:`_on_done`."""
+        """Report a finished batch to the progress callback, then set ``done`` as the result of its place.
+
+        Without an order, the oldest vacant place takes the result. Runs in the reactor's thread.
+        """
         self._report(count, failed)
         (slot if self._in_order else self._vacant.popleft()).set_result(done)
 
@@ -418,6 +424,8 @@ def check_batch(**sizes: object) -> None:
 
 def read_end(timeout: Duration | None) -> float | None:
     """Return the monotonic time at which a timeout from now ends; None without a timeout, and for centuries.
+
+    A negative timeout has ended already.
 
     Raises:
         UsageError: When ``timeout`` is no duration.

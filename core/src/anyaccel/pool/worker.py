@@ -56,12 +56,13 @@ class Terminated(SystemExit):
 
 
 def serve(descriptors: list[int], ahead: bool) -> NoReturn:
-    """Answer messages until the caller closes the channel, then exit. A target of the fork server.
+    """Answer messages by :func:`_work`, then exit with its status. A target of the fork server.
 
-    After SIGTERM, the process runs its exit handlers and then dies by that signal. During the exit, SIGTERM is ignored.
+    The exit waits for non-daemon threads and runs the exit handlers; SIGTERM is ignored meanwhile. After an earlier
+    SIGTERM, the process dies by that signal in the end.
 
     Args:
-        descriptors: Our end of the channel.
+        descriptors: Our end of the channel, as the only item.
         ahead: Whether the process is forked ahead of need, so that there is time to rehearse.
     """
     set_name("accel-worker")
@@ -75,7 +76,7 @@ def serve(descriptors: list[int], ahead: bool) -> NoReturn:
 
 
 def _work(descriptor: int, *, ahead: bool) -> int:
-    """Prepare the process, and answer messages until the channel is closed.
+    """Prepare the process, and answer messages until the channel is closed, or setup or user code ends the process.
 
     Args:
         descriptor: Our end of the channel.
@@ -152,8 +153,8 @@ class MessageLoop:
     def _run(self) -> None:
         """Handle messages until the channel is closed or a handler returns False.
 
-        Skips are handled with the methods before them. A call with a log file redirects the outputs, until the next
-        call with a log file.
+        A skip has no effect here: a method looks for its own skip before it runs. A call with a log file redirects the
+        outputs, until the next call with a log file. Exceptions of :func:`receive` and of the handlers pass.
         """
         handlers: dict[int, Callable[[Message], bool]] = {
             MessageKind.SETUP: self._set_up,
@@ -179,8 +180,8 @@ class MessageLoop:
         sandbox, initializer, warm-up, PREPARED; the notices only if asked for.
 
         Returns:
-            False if a step from the format of answers on failed with an Exception, which was reported with BROKEN. A
-            SystemExit passes through, and so does an error of outputs or leases.
+            False if the message could not be read, or a step from the format of answers on failed with an Exception,
+            which was reported with BROKEN. A SystemExit passes through, and so does an error of outputs or leases.
         """
         outputs, leases = message.descriptors[:2], message.descriptors[2:]
         _redirect(outputs)
@@ -228,10 +229,11 @@ class MessageLoop:
         return function(*args, **kwargs)
 
     def _construct(self, message: Message) -> bool:
-        """Construct the object of the actor, and answer with the process id or the exception.
+        """Construct the object of the actor, with lanes for simultaneous methods; answer with process id or exception.
 
         Returns:
-            False if there is no object, which includes None, or the caller has closed the channel.
+            False if the construction has failed or has made None, or the caller has closed the channel. The answer for
+            None is the process id, too.
         """
 
         def construct(message: Message) -> int:
@@ -412,7 +414,10 @@ class SharedGlobals:
         return self._loads(data, buffers) if self._names else loads(data, buffers)
 
     def _loads(self, data: bytes | memoryview, buffers: list[memoryview] | None = None) -> Any:
-        """Unpickle a value, with shared globals for the functions sent by value in it."""
+        """Unpickle a value, which may run any code; functions sent by value get the shared globals of their modules.
+
+        The first function of a module begins these globals, also before an initializer has set a global.
+        """
         unpickler = _Unpickler(io.BytesIO(data), buffers=buffers or ())
         unpickler.replaced = {"_make_function": self._make_function, "_function_setstate": self._set_state}
         return unpickler.load()
@@ -425,7 +430,10 @@ class SharedGlobals:
         return make(code, self._modules.setdefault(space.get("__name__", ""), space), *rest)
 
     def _set_state(self, set_state: Callable[..., Any], function: types.FunctionType, state: tuple[Any, Any]) -> None:
-        """Set the attributes and globals of a function with cloudpickle's setter, except globals of an initializer."""
+        """Set the attributes and globals of a function with cloudpickle's setter.
+
+        Globals that an initializer has set, and that still exist, keep their values.
+        """
         space, slots = function.__globals__, state[1]
         for name in self._names.get(space.get("__name__", ""), ()):
             if name in space:
@@ -443,7 +451,10 @@ class _Unpickler(pickle.Unpickler):
     replaced: Mapping[str, Callable[..., Any]]
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return a global of a module, or the replacement of a function of cloudpickle."""
+        """Import a module and return its global, or the replacement of a cloudpickle function in :attr:`replaced`.
+
+        The replacement has the function itself bound as its first argument. Exceptions of the import pass.
+        """
         found = super().find_class(module, name)
         return partial(self.replaced[name], found) if module == _CLOUDPICKLE and name in self.replaced else found
 
@@ -515,8 +526,9 @@ class Loop:
         """Run a coroutine in the loop's thread, and wait; return the value or raise the exception.
 
         Raises:
-            CancelledError: When the loop is closing; the coroutine is not run then, or was cancelled.
-            RuntimeError: When the loop has closed just now.
+            CancelledError: When the loop is closing, so that the coroutine is not run; or when the coroutine was
+                cancelled, also by the end of the loop.
+            RuntimeError: When the loop has closed just now, or has ended by itself; see :meth:`_run`.
             BaseException: The exception of the coroutine; a KeyboardInterrupt or SystemExit leaves the loop running.
         """
         if self._closing:
@@ -591,7 +603,7 @@ def _reset_signals() -> None:
 
 
 def _rehearse() -> None:
-    """Run a setup and a call of ``int`` on a channel of our own, before a caller waits.
+    """Run a setup and a call of ``int`` on a channel of our own, before a caller waits; the answer is dropped.
 
     A forked process shares its memory pages with its parent, and the first write to each page costs a page fault.
     """

@@ -21,8 +21,9 @@ from __future__ import annotations
 
 import errno
 import fnmatch
+import glob
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from anyaccel.errors import CommandTimeoutError, QueryError
 from anyaccel.probe.context import CommandResult, DeviceNode, Facts, Json
@@ -66,7 +67,7 @@ class RecordedFacts:
         root, *parts = pattern.split("/")
         found = [root]
         for part in parts:
-            found = [f"{above}/{name}" for above in found for name in fnmatch.filter(self._inside.get(above, ()), part)]
+            found = [f"{above}/{name}" for above in found for name in _matching(self._inside.get(above, ()), part)]
         return sorted(found, key=natural)
 
     def readlink(self, path: str) -> str | None:
@@ -138,6 +139,13 @@ class RecordedFacts:
             target = os.path.join(os.path.dirname(link), self._paths[link]["link"])
             path = os.path.normpath(target + path[len(link) :])
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+
+
+def _matching(names: Collection[str], part: str) -> list[str]:
+    """Return the names that a part of a pattern matches. A pattern is compiled, so that a plain name is dearer."""
+    if glob.has_magic(part):
+        return fnmatch.filter(names, part)
+    return [part] if part in names else []
 
 
 def _parents(path: str) -> Iterator[str]:

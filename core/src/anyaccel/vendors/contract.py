@@ -36,14 +36,14 @@ if TYPE_CHECKING:
 
     Arguments = Mapping[str, Any]
 
-VENDOR = re.compile(r"[a-z][a-z0-9_]{0,31}")
-RESOURCE = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
-KIND = re.compile(r"[a-z][a-z0-9_-]{0,31}")
-VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-DEVICE_ID = re.compile(r"[!#-&(-+\--~]{1,128}")
+VENDOR = r"[a-z][a-z0-9_]{0,31}"
+RESOURCE = r"[A-Za-z][A-Za-z0-9_.-]{0,63}"
+KIND = r"[a-z][a-z0-9_-]{0,31}"
+VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
+TAG = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
+DEVICE_ID = r"[!#-&(-+\--~]{1,128}"
 """Printable ASCII without space, comma and quotes."""
-PART = re.compile(r"(?=.{1,128}$)/sys(/(?!\.{1,2}(/|$))[A-Za-z0-9:@+_.-]+)+")
+PART = r"(?=.{1,128}$)/sys(/(?!\.{1,2}(/|$))[A-Za-z0-9:@+_.-]+)+"
 """A directory below ``/sys``, written in one way only."""
 MOST_GROUP = (1 << 32) - 2
 """Highest number of a group that Linux gives."""
@@ -51,8 +51,10 @@ SLOTS = tuple(count for count in range(1, MOST_SLOTS + 1) if UNITS_PER_DEVICE % 
 """Numbers of slots that a device may have: each slot is a whole number of 1/10000."""
 MOST_VALUE = 64 << 10  # MAX_ARG_STRLEN of execve(2) is 128 KiB, for name and value together
 """Bytes that the value of a variable may have; the kernel takes twice as many."""
-NOT_A_VENDORS = re.compile(r"PATH|HOME|USER|SHELL|IFS|LD_.*|PYTHON.*|ANYACCEL_.*")
+NOT_A_VENDORS = r"PATH|HOME|USER|SHELL|IFS|LD_.*|PYTHON.*|ANYACCEL_.*"
 """Variables that no plug-in may own, since they decide what code runs."""
+PATTERNS = (VENDOR, RESOURCE, KIND, VARIABLE, TAG, DEVICE_ID, PART, NOT_A_VENDORS)
+"""The patterns of the rules, as text: a vendor's process, which compares no rules, need not compile these."""
 
 
 def info_faults(value: Any, vendor: str) -> Iterator[str]:
@@ -84,8 +86,9 @@ def info_faults(value: Any, vendor: str) -> Iterator[str]:
 
 
 def _variable_faults(info: PluginInfo) -> Iterator[str]:
-    for name in filter(NOT_A_VENDORS.fullmatch, info.env_vars):
-        yield f"PluginInfo.env_vars must not hold {name!r}: that variable belongs to the system"
+    for name in info.env_vars:
+        if re.fullmatch(NOT_A_VENDORS, name):
+            yield f"PluginInfo.env_vars must not hold {name!r}: that variable belongs to the system"
     for field, names in (("borrowed", info.borrowed), ("cleared", info.cleared)):
         for name in names:
             if name not in info.env_vars:
@@ -110,7 +113,7 @@ def detected_faults(value: Any, vendor: str) -> Iterator[str]:
     devices = value.devices
     yield from _mismatches(DEVICE_ID, "Device.id", (device.id for device in devices))
     yield from _mismatches(
-        PCI_ADDRESS, "Device.pci_bus_id", (d.pci_bus_id for d in devices if d.pci_bus_id is not None)
+        PCI_ADDRESS.pattern, "Device.pci_bus_id", (d.pci_bus_id for d in devices if d.pci_bus_id is not None)
     )
     yield from _division_faults(devices)
     parts = [part for device in devices for part in device.occupies]
@@ -240,10 +243,10 @@ def _is_path(text: str) -> bool:
     return text.startswith("/") and text.isprintable()
 
 
-def _mismatches(pattern: re.Pattern[str], what: str, values: Iterable[Any]) -> Iterator[str]:
+def _mismatches(pattern: str, what: str, values: Iterable[Any]) -> Iterator[str]:
     for value in values:
-        if not isinstance(value, str) or not pattern.fullmatch(value):
-            yield f"{what} must match {pattern.pattern} (got {value!r})"
+        if not isinstance(value, str) or not re.fullmatch(pattern, value):
+            yield f"{what} must match {pattern} (got {value!r})"
 
 
 def _value_faults(values: Mapping[str, str]) -> Iterator[str]:

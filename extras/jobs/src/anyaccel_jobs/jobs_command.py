@@ -30,7 +30,7 @@ _STATES = (*STATES, "ended")
 _COLUMNS = (
     Column(heading="JOB", turn=0),
     Column(heading="STATE", turn=1),
-    Column(heading="REQUEST", turn=4, least=8),
+    Column(heading="REQUEST", turn=4, least=10),
     Column(heading="DEVICES", turn=5, least=10),
     Column(heading="STARTED", turn=6),
     Column(heading="TOOK", turn=7),

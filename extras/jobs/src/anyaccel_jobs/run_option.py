@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_job_options(parser: argparse.ArgumentParser) -> None:
-    """Declare ``--detach`` and the options that belong to it."""
+    """Declare ``--detach`` and its further options."""
     from anyaccel.cli import moment
 
     group = parser.add_argument_group("jobs")

@@ -44,7 +44,7 @@ _SIGNS = "_.-~=+*#"
 _WAITING = (
     Column(heading="WAITING", turn=0),
     Column(heading="USER", turn=1, least=8),
-    Column(heading="REQUEST", turn=2, least=8),
+    Column(heading="REQUEST", turn=2, least=10),
     Column(heading="WAITED", turn=4),
     Column(heading="STARTS BY", turn=5),
     Column(heading="REASON", turn=3, least=16),
@@ -53,7 +53,7 @@ _WAITING = (
 _JOBS = (
     Column(heading="JOB", turn=0),
     Column(heading="STATE", turn=1),
-    Column(heading="REQUEST", turn=3, least=8),
+    Column(heading="REQUEST", turn=3, least=10),
     Column(heading="TOOK", turn=4),
     Column(heading="DEVICES", turn=5, least=8),
     Column(heading="COMMAND", turn=2, least=12),

@@ -21,10 +21,10 @@ from anyaccel.vendors import RESOURCE, VENDOR
 TEMPLATE = "scaffold"
 COMMON = "common"
 VARIANTS = ("sysfs", "tool")
-BRAND = re.compile(r"[A-Za-z0-9][A-Za-z0-9 .&+-]{0,62}")
-DRIVER = re.compile(r"[a-z0-9_-]{1,56}")
-PCI_ID = re.compile(r"[0-9a-f]{4}")
-MASK = re.compile(r"[A-Z_][A-Z0-9_]*|none")
+BRAND = r"[A-Za-z0-9][A-Za-z0-9 .&+-]{0,62}"
+DRIVER = r"[a-z0-9_-]{1,56}"
+PCI_ID = r"[0-9a-f]{4}"
+MASK = r"[A-Z_][A-Z0-9_]*|none"
 NO_MASK = "none"
 DRIVER_BEHIND = ('driver = "', "/sys/module/", "/drivers/", "install the ", "modprobe ")
 """Texts before each name of the driver in the template, where other words are the name of the vendor."""
@@ -114,8 +114,8 @@ def _map_words(args: argparse.Namespace) -> dict[str, str]:
         ("a PCI vendor id", PCI_ID, args.pci),
         ("a mask", MASK, mask),
     ):
-        if not pattern.fullmatch(text):
-            raise UsageError(f"{what} must match {pattern.pattern} (got {text!r})")
+        if not re.fullmatch(pattern, text):
+            raise UsageError(f"{what} must match {pattern} (got {text!r})")
     return {
         **(WITHOUT_MASK if mask == NO_MASK else {}),
         "anyaccel-acme": f"anyaccel-{vendor.replace('_', '-')}",
