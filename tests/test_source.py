@@ -39,6 +39,7 @@ VENDOR_WORDS = re.compile(
 ROOMS = {
     "_version": "",
     "_faces": "",
+    "_typing": "",
     "linux": "",
     "errors": "",
     "extras": "errors",
@@ -134,7 +135,7 @@ def test_rooms_import_only_what_stands_before_them():
         room = room_of(path)
         if room not in LAST_ROOMS:
             assert room in ROOMS, f"give the new room {room!r} its place in ROOMS"
-            allowed = {room, "_version", "_faces", "text", *ROOMS[room].split(), *FOR_TYPES.get(room, "").split()}
+            allowed = {room, "_version", "_faces", "_typing", "text", *ROOMS[room].split(), *FOR_TYPES.get(room, "").split()}
             seen = {name.split(".")[1] for name in imports(path)}
             found |= {(name_of(path), each) for each in seen - allowed}
     assert found == set()
@@ -153,7 +154,7 @@ def test_the_kernel_is_asked_in_its_room_alone(duty):
 
 
 def test_rooms_stand_in_an_order():
-    seen = ["_version", "_faces", "text"]
+    seen = ["_version", "_faces", "_typing", "text"]
     for room, imported in ROOMS.items():
         assert set(imported.split()) <= set(seen), room
         seen.append(room)

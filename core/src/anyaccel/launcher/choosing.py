@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
 
+from anyaccel._typing import TypeVar
 from anyaccel.errors import NotFreeError
 from anyaccel.model import Device, Inventory, Request, Term
 from anyaccel.scheduler import Choice, Scheduler
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 T = TypeVar("T")
 

@@ -8,7 +8,6 @@ import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Literal
 
 from anyaccel.errors import EnvConflictError, PluginError
 from anyaccel.inventory.current import ALLOCATION_VARIABLE, LEASE_VARIABLE
@@ -36,6 +35,8 @@ from anyaccel.vendors.discovery import DENY_VARIABLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Literal
+
     from anyaccel.vendors.process import VendorProcess
 
 DEVICES_VARIABLE = "ANYACCEL_DEVICES"

@@ -6,8 +6,8 @@ import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from time import monotonic
 from types import TracebackType
-from typing import TypeVar
 
+from anyaccel._typing import TypeVar
 from anyaccel.durations import read_seconds
 from anyaccel.errors import DeadlockError, DevicesBusyError, LimitError, NeverFitsError, NotFreeError, UsageError
 from anyaccel.inventory.detect import survey

@@ -10,8 +10,8 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import NamedTuple, TypeVar
 
+from anyaccel._typing import NamedTuple, TypeVar
 from anyaccel.linux import mark as marks
 
 TYPE_CHECKING = False

@@ -6,8 +6,7 @@ time.
 
 from __future__ import annotations
 
-from typing import TypedDict
-
+from anyaccel._typing import TypedDict
 from anyaccel.errors import UnknownOptionError, UsageError
 from anyaccel.text import shown, size
 

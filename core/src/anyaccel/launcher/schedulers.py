@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import overload
 
+from anyaccel._typing import overload
 from anyaccel.errors import UsageError
 from anyaccel.launcher.choosing import KnownNames, validate
 from anyaccel.model import Inventory

@@ -21,8 +21,8 @@ import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
 
+from anyaccel._typing import NamedTuple
 from anyaccel.errors import LedgerBusyError, LedgerError, StateDirectoryError
 from anyaccel.ledger.names import boot, hidden_name
 from anyaccel.linux import process

@@ -9,8 +9,8 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
-from typing import TypeVar
 
+from anyaccel._typing import TypeVar
 from anyaccel.errors import LeaseNotFoundError, StateDirectoryError, UsageError
 from anyaccel.ledger.acquisition import Acquisition, Choose, OnWait
 from anyaccel.ledger.blocks import DeviceBlock, change_blocks, check_permission, new_block_id, read_blocks

@@ -7,8 +7,8 @@ import os
 from collections.abc import Collection, Iterable, Mapping
 from functools import cached_property
 from operator import attrgetter
-from typing import NamedTuple
 
+from anyaccel._typing import NamedTuple
 from anyaccel.ledger.lockfile import Life, is_left_behind, probe_lock
 from anyaccel.ledger.names import LeaseName, boot, parse_hidden, parse_lease
 from anyaccel.ledger.tenure import read_tenure

@@ -14,8 +14,8 @@ import os
 import stat
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import NamedTuple
 
+from anyaccel._typing import NamedTuple
 from anyaccel.ledger.names import boot, hidden_name, without_scope
 from anyaccel.linux import process
 from anyaccel.linux.descriptors import lock_owner

@@ -29,8 +29,8 @@ import zlib
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Iterable
 from functools import cache, lru_cache
-from typing import NamedTuple
 
+from anyaccel._typing import NamedTuple
 from anyaccel.linux import mark as marks
 from anyaccel.linux.process import UNSEEN, me
 from anyaccel.model.device import UNITS_PER_DEVICE

@@ -14,8 +14,8 @@ import contextlib
 import os
 import stat
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
 
+from anyaccel._typing import NamedTuple
 from anyaccel.ledger.listing import find_states, read
 from anyaccel.ledger.lockfile import BODY_LIMIT, Life, read_body
 from anyaccel.ledger.names import HANDOVER, HANDOVER_BODY, LeaseName, parse_lease

@@ -16,9 +16,9 @@ import stat
 import time
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from functools import lru_cache
-from typing import NamedTuple
 
 from anyaccel import configuration
+from anyaccel._typing import NamedTuple
 from anyaccel.configuration import Configuration
 from anyaccel.errors import ConfigurationError, LeaseNotFoundError, LeasePermissionError, LedgerError
 from anyaccel.ledger.blocks import read_blocks

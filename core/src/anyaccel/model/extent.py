@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
-from collections import namedtuple
 from collections.abc import Iterable, Iterator
 from functools import reduce
 from operator import or_
 
+from anyaccel._typing import NamedTuple
 from anyaccel.model.device import UNITS_PER_DEVICE
-
-TYPE_CHECKING = False  # that of typing, which takes longer to import than the model
-if TYPE_CHECKING:
-    from typing import NamedTuple
 
 ANY_SLOTS = -1
 """Stands for any slots: of a whole device, and of a share without a position."""
 _MOST_DIGITS = 6
 
 
-if TYPE_CHECKING:
-
-    class _Fields(NamedTuple):
-        units: int = UNITS_PER_DEVICE
-        slots: int = ANY_SLOTS
-        divided: bool = False
-
-else:
-    _Fields = namedtuple("Extent", ["units", "slots", "divided"], defaults=[UNITS_PER_DEVICE, ANY_SLOTS, False])  # noqa: PYI024 - see above
-
-
-class Extent(_Fields):
+class Extent(NamedTuple):
     """A held part of a device, with its slots.
 
     Attributes:
@@ -38,7 +23,9 @@ class Extent(_Fields):
         divided: Whether a part of the device is held that is a device by itself: then no share of the device is free.
     """
 
-    __slots__ = ()
+    units: int = UNITS_PER_DEVICE
+    slots: int = ANY_SLOTS
+    divided: bool = False
 
     def joined(self, other: Extent) -> Extent:
         """Return the sum of two extents, at most the whole device."""

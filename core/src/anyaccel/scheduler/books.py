@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache, partial
 from itertools import takewhile
 from threading import Lock
-from typing import NamedTuple
 
+from anyaccel._typing import NamedTuple
 from anyaccel.model import Allocation, Device, Extent, Grant, Health, Inventory, Request, Term, replace, slot_numbers
 from anyaccel.model.extent import bits, union
 from anyaccel.policy import Need

@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
 
+from anyaccel._typing import Generic, NamedTuple, TypeVar
 from anyaccel.model import UNITS_PER_DEVICE, Device, Inventory, Term, format_memory, format_units, replace
 from anyaccel.model.extent import format_row, read_row, rows_of
 from anyaccel.model.labels import MOST_LABELS, read_label, write_label, write_labels
 from anyaccel.scheduler.names import goes_by
 from anyaccel.text import listed, shown, size
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 T = TypeVar("T")
 

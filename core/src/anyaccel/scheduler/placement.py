@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from functools import cached_property
-from typing import NamedTuple
 
+from anyaccel._typing import NamedTuple
 from anyaccel.model import (
     AGREEMENT,
     ANY_SLOTS,

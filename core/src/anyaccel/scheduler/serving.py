@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
 
+from anyaccel._typing import NamedTuple
 from anyaccel.model import UNITS_PER_DEVICE, Device, Health, Inventory, Term, format_memory
 from anyaccel.model.verdict import ReasonCode
 from anyaccel.scheduler.filters import AskedFilter, asked, explain_unknown_memory
 from anyaccel.scheduler.names import goes_by
 from anyaccel.text import listed
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 
 class DeviceRule(NamedTuple):
