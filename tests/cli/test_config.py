@@ -126,6 +126,16 @@ def test_setup_makes_an_image_that_is_ready(tmp_path, anyaccel):
     assert config.read_text() == "# mine\n"
 
 
+def test_setup_takes_no_file_for_the_directory_that_it_makes(tmp_path, anyaccel):
+    journal = tmp_path / "var/lib/anyaccel/journal"
+    journal.parent.mkdir(parents=True)
+    journal.touch()
+    journal.chmod(0o1777)
+    done = anyaccel("setup", "--root", str(tmp_path))
+    assert f"{journal} cannot be made: File exists" in done.stderr
+    assert done.returncode != 0
+
+
 def test_a_dry_run_changes_nothing(tmp_path, anyaccel):
     done = anyaccel("setup", "--dry-run", "--root", str(tmp_path))
     assert done.stdout.count("to be made") == 3

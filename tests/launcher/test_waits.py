@@ -3,6 +3,7 @@
 Each program is a process of its own: that of pytest may have threads of which nothing is known here.
 """
 
+import os
 import re
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from itertools import product
 import anyaccel as aa
 import pytest
 from anyaccel.launcher.hold import take
+from anyaccel.launcher.verdicts import describe_wait
 from anyaccel.ledger import Ledger
 from anyaccel.linux.mark import draw
 from waiting import PATIENCE, until
@@ -182,3 +184,19 @@ def test_each_call_says_once_what_it_waits_for_where_the_program_wants_it(progra
     sentence = "anyaccel: waiting (1st): you have 2"
     assert all(said[call].rstrip("\n").endswith(sentence) for call in WAITS), said
     assert said["redirected"] == f"anyaccel.wait: {sentence}\n"
+
+
+def test_a_lease_that_another_thread_is_closing_is_not_intact(acme):
+    with aa.acquire("APU", machine="sim:A1") as lease:
+        (descriptor, *_) = lease.fds
+        kept = os.dup(descriptor)
+        os.close(descriptor)
+        assert not lease.lease.intact
+        os.dup2(kept, descriptor)
+        os.close(kept)
+        assert lease.lease.intact
+
+
+def test_the_next_request_without_a_lease_in_the_way_names_use_without_one():
+    assert describe_wait(1, (), ()) == "waiting (1st): the devices are in use without a lease"
+    assert describe_wait(2, (), ()) == "waiting (2nd): 1 earlier request is ahead"

@@ -4,6 +4,8 @@ import grp
 import json
 import os
 import pwd
+import subprocess
+import sys
 import time
 
 import pytest
@@ -281,8 +283,37 @@ def test_blocks_of_the_machines_directory_outlast_a_boot(ledger, state, tmp_path
     """A boot empties the directories below /run."""
     monkeypatch.setattr(blocks, "MACHINE_WIDE", str(state))
     monkeypatch.setattr(blocks, "KEPT", str(tmp_path / "lib" / "blocks.json"))
-    drain = ledger.drain(["a"], "")
-    (state / blocks.NAME).unlink()
+    (state / blocks.NAME).mkdir()  # as any user may in a directory for all; no file counts then
+    assert (ledger.blocks(), ledger.leases()) == ((), ())
+    with pytest.raises(LedgerError, match=r"blocks\.json cannot be written: .*; .*/lib/blocks\.json has the change"):
+        ledger.drain(["a"], "")
+    (state / blocks.NAME).rmdir()
+    drain = ledger.blocks()[0]
     assert ledger.blocks() == (drain,)
     ledger.remove_blocks([drain.id])
     assert ledger.blocks() == ()
+
+
+@needs_root
+def test_blocks_that_cannot_be_read_are_an_error_of_the_ledger(ledger, state):
+    ledger.drain(["a"], "")
+    code = """
+import os, subprocess, sys
+from anyaccel.errors import LedgerError
+from anyaccel.ledger import Ledger
+
+ledger = Ledger.open()
+subprocess.run(["mount", "--bind", f"/proc/{os.getpid()}/mem", sys.argv[1]], check=True)
+for ask in (ledger.blocks, ledger.leases):
+    try:
+        ask()
+    except LedgerError as error:
+        print(error)
+"""
+    if subprocess.run(["unshare", "--mount", "true"], check=False).returncode:
+        pytest.skip("this system lets root mount nothing")
+    environ = {**os.environ, "ANYACCEL_STATE_DIR": str(state)}
+    command = ["unshare", "--mount", sys.executable, "-c", code, str(state / blocks.NAME)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
+    assert done.stderr == ""
+    assert done.stdout == f"the state directory {state} could not be used: Input/output error\n" * 2

@@ -4,6 +4,8 @@ import contextlib
 import json
 import os
 import resource
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -128,8 +130,9 @@ def test_in_the_machines_directory_the_owner_of_a_file_is_the_user(tmp_path, env
     squatter = machine / f"{os.geteuid()}.jsonl"
     squatter.write_bytes(journal._line(ENTRY))
     os.chown(squatter, 61_002, 61_002)
+    (machine / "61003.jsonl").mkdir()
     assert journal.write(ENTRY, environ)
-    assert sorted(os.listdir(machine)) == [f"{os.geteuid()}-1.jsonl", f"{os.geteuid()}.jsonl"]
+    assert sorted(os.listdir(machine)) == [f"{os.geteuid()}-1.jsonl", f"{os.geteuid()}.jsonl", "61003.jsonl"]
     assert sorted(entry.user for entry in journal.read(environ)) == sorted(["61002", user_name(os.geteuid())])
     machine.chmod(0o777)  # not sticky: any user could replace files, so it is not the machine's
     assert list(journal.read(environ)) == []
@@ -255,3 +258,20 @@ def test_only_a_users_own_file_that_all_can_read_says_what_the_user_used(machine
         assert journal.read_usage(HALF_LIFE) == {}, false
     own.write_text('{"used": [3600.0, 5, 99999999999]}\n')  # in a time to come: as if now
     assert seconds(61_002, time.time()) == pytest.approx(5.0, rel=0.01)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a file that cannot be read")
+def test_a_file_that_cannot_be_read_spoils_no_report(environ, file):
+    assert journal.write(ENTRY, environ)
+    code = """
+import os, subprocess, sys
+from anyaccel.ledger import journal
+
+subprocess.run(["mount", "--bind", f"/proc/{os.getpid()}/mem", sys.argv[1]], check=True)
+print(list(journal.read({"XDG_STATE_HOME": sys.argv[2]})))
+"""
+    command = ["unshare", "--mount", sys.executable, "-c", code, str(file), environ["XDG_STATE_HOME"]]
+    if subprocess.run(["unshare", "--mount", "true"], check=False).returncode:
+        pytest.skip("this system lets root mount nothing")
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("[]\n", "")

@@ -14,6 +14,7 @@ import pytest
 from anyaccel.ledger import Ledger
 from anyaccel.pool import devices
 from anyaccel.pool.dispatcher import broker_of
+from two_plugins import plugin
 from waiting import until
 
 MACHINE = "sim:A1:2"
@@ -259,6 +260,18 @@ def test_a_state_directory_that_cannot_be_trusted_is_told(pool, monkeypatch, tmp
     assert pool("A1:1", shared=False).submit(pow, 2, 2).result() == 4
 
 
+def test_a_call_that_is_cancelled_waits_for_nothing(pool, tmp_path):
+    one = pool("A1:2")
+    holder = one.submit(wait_for, tmp_path / "never")
+    until(holder.running, "the holder")
+    waiting = one.submit(pow, 2, 2)
+    assert waiting.why() is not None
+    assert waiting.cancel()
+    assert waiting.why() is None
+    assert waiting.cancel()
+    assert holder.cancel()
+
+
 TELLING = """
 @hookimpl
 def anyaccel_stats(devices, ctx):
@@ -300,6 +313,61 @@ def test_a_device_whose_memory_is_not_free_is_quarantined(pool, lingering):
     say()
     assert waiting.result() == 4
     assert one.quarantined == ()
+
+
+def test_a_device_that_no_thread_can_look_at_now_is_released_later(pool, lingering, tmp_path, monkeypatch):
+    machine, say = lingering
+    monkeypatch.setattr(devices, "LAST_LOOK_SECONDS", 0.05)
+    one = pool("A1:1", machine=machine, max_calls=0)
+    assert one.submit(pow, 2, 2).result() == 4
+    say(used=8 << 30)
+    former = threading.stack_size(1 << 46)
+    try:
+        with pytest.raises(aa.BrokenWorkerError):
+            one.submit(end_by, signal.SIGKILL).result()
+        until(lambda: one.quarantined, "the quarantine")
+        one.shutdown()
+    finally:
+        threading.stack_size(former)
+    until(lambda: one.quarantined and "8192 MiB in use" in one.quarantined[0][1], "the reason")
+    say()
+    until(lambda: not one.quarantined, "the release")
+
+
+def stay(path):
+    (path.parent / "new").write_text(str(os.getpid()))
+    (path.parent / "new").rename(path)
+    time.sleep(1000)
+
+
+def test_a_vendor_that_cannot_be_asked_hides_no_other(install, tmp_path, monkeypatch):
+    memory = tmp_path / "memory"
+    memory.write_text(str(8 << 30))
+    tells = f"""
+
+from pathlib import Path
+from anyaccel.plugin import Stats
+
+
+@hookimpl
+def anyaccel_stats(devices, ctx):
+    used = int(Path({str(memory)!r}).read_text())
+    return {{device.id: Stats(memory_used_bytes=used, processes=()) for device in devices}}
+"""
+    install("acme", plugin("acme", 'id="a", memory_bytes=16 << 30') + tells)
+    install("other", plugin("other", 'id="b"'))
+    one = aa.Pool("acme:1 other:1")
+    killed = one.submit(stay, tmp_path / "pid")
+    pid = int(until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), "the call"))
+    monkeypatch.setenv("ANYACCEL_PLUGINS", "acme")
+    monkeypatch.syspath_prepend(str(tmp_path))  # the plug-ins are looked up anew
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(aa.BrokenWorkerError):
+        killed.result()
+    until(lambda: one.quarantined and "8192 MiB in use" in one.quarantined[0][1], "the reason")
+    memory.write_text("0")
+    until(lambda: not one.quarantined, "the release")
+    one.shutdown()
 
 
 def test_a_device_that_still_lists_the_dead_is_quarantined(pool, lingering, tmp_path):

@@ -166,6 +166,25 @@ def test_the_loop_survives_what_it_calls(caplog):
     assert not loop.inside
 
 
+def test_a_descriptor_that_cannot_be_watched_again_keeps_its_handler():
+    loop, called, refused = Reactor(), threading.Event(), threading.Event()
+    read, write = os.pipe()
+
+    def watch():
+        loop.watch(read, lambda: (os.read(read, 1), called.set()))
+        try:
+            loop.watch(read, refused.clear)
+        except FileExistsError:
+            refused.set()
+
+    loop.call_soon(watch)
+    assert refused.wait(PATIENCE)
+    os.write(write, b"x")
+    assert called.wait(PATIENCE)
+    os.close(read)
+    os.close(write)
+
+
 def test_timers_ring_in_order_and_not_when_cancelled(monkeypatch):
     clock = [0.0]
     monkeypatch.setattr(reactor, "time", SimpleNamespace(monotonic=lambda: clock[0]))

@@ -106,6 +106,13 @@ class Own:
     """A class of this module."""
 
 
+class Proxy:
+    """A class whose instances run code for each attribute, as proxies do."""
+
+    def __getattr__(self, name):
+        raise ValueError(f"no connection for {name}")
+
+
 class Number(int):
     """A class derived from a plain one."""
 
@@ -125,6 +132,7 @@ for _ in range(60):
     [
         (Own(), "it holds .*test_plain.Own"),
         (Own, "it holds .*test_plain.Own"),
+        (Proxy(), "it holds .*test_plain.Proxy"),
         (type("Decimal", (), {"__module__": "decimal"})(), r"it holds decimal\.Decimal"),
         (Number(3), "it holds .*test_plain.Number"),
         (memoryview(b"x"), "it holds builtins.memoryview"),
@@ -143,6 +151,7 @@ for _ in range(60):
     ids=[
         "instance",
         "class",
+        "proxy",
         "namesake",
         "derived",
         "memory",

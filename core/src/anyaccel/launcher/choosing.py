@@ -102,7 +102,7 @@ def cached(inventory: Inventory, key: object, make: Callable[[], T]) -> T:
     Args:
         inventory: The machine.
         key: Identity of the object.
-        make: Makes the object; None is not cached.
+        make: Makes the object, which is never None.
     """
     global _cache  # noqa: PLW0603 - without a lock: an entry that another thread drops is made again
     if _cache[0] is not inventory:

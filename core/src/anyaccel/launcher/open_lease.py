@@ -277,20 +277,20 @@ def plan_handover(
     if not lease or inventory.machine != HOST:
         return None
     detected = [device for device in devices if not device.declared]
-    vendors = [vendor for vendor in {device.vendor for device in detected} if _has_hook(vendor)]
+    vendors = [vendor for vendor in {device.vendor for device in detected} if has_hook(vendor, "anyaccel_handover")]
     if not vendors or (scope := Scope.make(inventory, environ)).prefix:
         return None
     named = {scope.names[device.id][0]: device for device in detected if device.vendor in vendors}
     return Handover(ledger or Ledger.open(environ), lease, named, environ)
 
 
-def _has_hook(vendor: str) -> bool:
-    """Return whether a vendor's plug-in has the hook; False if the plug-in is not installed here, or fails.
+def has_hook(vendor: str, hook: str) -> bool:
+    """Return whether a vendor's plug-in has a hook, given with ``anyaccel_``.
 
-    The vendor's process is started if needed.
+    False if the plug-in is not installed here, or fails. The vendor's process is started if needed.
     """
     try:
-        return vendor_process(vendor).implements("anyaccel_handover")
+        return vendor_process(vendor).implements(hook)
     except AnyaccelError:
         return False
 

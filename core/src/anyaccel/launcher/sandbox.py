@@ -58,7 +58,10 @@ class Sandbox(Value):
                 device node, if the kernel refuses, or after another error of the system. The process may then have lost
                 the right to gain privileges, and nothing else.
         """
-        threads = len(os.listdir("/proc/self/task"))
+        try:
+            threads = len(os.listdir("/proc/self/task"))
+        except OSError as error:
+            raise _make_error(str(error)) from error
         if threads > 1:
             raise EnforcementError(
                 f"a process must have one thread to be confined (this one has {threads}), since the others would not"
@@ -345,7 +348,7 @@ def find_nodes(directory: str, nodes: Collection[Node]) -> Iterator[str]:
         PermissionError: If ``directory`` itself cannot be listed.
         OSError: If the table of mounts cannot be read.
     """
-    below = _mounts_relative(directory)
+    below = _list_mounts_below(directory)
     unasked = {mount.point for mount in below if mount.kind not in _IN_MEMORY | _ON_DISK}
     unentered = {mount.point for mount in below if mount.kind not in _IN_MEMORY or not mount.devices}
     pending = [directory]
@@ -373,7 +376,7 @@ def find_unsearched() -> tuple[str, ...]:
     """
     return tuple(
         mount.point
-        for mount in _mounts_relative(DEVICES)
+        for mount in _list_mounts_below(DEVICES)
         if mount.devices
         and mount.kind not in _IN_MEMORY
         and (
@@ -382,7 +385,7 @@ def find_unsearched() -> tuple[str, ...]:
     )
 
 
-def _mounts_relative(directory: str) -> list[MountPoint]:
+def _list_mounts_below(directory: str) -> list[MountPoint]:
     """Return the mounts below a directory, its own left out, with absolute paths; at each point, only the last mount.
 
     ``devices`` is True if any mount of the same file system permits device nodes.

@@ -125,7 +125,7 @@ class ProcessLease(DeviceLease):
 
     @property
     def _names(self) -> str:
-        """The ids of the devices, for messages."""
+        """The ids of the devices for messages, separated by commas; ``no devices`` for none."""
         return ", ".join(device.id for device in self.devices) or "no devices"
 
 

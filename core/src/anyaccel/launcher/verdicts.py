@@ -67,8 +67,9 @@ def why(
 ) -> Verdict:
     """Judge whether :func:`acquire` would get devices now, given leases, earlier requests and this user's limits.
 
-    Drained and reserved devices count as taken. Use without a lease is not observed, although :func:`acquire` avoids
-    devices with too little free memory for a filter of the request.
+    Drained devices count as taken, and so do devices with a reservation for other users that begins before the request
+    would end: without ``time``, each later reservation counts. Use without a lease is not observed, although
+    :func:`acquire` avoids devices with too little free memory for a filter of the request.
 
     Args:
         request: The request.
@@ -463,7 +464,7 @@ def describe_wait(place: int, holders: Iterable[LeaseRecord], limits: Iterable[O
     """Return a sentence with the queue position and the obstacles of a request: limits, then holders of devices.
 
     The devices are counted by user, as :func:`describe_obstacles` does. Without limits and holders, the obstacles are
-    the earlier requests, ``place - 1``.
+    the earlier requests, ``place - 1``; without these, too, use of the devices without a lease.
 
     Args:
         place: The queue position, 1 for the next.
@@ -473,7 +474,8 @@ def describe_wait(place: int, holders: Iterable[LeaseRecord], limits: Iterable[O
     taken = describe_obstacles(holders, {key: line for key, (_, line) in tuple(_own.items())})
     obstacles = "; ".join(filter(None, (*(each.message() for each in limits), taken)))
     end = "th" if place % 100 in {11, 12, 13} else {1: "st", 2: "nd", 3: "rd"}.get(place % 10, "th")
-    return f"waiting ({place}{end}): {obstacles or describe_ahead(place - 1)}"
+    ahead = describe_ahead(place - 1) if place > 1 else "the devices are in use without a lease"
+    return f"waiting ({place}{end}): {obstacles or ahead}"
 
 
 def log_wait(sentence: str) -> None:

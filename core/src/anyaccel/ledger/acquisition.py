@@ -466,11 +466,12 @@ class Acquisition:
         return [device for device in self._want.concerned if device in barred]
 
     def _count_out(self, directory: int, leases: Iterable[LeaseName]) -> None:
-        """Add ended leases to ``_over``, and watch a process that keeps a suitable device after the holder's end.
+        """Test leases, add the ended ones to ``_over``, and watch processes that keep suitable devices afterwards.
 
-        The watched process is the holder itself until the exit is complete, or a carrier of the mark, which is
-        remembered: while the carrier lives, the lease is not tested again. A lease on behalf of other processes makes
-        the next pause short. Running holders are not watched here.
+        Running leases may be given, too; a lease in ``_over`` is not tested again. The watched process is the holder
+        itself until the exit is complete, or a carrier of the mark, which is remembered: while the carrier lives, the
+        lease is not tested again. A lease on behalf of other processes makes the next pause short. Running holders are
+        not watched here.
 
         Raises:
             OSError: When the lock of a lease cannot be tested, as for want of descriptors.
@@ -868,7 +869,8 @@ class Acquisition:
         """Return whether backfill allows the request to pass the tickets named in ``ahead``.
 
         False without a time limit, or if one of these tickets is of another version, or was gone before the first
-        reading; a ticket whose body cannot be read has no needs. Leases count without a test of locks.
+        reading. A ticket whose body cannot be read counts as able to start now, so that the request may pass only with
+        a time limit within the policy's ``backfill``. Leases count without a test of locks.
         """
         if self._want.seconds is None:
             return False

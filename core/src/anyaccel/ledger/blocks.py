@@ -199,13 +199,18 @@ def _read(path: str, directory: str) -> tuple[DeviceBlock, ...] | None:
         The blocks, empty for a file with other content or of more than 1 MiB. None for a missing or untrusted file: not
         to be opened, not regular, writable for group or others, or of an owner other than root and the owner of
         ``directory``.
+
+    Raises:
+        OSError: When no descriptor is left, or the file cannot be read.
     """
     try:
         os.stat(path, follow_symlinks=False)  # mostly there is no file, and stat works without free descriptors
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
+    except OSError as error:
+        if error.errno in process.SCARCE:  # says nothing about the file, whose devices must stay withheld
+            raise
         return None
-    with open(descriptor, "rb") as file:
+    try:
         found = os.fstat(descriptor)
         # In a user namespace root's files seem to belong to an unmapped number, like the root directory.
         owners = {0, os.stat("/").st_uid}
@@ -217,7 +222,12 @@ def _read(path: str, directory: str) -> tuple[DeviceBlock, ...] | None:
         known = _known.get(path)
         if known is not None and known[0] == identity:
             return known[1]
-        blocks = tuple(_decode(file.read(_MOST_BYTES)))
+        with open(
+            descriptor, "rb", closefd=False
+        ) as file:  # not before: open() refuses a directory, which any user makes
+            blocks = tuple(_decode(file.read(_MOST_BYTES)))
+    finally:
+        os.close(descriptor)
     _known[path] = identity, blocks
     return blocks
 
@@ -305,4 +315,7 @@ def change_blocks(
             os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
             write_whole(path, text)
     except OSError as error:
-        raise LedgerError(f"{path} cannot be written: {error.strerror}", hint="make room, or use sudo") from error
+        kept_alone = "" if path == paths[0] else f"; {KEPT} has the change, which counts from the next boot on"
+        raise LedgerError(
+            f"{path} cannot be written: {error.strerror}{kept_alone}", hint="make room, or use sudo"
+        ) from error

@@ -424,10 +424,11 @@ class StateDirectory:
         _known[identity] = True
 
     def bring_over(self) -> None:
-        """Make the directory if it is missing; move the leases in users' own directories, and remove those directories.
+        """Make the directory if it is missing; as root, move users' own leases into the machine's directory.
 
-        Only the machine's directory, for root, replaces users' own; otherwise nothing is moved. A user's directory with
-        other files stays.
+        Another user moves nothing, and nothing is moved into a directory that the environment names. Tickets and leases
+        of other versions in users' own directories are deleted, not moved. The emptied directories are removed; a
+        directory with drains or files of other programs stays, with these files alone.
 
         Raises:
             StateDirectoryError: When the directory cannot be trusted or made.

@@ -147,7 +147,7 @@ def _open(directory: int, name: str, *, shared: bool) -> int:
     Raises:
         OSError: When the file cannot be opened, or is no regular file.
     """
-    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    flags, made = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, False
     while True:
         try:
             # Without O_CREAT, with which the kernel refuses other users' files in a sticky directory.
@@ -156,12 +156,16 @@ def _open(directory: int, name: str, *, shared: bool) -> int:
         except FileNotFoundError:
             with contextlib.suppress(FileExistsError):
                 descriptor = os.open(name, flags | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=directory)
-                if shared:
-                    os.fchmod(descriptor, 0o666)  # whatever the umask is
+                made = True
                 break
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    try:
+        if made and shared:
+            os.fchmod(descriptor, 0o666)  # whatever the umask is
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file", name)  # noqa: TRY301 - closed like after other errors
+    except OSError:
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is no regular file", name)
+        raise
     return descriptor
 
 

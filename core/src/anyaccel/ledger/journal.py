@@ -461,17 +461,19 @@ def _other(path: str, known: os.stat_result) -> bool:
 def _entries(path: str, since: float) -> Iterator[JournalEntry]:
     """Yield the leases of a file that ended at ``since`` or later; none of an irregular or unreadable file.
 
-    The first 16 MiB are read; a line over 16 KiB is skipped. The lines count for the owner of the file. An OSError of
-    reading passes.
+    The first 16 MiB are read; a line over 16 KiB is skipped. A file that cannot be read any further, as after a fault
+    of the disk, counts as ended there. The lines count for the owner of the file.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
         return
-    with open(fd, "rb") as file:
+    with contextlib.suppress(OSError), contextlib.ExitStack() as rest:  # the files of other users still count
+        rest.callback(os.close, fd)
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
             return
+        file = rest.enter_context(open(fd, "rb", closefd=False))  # not before: it refuses a directory
         user = user_name(found.st_uid)
         left = 2 * MOST_BYTES  # a file of another user may grow without end
         while left > 0 and (line := file.readline(_LONGEST_LINE + 1)):

@@ -148,9 +148,9 @@ class Lease:
     def intact(self) -> bool:
         """Whether other processes can see the lease; False if released, or if a file was removed by another process.
 
-        True for a lease without devices, also after its release. OSError passes while another thread releases it.
+        True for a lease without devices, also after its release. False while another thread releases it.
         """
-        return not self.released and all(os.fstat(file.fd).st_nlink > 0 for file in self._files.values())
+        return not self.released and not any(map(_lost, list(self._files.values())))
 
     def inherit(self) -> tuple[int, ...]:
         """Make the descriptors inheritable: child processes, and a program that replaces this one, carry the lease.

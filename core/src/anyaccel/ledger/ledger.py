@@ -204,8 +204,14 @@ class Ledger:
 
         The directory's own file counts, if trusted; else, for the machine's directory, even a missing one, the copy
         that outlasts a boot. None without a trusted file.
+
+        Raises:
+            LedgerError: When the file cannot be read.
         """
-        return read_blocks(self._state)
+        try:
+            return read_blocks(self._state)
+        except OSError as error:
+            raise self._state.fault(error) from error
 
     def drain(self, devices: Iterable[str], note: str) -> DeviceBlock:
         """Withhold devices from every request; running leases go on. A missing state directory is made.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from collections.abc import Callable
 
 from anyaccel import configuration, settings
@@ -92,10 +93,10 @@ def check_user(root: str) -> None:
 
 
 def _is_shared(path: str) -> bool:
-    """Return whether a path, directory or not, belongs to root with mode 1777; False if missing or a symbolic link."""
+    """Return whether a path is a directory of root with mode 1777; False for a missing path and a symbolic link."""
     with contextlib.suppress(OSError):
         found = os.lstat(path)
-        return found.st_uid == 0 and found.st_mode & 0o7777 == MODE_SHARED
+        return found.st_uid == 0 and found.st_mode == stat.S_IFDIR | MODE_SHARED
     return False
 
 

@@ -178,6 +178,7 @@ class CallFuture(AwaitableFuture[T]):
             return super().cancel()
         finally:
             if self._state == CANCELLED:
+                self.release_call()
                 reactor().call_soon(partial(_on_cancelled, call))
 
     def result(self, timeout: Duration | None = None) -> T:

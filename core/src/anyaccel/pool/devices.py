@@ -21,7 +21,7 @@ from anyaccel.errors import AnyaccelError, LedgerError, NeverFitsError, StateDir
 from anyaccel.forkserver.client import Gone
 from anyaccel.inventory.observe import stats
 from anyaccel.launcher.choosing import local_scheduler
-from anyaccel.launcher.open_lease import OpenLease
+from anyaccel.launcher.open_lease import OpenLease, has_hook
 from anyaccel.launcher.scope import Scope
 from anyaccel.ledger import Want
 from anyaccel.linux import mark as marks
@@ -30,7 +30,6 @@ from anyaccel.model import Allocation, Extent, Grant, Inventory, Request, Share,
 from anyaccel.pool.reactor import reactor
 from anyaccel.probe.machine import parse_machine
 from anyaccel.scheduler import Choice
-from anyaccel.vendors.process import vendor_process
 
 if TYPE_CHECKING:
     from anyaccel.ledger import Lease
@@ -221,9 +220,6 @@ class Quarantine:
         vendor; an observation that fails counts as nothing, and the release comes in the reactor's thread. Processes
         that carry the lease's mark hold the devices until they exit, even after the release. Call it once for each
         lease, in the reactor's thread.
-
-        Raises:
-            RuntimeError: When no thread can be started; the devices stay kept while this process lives.
         """
 
         def release() -> None:
@@ -246,27 +242,31 @@ class Quarantine:
                 pause = min(2 * pause, LAST_LOOK_SECONDS)
             reactor().call_soon(release)
 
+        def start() -> None:
+            """Start the thread that polls; try again later if no thread can be started now."""
+            try:
+                # In a thread of its own: a vendor may take seconds to answer, and the reactor serves all pools.
+                threading.Thread(target=watch, name="anyaccel reclaim", daemon=True).start()
+            except RuntimeError:
+                reactor().call_later(LAST_LOOK_SECONDS, start)
+
         if gone.status == 0 or not gone.forked or not can_tell(inventory, lease.allocation):
             release()
         else:
             self.keep(lease, "its holder was killed, and its vendor has not said yet that its memory is free")
-            # In a thread of its own: a vendor may take seconds to answer, and the reactor serves all pools.
-            threading.Thread(target=watch, name="anyaccel reclaim", daemon=True).start()
+            start()
 
 
 def can_tell(inventory: Inventory, allocation: Allocation) -> bool:
     """Return whether the plug-in for any of the devices has the hook ``anyaccel_stats``, whatever the hook reports.
 
-    May start the vendors' processes. Declared devices do not count. False for a simulated machine; also if a vendor's
-    process cannot be asked, unless another vendor has answered before.
+    May start the vendors' processes. Declared devices do not count, nor do vendors whose process cannot be asked. False
+    for a simulated machine.
     """
     vendors = {device.vendor for device in allocation.devices if not device.declared}
     if not vendors or parse_machine(inventory.machine).simulated:
         return False
-    try:
-        return any(vendor_process(vendor).implements("anyaccel_stats") for vendor in vendors)
-    except AnyaccelError:
-        return False
+    return any(has_hook(vendor, "anyaccel_stats") for vendor in vendors)
 
 
 def find_remains(inventory: Inventory, allocation: Allocation, pid: int) -> str:

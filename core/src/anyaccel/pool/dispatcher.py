@@ -389,7 +389,7 @@ class Broker:
 
         Raises:
             ConfigurationError: When the machine's configuration is invalid or untrusted.
-            StateDirectoryError: When the ledger cannot be read.
+            LedgerError: When the ledger cannot be read.
         """
         return why(request, inventory=self.inventory, environ=self._environ)
 

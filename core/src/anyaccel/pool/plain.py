@@ -21,6 +21,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from importlib import import_module
 from itertools import chain
 from numbers import Rational
+from types import BuiltinFunctionType, FunctionType
 from typing import Any, NamedTuple, cast
 
 import msgpack  # type: ignore[import-untyped, unused-ignore]
@@ -276,12 +277,14 @@ def _name_of(kind: type) -> str:
     return f"{module}.{kind.__name__}".removeprefix("builtins.") if known else ""
 
 
-def _shown(value: Any) -> str:
-    """Return the full name of a class or function, or of another value's class, in ASCII and cut, for a message.
+_NAMED = type, FunctionType, BuiltinFunctionType
+"""Types of values that have a full name of their own."""
 
-    The value's own ``__getattr__`` may run, and its exceptions pass.
-    """
-    named = value if hasattr(value, "__qualname__") and hasattr(value, "__module__") else type(value)
+
+def _shown(value: Any) -> str:
+    """Return the full name of a class or function, or of another value's class, in ASCII and cut, for a message."""
+    # By the type, since an attribute of the value may run its own code, which may raise anything.
+    named = value if issubclass(type(value), _NAMED) else type(value)
     return ascii(f"{named.__module__}.{named.__qualname__}")[1:-1][:_SHOWN]
 
 

@@ -70,11 +70,11 @@ class Reactor:
         """Call a handler again and again while a descriptor, not watched yet, is readable or at its end.
 
         Raises:
-            OSError: When the kernel cannot watch the descriptor, such as a regular file, or already watches it: then
-                with the new handler. :meth:`unwatch` it in any case.
+            OSError: When the kernel cannot watch the descriptor, such as a regular file, or already watches it, which
+                goes on with the earlier handler.
         """
-        self._handlers[descriptor] = handler
         self._poll.register(descriptor, select.EPOLLIN)
+        self._handlers[descriptor] = handler
 
     def unwatch(self, descriptor: int) -> None:
         """Stop watching a descriptor; no effect if it was not watched."""

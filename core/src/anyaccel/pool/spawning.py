@@ -330,15 +330,24 @@ class WorkerServer(client.ForkServer):
         self._end(children, Gone(reason=f"its fork server {describe_end(code)}"))
 
     def _end(self, children: list[Process], gone: Gone) -> None:
-        """Begin to kill the processes with the marks of some workers; :meth:`_continue` reports the end."""
+        """Kill the processes with the marks of some workers; :meth:`_continue` reports each worker as gone or stuck.
+
+        The first scan is done before the return: if no process is left to kill, the owners are told before the return,
+        too, else later by a timer of the reactor. A worker without a mark is reported like the others.
+        """
         rest = Teardown(find_carriers(child.mark for child in children), grace=0)
         self._continue(rest, children, gone)
 
     def _continue(self, rest: Teardown, children: list[Process], gone: Gone) -> None:
-        """Do a step of the teardown, and schedule the next; after the last, report each worker as gone or stuck.
+        """Do a step of the teardown, and schedule the next; after the last, call ``on_stuck`` or ``ended`` of workers.
 
         A worker is stuck if a process of this user still carries its mark; the teardown begins anew for these after
-        :data:`STUCK_LOOK_SECONDS`. The report about a worker that has gone tells of carriers with other users.
+        :data:`STUCK_LOOK_SECONDS`.
+
+        Args:
+            rest: The teardown.
+            children: The workers.
+            gone: The end that ``ended`` gets, which also says whether processes of other users carry the mark.
         """
         pause = rest.step()
         if pause is not None:
