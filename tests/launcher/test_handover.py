@@ -151,6 +151,23 @@ def test_devices_of_a_lease_on_behalf_are_put_back_although_a_process_keeps_the_
         process.communicate()
 
 
+def test_a_descriptor_that_a_process_closes_during_a_release_keeps_no_lock(install, tmp_path, monkeypatch):
+    install("acme", plugin("acme", 'id="a", nodes=("/dev/full",)'))
+    lease = aa.acquire_on_behalf("acme/0", "pod 7", seconds=600)
+    (file,) = (path for path in Path(Ledger.open().path).iterdir() if lease.id in path.name)
+    keep = f"exec 8<{file} 9<{os.path.realpath('/sys/dev/char/1:7')}; flock 8; flock -s 9; echo; read forever"
+    with subprocess.Popen(["bash", "-c", keep], stdin=-1, stdout=-1) as process:
+        assert process.stdout.readline()
+
+        def close(*_):
+            process.communicate()
+            raise OSError(errno.EBADF, "closed just now")
+
+        monkeypatch.setattr(system, "syscall", close)
+        lease.release()
+    assert leases() == ()
+
+
 def test_a_taker_that_was_killed_in_between_is_completed(machine):
     machine.fail("given", "hang")
     code = "import anyaccel as aa\naa.acquire_on_behalf('acme/0', 'pod 7', seconds=600)\n"

@@ -740,3 +740,20 @@ def test_what_a_hold_starts_opens_its_own_device_alone_and_knows_what_is_left_op
     program = "import anyaccel; held = anyaccel.current(); print(held.confined, *held.gaps)"
     told = aa.run("A", [sys.executable, "-c", program], machine="sim:A:2", enforce=True, capture_output=True, text=True)
     assert told.stdout.startswith("True acme/1 (A-1) is open to the worker: "), told.stderr
+
+
+def test_a_process_without_descriptors_is_refused_by_an_error_of_ours():
+    code = """
+import resource
+from anyaccel.errors import EnforcementError
+from anyaccel.launcher.sandbox import Sandbox
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
+try:
+    Sandbox().apply()
+except EnforcementError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "cannot be confined to its devices: [Errno 24] Too many open files" in done.stdout
+    assert done.stderr == ""

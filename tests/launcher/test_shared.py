@@ -9,10 +9,12 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 
 import anyaccel as aa
 import pytest
 from anyaccel.errors import LeaseCancelledError, NeverFitsError, NotFreeError
+from anyaccel.launcher.shared import _QueuedRequest
 from anyaccel.ledger import Ledger, tickets
 from anyaccel.model import Extent, replace
 from waiting import PATIENCE, until
@@ -490,3 +492,29 @@ def test_a_request_whose_thread_cannot_start_is_refused_and_the_next_is_served(a
         [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=PATIENCE, check=False
     )
     assert (done.stdout, done.stderr) == ("can't start new thread\nA1:1\n", "")
+
+
+def test_a_wait_begins_after_the_end_of_all_earlier_ones():
+    request, events, end = _QueuedRequest(), [], threading.Event()
+
+    async def first():
+        events.append("begins")
+        try:
+            await asyncio.sleep(1000)
+        finally:
+            await asyncio.to_thread(end.wait)
+            events.append("ends")
+
+    async def other():
+        events.append("another begins")
+
+    request.start(first)
+    until(lambda: events, "the first")
+    for _ in range(2):
+        request.start(other)
+    begun = threading.Event()
+    _QueuedRequest().start(lambda: asyncio.sleep(0, begun.set()))  # behind those, in the same thread
+    assert begun.wait(PATIENCE)
+    end.set()
+    until(lambda: "another begins" in events, "the last")
+    assert events == ["begins", "ends", "another begins"]

@@ -62,7 +62,10 @@ class Sandbox(Value):
                 device node, if the kernel refuses, or after another error of the system. The process may then have lost
                 the right to gain privileges, and nothing else.
         """
-        threads = len(os.listdir("/proc/self/task"))
+        try:
+            threads = len(os.listdir("/proc/self/task"))
+        except OSError as error:
+            raise _make_error(str(error)) from error
         if threads > 1:
             raise EnforcementError(
                 f"a process must have one thread to be confined (this one has {threads}), since the others would not"

@@ -6,7 +6,7 @@ import asyncio
 import atexit
 import os
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from time import monotonic
 
@@ -423,7 +423,7 @@ class _QueuedRequest:
         self.place = Place()
         self.position = 0
         self.began = monotonic()
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     def report(self, place: int, records: tuple[LeaseRecord, ...]) -> None:  # noqa: ARG002 -- read again by each question
         """Store the queue position; the records are not kept."""
@@ -446,27 +446,28 @@ class _QueuedRequest:
             _wait_thread.call(self._stop)
 
     def _start(self, run: Callable[[], Awaitable[None]]) -> None:
-        """Cancel the previous wait, and begin the next after its end; runs in the thread of the waits.
+        """Cancel the previous wait, and begin the next after the end of all earlier ones.
 
-        A previous wait that has not begun ends at once, even if a still earlier wait has not ended yet.
+        Runs in the thread of the waits.
         """
-        previous = self._task
         self._stop()
-        self._task = asyncio.get_running_loop().create_task(_after(previous, run))
+        # All: a wait that has not begun ends at once, while the one before may still release devices.
+        earlier = [task for task in self._tasks if not task.done()]
+        self._tasks = [*earlier, asyncio.get_running_loop().create_task(_after(earlier, run))]
 
     def _stop(self) -> None:
         """Cancel the current wait, if any; runs in the thread of the waits."""
-        if self._task is not None:
-            self._task.cancel()
+        for task in self._tasks[-1:]:  # the others were cancelled before
+            task.cancel()
 
 
-async def _after(previous: asyncio.Task[None] | None, run: Callable[[], Awaitable[None]]) -> None:
-    """Wait until another task has ended, in any way, then await the result of a function.
+async def _after(earlier: Sequence[asyncio.Task[None]], run: Callable[[], Awaitable[None]]) -> None:
+    """Wait until other tasks have ended, in any way, then await the result of a function.
 
-    A cancellation during the first wait does not reach the other task, and the function is not called.
+    A cancellation during the first wait does not reach the other tasks, and the function is not called.
     """
-    if previous is not None:
-        await asyncio.wait([previous])
+    if earlier:
+        await asyncio.wait(earlier)
     await run()
 
 

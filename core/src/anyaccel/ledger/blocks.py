@@ -159,9 +159,15 @@ def read_blocks(state: StateDirectory) -> tuple[DeviceBlock, ...]:
     """Return the drains and reservations of a state directory, also future ones; ended reservations are left out.
 
     The first trusted file counts: the directory's own, else for the machine's directory the copy in :data:`KEPT`.
+
+    Raises:
+        LedgerError: When a file cannot be read, or no descriptor is left.
     """
     paths = [f"{state.path}/{NAME}", *([KEPT] if state.path == MACHINE_WIDE else [])]
-    found = next((blocks for path in paths if (blocks := _read(path, state.path)) is not None), ())
+    try:
+        found = next((blocks for path in paths if (blocks := _read(path, state.path)) is not None), ())
+    except OSError as error:
+        raise state.fault(error) from error
     if not found:
         return ()
     now = time.time()

@@ -8,6 +8,7 @@ another user may have been passed the lock, and every user can read the mark of 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 from collections.abc import Iterable, Iterator
@@ -331,11 +332,14 @@ def _unlock(pid: int, files: set[File]) -> bool:
         return True
     try:
         for number in descriptors:
-            copy = system.syscall(system.PIDFD_GETFD, pinned, number, 0)
+            try:
+                copy = system.syscall(system.PIDFD_GETFD, pinned, number, 0)
+            except OSError as error:
+                if error.errno in (errno.ESRCH, errno.EBADF):  # the process has ended, or closed the descriptor
+                    continue
+                raise
             fcntl.flock(copy, fcntl.LOCK_UN)  # the copy shares the open file, and so the lock
             os.close(copy)
-    except ProcessLookupError:  # it has ended meanwhile
-        return True
     except OSError as error:
         if error.errno in process.SCARCE:
             raise

@@ -208,10 +208,7 @@ class Ledger:
         Raises:
             LedgerError: When the file cannot be read.
         """
-        try:
-            return read_blocks(self._state)
-        except OSError as error:
-            raise self._state.fault(error) from error
+        return read_blocks(self._state)
 
     def drain(self, devices: Iterable[str], note: str) -> DeviceBlock:
         """Withhold devices from every request; running leases go on. A missing state directory is made.
