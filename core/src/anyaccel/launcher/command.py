@@ -6,6 +6,7 @@ import os
 import subprocess
 import threading
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from anyaccel.durations import Duration, read_seconds
 from anyaccel.errors import UsageError
@@ -19,7 +20,7 @@ from anyaccel.linux.teardown import GRACE_SECONDS, Teardown, combine_finds, find
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Unpack
+    from typing import Unpack
 
     from anyaccel.launcher.options import RunOptions
 
