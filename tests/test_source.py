@@ -135,7 +135,15 @@ def test_rooms_import_only_what_stands_before_them():
         room = room_of(path)
         if room not in LAST_ROOMS:
             assert room in ROOMS, f"give the new room {room!r} its place in ROOMS"
-            allowed = {room, "_version", "_faces", "_typing", "text", *ROOMS[room].split(), *FOR_TYPES.get(room, "").split()}
+            allowed = {
+                room,
+                "_version",
+                "_faces",
+                "_typing",
+                "text",
+                *ROOMS[room].split(),
+                *FOR_TYPES.get(room, "").split(),
+            }
             seen = {name.split(".")[1] for name in imports(path)}
             found |= {(name_of(path), each) for each in seen - allowed}
     assert found == set()

@@ -13,6 +13,7 @@ import time
 from concurrent.futures import CancelledError
 
 import anyaccel as aa
+import psutil
 import pytest
 from processes import gone
 from waiting import PATIENCE, until
@@ -335,3 +336,57 @@ def test_coroutines_of_an_actor_that_ends_are_told_of_its_end(pool):
     for future in waiting:
         with pytest.raises(aa.BrokenWorkerError, match="ended with exit status 3 before it answered"):
             future.result()
+
+
+def test_calls_made_before_close_run_although_their_notes_come_later(pool, tmp_path):
+    """The callbacks hold the thread that serves pools, so that the actor is ready before it hears of the calls."""
+    one = pool("APU:0.25")
+    ready, go_on = [threading.Event(), threading.Event()], [threading.Event(), threading.Event()]
+    for number in (0, 1):
+        future = one.submit(wait_for, tmp_path / str(number))
+
+        def hold(_, number=number):
+            ready[number].set()
+            go_on[number].wait(PATIENCE)
+
+        future.add_done_callback(hold)
+    actor = one.actor(Slow, tmp_path / "2")
+    until(lambda: len(list(tmp_path.glob("begun-*"))) == 3, "the start of all")
+    (tmp_path / "0").touch()
+    assert ready[0].wait(PATIENCE)
+    for number in (1, 2):  # their answers wait now, in this order
+        (tmp_path / str(number)).touch()
+        pid = int(next(tmp_path.glob(f"begun-{number}-*")).name.rsplit("-", 1)[1])
+        until(lambda pid=pid: is_idle(tmp_path, pid), "its answer")
+    go_on[0].set()
+    assert ready[1].wait(PATIENCE)
+    futures = [actor.add() for _ in range(3)]
+    actor.close()
+    go_on[1].set()
+    assert [future.result(PATIENCE) for future in futures] == [1, 2, 3]
+
+
+def wait_for(path):
+    path.with_name(f"begun-{path.name}-{os.getpid()}").touch()
+    while not path.exists():
+        time.sleep(0.002)
+    path.with_name(f"over-{os.getpid()}").touch()
+
+
+class Slow(Counter):
+    def __init__(self, path):
+        super().__init__()
+        wait_for(path)
+
+    def add(self, number=1):
+        return super().add(number)
+
+
+def is_idle(directory, pid):
+    """Return whether a worker waits, or has exited, behind the end of its call."""
+    if not (directory / f"over-{pid}").exists():
+        return False
+    try:
+        return psutil.Process(pid).status() in {psutil.STATUS_SLEEPING, psutil.STATUS_ZOMBIE}
+    except psutil.NoSuchProcess:
+        return True

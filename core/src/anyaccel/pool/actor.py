@@ -42,7 +42,9 @@ class Callee:
         name: Name of the class in messages.
         options: Options of the calls.
         queue: Method calls that wait.
-        closing: Whether no more calls are taken.
+        closed: Whether no more calls are taken; set by :meth:`close` and :meth:`stop` at once.
+        closing: Whether the processes exit after the queued calls; set in the reactor's thread, behind the notes of the
+            calls that were made before: a worker without calls may be about to get these.
         death: Why no call can be run any more, or None.
         ready: Future of the construction.
     """
@@ -53,6 +55,7 @@ class Callee:
         self.name = name
         self.options = options
         self.queue: deque[Call] = deque()
+        self.closed = False
         self.closing = False
         self.death: WorkerError | None = None
         self._core = core
@@ -100,7 +103,7 @@ class Callee:
         """
         if self._core.foreign:
             self._core.check_open()
-        if self.death is None and self.closing:
+        if self.death is None and self.closed:
             raise RuntimeError(f"the actor {self.name} was closed and takes no more calls")
         self._core.copy_arguments(call)
         reactor().call_soon(partial(self._enter, call))
@@ -124,7 +127,7 @@ class Callee:
         """
         if not self._core.foreign:
             reactor().call_soon(self._close)  # before the flag: an interrupt may come in between
-            self.closing = True
+            self.closed = True
 
     def _close(self) -> None:
         """Take no more calls, and shut down workers without work; each subclass defines how.
@@ -143,7 +146,7 @@ class Callee:
         """
         if not self._core.foreign:
             reactor().call_soon(partial(self._stop, grace))
-            self.closing = True
+            self.closed = True
 
     def _stop(self, grace: float) -> None:
         """Take no more calls, and stop the workers; without a worker, fail the calls. Each subclass defines how."""
@@ -203,7 +206,7 @@ class ActorState(Callee):
 
         A worker that has calls, or is not made yet, is shut down by the engine after the last call.
         """
-        self.closing = True
+        self.closed = self.closing = True
         member = self.member
         if member is not None and not (member.outstanding or self.queue or member.ending):
             member.shut_down()
@@ -214,7 +217,7 @@ class ActorState(Callee):
         Unanswered calls fail when the worker has exited. Without a worker, the construction and the queued calls fail
         at once, and the engine drops the construction.
         """
-        self.closing = True
+        self.closed = self.closing = True
         if self.member is not None:
             self.member.stop(grace)
         else:
@@ -372,5 +375,5 @@ class Actor(Generic[T]):
         )
 
     def __repr__(self) -> str:
-        state = "gone" if self._state.death else "closing" if self._state.closing else "alive"
+        state = "gone" if self._state.death else "closing" if self._state.closed else "alive"
         return f"<{type(self).__name__} {self._state.name}: {state}>"

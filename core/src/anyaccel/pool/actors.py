@@ -72,7 +72,7 @@ class ActorGroup(Callee):
 
     def _close(self) -> None:
         """Take no more calls, and have each actor exit after the queued calls."""
-        self.closing = True
+        self.closed = self.closing = True
         for state in tuple(self._states):
             state._close()  # noqa: SLF001 - its part
 
@@ -81,7 +81,7 @@ class ActorGroup(Callee):
 
         If no actor is left already, the group is dead at once.
         """
-        self.closing = True
+        self.closed = self.closing = True
         self._size = 0
         for state in tuple(self._states):
             state._stop(grace)  # noqa: SLF001 - its part

@@ -405,7 +405,7 @@ def _end_stream(state: ActorState, takes: deque[AwaitableFuture[Any]], grace: fl
         return
     if runs:
         state.stop(grace)
-    elif not state.closing:
+    elif not state.closed:
         with contextlib.suppress(RuntimeError):  # the pool was shut down just now, which ends the actor as well
             state.call("end", (), {})
         state.close()
