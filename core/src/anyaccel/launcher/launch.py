@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from signal import SIGKILL
 
 from anyaccel.durations import Duration
 from anyaccel.errors import EnforcementError
@@ -25,6 +24,7 @@ from anyaccel.launcher.environment import (
 from anyaccel.launcher.inside import ProcessSetup
 from anyaccel.launcher.options import StartOptions, check_options, parse_memory
 from anyaccel.linux.mark import Mark
+from anyaccel.linux.system import signal
 from anyaccel.model import Allocation, Inventory, Request, Share, Value, replace
 from anyaccel.scheduler import parse_request
 from anyaccel.vendors import DEADLINE_SECONDS
@@ -105,7 +105,8 @@ class Launch(Value):
         environ = self.environment.values
         words = [*make_wrapper(command[0], self.mark, self.environment.group, environ), *command]
         return self._inside.start(
-            lambda: os.posix_spawnp(words[0], words, environ, **attributes), lambda child: os.kill(child, SIGKILL)
+            lambda: os.posix_spawnp(words[0], words, environ, **attributes),
+            lambda child: os.kill(child, signal.SIGKILL),
         )
 
     def become(self, command: Sequence[str]) -> NoReturn:

@@ -20,7 +20,6 @@ import contextlib
 import json
 import os
 import select
-import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -36,6 +35,7 @@ from anyaccel.ledger import Ledger
 from anyaccel.linux import process
 from anyaccel.linux.descriptors import list_descriptors
 from anyaccel.linux.mark import Mark
+from anyaccel.linux.system import signal
 from anyaccel.linux.teardown import GRACE_SECONDS
 from anyaccel.model import Inventory, Share, Stats, replace
 from anyaccel.model.wire import decode, encode

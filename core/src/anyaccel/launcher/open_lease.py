@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 import time
+from _thread import allocate_lock
 from collections.abc import Mapping, Sequence
 from functools import cache
 
@@ -513,7 +513,7 @@ class _ShortLeases:
 
     def __init__(self) -> None:
         self.pause = FLUSH_SECONDS
-        self._lock = renew_in_child(threading.Lock())
+        self._lock = renew_in_child(allocate_lock())
         self._entries: dict[tuple[bool, object, str, str], JournalEntry] = {}
         self._flushed = time.monotonic()
 

@@ -12,6 +12,7 @@ import re
 import stat
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Literal
 
 from anyaccel._typing import NamedTuple, TypeVar
 from anyaccel.errors import EnforcementError, PluginError
@@ -19,10 +20,6 @@ from anyaccel.linux import landlock
 from anyaccel.linux.descriptors import list_descriptors
 from anyaccel.linux.landlock import Node, node_of
 from anyaccel.model import Allocation, Device, Inventory, Value, VendorReport, VendorState, replace
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Literal
 
 Enforce = bool | Literal["try"]
 """True to confine a worker, False not to, ``"try"`` to do so if the kernel can."""

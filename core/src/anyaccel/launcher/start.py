@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -18,6 +17,7 @@ from functools import cache
 from anyaccel.errors import AnyaccelError, CommandNotFoundError, CommandNotRunnableError
 from anyaccel.linux import process
 from anyaccel.linux.mark import Mark, limit
+from anyaccel.linux.system import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -8,13 +8,13 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import signal
 from collections.abc import Callable
 from functools import partial
 
 from anyaccel.errors import UsageError
 from anyaccel.linux import process
 from anyaccel.linux.mark import Mark
+from anyaccel.linux.system import signal
 from anyaccel.linux.teardown import GRACE_SECONDS, Confirm, find_carriers
 from anyaccel.model import Value
 from anyaccel.text import duration, elapsed, shown
@@ -64,7 +64,9 @@ class EarlySignal(Value):
     @property
     def name(self) -> str:
         """Name of the signal, such as ``SIGUSR1``."""
-        return signal.Signals(self.number).name
+        from signal import Signals
+
+        return Signals(self.number).name
 
     def send(self, mark: Mark) -> int:
         """Send the signal, once, to each other process of this user with a mark and a handler for the signal.
@@ -101,10 +103,12 @@ def _signal(name: str) -> int:
     Raises:
         ValueError: If there is no such signal.
     """
+    from signal import Signals
+
     if name.isascii() and name.isdecimal():
-        return signal.Signals(int(name))
+        return Signals(int(name))
     try:
-        return signal.Signals[name if name.startswith("SIG") else f"SIG{name}"]
+        return Signals[name if name.startswith("SIG") else f"SIG{name}"]
     except KeyError as error:
         raise ValueError(name) from error
 

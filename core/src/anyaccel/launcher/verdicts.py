@@ -10,7 +10,6 @@ import contextlib
 import math
 import os
 import sys
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from time import time as since_1970
 
@@ -425,6 +424,8 @@ def has_other_threads() -> bool:
     Every thread counts, also a daemon, and the reactor of a pool.
     """
     # A daemon of a library counts, too: no call can tell what a thread will do.
+    import threading
+
     return any(thread is not threading.current_thread() for thread in threading.enumerate())
 
 
@@ -497,6 +498,8 @@ class LeaseWatch:
     def __init__(self, inventory: Inventory, environ: Mapping[str, str] | None, every: float) -> None:
         self._inventory, self._environ, self._every = inventory, environ, every
         self._known: tuple[LeaseRecord, ...] | None = None
+        import threading
+
         self._closed = threading.Event()
 
     def close(self) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from _thread import allocate_lock
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from math import inf
-from threading import Lock
 from time import monotonic
 
 from anyaccel.durations import Duration, read_seconds
@@ -56,7 +56,7 @@ class Allocator:
     ) -> None:
         self._validate = validate
         self._known = LazyNames(known)  # one object for all machines: reading the plug-ins' catalogs takes long
-        self._lock = Lock()
+        self._lock = allocate_lock()
         self._books: dict[str, Books] = {}
         self._held: dict[str, Allocation] = {}
         self._queue = Queue()

@@ -6,7 +6,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache, partial
 from itertools import takewhile
-from threading import Lock
 
 from anyaccel._typing import NamedTuple
 from anyaccel.model import Allocation, Device, Extent, Grant, Health, Inventory, Request, Term, replace, slot_numbers
@@ -26,6 +25,10 @@ from anyaccel.scheduler.placement import (
     want,
 )
 from anyaccel.text import listed
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from threading import Lock
 
 Placed = tuple[tuple[Spot, ...], ...]
 """Devices of one machine for a request, term by term."""

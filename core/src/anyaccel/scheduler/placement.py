@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from copy import copy
 from functools import cached_property
 
 from anyaccel._typing import NamedTuple
@@ -108,6 +107,8 @@ class Layout:
 
     def without_rivals(self) -> Layout:
         """Return the same machine without conflicts of variables between vendors."""
+        from copy import copy  # with weakref, which no command needs
+
         twin = copy(self)  # shallow: the rest of a layout never changes
         twin.rivals = {}
         return twin
