@@ -64,8 +64,9 @@ def validate(term: Term, devices: Sequence[Device]) -> str | None:
     """Ask the vendor's plug-in whether the hardware can serve a term with exactly the given devices.
 
     First the identity of the plug-in is checked: the permitted numbers of devices, and whether a device can be divided.
-    Without a hook, this decides alone. Answers of the hook, but no errors, are kept until the next detection. Declared
-    devices, which no plug-in knows, can serve every term.
+    Without a hook, this decides alone. Answers of the hook are kept until the next detection; after an error, the hook
+    is asked again, unless its process has died or exceeded its time twice in a row: then the last error is raised until
+    the next detection. Declared devices, which no plug-in knows, can serve every term.
 
     Args:
         term: The term.

@@ -78,9 +78,10 @@ class DeviceLease(OpenLease):
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """Descriptors of the lease, for ``pass_fds``: a process with one keeps the devices until its exit.
+        """Descriptors of the lease, for ``pass_fds``: a process with one keeps the devices if this process exits.
 
-        Empty for a fallback to the CPU, and after the release.
+        :meth:`release` frees the devices even if other processes have descriptors; only commands of :meth:`popen` keep
+        them. Empty for a fallback to the CPU, and after the release.
         """
         return self.lease.fds if self.lease else ()
 

@@ -358,7 +358,10 @@ def limit_memory(made: WorkerEnvironment, memory: int | None = None, *, direct: 
 
 
 def remove_group(group: WorkerGroup) -> str:
-    """Remove an empty cgroup; with a process inside, the maker of the next cgroup does so later. Errors are ignored.
+    """Remove an empty cgroup; errors are ignored.
+
+    A cgroup with a process inside stays. It is removed when a cgroup is made beside it, once it is empty and the
+    process that made it has ended.
 
     Returns:
         A clause with the limit of host memory, if the kernel killed a process in the group because of the limit; else

@@ -346,9 +346,10 @@ class OpenLease:
         return self
 
     def mark_process(self) -> Self:
-        """Put the mark of the lease on this process for good: it holds the devices for itself. Return the same object.
+        """Put the mark of the lease on this process for good; later child processes inherit it. Return the same object.
 
-        Does nothing if nothing is held.
+        Unless released, the lease lasts until this process and these children have ended. Does nothing if nothing is
+        held or the lease has no mark.
 
         Raises:
             OSError, ValueError: If the kernel refuses.

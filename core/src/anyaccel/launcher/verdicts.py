@@ -503,7 +503,7 @@ class LeaseWatch:
         self._closed = threading.Event()
 
     def close(self) -> None:
-        """End the iteration; a thread that waits for the next change gets StopIteration at once."""
+        """End the iteration over the leases; a thread that waits for the next change gets StopIteration at once."""
         self._closed.set()
 
     def __iter__(self) -> Self:

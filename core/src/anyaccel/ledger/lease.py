@@ -146,9 +146,10 @@ class Lease:
 
     @property
     def intact(self) -> bool:
-        """Whether other processes can see the lease; False if released, or if a file was removed by another process.
+        """Whether other processes can see the lease by its files; False if another process removed a file.
 
-        True for a lease without devices, also after its release. False while another thread releases it.
+        False also once this process has released the lease or left it to others, and while another thread releases it.
+        True for a lease without devices, also after its release.
         """
         return not self.released and not any(map(_lost, list(self._files.values())))
 

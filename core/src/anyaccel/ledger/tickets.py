@@ -247,8 +247,13 @@ def list_tickets(
         state: The state directory.
         directory: Its descriptor.
         listing: The names in the directory.
-        past: Whether past usage is read from the machine's journals, for the order and for ``used``.
+        past: Whether fair shares count also ended leases, from the machine's journals; the order may differ without
+            them. ``used`` counts active leases in both cases. If the policy has no half-life, no journal is read, and
+            ``used`` is None.
         devices: Names of devices: requests for others alone are left out; None for all requests.
+
+    Raises:
+        OSError: When a lock cannot be tested, as for want of descriptors.
     """
     among = None if devices is None else hashes(_texts(devices))
     now, policy = process.monotonic_ns(), policy_for_display(state)

@@ -64,7 +64,10 @@ class Options(Value):
 
     @property
     def alike(self) -> tuple[Request | None, int]:
-        """Request and ``max_calls``: calls with an equal pair wait in one queue, and share processes."""
+        """Request and ``max_calls``: calls of one pool with an equal pair wait in one queue, and share processes.
+
+        Constructions of actors wait in a queue of their own, and each actor has its own process.
+        """
         return self.needs, self.max_calls
 
 

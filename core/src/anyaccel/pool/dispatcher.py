@@ -245,7 +245,10 @@ class Broker:
             reactor().call_soon(self._serve_all)
 
     def _serve_all(self) -> None:
-        """Serve the queues step by step until nothing can be done now."""
+        """Serve the queues step by step until nothing can be done now.
+
+        A step sends a call to an idle worker, launches a worker, requests devices, or evicts an idle worker.
+        """
         self._due = False
         while self._queues and self._serve_one():
             pass

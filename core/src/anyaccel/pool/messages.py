@@ -116,8 +116,10 @@ def dumps(value: Any) -> Pickled:
 def dumps_whole(value: Any) -> bytes:
     """Pickle a value in one piece, for use in several messages; functions by name or by value as :func:`dumps` does.
 
+    The value's own code runs twice if a second attempt, with cloudpickle, is needed.
+
     Raises:
-        Exception: An exception of the value's own code, or of pickle.
+        Exception: An exception of the value's own code, or of pickle, in the last attempt.
     """
     return _dumps(value, None)
 

@@ -188,8 +188,8 @@ class _Writer:
             depth: Depth of the value.
 
         Raises:
-            NotPlainError: When a part is not plain, or the count exceeds :data:`MOST_REPEATED` and
-                :data:`_MOST_COPIES` of the values that were seen once.
+            NotPlainError: When a part is not plain, or the count exceeds the sum of :data:`MOST_REPEATED` and
+                :data:`_MOST_COPIES` for each value that was seen once.
         """
         if id(value) in self.seen:
             self.repeated += 1 + len(parts)

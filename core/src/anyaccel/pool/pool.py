@@ -617,7 +617,7 @@ class Pool(Submitter):
         """Devices that are kept although their holder was ended, each with the reason.
 
         The process may be stuck in the kernel, or its memory on the device may still be in use. The devices are
-        released when that changes.
+        released when that changes. Always empty for a pool on a cluster: there the nodes keep such devices.
         """
         return self._core.quarantined()
 

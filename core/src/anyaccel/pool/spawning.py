@@ -319,9 +319,9 @@ class WorkerServer(client.ForkServer):
             self._on_death()
 
     def _on_death(self) -> None:
-        """Wait for the exit of the fork server, and begin to kill the processes of its workers; report their end later.
+        """Wait for the exit of the fork server, close the connection, and begin to kill the processes of its workers.
 
-        The connection is closed.
+        The end of the workers is reported once the kill is over: before the return if no process is left, else later.
         """
         self._reactor.unwatch(self.fileno())
         children = self.take_children()
@@ -377,10 +377,10 @@ def fork_server(preload: Sequence[str] = ()) -> WorkerServer:
 
 
 def spawn(owner: WorkerOwner, preload: Sequence[str], *, grace: float, leases: Sequence[int], ahead: bool) -> Process:
-    """Fork a worker, or take the spare, with a new fork server if the last one has died.
+    """Fork a worker, or take the spare if ``ahead`` and there is one; replace a fork server that has died.
 
-    See :meth:`WorkerServer.start_worker` for the arguments; ``preload`` names the modules of the fork server. If
-    the new server dies as well, no third is started.
+    See :meth:`WorkerServer.start_worker` for the arguments; ``preload`` names the modules of the fork server. If the
+    new server dies as well, no third is started.
 
     Raises:
         WorkerStartError: When no fork server can be started or reached, or no descriptors are left.
