@@ -365,7 +365,8 @@ def parse_ticket(name: str) -> TicketName | None:
 def last_number(names: Iterable[str]) -> int:
     """Return the highest number of the tickets among ``names``; 0 for none. Names without a number are skipped."""
     numbers = (name[_NUMBER] for name in names if name.startswith("t1."))
-    return int(max((number for number in numbers if number.isdecimal() and number.isascii()), default="0"))
+    # As numbers: any user may make a file with fewer digits, which would be the highest text.
+    return max((int(number) for number in numbers if number.isdecimal() and number.isascii()), default=0)
 
 
 def parse_hidden(name: str) -> tuple[int, int, str] | None:
