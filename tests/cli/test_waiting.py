@@ -178,6 +178,7 @@ def test_a_share_by_memory_is_shown_as_the_memory_that_was_asked_for(anyaccel):
     waiting.communicate()
     done = anyaccel("run", "-v", "A1:5GiB", "--", "true")
     assert re.search(r"acme/\d: a share of 5GiB, by agreement", done.stderr)
+    assert anyaccel("release", held.stdout.strip()).returncode == 0
 
 
 def test_a_request_that_is_not_of_the_held_part_is_not_shown_for_it():
