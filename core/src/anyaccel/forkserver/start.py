@@ -25,11 +25,11 @@ CONTROL = 3
 PACKET_LIMIT = 1 << 15
 """Most bytes of one message."""
 SERVER = "anyaccel.forkserver.server"
-BOOTSTRAP = """
+BOOTSTRAP = f"""
 import os
 p = "/proc/self/fd"
 for d in os.listdir(p) if os.path.isdir(p) else range(os.sysconf("SC_OPEN_MAX")):
-    int(d) > 3 and os.closerange(int(d), int(d) + 1)
+    int(d) > {CONTROL} and os.closerange(int(d), int(d) + 1)
 import gc, marshal, site, sys
 gc.disable()
 path, prefixes, module, config = marshal.load(sys.stdin.buffer)

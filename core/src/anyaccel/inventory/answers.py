@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from anyaccel.errors import MachineError, PluginError
-from anyaccel.extras import plugin_remedy
 from anyaccel.model import (
     Detected,
     Device,
@@ -217,6 +216,8 @@ def check_products(machine: Machine, answers: Answers, names: VendorNames) -> di
             raise MachineError(f"{name!r} is a product of {' and '.join(owners)}: set ANYACCEL_PLUGINS to one of them")
         if not owners:
             import difflib
+
+            from anyaccel.extras import plugin_remedy
 
             listed = sorted({name for listed in known.values() for name in listed})
             close = difflib.get_close_matches(name, listed, n=3, cutoff=0.5)

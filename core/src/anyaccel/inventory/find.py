@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 
 from anyaccel import configuration
 from anyaccel.errors import MachineError, UsageError
-from anyaccel.extras import plugin_remedy
 from anyaccel.inventory.current import narrow
 from anyaccel.model import Device, Inventory, Problem, Request, VendorReport, VendorState, replace
 from anyaccel.probe import HOST
@@ -58,6 +57,8 @@ def find(
         asked, found = _ask(where, sources, said, present, request, facts=facts, timeout=timeout, environ=environ)
         reports += asked
     elif where.simulated:
+        from anyaccel.extras import plugin_remedy  # only errors need it
+
         ways = (plugin_remedy(product.product) for product in where.products)
         raise MachineError(
             f"no plug-in is installed that could simulate {where.text!r}", hint=next(filter(None, ways), "")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from anyaccel.errors import UnknownNameError
-from anyaccel.extras import plugin_remedy
 from anyaccel.model import Device, Inventory
 
 
@@ -94,6 +93,8 @@ class DeviceNames:
 
         close = [self._spelled[key] for key in get_close_matches(name.lower(), sorted(self._spelled))]
         here = [self._spelled[key] for key in sorted(self._devices)]
+        from anyaccel.extras import plugin_remedy  # only errors need it
+
         if remedy := plugin_remedy(name):
             way_out = remedy
         elif close:
