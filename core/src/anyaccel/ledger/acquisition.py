@@ -19,7 +19,6 @@ import select
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cached_property
-from itertools import filterfalse
 
 from anyaccel.errors import DevicesBusyError, LeaseCancelledError, LimitError
 from anyaccel.ledger import listing as listings
@@ -419,7 +418,7 @@ class Acquisition:
             The choice; None if the free devices do not suffice.
         """
         named = listing.summary
-        missing = frozenset(filterfalse(process.exists, named.pids))
+        missing = frozenset(filter(process.exited, named.pids))
         left = {lease.name: lease.device for lease in named.leases if lease.pid in missing}
         choice = self._ask(listing, {*self._over, *left})
         if left and (choice is None or not choice.keys().isdisjoint(left.values())):
