@@ -231,7 +231,7 @@ class SharedScheduler(Scheduler):
         Names of lost devices stay known. The lease gets the mark of this process, and stays active as long as a process
         carries that mark, unless it is released. The errors are those of :class:`LeaseRequest`.
         """
-        inventory, names = self.inventory, self._own.layout.names  # with the names of devices that were lost
+        inventory, names = self.inventory, self._names  # with the names of devices that were lost
         choice = cached(inventory, plan.request, lambda: Choice(inventory, plan.request, validate, names))
         time = waiting.seconds
         options: AcquireOptions = {"environ": self._environ, "inventory": inventory, "time": time}
