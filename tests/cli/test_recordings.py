@@ -18,7 +18,10 @@ def text(content):
 DAMAGED = {
     "nested": (text("[" * 100_000), "has too many levels of nested values"),
     "commands": (text(json.dumps({**SCHEMA, "commands": [{}]})), "recording.commands[0] must have the field 'argv'"),
-    "entries": (text(json.dumps({**SCHEMA, "paths": {"/a": 1}})), "recording.paths['/a'] must be RecordedPath (got 1 that is a int)"),
+    "entries": (
+        text(json.dumps({**SCHEMA, "paths": {"/a": 1}})),
+        "recording.paths['/a'] must be RecordedPath (got 1 that is a int)",
+    ),
     "escaping": (text(json.dumps({**SCHEMA, "paths": {"/../a": {}}})), "a path must be absolute"),
     "encoding": (lambda path: path.write_bytes(b"\xff"), "must be UTF-8"),
     "FIFO": (os.mkfifo, "must be a regular file (its mode is p"),
