@@ -222,10 +222,8 @@ def _value_reader(kind: type[Value]) -> Reader:
             if wrong or made:
                 found += wrong or [_mismatch(data, kind)]
                 return data
-        contents = {}
-        for name in readers if ready else data:
-            content = getattr(data, name) if ready else data[name]
-            contents[name] = _read_at(f".{name}", readers[name], content, found, ready)
+        given: Mapping[str, Any] = {name: getattr(data, name) for name in readers} if ready else data
+        contents = {name: _read_at(f".{name}", readers[name], given[name], found, ready) for name in given}
         return data if ready else kind(**contents)
 
     return read

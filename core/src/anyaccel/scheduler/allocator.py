@@ -165,7 +165,15 @@ class Allocator:
                 verdict = self._judge(plan, self._waiting(plan, _LAST, priority, seconds, user))
                 raise NeverFitsError(verdict.message, verdict=verdict, hint=verdict.hint)
             waiting = self._waiting(plan, next(self._numbers), priority, seconds, user)
-            ticket = Ticket(plan, self, waiting=waiting, note=note, on_placed=on_placed)
+            ticket = Ticket(
+                plan,
+                waiting=waiting,
+                cancel=self.cancel,
+                why=self.why,
+                place=self._place_in_line,
+                note=note,
+                on_placed=on_placed,
+            )
             ticket.allocation = self._try(waiting, plan, note)
             if never:
                 self._infeasible[ticket.number] = ticket

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     import logging
 
     from anyaccel.model.verdict import Verdict
-    from anyaccel.scheduler.allocator import Allocator
 
 
 class Ticket:
@@ -41,14 +40,18 @@ class Ticket:
     def __init__(
         self,
         plan: RequestPlan,
-        scheduler: Allocator,
         *,
         waiting: Waiting,
+        cancel: Callable[[Ticket], bool],
+        why: Callable[[Ticket], Verdict],
+        place: Callable[[Ticket], int],
         note: str,
         on_placed: Callable[[Ticket], None] | None,
     ) -> None:
         self._awaiting: dict[asyncio.Future[None], Callable[[Allocation], None] | None] = {}
-        self._scheduler = scheduler
+        self._cancel = cancel
+        self._why = why
+        self._place = place
         self.plan = plan
         self.waiting = waiting
         self.number = waiting.number
@@ -76,7 +79,7 @@ class Ticket:
             True if the ticket waited; False if it has its allocation, which then is to be released, or was cancelled
             before.
         """
-        return self._scheduler.cancel(self)
+        return self._cancel(self)
 
     def __await__(self) -> Generator[object, None, Allocation]:
         return self._wait(None).__await__()
@@ -124,11 +127,11 @@ class Ticket:
     @property
     def place(self) -> int:
         """Queue position: 1, and 1 more for each earlier request that blocks this one; 0 if not waiting."""
-        return self._scheduler._place_in_line(self)  # noqa: SLF001 -- made by it alone
+        return self._place(self)
 
     def why(self) -> Verdict:
         """Explain the reasons for the wait; a placed ticket gets a verdict that the request fits now."""
-        return self._scheduler.why(self)
+        return self._why(self)
 
     def __repr__(self) -> str:
         state = (
