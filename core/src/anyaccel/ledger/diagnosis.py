@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterator, Mapping
 
-from anyaccel.errors import LedgerError
+from anyaccel.errors import LedgerBusyError, LedgerError
 from anyaccel.ledger.directory import (
     MACHINE_WIDE,
     PRIVATE,
@@ -89,11 +89,12 @@ def _access(state: StateDirectory, directory: int) -> Iterator[Finding]:
         message = f"the state directory {state.path} cannot be written by this user"
         fix = f"mount it for writing, or set {VARIABLE}" if read_only else f"sudo chmod 1777 {state.path}"
         yield _fail(message + ", since its file system is read-only" * bool(read_only), fix)
-    if state.lock(directory, _LOCK_SECONDS):
-        state.unlock(directory)
-    else:
-        busy = state.busy(state.owner(directory), _LOCK_SECONDS)
+    try:
+        state.lock(directory, _LOCK_SECONDS)
+    except LedgerBusyError as busy:
         yield _fail(str(busy), busy.hint)
+    else:
+        state.unlock(directory)
 
 
 def _marks() -> Iterator[Finding]:

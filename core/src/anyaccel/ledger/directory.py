@@ -52,6 +52,8 @@ BUSY_SECONDS = 10.0
 """Seconds that other processes may hold the lock before an error; a publication holds it for microseconds."""
 
 _BRING_OVER_SECONDS = 1.0  # a stopped process may keep a user's own directory locked: root goes on without it
+_RUNNING = ("R", "S")
+"""States of a process that makes progress, as in ``/proc/PID/stat``."""
 _SPINS = 32  # yields before the first sleep: a publication takes less time than a sleep
 _FIRST_PAUSE = 0.0001
 _LONGEST_PAUSE = 0.005
@@ -196,8 +198,7 @@ class StateDirectory:
             LedgerError: When the directory cannot be used, or a system call fails in the context.
         """
         with self.opened(make=make) as directory:
-            if not self.lock(directory, BUSY_SECONDS):
-                raise self.busy(self.owner(directory))
+            self.lock(directory)
             try:
                 yield directory
             finally:
@@ -291,33 +292,42 @@ class StateDirectory:
         with contextlib.suppress(OSError):  # the kernel closes it even where it reports an error
             os.close(descriptor)
 
-    def lock(self, descriptor: int, seconds: float) -> bool:
-        """Lock the directory as soon as no other process or thread has the lock; return False after ``seconds``.
+    def lock(self, descriptor: int, seconds: float = BUSY_SECONDS, subject: str = "") -> None:
+        """Lock the directory, or another open file, as soon as no other process or thread has the lock.
 
-        The wait yields the processor a few times, also with ``seconds`` 0, then polls with random pauses, which grow to
-        5 ms.
+        The wait yields the processor a few times, then polls with random pauses, which grow to 5 ms. The seconds count
+        anew as long as the lock changes hands: many processes that take turns are no error.
+
+        Args:
+            descriptor: The open directory or file.
+            seconds: Seconds for which one owner may keep the lock before an error.
+            subject: What is locked, for the error; the state directory when empty.
 
         Raises:
+            LedgerBusyError: When one owner keeps the lock for that long.
             OSError: When the file system refuses the lock for another reason.
         """
-        deadline = time.monotonic() + seconds
         spins, pause = 0, _FIRST_PAUSE
+        turn: object = None
+        deadline = 0.0
         while True:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 spins += 1
             else:
-                return True
+                return
             if spins < _SPINS:
                 os.sched_yield()
-            elif time.monotonic() < deadline:
-                import random  # late: loading it takes longer than the lock, which is mostly free
+                continue
+            if (now := time.monotonic()) >= deadline:
+                former, turn, deadline = turn, _lock_turn(descriptor), now + seconds
+                if turn == former:
+                    raise self._busy(lock_owner(os.fstat(descriptor)), seconds, subject)
+            import random  # late: loading it takes longer than the lock, which is mostly free
 
-                time.sleep(random.uniform(pause / 2, pause))  # noqa: S311 -- random, so that rivals do not poll in lockstep
-                pause = min(_LONGEST_PAUSE, pause * 1.5)  # leave the processor to the owner of the lock
-            else:
-                return False
+            time.sleep(random.uniform(pause / 2, pause))  # noqa: S311 -- random, so that rivals do not poll in lockstep
+            pause = min(_LONGEST_PAUSE, pause * 1.5)  # leave the processor to the owner of the lock
 
     def unlock(self, descriptor: int) -> None:
         """Unlock the directory explicitly, ignoring errors.
@@ -370,24 +380,20 @@ class StateDirectory:
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 remove(place.path, name)
 
-    def owner(self, descriptor: int) -> int | None:
-        """Return the id of the process that locked the directory; None without a lock, or when it cannot be seen."""
-        return lock_owner(os.fstat(descriptor))
-
-    def busy(self, pid: int | None, seconds: float = BUSY_SECONDS) -> LedgerBusyError:
-        """Make the error that names the process which has had the directory locked for too long.
+    def _busy(self, pid: int | None, seconds: float, subject: str) -> LedgerBusyError:
+        """Make the error that names the process which has had the directory, or the subject, locked for too long.
 
         Args:
             pid: The process; None if it cannot be seen.
             seconds: Seconds for which the lock was waited for.
+            subject: What is locked; the state directory when empty.
         """
         letter = process.state(pid) if pid else ""
         condition = {"T": ", which is stopped", "t": ", which is being traced", "D": ", which is stuck"}.get(letter, "")
         who = f"process {pid}{condition}" if pid else "a process that cannot be seen from here"
         hint = f"let it go on with 'kill -CONT {pid}', or end it" if condition else "end it, then try again"
-        return LedgerBusyError(
-            f"the state directory {self.path} has been locked for {seconds:.3g} s by {who}", hint=hint
-        )
+        what = subject or f"the state directory {self.path}"
+        return LedgerBusyError(f"{what} has been locked for {seconds:.3g} s by {who}", hint=hint)
 
     def fault(self, error: OSError) -> LedgerError:
         """Make the error for a failed system call in the directory.
@@ -463,7 +469,8 @@ class StateDirectory:
                     if error.errno in process.SCARCE:
                         raise
             for _, source in former:
-                self.lock(source, _BRING_OVER_SECONDS)
+                with contextlib.suppress(LedgerBusyError):
+                    self.lock(source, _BRING_OVER_SECONDS)
             recovery.recover(descriptor, (), former)
             for path, source in former if clear else ():
                 recovery.clear(source)
@@ -473,6 +480,17 @@ class StateDirectory:
             for _, source in former:
                 self.unlock(source)
                 os.close(source)
+
+
+def _lock_turn(descriptor: int) -> tuple[int | None, int]:
+    """Return the owner of a lock and, if that runs or is unknown, the modification time: both change with the owner.
+
+    The time of the directory tells turns of the threads of one process apart, and turns while the owner is unknown: a
+    lock that changes hands while the kernel's list of locks is read can be missing there.
+    """
+    found = os.fstat(descriptor)
+    owner = lock_owner(found)
+    return owner, found.st_mtime_ns if owner is None or process.state(owner) in _RUNNING else 0
 
 
 def find(environ: Mapping[str, str]) -> StateDirectory:
