@@ -12,7 +12,7 @@ import sys
 
 import pytest
 from anyaccel.errors import DevicesBusyError, LeaseNotFoundError, LedgerError, StateDirectoryError
-from anyaccel.ledger import Ledger, Want, directory
+from anyaccel.ledger import Ledger, Want, directory, listing, tickets
 from anyaccel.linux import process
 from anyaccel.model import Extent
 from claimant import Claimant, ClaimantError
@@ -261,6 +261,25 @@ def test_it_is_deleted_and_the_holder_is_killed(claim, state):
     assert rival.do("take('a', wait=60)") == {"a": 10_000}
     looks.kill()
     looks.wait()
+
+
+def test_it_is_deleted_and_a_share_of_several_processes_counts_once(claim, ledger, state):
+    holder, rival = claim(), claim()
+    holder.do("take('a', units=5000)")
+    worker = holder.do("subprocess.Popen(['sleep', '600'], pass_fds=leases[0].fds).pid")
+    shutil.rmtree(state)
+    assert rival.do("take('b')") == {"b": 10_000}
+    assert len([name for name in os.listdir(state) if ".5000." in name]) == 2
+    assert [record.units for record in ledger.leases() if record.device == "a"] == [5000]
+    assert rival.do("take('a', units=5000)") == {"a": 5000}
+    directory = os.open(state, os.O_RDONLY)
+    assert sorted(each.units for each in tickets.list_holdings(directory, listing.read(directory))) == [
+        5000,
+        5000,
+        10_000,
+    ]
+    os.close(directory)
+    os.kill(worker, signal.SIGKILL)
 
 
 def test_it_is_deleted_and_the_lease_is_left_to_who_has_its_descriptors(claim, state):

@@ -228,8 +228,8 @@ class SharedScheduler(Scheduler):
     def _make_request(self, plan: RequestPlan, waiting: Waiting) -> LeaseRequest:
         """Make the request to the ledger for a plan that can fit, on the present machine.
 
-        The lease gets the mark of this process, and stays active as long as a process
-        carries that mark, unless it is released. The errors are those of :class:`LeaseRequest`.
+        The lease gets the mark of this process, and stays active as long as a process carries that mark, unless it is
+        released. The errors are those of :class:`LeaseRequest`.
         """
         inventory, time = self.inventory, waiting.seconds
         options: AcquireOptions = {"environ": self._environ, "inventory": inventory, "time": time}

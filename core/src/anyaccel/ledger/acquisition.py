@@ -19,7 +19,6 @@ import select
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cached_property
-from itertools import filterfalse
 
 from anyaccel.errors import DevicesBusyError, LeaseCancelledError, LimitError
 from anyaccel.ledger import listing as listings
@@ -131,7 +130,7 @@ class Acquisition:
         self._state = state
         self._asked, self._priority, self._note, self._choose = want, priority, note, choose
         self._kept_place = kept
-        self._since = process.boot_seconds() if kept is None or kept.since is None else kept.since
+        self._since = process.boot_seconds()
         self._policy: Policy  # set by _go_by()
         self._go_by(policy or current_policy(state))
         if policy is None:
@@ -419,7 +418,7 @@ class Acquisition:
             The choice; None if the free devices do not suffice.
         """
         named = listing.summary
-        missing = frozenset(filterfalse(process.exists, named.pids))
+        missing = frozenset(filter(process.exited, named.pids))
         left = {lease.name: lease.device for lease in named.leases if lease.pid in missing}
         choice = self._ask(listing, {*self._over, *left})
         if left and (choice is None or not choice.keys().isdisjoint(left.values())):
@@ -863,7 +862,7 @@ class Acquisition:
         """
         facts = self.facts if self._only is None else replace(self.facts, wants=hashes(self._only))
         ticket = parse_ticket(self._ticket.name) if self._ticket else None
-        return replace(facts, key=ticket.name, number=ticket.number) if ticket else facts
+        return replace(facts, key=ticket.name, number=ticket.number, since=ticket.since) if ticket else facts
 
     def _may_pass(self, directory: int, listing: Listing, ahead: Collection[str]) -> bool:
         """Return whether backfill allows the request to pass the tickets named in ``ahead``.
@@ -915,7 +914,7 @@ class Acquisition:
     def _make_ticket(self, directory: int) -> None:
         """Publish a ticket with the number of the kept position, else at the end of the line.
 
-        A kept position records the number and the arrival. No ticket is made if the directory is not free within a
+        A kept position records the number. No ticket is made if the directory is not free within a
         moment or was replaced, or if the unfinished file is lost; the next look comes soon then.
 
         Raises:
@@ -929,9 +928,9 @@ class Acquisition:
         try:
             if not self._state.replaced(directory):
                 number = None if kept is None else kept.number
-                number = ticket.publish(directory, self._want, self._priority, self._since, self._note, number)
+                number = ticket.publish(directory, self._want, self._priority, self._note, number)
                 if kept is not None:
-                    kept.number, kept.since = number, self._since
+                    kept.number = number
         except FileNotFoundError:  # a process in another container took the hidden file for debris
             self._look_soon = True
         finally:

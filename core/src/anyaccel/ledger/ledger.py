@@ -172,9 +172,8 @@ class Ledger:
     def leases(self) -> tuple[LeaseRecord, ...]:
         """List the active leases, one record for each device of each lease; and devices drained or reserved now.
 
-        A device that a lease only divides has a record with 0 units. A lease whose files were made again for several
-        processes has a record for each. Leases are sorted by device; drained and reserved devices follow. Without a
-        state directory, no lease is active.
+        A device that a lease only divides has a record with 0 units. Leases are sorted by device; drained and reserved
+        devices follow. Without a state directory, no lease is active.
 
         Raises:
             LedgerError: When the ledger cannot be read.

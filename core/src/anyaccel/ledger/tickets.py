@@ -4,8 +4,8 @@ A waiting process shows that it still looks for devices by a stamp: the modifica
 of the machine's monotonic clock. A process that has not stamped for a while, since it was stopped, frozen or starved,
 is passed, and takes its position again as soon as it goes on. A stamp affects the order only, never a lease.
 
-For the queue policy, a user is the owner of a file, which no user can choose. The body of a ticket, with arrival, time
-limit and quantities, affects the order only.
+For the queue policy, a user is the owner of a file, which no user can choose. The name of a ticket, with the arrival,
+and the body, with time limit and quantities, affect the order only.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from anyaccel.ledger.names import (
     hash_device,
     hashes,
     is_inner,
-    last_number,
     listed_in_name,
     new_nonce,
     parse_ticket,
@@ -109,33 +108,31 @@ class TicketFile:
         self._owner = os.getpid()
         _files.add(self._file)
 
-    def publish(  # noqa: PLR0917 -- what a ticket says
-        self, directory: int, want: Want, priority: int, since: float, note: str, number: int | None = None
-    ) -> int:
+    def publish(self, directory: int, want: Want, priority: int, note: str, number: int | None = None) -> int:
         """Enter the line: make the ticket's file, stamped and locked under a hidden name, and then rename the file.
 
         Args:
-            directory: Descriptor of the state directory, locked: numbers are given in order.
+            directory: Descriptor of the state directory, locked, so that each ticket gets a time of its own.
             want: The request.
             priority: The higher, the earlier.
-            since: Arrival, in seconds since the boot.
             note: Purpose.
             number: Number of the request's former ticket, to keep the position; None for the end of the line.
 
         Returns:
-            The number: the position in the order of arrival, not the count of requests ahead.
+            The number: the time of arrival in microseconds since the boot.
 
         Raises:
             OSError: When the file cannot be made or named; call :meth:`drop` then.
         """
         candidates = want.candidates
-        more: dict[str, Any] = {"arrived": process.monotonic_ns(), **write_ticket_words(want, since)}
+        more = write_ticket_words(want)
         if not listed_in_name(candidates):
             more["wanted"] = sorted(hashes(candidates))
         self._file.make(directory, write_body(want.request, note, **more))
         self.stamp()  # before the file has its name, so that no rival sees a ticket without a stamp
-        if number is None:  # under the lock: no other request takes the same number
-            number = 1 + last_number(os.listdir(directory))
+        if number is None:
+            # A time, not the highest number so far plus 1: the highest may be that of another user's false ticket.
+            number = int(process.boot_seconds() * 1e6)
         self._file.rename(directory, ticket_name(priority, number, new_nonce(), candidates))
         self.name = self._file.name
         return number
@@ -287,7 +284,7 @@ def list_tickets(
             priority=policy.priority(facts),
             pid=ticket.pid,
             **whose,
-            waited=max(0, now - words["arrived"]) / 1e9,
+            waited=max(0.0, clock - ticket.since),
             responsive=responsive,
             seconds=facts.seconds,
             starts=line.starts.get(name),
@@ -487,17 +484,13 @@ def own_user() -> int:
     return outside(os.geteuid())
 
 
-def write_ticket_words(want: Want, since: float) -> dict[str, Any]:
+def write_ticket_words(want: Want) -> dict[str, Any]:
     """Return the part of a ticket's body that the queue policy reads, as JSON values.
 
-    These are ``since``, rounded to milliseconds, and where they apply ``seconds``, ``inner`` and ``needs``, with
-    devices as hashes. The wanted devices are not in this part: see :meth:`anyaccel.ledger.tickets.TicketFile.publish`.
-
-    Args:
-        want: The request.
-        since: Arrival, in seconds since the boot.
+    These are ``seconds``, ``inner`` and ``needs`` where they apply, with devices as hashes. The wanted devices are not
+    in this part: see :meth:`anyaccel.ledger.tickets.TicketFile.publish`.
     """
-    words: dict[str, Any] = {"since": round(since, 3)}
+    words: dict[str, Any] = {}
     if want.seconds is not None:
         words["seconds"] = want.seconds
     if any(map(is_inner, want.candidates)):
@@ -563,7 +556,7 @@ lock is needed: a lost entry is read again."""
 def _read_waiting(ticket: TicketName, user: int, body: bytes) -> Waiting:
     """Combine name, owner and body of a ticket; implausible values of the body are left out.
 
-    An arrival that is missing or in the future counts as now. The wanted devices are from the name or, if not listed
+    An arrival in the future counts as now. The wanted devices are from the name or, if not listed
     there, from the body; None if neither lists them.
 
     Args:
@@ -576,15 +569,13 @@ def _read_waiting(ticket: TicketName, user: int, body: bytes) -> Waiting:
     wants = ticket.wanted
     if wants is None and isinstance(listed, list):
         wants = frozenset(each for each in listed if type(each) is int)
-    since, seconds = read_number(words.get("since")), read_number(words.get("seconds"))
-    now = process.boot_seconds()
     return Waiting(
         key=ticket.name,
         number=ticket.number,
-        since=now if since is None else min(since, now),  # no request came in the future
+        since=min(ticket.since, process.boot_seconds()),  # no request came in the future
         priority=ticket.priority,
         user=user,
-        seconds=seconds,
+        seconds=read_number(words.get("seconds")),
         needs=tuple(_needs(words.get("needs"), wants or frozenset())),
         wants=wants,
         inner=words.get("inner") is True,
@@ -630,36 +621,33 @@ def hashed(need: Need) -> Need:
 def list_holdings(directory: int, listing: Listing, over: Collection[str] = ()) -> list[Holding]:
     """Return the listed leases as the queue policy sees them, without the leases in ``over``.
 
-    Locks are not checked: without ``over``, ended leases count, too. A lease whose file is gone is left out. Each file
-    is a holding: one for each device of a lease, and further ones after a recovery. A name that is not understood is a
-    holding of the whole device. Times are by the clock since the boot.
+    Locks are not checked: without ``over``, ended leases count, too. A lease whose file is gone is left out. There is a
+    holding for each device of a lease, also if several processes have a file for it, as after a recovery. A name that
+    is not understood is a holding of the whole device. Times are by the clock since the boot.
 
     Args:
         directory: Descriptor of the state directory.
         listing: The names in the directory.
         over: Names of the files to leave out.
     """
-    found = []
+    found: dict[object, Holding] = {}
     offset = _clock_offset()
     for lease in listing.leases:
-        if lease.name in over:
-            continue
-        file = stat_of(directory, lease.name)
+        file = None if lease.name in over else stat_of(directory, lease.name)
         if file is None:
             continue
         until, passed = lease.period
-        found.append(
-            Holding(
-                device=hash_device(lease.device),
-                units=lease.extent.units,
-                user=outside(file.st_uid),
-                since=file.st_mtime + offset,
-                until=None if until is None else until / 1000,
-                passed=None if passed is None else passed / 1000,
-                inner=is_inner(lease.device),
-            )
+        # With the owner: a user who copies the identity of another user's lease hides no part of that lease.
+        found[lease.id or lease.name, lease.device, lease.extent, file.st_uid] = Holding(
+            device=hash_device(lease.device),
+            units=lease.extent.units,
+            user=outside(file.st_uid),
+            since=file.st_mtime + offset,
+            until=None if until is None else until / 1000,
+            passed=None if passed is None else passed / 1000,
+            inner=is_inner(lease.device),
         )
-    return found
+    return list(found.values())
 
 
 def find_ended(directory: int, listing: Listing) -> frozenset[str]:
