@@ -122,9 +122,3 @@ def test_a_ticket_says_what_is_wanted_where_there_is_room(count):
     assert len(name) <= 255
     ticket = names.parse_ticket(name)
     assert ticket.wanted == (names.hashes(wanted) if count <= 32 else None)
-
-
-def test_a_file_that_only_begins_like_a_ticket_does_not_set_the_next_number_back():
-    ticket = names.ticket_name(0, 500, names.new_nonce(), frozenset("a"))
-    for other in ("t1.5000000.9", "t1.", "t1.5000000.", "t1.5000000.9.9"):
-        assert names.last_number([ticket, other]) == 500

@@ -6,6 +6,8 @@ import os
 import resource
 import signal
 import subprocess
+import sys
+import threading
 
 import pytest
 from anyaccel.errors import DevicesBusyError, LedgerBusyError, StateDirectoryError
@@ -117,6 +119,32 @@ def test_p2_a_forked_child_carries_the_lease_and_does_not_end_it(claim, ledger):
     assert held(ledger) == [("a", 10_000, "held")]
     os.kill(second, signal.SIGKILL)
     eventually(lambda: held(ledger) == [])
+
+
+def test_p2_a_thread_reads_a_lease_while_another_releases_it(ledger):
+    devices = frozenset(map(str, range(64)))
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    errors = []
+
+    def read(lease):
+        try:
+            while not lease.released:
+                assert len(lease.fds) in (0, 64)
+                lease.intact  # noqa: B018 -- an error is wanted
+        except RuntimeError as error:
+            errors.append(error)
+
+    try:
+        for _ in range(30):
+            lease = ledger.acquire(Want(candidates=devices), lambda _: dict.fromkeys(devices, Extent()), wait=0)
+            thread = threading.Thread(target=read, args=(lease,))
+            thread.start()
+            lease.release()
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert errors == []
 
 
 def test_p2_an_explicit_end_is_the_end_whichever_process_carries_it(claim, ledger):

@@ -93,8 +93,8 @@ def test_a_program_that_replaced_the_holder_keeps_it(claim, ledger):
     assert ledger.end_lease(record.id) == (holder.pid,)
 
 
-def test_who_was_killed_and_not_waited_for_has_left(ledger, state):
-    """A zombie holds nothing any more."""
+def test_a_killed_holder_that_was_not_reaped_has_left(ledger, state):
+    """A zombie holds nothing any more, and its device is not passed over for another one."""
     code = (
         "import sys; from anyaccel.ledger import Ledger, Want; from anyaccel.model import Extent\n"
         "ledger = Ledger.open({'ANYACCEL_STATE_DIR': sys.argv[1]})\n"
@@ -103,9 +103,13 @@ def test_who_was_killed_and_not_waited_for_has_left(ledger, state):
     )
     import sys
 
+    def choose(taken):
+        return next(({device: Extent()} for device in "ab" if device not in taken), None)
+
     process = subprocess.Popen([sys.executable, "-c", code, str(state)], stdin=-1, stdout=-1)
     process.stdout.readline()
     process.kill()
-    with ledger.acquire(Want(candidates=frozenset("a")), lambda taken: None if taken else {"a": Extent(1)}, wait=30):
-        pass
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    with ledger.acquire(Want(candidates=frozenset("ab")), choose, wait=30) as lease:
+        assert list(lease.devices) == ["a"]
     process.communicate()

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import signal
 import threading
@@ -9,6 +10,7 @@ import threading
 import pytest
 from anyaccel.errors import DevicesBusyError, UsageError
 from anyaccel.ledger import Want
+from anyaccel.ledger.names import new_nonce, ticket_name
 from anyaccel.linux import inotify
 from anyaccel.model import Extent
 from claimant import ClaimantError, eventually
@@ -57,6 +59,23 @@ def test_who_has_priority_is_served_first(claim, ledger, in_line):
     holder.do("give()")
     served = {waiter.end(): count for count, waiter in waiters.items()}
     assert [served[moment] for moment in sorted(served)] == [2, 4, 1, 3]
+
+
+@pytest.mark.parametrize("number", [9_999_999_999_999_999, 10**15, 0])
+def test_a_false_number_in_a_ticket_does_not_change_the_order_of_later_requests(claim, ledger, in_line, state, number):
+    holder, second, first = claim(), claim(), claim()
+    holder.do("take('a')")
+    name = ticket_name(-5, number, new_nonce(), frozenset("b"))
+    with open(state / name, "xb") as false:
+        fcntl.flock(false, fcntl.LOCK_EX)
+        in_line(1)
+        first.begin("take('a', wait=60, note='first'); result = time.monotonic_ns(); give()")
+        in_line(2)
+        second.begin("take('a', wait=60, note='second'); result = time.monotonic_ns(); give()")
+        in_line(3)
+        assert [ticket.note for ticket in ledger.tickets()] == ["first", "second", ""]
+        holder.do("give()")
+        assert first.end() < second.end()
 
 
 def test_requests_that_do_not_compete_pass(claim, in_line):

@@ -2,23 +2,28 @@
 
 import pytest
 from anyaccel.errors import UnknownNameError
-from anyaccel.model import VendorReport, VendorState
-from anyaccel.scheduler.names import DeviceNames
+from anyaccel.model import Term, VendorReport, VendorState, replace
+from anyaccel.scheduler.names import NameRegistry
+from anyaccel.scheduler.placement import Layout
 from small_machines import chips, gpus, machine
 
 
+def named(layout, *names):
+    return layout.named_each(Term(names=names))
+
+
 def test_a_name_is_a_resource_a_vendor_or_a_tag_in_any_case():
-    names = DeviceNames(machine(gpus(2), chips(1)))
-    assert names.devices("gpu", "ACME", "h100") == (0b011,) * 3
-    assert names.devices("TPU") == (0b100,)
-    assert names.spelled("h100") == "H100"
+    layout = Layout(machine(gpus(2), chips(1)), NameRegistry())
+    assert named(layout, "gpu", "ACME", "h100") == (0b011,) * 3
+    assert named(layout, "TPU") == (0b100,)
+    assert layout.names.spelled("h100") == "H100"
 
 
 def test_a_known_name_means_no_device_and_is_not_unknown():
     inventory = machine(gpus(1))
     report = VendorReport(vendor="other", resource="NPU", state=VendorState.ABSENT)
-    names = DeviceNames(type(inventory)(machine="m", devices=inventory.devices, vendors=(report,)), known=["A100"])
-    assert names.devices("a100", "npu", "other") == (0, 0, 0)
+    layout = Layout(replace(inventory, vendors=(report,)), NameRegistry(["A100"]))
+    assert named(layout, "a100", "npu", "other") == (0, 0, 0)
 
 
 def test_known_names_are_looked_at_only_when_needed():
@@ -26,7 +31,7 @@ def test_known_names_are_looked_at_only_when_needed():
         pytest.fail("asked for")
         yield ""
 
-    assert DeviceNames(machine(gpus(1)), known()).devices("GPU") == (1,)
+    assert named(Layout(machine(gpus(1)), NameRegistry(known())), "GPU") == (1,)
 
 
 UNKNOWN = "unknown name 'H10O': no device and no installed plug-in goes by it; "
@@ -42,5 +47,5 @@ UNKNOWN = "unknown name 'H10O': no device and no installed plug-in goes by it; "
 )
 def test_an_unknown_name_offers_close_ones(inventory, way_out):
     with pytest.raises(UnknownNameError) as refused:
-        DeviceNames(inventory).devices("H10O")
+        named(Layout(inventory, NameRegistry()), "H10O")
     assert str(refused.value) == UNKNOWN + way_out

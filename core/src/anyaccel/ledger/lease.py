@@ -66,15 +66,13 @@ class Place:
     Pass the same place to each acquisition: the request keeps its position, and is in line from its first look on.
 
     Attributes:
-        number: The number in the order of arrival; None before the first ticket.
-        since: Arrival in seconds since the boot; None before the first ticket.
+        number: Time of arrival, in microseconds since the boot; None before the first ticket.
     """
 
-    __slots__ = ("number", "since")
+    __slots__ = ("number",)
 
     def __init__(self) -> None:
         self.number: int | None = None
-        self.since: float | None = None
 
 
 class Lease:
@@ -106,7 +104,7 @@ class Lease:
         self.devices: Mapping[str, Extent] = MappingProxyType(dict(choice))
         self._state = state
         self._nonce = nonce
-        self._files = dict(files)
+        self._files: Mapping[str, LockedFile] = dict(files)  # never changed, since other threads may iterate over it
         self._device_locks = device_locks
         self._owner = os.getpid()
 
@@ -151,7 +149,7 @@ class Lease:
         False also once this process has released the lease or left it to others, and while another thread releases it.
         True for a lease without devices, also after its release.
         """
-        return not self.released and not any(map(_lost, list(self._files.values())))
+        return not self.released and not any(map(_lost, self._files.values()))
 
     def inherit(self) -> tuple[int, ...]:
         """Make the descriptors inheritable: child processes, and a program that replaces this one, carry the lease.
@@ -220,7 +218,7 @@ class Lease:
         Args:
             reason: The reason, for display; cut to 250 characters.
         """
-        for file in list(self._files.values()):
+        for file in self._files.values():
             with contextlib.suppress(OSError):  # without space the reason is lost, but the devices are kept
                 file.rewrite(record.add_reason(file.read(), reason))
 
@@ -244,7 +242,7 @@ class Lease:
         ours = self._owner == os.getpid()
         if ours:
             self._device_locks.unlock()
-        for file in list(self._files.values()):  # each step may run twice: in another thread, or after an interrupt
+        for file in self._files.values():  # each step may run twice: in another thread, or after an interrupt
             lost = ours and _lost(file)
             file.close()  # before the unlink: recovery makes the file of a locked and unlinked lease again
             if ours:
@@ -256,10 +254,10 @@ class Lease:
 
         No file is removed; copies of the descriptors in other processes still carry the lease.
         """
-        for file in list(self._files.values()):
+        for file in self._files.values():
             file.close()
         self._device_locks.close()
-        self._files.clear()
+        self._files = {}
 
     def _unlink(self, file: LockedFile, *, lost: bool) -> None:
         """Remove a file of the lease; log a warning on failure.

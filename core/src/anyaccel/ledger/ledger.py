@@ -57,8 +57,8 @@ class Ledger:
     def open(cls, environ: Mapping[str, str] | None = None) -> Ledger:
         """Open the ledger of this machine. A missing directory is not made, and is no error if its parent exists.
 
-        An existing directory is checked. The first check by this user after a boot also tests the locks there, and
-        makes missing files of active leases again.
+        An existing directory is checked. The first check by this user after a boot also makes missing files of active
+        leases again.
 
         Args:
             environ: The environment, in which ``ANYACCEL_STATE_DIR`` names another directory than ``/run/anyaccel``;
@@ -172,9 +172,8 @@ class Ledger:
     def leases(self) -> tuple[LeaseRecord, ...]:
         """List the active leases, one record for each device of each lease; and devices drained or reserved now.
 
-        A device that a lease only divides has a record with 0 units. A lease whose files were made again for several
-        processes has a record for each. Leases are sorted by device; drained and reserved devices follow. Without a
-        state directory, no lease is active.
+        A device that a lease only divides has a record with 0 units. Leases are sorted by device; drained and reserved
+        devices follow. Without a state directory, no lease is active.
 
         Raises:
             LedgerError: When the ledger cannot be read.

@@ -84,10 +84,17 @@ class Listing:
 
 
 def sum_taken(leases: Iterable[LeaseName], over: Collection[str] = ()) -> dict[str, Extent]:
-    """Sum the taken extents by device name, up to the whole device, without the leases whose names are in ``over``."""
+    """Sum the taken extents by device name, up to the whole device, without the leases whose names are in ``over``.
+
+    A device of a lease counts once, although after a recovery several processes have a file for it.
+    """
     found: dict[str, Extent] = {}
+    counted = set()
     for lease in leases:
-        if lease.name not in over:  # leases of one device add up
+        # With the extent: a user who copies the identity of another user's lease hides no part of that lease.
+        part = lease.id, lease.device, lease.extent
+        if lease.name not in over and part not in counted:
+            counted.add(part)
             found[lease.device] = found.get(lease.device, NOTHING).joined(lease.extent)
     return found
 

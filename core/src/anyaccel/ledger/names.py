@@ -14,9 +14,10 @@ counted by names alone.
 - A lease with a time limit has ``.e`` and the end before the nonce, in milliseconds since the boot as hexadecimal
   digits. If the request passed earlier requests, ``b`` and the time of that follow.
 
-The name of a ticket is ``t1.<rank>.<number>.<pid>.<starttime>.<nonce>.<wanted>``. The numbers have leading zeros, so
-that the order of the names is the order of service. An unfinished file is hidden: ``.<pid>.<starttime>.<nonce>``. A
-nonce starts with the tag of the boot, which tells files of an earlier boot.
+The name of a ticket is ``t1.<rank>.<number>.<pid>.<starttime>.<nonce>.<wanted>``. The number is the time of arrival in
+microseconds since the boot. Rank and number have leading zeros, so that the order of the names is the order of service.
+An unfinished file is hidden: ``.<pid>.<starttime>.<nonce>``. A nonce starts with the tag of the boot, which tells files
+of an earlier boot.
 
 Names come from other processes, possibly of another version or with bad intent; the readers never raise.
 """
@@ -27,7 +28,6 @@ import os
 import re
 import zlib
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Iterable
 from functools import cache, lru_cache
 
 from anyaccel._typing import NamedTuple
@@ -42,12 +42,10 @@ HANDOVER_BODY = re.compile(rb"(?P<boot>[0-9a-f]{8}) (?P<lease>[0-9a-f]{12}) (?P<
 """Content of a file of handovers."""
 MAX_PRIORITY = 1_000_000  # keeps the rank below within seven digits
 _RANK_OF_PRIORITY_0 = 5_000_000
-_MAX_NUMBER = 10**16 - 1
 _LONGEST = 128
 _ESCAPED_LENGTH = 150  # a file name has 255 bytes, and the rest of a lease's name needs about 100
 _LISTED_IN_NAME = 32  # devices of four bytes each in base64: 171 characters of a ticket's name
 _IN_BODY = "+"
-_NUMBER = slice(11, 27)  # of a ticket's name
 
 _DEVICE = re.compile(rf"[ -~]{{1,{_LONGEST}}}")
 _VENDOR = r"(?P<vendor>[a-z][a-z0-9_]{0,31})"
@@ -116,7 +114,7 @@ class TicketName(NamedTuple):
     Attributes:
         name: The name.
         priority: The higher, the earlier.
-        number: Position in the order of arrival.
+        number: Time of arrival, in microseconds since the boot: the position in the order of arrival.
         pid: Process that waits.
         start: Start time of that process.
         boot: Tag of the boot in which the ticket was made.
@@ -132,6 +130,11 @@ class TicketName(NamedTuple):
     boot: str
     id: str
     wanted: frozenset[int] | None
+
+    @property
+    def since(self) -> float:
+        """Time of arrival, in seconds since the boot."""
+        return self.number / 1e6
 
 
 @cache
@@ -276,14 +279,13 @@ def _named(device: str) -> str:
 def ticket_name(priority: int, number: int, nonce: str, candidates: frozenset[str]) -> str:
     """Return the name of a ticket of this process, with the hashes of the candidates.
 
-    With more than 32 candidates the name has none, and the caller lists the hashes in the body. A number of more than
-    16 digits becomes the highest number of 16 digits.
+    With more than 32 candidates the name has none, and the caller lists the hashes in the body.
     """
     pid, start = me()
     packed = b"".join(each.to_bytes(4) for each in sorted(hashes(candidates)))
     wanted = urlsafe_b64encode(packed).decode().rstrip("=") if listed_in_name(candidates) else _IN_BODY
     rank = _RANK_OF_PRIORITY_0 - priority
-    return f"t1.{rank:07}.{min(number, _MAX_NUMBER):016}.{pid}.{start}.{nonce}.{wanted}"
+    return f"t1.{rank:07}.{number:016}.{pid}.{start}.{nonce}.{wanted}"
 
 
 def _room(vendor: str) -> int:
@@ -360,13 +362,6 @@ def parse_ticket(name: str) -> TicketName | None:
         id=match["id"],
         wanted=_read_wanted(match["wanted"]),
     )
-
-
-def last_number(names: Iterable[str]) -> int:
-    """Return the highest number of the tickets among ``names``; 0 for none. Names without a number are skipped."""
-    numbers = (name[_NUMBER] for name in names if name.startswith("t1."))
-    # As numbers: any user may make a file with fewer digits, which would be the highest text.
-    return max((int(number) for number in numbers if number.isdecimal() and number.isascii()), default=0)
 
 
 def parse_hidden(name: str) -> tuple[int, int, str] | None:

@@ -240,17 +240,15 @@ def read_words(body: bytes) -> dict[str, Any]:
 
     Returns:
         The texts ``request``, ``note``, ``command`` and ``quarantined``, empty where missing, cut to 250 characters;
-        ``confined``; ``here``, whether process ids are valid in this container, also True if the body names no
-        namespace; and ``arrived``, in nanoseconds of the monotonic clock, which is now if the body lacks it.
+        ``confined``; and ``here``, whether process ids are valid in this container, also True if the body names no
+        namespace.
     """
     words = read_object(body)
     texts = {key: clean(words.get(key)) for key in ("request", "note", "command", "quarantined")}
-    arrived = words.get("arrived")
     return {
         **texts,
         "confined": words.get("confined") is True,
         "here": words.get("namespace") in (None, pid_namespace()),
-        "arrived": arrived if type(arrived) is int and abs(arrived) < 1 << 63 else process.monotonic_ns(),
     }
 
 
@@ -264,20 +262,27 @@ def read_locks(body: bytes) -> tuple[str, ...]:
 
 
 def list_leases(directory: int, listing: Listing) -> Iterator[LeaseRecord]:
-    """Yield a record for each file of the active leases, sorted by device; ended leases are left out.
+    """Yield a record for each device of each active lease, sorted by device; ended leases are left out.
 
-    All locks are tested before the first record. A file that is removed after that still has a record, without owner,
-    start and texts.
+    After a recovery, several processes may have a file for the same device of a lease: the first file counts. All locks
+    are tested before the first record. A file that is removed after that still has a record, without owner, start and
+    texts.
 
     Raises:
         OSError: When a lock cannot be tested, as for want of descriptors.
     """
     leases = sorted(listing.leases, key=lambda lease: (lease.device, lease.name))
     found = find_states(directory, leases)
+    described = set()
     for lease in leases:
         state = found[lease.name]
         if state.life is not Life.OVER:
-            yield _describe(directory, lease, state)
+            record = _describe(directory, lease, state)
+            # With the owner: a user who copies the identity of another user's lease does not hide that lease.
+            part = lease.id, lease.device, lease.extent, record.uid
+            if not lease.id or part not in described:
+                described.add(part)
+                yield record
 
 
 def _describe(directory: int, lease: LeaseName, state: LeaseState) -> LeaseRecord:
@@ -316,7 +321,6 @@ def _describe(directory: int, lease: LeaseName, state: LeaseState) -> LeaseRecor
     quarantined = words.pop("quarantined")
     if life is Life.HELD and quarantined and not reason:
         kind, reason = "quarantined", quarantined
-    del words["arrived"]  # of tickets only
     if not reason and words["here"] and process.state(lease.pid) in _STOPPED:
         reason, hint = f"process {lease.pid} is stopped", f"it goes on with 'kill -CONT {lease.pid}'"
     return LeaseRecord(

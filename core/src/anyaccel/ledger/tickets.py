@@ -4,8 +4,8 @@ A waiting process shows that it still looks for devices by a stamp: the modifica
 of the machine's monotonic clock. A process that has not stamped for a while, since it was stopped, frozen or starved,
 is passed, and takes its position again as soon as it goes on. A stamp affects the order only, never a lease.
 
-For the queue policy, a user is the owner of a file, which no user can choose. The body of a ticket, with arrival, time
-limit and quantities, affects the order only.
+For the queue policy, a user is the owner of a file, which no user can choose. The name of a ticket, with the arrival,
+and the body, with time limit and quantities, affect the order only.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from anyaccel.ledger.names import (
     hash_device,
     hashes,
     is_inner,
-    last_number,
     listed_in_name,
     new_nonce,
     parse_ticket,
@@ -52,7 +51,7 @@ from anyaccel.linux.fork import tidy_in_child
 from anyaccel.linux.users import outside
 from anyaccel.model import replace
 from anyaccel.model.device import UNITS_PER_DEVICE
-from anyaccel.policy import PLAIN, Holding, Need, OverLimit, Policy, Waiting, sum_usage
+from anyaccel.policy import PLAIN, Holding, Need, Policy, Waiting, sum_usage
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -109,33 +108,31 @@ class TicketFile:
         self._owner = os.getpid()
         _files.add(self._file)
 
-    def publish(  # noqa: PLR0917 -- what a ticket says
-        self, directory: int, want: Want, priority: int, since: float, note: str, number: int | None = None
-    ) -> int:
+    def publish(self, directory: int, want: Want, priority: int, note: str, number: int | None = None) -> int:
         """Enter the line: make the ticket's file, stamped and locked under a hidden name, and then rename the file.
 
         Args:
-            directory: Descriptor of the state directory, locked: numbers are given in order.
+            directory: Descriptor of the state directory, locked, so that each ticket gets a time of its own.
             want: The request.
             priority: The higher, the earlier.
-            since: Arrival, in seconds since the boot.
             note: Purpose.
             number: Number of the request's former ticket, to keep the position; None for the end of the line.
 
         Returns:
-            The number: the position in the order of arrival, not the count of requests ahead.
+            The number: the time of arrival in microseconds since the boot.
 
         Raises:
             OSError: When the file cannot be made or named; call :meth:`drop` then.
         """
         candidates = want.candidates
-        more: dict[str, Any] = {"arrived": process.monotonic_ns(), **write_ticket_words(want, since)}
+        more = write_ticket_words(want)
         if not listed_in_name(candidates):
             more["wanted"] = sorted(hashes(candidates))
         self._file.make(directory, write_body(want.request, note, **more))
         self.stamp()  # before the file has its name, so that no rival sees a ticket without a stamp
-        if number is None:  # under the lock: no other request takes the same number
-            number = 1 + last_number(os.listdir(directory))
+        if number is None:
+            # A time, not the highest number so far plus 1: the highest may be that of another user's false ticket.
+            number = int(process.boot_seconds() * 1e6)
         self._file.rename(directory, ticket_name(priority, number, new_nonce(), candidates))
         self.name = self._file.name
         return number
@@ -181,58 +178,47 @@ class _WaitingLine(NamedTuple):
     Attributes:
         order: The requests.
         files: State of each ticket's file, if it has one, by name.
-        limits: The limits of the user, or of the user's group, in the way of each request, by key.
-        behind: Number of earlier requests that block each request, by key.
-        starts: Start of each request if every lease lasts until its time limit, in seconds since 1970, by key, if
-            known.
-        used: Device-seconds that fair shares count, by user; None if the machine counts no use over time.
+        silent: Keys of the requests whose processes have not looked lately.
+        held: The active leases.
     """
 
     order: list[Waiting]
     files: Mapping[str, os.stat_result | None]
-    limits: Mapping[Hashable, tuple[OverLimit, ...]]
-    behind: Mapping[Hashable, int]
-    starts: Mapping[Hashable, float]
-    used: Mapping[int | None, float] | None
+    silent: Collection[Hashable]
+    held: list[Holding]
 
     @classmethod
     def collect(cls, policy: Policy, directory: int, listing: Listing, *newcomers: Waiting) -> _WaitingLine:
         """Sort the locked tickets and the newcomers, which have no ticket, in the order of service.
 
-        Also find the limits in the way of each request, count the earlier requests that block it, and forecast its
-        start. Ended leases, and tickets whose processes have ended, are left out. A silent ticket keeps its position
-        and counts in ``behind``, but gets no start and delays no other start.
+        Ended leases, and tickets whose processes have ended, are left out.
 
         Raises:
             OSError: When a lock cannot be tested, as for want of descriptors.
         """
-        clock = process.boot_seconds()
         # Files of other users that have ended stay in a shared directory, which only they and root can clean.
         held = list_holdings(directory, listing, find_ended(directory, listing))
         looks = {name: probe_lock(directory, name) for name in listing.tickets}
         files = {name: file for name, (life, file) in looks.items() if life is not Life.OVER}
         waiting = [facts for name in files if (facts := read_ticket(directory, name))]
-        order = policy.order([*waiting, *newcomers], held, clock)
-        units = sum_usage(held)
-        limits = {each.key: policy.over_limits(each, units) for each in order}
+        order = policy.order([*waiting, *newcomers], held, process.boot_seconds())
         now = process.monotonic_ns()
-        looking = [
-            each
+        silent = {
+            each.key
             for position, each in enumerate(order)
-            if (file := files.get(str(each.key))) is None or not is_silent(file, now, position)
-        ]
-        starts = policy.forecast(looking, held, clock)
-        # Whole seconds: the two clocks are read one after the other, and 17:00 must not become 16:59.
-        known = {key: float(round(since_1970(start))) for key, start in starts.items() if start is not None}
-        used = None if policy.half_life is None else policy.usage(held, clock)
-        behind = {
-            one.key: sum(
-                policy.keeps_waiting(other, one, units, competes=policy.competes(one, other, clock))
-                for other in order[:position]
-            )
-            for position, one in enumerate(order)
+            if (file := files.get(str(each.key))) is not None and is_silent(file, now, position)
         }
-        return cls(order, files, limits, behind, known, used)
+        return cls(order, files, silent, held)
+
+    def forecast(self, policy: Policy) -> dict[Hashable, float]:
+        """Forecast the start of each request by key, if known, in seconds since 1970; none for a silent request.
+
+        Every lease is taken to last until its time limit. A silent request delays no other.
+        """
+        looking = [each for each in self.order if each.key not in self.silent]
+        starts = policy.forecast(looking, self.held, process.boot_seconds())
+        # Whole seconds: the two clocks are read one after the other, and 17:00 must not become 16:59.
+        return {key: float(round(since_1970(start))) for key, start in starts.items() if start is not None}
 
 
 def list_tickets(
@@ -256,10 +242,15 @@ def list_tickets(
         OSError: When a lock cannot be tested, as for want of descriptors.
     """
     among = None if devices is None else hashes(_texts(devices))
-    now, policy = process.monotonic_ns(), policy_for_display(state)
-    line = _WaitingLine.collect(with_past(policy) if past else policy, directory, listing)
-    clock, held = process.boot_seconds(), list(list_leases(directory, listing)) if line.order else []
-    blocks = read_blocks(state) if line.order else ()
+    policy = policy_for_display(state)
+    if past:
+        policy = with_past(policy)
+    line = _WaitingLine.collect(policy, directory, listing)
+    if not line.order:
+        return
+    clock, held, blocks = process.boot_seconds(), list(list_leases(directory, listing)), read_blocks(state)
+    starts, units = line.forecast(policy), sum_usage(line.held)
+    used = None if policy.half_life is None else policy.usage(line.held, clock)
     for position, facts in enumerate(line.order):
         name = str(facts.key)
         ticket, found = parse_ticket(name), line.files[name]
@@ -268,14 +259,18 @@ def list_tickets(
         words = read_words(read_body(directory, name, BODY_LIMIT))
         whose = owner(found)
         user = "" if whose["uid"] == os.geteuid() else whose["user"]
-        responsive = found is None or not is_silent(found, now, position)
-        limits = tuple(each.message(user) for each in line.limits[name])
+        responsive = name not in line.silent
+        limits = tuple(each.message(user) for each in policy.over_limits(facts, units))
+        behind = sum(
+            policy.keeps_waiting(other, facts, units, competes=policy.competes(other, facts, clock))
+            for other in line.order[:position]
+        )
         if limits:
             reason = "; ".join(limits)
         elif not responsive:
             reason = "its process is stopped or stuck; later requests are served first"
-        elif line.behind[name]:
-            reason = describe_ahead(line.behind[name])
+        elif behind:
+            reason = describe_ahead(behind)
         else:
             withheld = (each for block in blocks if block.policy_block.meets(facts, clock) for each in block.records())
             wanted = (
@@ -287,14 +282,14 @@ def list_tickets(
             priority=policy.priority(facts),
             pid=ticket.pid,
             **whose,
-            waited=max(0, now - words["arrived"]) / 1e9,
+            waited=max(0.0, clock - ticket.since),
             responsive=responsive,
             seconds=facts.seconds,
-            starts=line.starts.get(name),
-            behind=line.behind[name],
+            starts=starts.get(name),
+            behind=behind,
             limits=limits,
             reason=reason,
-            used=None if line.used is None else line.used.get(facts.user, 0.0),
+            used=None if used is None else used.get(facts.user, 0.0),
             request=words["request"],
             note=words["note"],
             command=words["command"],
@@ -387,7 +382,8 @@ def forecast_newcomer(state: StateDirectory, directory: int, listing: Listing, o
     Yields a single time, or nothing if the start is unknown; see :meth:`anyaccel.policy.Policy.forecast`. Past usage
     counts for fair shares; a faulty configuration of the machine counts as none.
     """
-    starts = _WaitingLine.collect(with_past(policy_for_display(state)), directory, listing, own).starts
+    policy = with_past(policy_for_display(state))
+    starts = _WaitingLine.collect(policy, directory, listing, own).forecast(policy)
     if own.key in starts:
         yield starts[own.key]
 
@@ -438,17 +434,13 @@ def current_policy(state: StateDirectory | None = None) -> Policy:
     global _known  # noqa: PLW0603 -- each acquisition needs the policy, and the configuration rarely changes
     found = configuration.machine()
     if found is not _known[0]:
-        _known = found, _read_policy(found)
+        policy = PLAIN
+        if found.found:
+            from anyaccel.ledger.machine_policy import read_policy  # few machines have a configuration
+
+            policy = read_policy(found)
+        _known = found, policy
     return with_blocks(_known[1], state)
-
-
-def _read_policy(found: Configuration) -> Policy:
-    """Make the queue policy of a configuration, which was read and verified before; :data:`PLAIN` without a file."""
-    if not found.found:
-        return PLAIN
-    from anyaccel.ledger.machine_policy import read_policy
-
-    return read_policy(found)
 
 
 def with_blocks(policy: Policy, state: StateDirectory | None) -> Policy:
@@ -487,17 +479,13 @@ def own_user() -> int:
     return outside(os.geteuid())
 
 
-def write_ticket_words(want: Want, since: float) -> dict[str, Any]:
+def write_ticket_words(want: Want) -> dict[str, Any]:
     """Return the part of a ticket's body that the queue policy reads, as JSON values.
 
-    These are ``since``, rounded to milliseconds, and where they apply ``seconds``, ``inner`` and ``needs``, with
-    devices as hashes. The wanted devices are not in this part: see :meth:`anyaccel.ledger.tickets.TicketFile.publish`.
-
-    Args:
-        want: The request.
-        since: Arrival, in seconds since the boot.
+    These are ``seconds``, ``inner`` and ``needs`` where they apply, with devices as hashes. The wanted devices are not
+    in this part: see :meth:`anyaccel.ledger.tickets.TicketFile.publish`.
     """
-    words: dict[str, Any] = {"since": round(since, 3)}
+    words: dict[str, Any] = {}
     if want.seconds is not None:
         words["seconds"] = want.seconds
     if any(map(is_inner, want.candidates)):
@@ -508,7 +496,7 @@ def write_ticket_words(want: Want, since: float) -> dict[str, Any]:
                 need.count,
                 need.units,
                 None if need.among == want.candidates else sorted(hashes(_texts(need.among))),
-                *([[hash_device(str(device)), units] for device, units in need.sizes.items()],) * bool(need.sizes),
+                [[hash_device(str(device)), units] for device, units in need.sizes.items()],
             ]
             for need in want.needs
         ]
@@ -563,7 +551,7 @@ lock is needed: a lost entry is read again."""
 def _read_waiting(ticket: TicketName, user: int, body: bytes) -> Waiting:
     """Combine name, owner and body of a ticket; implausible values of the body are left out.
 
-    An arrival that is missing or in the future counts as now. The wanted devices are from the name or, if not listed
+    An arrival in the future counts as now. The wanted devices are from the name or, if not listed
     there, from the body; None if neither lists them.
 
     Args:
@@ -576,15 +564,13 @@ def _read_waiting(ticket: TicketName, user: int, body: bytes) -> Waiting:
     wants = ticket.wanted
     if wants is None and isinstance(listed, list):
         wants = frozenset(each for each in listed if type(each) is int)
-    since, seconds = read_number(words.get("since")), read_number(words.get("seconds"))
-    now = process.boot_seconds()
     return Waiting(
         key=ticket.name,
         number=ticket.number,
-        since=now if since is None else min(since, now),  # no request came in the future
+        since=min(ticket.since, process.boot_seconds()),  # no request came in the future
         priority=ticket.priority,
         user=user,
-        seconds=seconds,
+        seconds=read_number(words.get("seconds")),
         needs=tuple(_needs(words.get("needs"), wants or frozenset())),
         wants=wants,
         inner=words.get("inner") is True,
@@ -599,16 +585,16 @@ def _needs(value: object, wants: frozenset[int]) -> Iterable[Need]:
         wants: The devices of a need without a list of its own.
     """
     for each in value[:64] if isinstance(value, list) else ():
-        if not isinstance(each, list) or len(each) not in {3, 4}:
+        if not isinstance(each, list) or len(each) != 4:  # noqa: PLR2004 -- as write_ticket_words writes them
             continue
-        count, units, among, *sizes = each
+        count, units, among, sizes = each
         if type(count) is not int or type(units) is not int or not 0 < count <= 1 << 20 or not 0 < units <= 1 << 20:
             continue
         own = frozenset(one for one in among if type(one) is int) if isinstance(among, list) else wants
-        yield Need(count=count, units=units, among=own, sizes=dict(_sizes(*sizes)))
+        yield Need(count=count, units=units, among=own, sizes=dict(_sizes(sizes)))
 
 
-def _sizes(value: object = None) -> Iterable[tuple[int, int]]:
+def _sizes(value: object) -> Iterable[tuple[int, int]]:
     """Decode the units of a need by hash of the device, from the first 10,000 pairs; implausible pairs are skipped."""
     for each in value[:_REMEMBERED] if isinstance(value, list) else ():
         if isinstance(each, list) and len(each) == 2:  # noqa: PLR2004
@@ -630,36 +616,33 @@ def hashed(need: Need) -> Need:
 def list_holdings(directory: int, listing: Listing, over: Collection[str] = ()) -> list[Holding]:
     """Return the listed leases as the queue policy sees them, without the leases in ``over``.
 
-    Locks are not checked: without ``over``, ended leases count, too. A lease whose file is gone is left out. Each file
-    is a holding: one for each device of a lease, and further ones after a recovery. A name that is not understood is a
-    holding of the whole device. Times are by the clock since the boot.
+    Locks are not checked: without ``over``, ended leases count, too. A lease whose file is gone is left out. There is a
+    holding for each device of a lease, also if several processes have a file for it, as after a recovery. A name that
+    is not understood is a holding of the whole device. Times are by the clock since the boot.
 
     Args:
         directory: Descriptor of the state directory.
         listing: The names in the directory.
         over: Names of the files to leave out.
     """
-    found = []
+    found: dict[object, Holding] = {}
     offset = _clock_offset()
     for lease in listing.leases:
-        if lease.name in over:
-            continue
-        file = stat_of(directory, lease.name)
+        file = None if lease.name in over else stat_of(directory, lease.name)
         if file is None:
             continue
         until, passed = lease.period
-        found.append(
-            Holding(
-                device=hash_device(lease.device),
-                units=lease.extent.units,
-                user=outside(file.st_uid),
-                since=file.st_mtime + offset,
-                until=None if until is None else until / 1000,
-                passed=None if passed is None else passed / 1000,
-                inner=is_inner(lease.device),
-            )
+        # With the owner: a user who copies the identity of another user's lease hides no part of that lease.
+        found[lease.id or lease.name, lease.device, lease.extent, file.st_uid] = Holding(
+            device=hash_device(lease.device),
+            units=lease.extent.units,
+            user=outside(file.st_uid),
+            since=file.st_mtime + offset,
+            until=None if until is None else until / 1000,
+            passed=None if passed is None else passed / 1000,
+            inner=is_inner(lease.device),
         )
-    return found
+    return list(found.values())
 
 
 def find_ended(directory: int, listing: Listing) -> frozenset[str]:

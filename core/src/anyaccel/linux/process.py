@@ -105,23 +105,29 @@ def waits_in(pid: int) -> str:
 def gone(pid: int, start: int) -> bool:
     """Return whether a process has exited, with all threads and open files; reaped or not, and of any user.
 
-    Only the pidfd counts: ``/proc`` calls a process a zombie as soon as its first thread has ended. In doubt the
-    process is not gone.
+    In doubt the process is not gone.
 
     Args:
         pid: Process id.
         start: Start time; 0 when unknown.
+    """
+    return bool(start and start_time(pid) not in (None, start)) or exited(pid)
+
+
+def exited(pid: int) -> bool:
+    """Return whether no process with this id runs any more: it has exited with all threads, reaped or not.
+
+    The id may have been reused: then the other process counts. In doubt a process runs. Only the pidfd tells: ``/proc``
+    calls a process a zombie as soon as its first thread has ended.
     """
     try:
         descriptor = os.pidfd_open(pid)
     except (ProcessLookupError, OverflowError):
         return True
     except OSError:  # forbidden, the number is the id of a thread, or no descriptor is left
-        found = start_time(pid)
-        return not exists(pid) or bool(start and found is not None and found != start)
+        return not exists(pid)
     try:
-        found = start_time(pid)
-        return bool(start and found is not None and found != start) or ended(descriptor)
+        return ended(descriptor)
     finally:
         os.close(descriptor)
 

@@ -1,14 +1,14 @@
 """Values as JSON data and back, with a check of every field.
 
-Data of plug-ins, child processes and files is not trusted: :func:`faults` compares a value with an annotation and names
-every fault at once, and :func:`decode` returns only values without a fault.
+Data of plug-ins, child processes and files is not trusted: :func:`decode` returns only values without a fault, and its
+error names every fault of the data. Each annotation has one reader, a function that shapes and checks data in one pass.
 """
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from enum import Enum
 from functools import cache
 from types import GenericAlias, UnionType
@@ -18,11 +18,10 @@ from anyaccel.text import shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection
     from typing import Any, TypeVar
 
-    Builder = Callable[[Any], Any]
-    Check = Callable[[Any], bool]
+    Reader = Callable[[Any, list[str], bool], Any]
     T = TypeVar("T")
 
 
@@ -83,126 +82,158 @@ def decode(kind: type[T], data: Any, where: str = "") -> T:
     Raises:
         ValueError: When the data has faults; the message names each.
     """
-    value: T = build(kind, data)
-    found = list(faults(value, kind, where or kind.__name__))
+    found: list[str] = []
+    value: T = _reader(kind)(data, found, False)
     if found:
-        raise ValueError("; ".join(found))
+        raise ValueError("; ".join(f"{where or kind.__name__}{fault}" for fault in found))
     return value
 
 
 def build(kind: Any, data: Any) -> Any:
     """Shape JSON data like an annotation; parts that do not fit stay unchanged, for :func:`faults`."""
-    builder = _builder(kind)
-    return builder(data) if builder else data
+    return _reader(kind)(data, [], False)
 
 
 def prepare(kind: type[Value]) -> None:
-    """Make the cached builder and check of a class of values ahead of the first use."""
-    annotation: Any = kind
-    _builder(annotation)
-    _satisfies(annotation)
+    """Make the cached reader of a class of values ahead of the first use."""
+    _reader(kind)
 
 
-def faults(value: Any, kind: Any, where: str) -> Iterator[str]:
-    """Yield every place where a value does not fit an annotation, as ``where must be X (got Y that is a Z)``."""
-    if _satisfies(kind)(value):
-        return
-    if isinstance(kind, UnionType):
-        found = {option: list(faults(value, option, where)) for option in _arguments(kind)}
-        if all(found.values()):
-            # The faults of the one option that is a class say more than "must be X | None".
-            meant = [option for option in found if isinstance(value, (dict, Value)) and _is_value(option)]
-            yield from found[meant[0]] if meant else [_mismatch(value, kind, where)]
-    elif not _fits(value, kind):
-        wrong = list(_wrong_fields(value, kind, where)) if isinstance(value, dict) and _is_value(kind) else []
-        yield from wrong or [_mismatch(value, kind, where)]
-    else:
-        for content, content_kind, place in _parts(value, kind, where):
-            yield from faults(content, content_kind, place)
+def faults(value: Any, kind: Any, where: str) -> list[str]:
+    """Return every place where a value does not fit an annotation, as ``where must be X (got Y that is a Z)``."""
+    found: list[str] = []
+    _reader(kind)(value, found, True)
+    return [where + fault for fault in found]
 
 
-def _is_value(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, Value)
-
-
-def _wrong_fields(data: Mapping[Any, Any], kind: type[Value], where: str) -> Iterator[str]:
-    """Yield unknown fields of data, and missing fields."""
-    known = fields(kind)
-    for name in data:
-        if name not in known:
-            yield f"{where} must have no field {shown(name)}: {kind.__name__} has {', '.join(known)}"
-    for name, default in known.items():
-        if default is REQUIRED and name not in data:
-            yield f"{where} must have the field {name!r}"
-
-
-# 0.5 ms for 64 devices, where faults() alone takes 9 ms: each detection and each start of a worker checks values.
 @cache
-def _satisfies(kind: Any) -> Check:  # noqa: PLR0911 - one for each kind of annotation
-    """Return a fast check of an annotation. A value that fails the check may still fit: :func:`faults` decides."""
-    origin, arguments = _origin(kind), _arguments(kind)
+def _reader(kind: Any) -> Reader:
+    """Return the function that shapes and checks data for an annotation, made once for each annotation.
+
+    The function takes the data, a list to which it appends faults, each beginning with its place below the data, and
+    whether the data is a finished value, which is checked and returned, instead of JSON data. Parts that do not fit
+    are returned unchanged.
+    """
+    origin, arguments = getattr(kind, "__origin__", None), getattr(kind, "__args__", ())
     if isinstance(kind, UnionType):
-        return _any_of([_satisfies(option) for option in arguments])
-    if origin is Literal:
-        return lambda value: value in arguments
-    if kind in (int, float):
-        return lambda value: type(value) is kind and _is_usual(value)  # not isinstance: a bool is an int
+        return _union_reader(kind)
     if origin in (tuple, frozenset):
-        inside = _satisfies(arguments[0])
-        if origin is tuple and arguments[-1] is not Ellipsis:
-            return lambda value: _fits(value, kind) and all(map(inside, value))
-        return lambda value: isinstance(value, origin) and all(map(inside, value))
-    if origin is not None:
-        key, content = _satisfies(arguments[0]), _satisfies(arguments[-1])
-        return lambda value: isinstance(value, dict) and all(map(key, value)) and all(map(content, value.values()))
-    if issubclass(kind, Value):
-        return _all_fields(kind, [(name, _satisfies(annotation)) for name, annotation in hints(kind).items()])
-    return lambda value: isinstance(value, kind)
+        return _row_reader(kind, origin, arguments)
+    if origin is not None and origin is not Literal:
+        return _mapping_reader(kind, origin, arguments)
+    if origin is None and issubclass(kind, Value):
+        return _value_reader(kind)
+    return _scalar_reader(kind)
 
 
-def _any_of(options: Sequence[Check]) -> Check:
-    def check(value: Any) -> bool:
-        for option in options:  # noqa: SIM110 - a generator takes as long as all that it asks
-            if option(value):
-                return True
-        return False
+def _scalar_reader(kind: Any) -> Reader:
+    """Return the reader of a scalar type, an enum or a ``Literal``."""
+    options = kind.__args__ if getattr(kind, "__origin__", None) is Literal else None
+    accepted = (int, float) if kind is float else kind  # JSON has no difference between 1 and 1.0
+    members = {} if options or not issubclass(kind, Enum) else {member.value: member for member in kind}
+    number = kind in (int, float)
 
-    return check
+    def read(data: Any, found: list[str], made: bool) -> Any:
+        if members and not made and isinstance(data, str):
+            data = members.get(data, data)
+        fits = data in options if options else isinstance(data, accepted)
+        if not fits or (number and (isinstance(data, bool) or not _is_usual(data))):
+            found.append(_mismatch(data, kind))
+        return data
 
-
-def _all_fields(kind: type[Value], fields: Sequence[tuple[str, Check]]) -> Check:
-    def check(value: Any) -> bool:
-        if not isinstance(value, kind):
-            return False
-        for name, fits in fields:  # noqa: SIM110 - likewise
-            if not fits(getattr(value, name)):
-                return False
-        return True
-
-    return check
+    return read
 
 
-def _origin(kind: Any) -> Any:
-    """Return the origin of an annotation: ``tuple`` for ``tuple[int, ...]``."""
-    return getattr(kind, "__origin__", None)
+def _row_reader(kind: Any, origin: type, arguments: tuple[Any, ...]) -> Reader:
+    """Return the reader of a tuple or a frozenset, which is a list in JSON."""
+    inside = _reader(arguments[0])
+    length = None if origin is frozenset or arguments[-1] is Ellipsis else len(arguments)
+
+    def read(data: Any, found: list[str], made: bool) -> Any:
+        if not isinstance(data, origin if made else (list, origin)) or length not in (None, len(data)):
+            found.append(_mismatch(data, kind))
+            return data
+        row = [_read_at(f"[{n}]", inside, content, found, made) for n, content in enumerate(data)]
+        return data if made else origin(row)
+
+    return read
 
 
-def _arguments(kind: Any) -> tuple[Any, ...]:
-    """Return the arguments of an annotation, in brackets or between bars."""
-    return getattr(kind, "__args__", ())
+def _mapping_reader(kind: Any, origin: type, arguments: tuple[Any, ...]) -> Reader:
+    """Return the reader of a mapping, which is an object in JSON."""
+    read_key, read_content = map(_reader, arguments)
+
+    def read(data: Any, found: list[str], made: bool) -> Any:
+        if not isinstance(data, origin if made else dict):
+            found.append(_mismatch(data, kind))
+            return data
+        contents = {}
+        for key, content in data.items():
+            _read_at(" key", read_key, key, found, made)
+            contents[key] = _read_at(f"[{key!r}]", read_content, content, found, made)
+        return data if made else contents
+
+    return read
 
 
-def _fits(value: Any, kind: Any) -> bool:
-    """Return whether a value itself fits an annotation, without its contents."""
-    origin = _origin(kind)
-    if origin is Literal:
-        return value in _arguments(kind)
-    if kind in (int, float) and (isinstance(value, bool) or not _is_usual(value)):
-        return False
-    if origin is tuple and isinstance(value, tuple) and _arguments(kind)[-1] is not Ellipsis:
-        return len(value) == len(_arguments(kind))
-    accepted = (int, float) if kind is float else origin or kind  # JSON has no difference between 1 and 1.0
-    return isinstance(value, accepted)
+def _union_reader(kind: UnionType) -> Reader:
+    """Return the reader of a union: the first option without a fault counts."""
+    options = [_reader(option) for option in kind.__args__]
+    values = [_reader(option) for option in kind.__args__ if isinstance(option, type) and issubclass(option, Value)]
+
+    def read(data: Any, found: list[str], made: bool) -> Any:
+        count = len(found)
+        for option in options:
+            value = option(data, found, made)
+            if len(found) == count:
+                return value
+            del found[count:]
+        if values and isinstance(data, (dict, Value)):
+            return values[0](data, found, made)  # its faults say more than "must be X | None"
+        found.append(_mismatch(data, kind))
+        return data
+
+    return read
+
+
+def _value_reader(kind: type[Value]) -> Reader:
+    """Return the reader of a class of values, which are objects in JSON."""
+    readers = {name: _reader(annotation) for name, annotation in hints(kind).items()}
+    defaults = fields(kind)
+
+    def read(data: Any, found: list[str], made: bool) -> Any:
+        ready = isinstance(data, kind)
+        if not ready:
+            if not isinstance(data, dict):
+                found.append(_mismatch(data, kind))
+                return data
+            wrong = [
+                f" must have no field {shown(name)}: {kind.__name__} has {', '.join(readers)}"
+                for name in data
+                if name not in readers
+            ]
+            wrong += [
+                f" must have the field {name!r}" for name in readers if defaults[name] is REQUIRED and name not in data
+            ]
+            if wrong or made:
+                found += wrong or [_mismatch(data, kind)]
+                return data
+        contents = {}
+        for name in readers if ready else data:
+            content = getattr(data, name) if ready else data[name]
+            contents[name] = _read_at(f".{name}", readers[name], content, found, ready)
+        return data if ready else kind(**contents)
+
+    return read
+
+
+def _read_at(place: str, reader: Reader, data: Any, found: list[str], made: bool) -> Any:
+    """Read a part of a value, and put the part's place in front of its faults."""
+    count = len(found)
+    value = reader(data, found, made)
+    if len(found) > count:
+        found[count:] = [place + fault for fault in found[count:]]
+    return value
 
 
 def _is_usual(number: Any) -> bool:
@@ -210,21 +241,6 @@ def _is_usual(number: Any) -> bool:
     if isinstance(number, float):
         return math.isfinite(number)
     return not isinstance(number, int) or -(1 << 63) <= number < 1 << 64  # Go and C readers have no larger
-
-
-def _parts(value: Any, kind: Any, where: str) -> Iterator[tuple[Any, Any, str]]:
-    """Yield the contents of a value, each with its annotation and its place."""
-    arguments = _arguments(kind)
-    if isinstance(value, Value):
-        for name, annotation in hints(kind).items():
-            yield getattr(value, name), annotation, f"{where}.{name}"
-    elif isinstance(value, (tuple, frozenset)) and arguments:
-        for position, content in enumerate(value):
-            yield content, arguments[0], f"{where}[{position}]"
-    elif isinstance(value, Mapping) and arguments:
-        for key, content in value.items():
-            yield key, arguments[0], f"{where} key"
-            yield content, arguments[1], f"{where}[{key!r}]"
 
 
 @cache
@@ -238,55 +254,10 @@ def hints(kind: type[Value]) -> dict[str, Any]:
     return {name: resolved[name] for name in fields(kind)}
 
 
-def _mismatch(value: Any, kind: Any, where: str) -> str:
-    name = kind.__name__ if isinstance(kind, type) and _origin(kind) is None else str(kind).replace("anyaccel.", "")
+def _mismatch(value: Any, kind: Any) -> str:
+    """Describe a value that does not fit an annotation, without its place."""
+    plain_class = isinstance(kind, type) and getattr(kind, "__origin__", None) is None
+    name = kind.__name__ if plain_class else str(kind).replace("anyaccel.", "")
     if isinstance(value, (int, float)) and not _is_usual(value):
         name += ", finite and of at most 64 bits"
-    return f"{where} must be {name} (got {shown(value)} that is a {type(value).__name__})"
-
-
-@cache
-def _builder(kind: Any) -> Builder | None:  # noqa: PLR0911 - one for each kind of annotation
-    """Return a function that shapes data like an annotation, and leaves other parts for :func:`faults`.
-
-    Returns:
-        None where data needs no change.
-    """
-    origin, arguments = _origin(kind), _arguments(kind)
-    if isinstance(kind, UnionType):
-        options = [builder for option in arguments if (builder := _builder(option))]
-        return (lambda data: _first_built(options, data)) if options else None
-    if origin is Literal:
-        return None
-    if origin in (tuple, frozenset):
-        inside = _builder(arguments[0])
-        return lambda data: origin(map(inside, data) if inside else data) if isinstance(data, list) else data
-    if origin is not None:
-        content = _builder(arguments[-1])
-        if content is None:
-            return None
-        return lambda data: {k: content(v) for k, v in data.items()} if isinstance(data, dict) else data
-    if issubclass(kind, Enum):
-        members = {member.value: member for member in kind}  # values of enums are texts
-        return lambda data: members.get(data, data) if isinstance(data, str) else data
-    return _value_builder(kind) if issubclass(kind, Value) else None
-
-
-def _first_built(options: Sequence[Builder], data: Any) -> Any:
-    """Return the first result of the options that is no list or dict."""
-    built = (option(data) for option in options)
-    return next((value for value in built if not isinstance(value, (list, dict))), data)
-
-
-def _value_builder(kind: type[Value]) -> Builder:
-    known = {name: _builder(annotation) for name, annotation in hints(kind).items()}
-
-    def build(data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        try:
-            return kind(**{name: shape(each) if (shape := known[name]) else each for name, each in data.items()})
-        except (KeyError, TypeError):  # an unknown field, or a missing one
-            return data
-
-    return build
+    return f" must be {name} (got {shown(value)} that is a {type(value).__name__})"

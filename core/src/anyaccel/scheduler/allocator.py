@@ -14,7 +14,7 @@ from anyaccel.model import UNITS_PER_DEVICE, Allocation, Extent, Gang, Inventory
 from anyaccel.policy import PLAIN, Holding, Policy, Usage, Waiting, sum_usage
 from anyaccel.scheduler.books import Arrangement, Books, Placed, RequestPlan
 from anyaccel.scheduler.grammar import parse_request
-from anyaccel.scheduler.names import LazyNames
+from anyaccel.scheduler.names import NameRegistry
 from anyaccel.scheduler.placement import Validate
 from anyaccel.scheduler.ticket import Queue, Ticket, notify, settled
 
@@ -55,7 +55,7 @@ class Allocator:
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._validate = validate
-        self._known = LazyNames(known)  # one object for all machines: reading the plug-ins' catalogs takes long
+        self._names = NameRegistry(known)
         self._lock = allocate_lock()
         self._books: dict[str, Books] = {}
         self._held: dict[str, Allocation] = {}
@@ -68,7 +68,6 @@ class Allocator:
         self._clock = clock
         # User, start, end of the time limit, and whether the request passed earlier ones, by allocation.
         self._terms: dict[str, tuple[int | None, float, float | None, bool]] = {}
-        self._named: dict[str, None] = {}
         for name, inventory in machines.items():
             self._add(name, inventory)
         self._arrange()
@@ -332,7 +331,7 @@ class Allocator:
         Raises:
             ValueError: When two devices have one id.
         """
-        self._books[machine] = Books(inventory, self._validate, self._known, machine=machine, lock=self._lock)
+        self._books[machine] = Books(inventory, self._validate, self._names, machine=machine, lock=self._lock)
 
     def _update(self, machine: str, inventory: Inventory | None) -> list[Ticket]:
         """Adopt a new, changed or removed machine, plan each waiting request again, and serve requests.
@@ -359,11 +358,7 @@ class Allocator:
             del self._books[machine]
 
     def _arrange(self) -> None:
-        """Rebuild the arrangement of machines. Each machine learns the names of the others, which requests may use."""
-        for books in self._books.values():  # a name stays known when its machine is gone
-            self._named.update(dict.fromkeys(books.layout.names))
-        for books in self._books.values():
-            books.layout.names.learn(self._named)
+        """Rebuild the arrangement of machines."""
         self._arrangement = Arrangement(books for books in self._books.values() if books.there)
 
     def _replan(self) -> list[Ticket]:

@@ -11,6 +11,7 @@ from anyaccel._typing import NamedTuple
 from anyaccel.model import Allocation, Device, Extent, Grant, Health, Inventory, Request, Term, replace, slot_numbers
 from anyaccel.model.extent import bits, union
 from anyaccel.policy import Need
+from anyaccel.scheduler.names import NameRegistry
 from anyaccel.scheduler.placement import (
     Layout,
     Occupancy,
@@ -58,7 +59,7 @@ class Books:
     Args:
         inventory: The machine.
         validate: The vendors' rules.
-        known: Further known names, of no device on this machine.
+        names: The known names, which all machines share.
         machine: Name of the machine, for its allocations.
         lock: The lock of the allocator.
 
@@ -75,13 +76,13 @@ class Books:
     """
 
     def __init__(
-        self, inventory: Inventory, validate: Validate | None, known: Iterable[str], *, machine: str, lock: Lock
+        self, inventory: Inventory, validate: Validate | None, names: NameRegistry, *, machine: str, lock: Lock
     ) -> None:
         self.inventory = inventory
         self.machine = machine
         self.there = True
         self.held: dict[str, Allocation] = {}
-        self.layout = Layout(inventory, known)
+        self.layout = Layout(inventory, names)
         self.validate = validate
         self.list_holders: Callable[[Mapping[str, str]], str] = list_holders
         self._lock = lock
@@ -144,8 +145,7 @@ class Books:
             for each in allocation.shares
             if each.device.id not in there
         }
-        layout = Layout(replace(now, devices=(*now.devices, *lost.values())))
-        layout.names.keep(self.layout.names)  # else a request for a lost device would become a typing error
+        layout = Layout(replace(now, devices=(*now.devices, *lost.values())), self.layout.names)
         self.inventory, self.there = now, inventory is not None
         # A new cache, bound to the new layout: another thread may still resolve against the old one.
         self.layout, self._resolved = layout, lru_cache(_REQUESTS)(partial(self._resolve, layout))

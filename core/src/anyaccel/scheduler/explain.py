@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations, islice
 
-from anyaccel.extras import plugin_remedy
 from anyaccel.model import UNITS_PER_DEVICE, Device, Request, Term, VendorState, format_units, replace
 from anyaccel.model.extent import bits, union
 from anyaccel.model.verdict import Reason, ReasonCode, Verdict
@@ -88,30 +87,27 @@ def _judge(books: Books, request: Request) -> Verdict:
         reasons=tuple(reasons),
         nearest=None if ever else nearest(layout, empty, request, books.validate),
         nearest_now=nearest(layout, books.occupancy, request, books.validate),
-        ways_out=_remedies(layout, reasons),
+        ways_out=tuple(_remedies(layout, reasons)),
     )
 
 
-def _remedies(layout: Layout, reasons: Iterable[Reason]) -> tuple[str, ...]:
-    """Return the ways out: remedies of unhealthy devices, plug-ins to install, separate commands for rival vendors."""
+def _remedies(layout: Layout, reasons: Sequence[Reason]) -> Iterator[str]:
+    """Yield the ways out: remedies of unhealthy devices, plug-ins to install, separate commands for rival vendors."""
     broken: dict[str, list[str]] = {}
+    unknown: list[str] = []
     for reason in reasons:
-        for name in reason.devices if reason.code is ReasonCode.UNHEALTHY else ():
-            device = layout.devices[layout.positions[name]]
-            if device.health_remedy:
-                broken.setdefault(device.health_remedy, []).append(name)
-    apart = any(reason.code is ReasonCode.VARIABLE for reason in reasons)
-    unknown = [
-        name
-        for reason in reasons
-        if reason.code is ReasonCode.UNKNOWN_NAME and reason.term
-        for name in reason.term.names
-    ]
-    return (
-        *(f"{listed(names)}: {remedy}" for remedy, names in broken.items()),
-        *filter(None, map(plugin_remedy, layout.names.find_unknown(unknown))),
-        *(("ask for their devices in separate commands",) if apart else ()),
-    )
+        if reason.code is ReasonCode.UNHEALTHY:
+            for name in reason.devices:
+                broken.setdefault(layout.devices[layout.positions[name]].health_remedy, []).append(name)
+        elif reason.code is ReasonCode.UNKNOWN_NAME and reason.term:
+            unknown += reason.term.names
+    yield from (f"{listed(names)}: {remedy}" for remedy, names in broken.items() if remedy)
+    if unknown:
+        from anyaccel.extras import plugin_remedy  # only such errors need it
+
+        yield from filter(None, map(plugin_remedy, layout.names.find_unknown(unknown)))
+    if any(reason.code is ReasonCode.VARIABLE for reason in reasons):
+        yield "ask for their devices in separate commands"
 
 
 def _rivals(books: Books, request: Request) -> Iterator[Reason]:

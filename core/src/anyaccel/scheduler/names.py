@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from anyaccel.errors import UnknownNameError
-from anyaccel.model import Device, Inventory
+from anyaccel.model import Device
 
 
 def goes_by(device: Device, names: Iterable[str]) -> bool:
@@ -14,87 +14,50 @@ def goes_by(device: Device, names: Iterable[str]) -> bool:
     return any(name.lower() in own for name in names)
 
 
-class LazyNames:
-    """Known names without devices here, computed at the first use and then kept."""
-
-    def __init__(self, names: Iterable[str]) -> None:
-        self._names = names
-        self._found: tuple[str, ...] | None = None
-
-    def __iter__(self) -> Iterator[str]:
-        if self._found is None:
-            self._found = tuple(self._names)
-        return iter(self._found)
-
-
-class DeviceNames:
-    """Names of devices on a machine, and of known products.
+class NameRegistry:
+    """Names that requests may use, in their original spelling. All machines of a scheduler share one registry.
 
     Args:
-        inventory: The machine.
-        known: Further names from installed plug-ins; a request for one of them is not a typing error, but never fits
-            here. They may be costly to compute, and are read only if a name is not on the machine.
+        further: Names that installed plug-ins know, beside those that :meth:`add` gets: a request for one of them is
+            not a typing error. They may be costly to compute, and are read once, for the first name that is unknown.
     """
 
-    def __init__(self, inventory: Inventory, known: Iterable[str] = ()) -> None:
-        self._devices: dict[str, int] = {}  # bit masks, by name in lower case
+    def __init__(self, further: Iterable[str] = ()) -> None:
         self._spelled: dict[str, str] = {}
-        self._known: Iterable[str] = known
-        for position, device in enumerate(inventory.devices):
-            for name in device.names:
-                self._devices[name.lower()] = self._devices.get(name.lower(), 0) | 1 << position
-                self._spelled.setdefault(name.lower(), name)
-        for report in inventory.vendors:
-            self.learn((report.resource, report.vendor))
+        self._further = further
 
-    def devices(self, *names: str) -> tuple[int, ...]:
-        """Return the positions of the devices with each of some names, as bit masks; 0 for none.
-
-        If none of the names is on the machine, the further known names are computed, once. An unknown name beside a
-        known one is no error: the request may be for several machines, with different plug-ins.
-
-        Raises:
-            UnknownNameError: When no device and no installed plug-in has any of the names.
-        """
-        if not any(name.lower() in self._spelled for name in names) and len(self.find_unknown(names)) == len(names):
-            raise UnknownNameError(self._unknown(names[0]))
-        return tuple(self._devices.get(name.lower(), 0) for name in names)
-
-    def find_unknown(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Return the names that no device and no installed plug-in has; compute the further known names, once."""
-        self.learn(self._known)  # reading the plug-ins' catalogs takes longer than most placements
-        self._known = ()
-        return tuple(name for name in names if name.lower() not in self._spelled)
-
-    def __iter__(self) -> Iterator[str]:
-        """Yield the known names, as far as they were computed."""
-        return iter(self._spelled.values())
-
-    def learn(self, names: Iterable[str]) -> None:
-        """Add names without devices here, such as names on other machines; empty names are left out."""
+    def add(self, names: Iterable[str]) -> None:
+        """Add names, of devices or of none; empty names are left out. A name stays known when its device is lost."""
         for name in filter(None, names):
             self._spelled.setdefault(name.lower(), name)
 
-    def keep(self, other: DeviceNames) -> None:
-        """Add the names of an earlier state of the machine: a name stays known when its last device is lost.
-
-        The further known names of the earlier state, if not computed yet, replace this object's own.
-        """
-        self.learn(other)
-        self._known = other._known
+    def find_unknown(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Return the names that no device and no installed plug-in has."""
+        unknown = tuple(name for name in names if name.lower() not in self._spelled)
+        if not unknown:
+            return ()
+        self.add(self._further)  # reading the plug-ins' catalogs takes longer than most placements
+        self._further = ()
+        return tuple(name for name in unknown if name.lower() not in self._spelled)
 
     def spelled(self, name: str) -> str:
         """Return a known name in its original spelling, and an unknown name as it is."""
         return self._spelled.get(name.lower(), name)
 
-    def _unknown(self, name: str) -> str:
-        """Make the message for an unknown name, with similar names or else the names on this machine."""
+    def __iter__(self) -> Iterator[str]:
+        """Yield the known names."""
+        self.add(self._further)
+        self._further = ()
+        return iter(tuple(self._spelled.values()))
+
+    def make_error(self, name: str, there: Iterable[str]) -> UnknownNameError:
+        """Make the error for an unknown name, with similar names, or else the names on the machine, as the way out."""
         from difflib import get_close_matches
 
-        close = [self._spelled[key] for key in get_close_matches(name.lower(), sorted(self._spelled))]
-        here = [self._spelled[key] for key in sorted(self._devices)]
         from anyaccel.extras import plugin_remedy  # only errors need it
 
+        close = [self._spelled[key] for key in get_close_matches(name.lower(), sorted(self._spelled))]
+        here = [self.spelled(each) for each in sorted(there)]
         if remedy := plugin_remedy(name):
             way_out = remedy
         elif close:
@@ -103,4 +66,4 @@ class DeviceNames:
             way_out = f"on this machine there are {', '.join(here)}."
         else:
             way_out = "this machine has no devices; is the vendor's plug-in installed?"
-        return f"unknown name {name!r}: no device and no installed plug-in goes by it; {way_out}"
+        return UnknownNameError(f"unknown name {name!r}: no device and no installed plug-in goes by it; {way_out}")

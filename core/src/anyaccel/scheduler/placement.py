@@ -35,7 +35,7 @@ from anyaccel.model import (
 from anyaccel.model.extent import bits, union
 from anyaccel.policy import Need
 from anyaccel.scheduler.filters import counted
-from anyaccel.scheduler.names import DeviceNames
+from anyaccel.scheduler.names import NameRegistry
 from anyaccel.scheduler.serving import rules
 from anyaccel.scheduler.topology import Topology, first
 from anyaccel.text import shown
@@ -52,20 +52,27 @@ class Layout:
 
     Args:
         inventory: The machine.
-        known: Further known names, of no device on this machine.
+        names: The known names, to which those of this machine are added.
 
     Raises:
         ValueError: When two devices have one id.
     """
 
-    def __init__(self, inventory: Inventory, known: Iterable[str] = ()) -> None:
+    def __init__(self, inventory: Inventory, names: NameRegistry) -> None:
         self.inventory = inventory
         self.devices = inventory.devices
         self.positions = {device.id: position for position, device in enumerate(self.devices)}
         if len(self.positions) < len(self.devices):
             name, count = Counter(device.id for device in self.devices).most_common(1)[0]
             raise ValueError(f"devices of a machine must have ids of their own (got {shown(name)} {count} times)")
-        self.names = DeviceNames(inventory, known)
+        self.names = names
+        self._named: dict[str, int] = {}
+        for position, device in enumerate(self.devices):
+            names.add(device.names)
+            for name in map(str.lower, device.names):
+                self._named[name] = self._named.get(name, 0) | 1 << position
+        for report in inventory.vendors:
+            names.add((report.resource, report.vendor))
         self.topology = Topology(self.devices)
         self.usable = self.mask(lambda device: device.usable)
         self.ours = self.mask(lambda device: device.units == UNITS_PER_DEVICE)
@@ -143,7 +150,21 @@ class Layout:
         Raises:
             UnknownNameError: When no device and no installed plug-in has any of the names.
         """
-        return union(self.names.devices(*term.names))
+        return union(self.named_each(term))
+
+    def named_each(self, term: Term) -> tuple[int, ...]:
+        """Return the devices with each of a term's names, as bit masks; 0 for a name without devices here.
+
+        An unknown name beside a known one is no error: the request may be for several machines, with different
+        plug-ins.
+
+        Raises:
+            UnknownNameError: As for :meth:`named`.
+        """
+        masks = tuple(self._named.get(name.lower(), 0) for name in term.names)
+        if not any(masks) and len(self.names.find_unknown(term.names)) == len(term.names):
+            raise self.names.make_error(term.names[0], self._named)
+        return masks
 
     def serving(self, term: Term) -> int:
         """Return the devices, as a bit mask, that pass a term's names and rules if nothing is held.
@@ -330,7 +351,7 @@ def want(layout: Layout, term: Term) -> Wanted:
         ValueError: When a filter is unknown, or its value invalid.
     """
     together = layout.serving(term)
-    choices = [_groups(layout, term, named & together) for named in layout.names.devices(*term.names)]
+    choices = [_groups(layout, term, named & together) for named in layout.named_each(term)]
     if term.count > 1 and (term.mixed or counted(term)):  # named devices may be of several types
         choices.append(layout.compatible(together))
     sizes = {at: term.units_on(layout.devices[at]) for at in bits(together)} if term.memory_bytes else {}
@@ -522,7 +543,7 @@ class Choice:
         self, inventory: Inventory, request: Request, validate: Validate | None = None, known: Iterable[str] = ()
     ) -> None:
         self.request = request
-        self._layout = Layout(inventory, known)
+        self._layout = Layout(inventory, NameRegistry(known))
         self._validate = validate
         self._wanted = [want(self._layout, term) for term in request.terms]
 

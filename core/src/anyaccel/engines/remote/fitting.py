@@ -10,7 +10,7 @@ from anyaccel.errors import NeverFitsError, UnknownNameError
 from anyaccel.launcher.choosing import KnownNames, validate
 from anyaccel.model import Inventory, Request
 from anyaccel.scheduler import Scheduler, Verdict
-from anyaccel.scheduler.names import LazyNames
+from anyaccel.scheduler.names import NameRegistry
 
 T = TypeVar("T")
 
@@ -63,7 +63,7 @@ def find_fitting(
     served, verdicts, reasons = {}, [], []
     unknown = None
     there = (name for _, inventory in kinds for device in inventory.devices for name in device.names)
-    known = LazyNames(chain(there, KnownNames()))  # a name of one node is no typo on another
+    known = NameRegistry(chain(there, KnownNames()))  # a name of one node is no typo on another
     for number, (name, inventory) in enumerate(kinds):
         try:
             verdict = Scheduler(inventory, validate=validate, known=known).why(request)
