@@ -105,6 +105,17 @@ def test_why(acme, anyaccel):
     assert (status, verdict["schema"], verdict["nearest"]) == (3, "anyaccel.why/1", "APU:2")
 
 
+@pytest.mark.parametrize("command", [("why",), ("select",), ("env",), ("run", "--", "true")])
+def test_an_alternative_that_nothing_knows_is_reported_beside_the_chosen_one(command, acme, anyaccel):
+    data = {"resource": "APU", "paths": ["/sys/class/acme"], "names": ["A1", "A2"]}
+    acme.with_suffix(".presence.json").write_text(json.dumps(data))
+    name, *rest = command
+    status, _, err = run(anyaccel, "--machine", "sim:A1:2", name, "A1|Al|a2:1", *rest)
+    assert status == 0
+    assert err.startswith("anyaccel: unknown in A1|Al|a2:1: Al; no device and no installed plug-in has such a name\n")
+    assert "unknown" not in run(anyaccel, "--machine", "sim:A1:2", name, "A1|a2|acme:1", *rest)[2]
+
+
 def test_a_vendors_rule_is_quoted(acme, anyaccel):
     status, out, _ = run(anyaccel, "--machine", "sim:A1:8", "why", "APU:3")
     assert status == 3

@@ -48,7 +48,7 @@ def shown(*arguments, columns):
 def test_a_table_has_one_heading_and_no_empty_column(columns, anyaccel, waiting):
     with aa.acquire("A1:1", note="theirs", time=7200), aa.acquire("A1:0.5", time=3600):
         (heading, *rows) = [line for line in shown("status", columns=columns) if not line.startswith("anyaccel: ")][:3]
-        assert {"DEVICE", "TYPE", "STATE", "USER", "UNTIL", "LEASE", "NOTE"} <= set(heading.split())
+        assert {"DEVICE", "TYPE", "STATE", "USER", "SHARE", "UNTIL", "LEASE", "NOTE"} <= set(heading.split())
         assert not {"LOAD", "TEMP", "POWER"} & set(heading.split()), "a simulation knows none of these"
         assert all(re.search(r" (\d\d-\d\d )?\d\d:\d\d +[0-9a-f]{12} ", row) for row in rows)
         waiting("A1:1")

@@ -107,12 +107,12 @@ COLUMNS = (
     ),
     DeviceColumn(
         name="mem", heading="MEM/GiB", about="memory in use and in total, in GiB",
-        cell=lambda row: (memory_use(row.seen.memory_used_bytes, row.device.memory_bytes), ""), turn=7, right=True,
+        cell=lambda row: (memory_use(row.seen.memory_used_bytes, row.device.memory_bytes), ""), turn=8, right=True,
     ),
     DeviceColumn(
         name="load", heading="LOAD", about="share of time that the device was busy",
         cell=lambda row: (f"{output.percent(row.seen.utilization):>{_PERCENT}}", _load_style(row.seen.utilization)),
-        turn=8, least=_PERCENT,
+        turn=9, least=_PERCENT,
     ),
     DeviceColumn(
         name="temp", heading="TEMP", about="temperature in degrees Celsius",
@@ -147,8 +147,7 @@ COLUMNS = (
     ),
     DeviceColumn(
         name="share", heading="SHARE", about="how much of the device is held",
-        of_holder=lambda holder: (holder.share, ""),
-        turn=10, right=True,
+        of_holder=lambda holder: (holder.share, ""), turn=7, right=True,
     ),
     DeviceColumn(
         name="program", heading="PROGRAM", about="name of the holder's program",

@@ -27,7 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
     request = anyaccel.parse_request(args.request)
-    launch = anyaccel.prepare(request, inventory=survey(args), mask=args.mask, unallocated=args.unallocated)
+    launch = anyaccel.prepare(
+        request, inventory=survey(args, request=request), mask=args.mask, unallocated=args.unallocated
+    )
     environment = launch.environment
     if args.json:
         gaps = list(environment.allocation.gaps)

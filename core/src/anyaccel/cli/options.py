@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from anyaccel.cli.quantities import Options
     from anyaccel.launcher.options import AcquireOptions, StartOptions
     from anyaccel.launcher.time_limit import TimeLimit
+    from anyaccel.model import Request
 
 
 def add_request(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
@@ -182,7 +183,7 @@ def acquire(
     """
     request = anyaccel.parse_request(args.request)
     # The monitor needs ctypes before this process becomes the command.
-    inventory = survey(args, "anyaccel.launcher.hold", "anyaccel.launcher.monitor", "ctypes")
+    inventory = survey(args, "anyaccel.launcher.hold", "anyaccel.launcher.monitor", "ctypes", request=request)
     from anyaccel.launcher.hold import take
     from anyaccel.launcher.monitor import start_monitor
     from anyaccel.linux.mark import draw_for_process
@@ -265,13 +266,14 @@ def start_options(args: argparse.Namespace) -> StartOptions:
     return found
 
 
-def survey(args: argparse.Namespace, *meanwhile: str) -> Inventory:
+def survey(args: argparse.Namespace, *meanwhile: str, request: Request | None = None) -> Inventory:
     """Detect the devices of a command line's machine, and print the remarks of detection.
 
     Args:
         args: The arguments.
         meanwhile: Modules that the command needs, imported while the vendors' processes answer; the modules for a look
             at leases if none is given.
+        request: The command's request, to report unknown names among its alternatives.
     """
     for module in meanwhile or ("anyaccel.launcher.verdicts",):
         import_meanwhile(module)
@@ -284,7 +286,28 @@ def survey(args: argparse.Namespace, *meanwhile: str) -> Inventory:
             output.say(note)
         if report.problem is not None:
             output.say(str(report.problem))
+    if request is not None and (unknown := _find_unknown(request, inventory)):
+        output.say(f"unknown in {request}: {', '.join(unknown)}; no device and no installed plug-in has such a name")
     return inventory
+
+
+def _find_unknown(request: Request, inventory: Inventory) -> list[str]:
+    """Return the alternatives of a request's terms that neither a device nor the data beside a plug-in names.
+
+    None if a plug-in has no such data: a name may be one of its products.
+    """
+    names = [name for term in request.terms if len(term.names) > 1 for name in term.names]
+    known = {name.lower() for device in inventory.devices for name in device.names}
+    if known.issuperset(map(str.lower, names)):  # most requests: nothing is read for them
+        return []
+    from anyaccel.vendors.discovery import installed
+    from anyaccel.vendors.presence import read_presences
+
+    for vendor, signs in read_presences(installed()[0]).items():
+        if signs is None or signs.names is None:
+            return []
+        known |= {vendor, signs.resource.lower(), *signs.names}
+    return [name for name in dict.fromkeys(names) if name.lower() not in known]
 
 
 def name_devices(devices: Iterable[str], inventory: Inventory) -> str:

@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
     wanted = anyaccel.parse_request(args.request)
-    inventory = survey(args)
+    inventory = survey(args, request=wanted)
     allocation = anyaccel.open_scheduler(inventory).allocate(wanted)
     # Limits count devices: a request that falls back to the CPU has none.
     limits = () if allocation.cpu else find_limits(wanted, time=args.time, priority=args.priority, inventory=inventory)

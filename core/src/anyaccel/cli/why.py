@@ -30,7 +30,7 @@ def main(args: argparse.Namespace) -> int:
     """Run the command."""
     try:
         wanted = anyaccel.parse_request(args.request)
-        inventory = survey(args)
+        inventory = survey(args, request=wanted)
         verdict = anyaccel.why(wanted, time=args.time, priority=args.priority, inventory=inventory)
     except (RequestError, UnknownNameError) as error:
         word = args.request[0]

@@ -1,21 +1,25 @@
-"""Read TOML as catalogs are written, line by line, in a quarter of the time that :mod:`tomllib` takes.
+"""Read TOML as catalogs are written, in half of the time that :mod:`tomllib` takes.
 
-Instructions of a fresh process of Python 3.11, counted by callgrind: the largest catalog takes 12 million here and 50
-in tomllib, whose import is 15 of these. The detection of a machine of eight devices takes 320 in all.
-
-A line is a comment, a header, or ``key = value`` with a value on this line; lists and texts in ``'''`` may have several
-lines. What is understood here means the same in TOML. Any other document is left to tomllib, and so is each wrong one.
+A fresh process of a vendor reads its catalog while the caller waits: with the import of tomllib, the largest catalog
+costs 15 ms there, and 2 ms here. What is understood here means the same in TOML. Any other document is left to tomllib,
+such as one with dates, escapes or dotted keys, and so is each wrong document.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from typing import Any
 
-_LINES = "'''"
-"""Quotes around a text of several lines."""
+_KEY = r"""[A-Za-z0-9_-]+|"[^"\\\n]*"(?!")|'[^'\n]*'(?!')"""
+_HEADER = r"^\[\[?[A-Za-z0-9_.-]+\]\]?(?= *(?:#|\n))"
+_LINES = r"'''[\s\S]*?'''(?!')"
+_WORD = re.compile(rf" *(?:#.*)?(?:(\n|{_HEADER}|{_LINES}|{_KEY}|[][{{}},=])|.)", re.MULTILINE)
+"""A word behind blanks and a comment; the group is empty for a character that begins none."""
+_NAME = re.compile(_KEY)
 
 
-class _OnlyTomllibError(Exception):
+class _OnlyTomllibError(ValueError):
     """Raised at a construct left to :mod:`tomllib`."""
 
 
@@ -27,7 +31,7 @@ def loads(text: str) -> dict[str, Any]:
     """
     try:
         return _read(text)
-    except (_OnlyTomllibError, ValueError):
+    except ValueError:
         import tomllib
 
         return tomllib.loads(text)
@@ -40,64 +44,31 @@ def _read(text: str) -> dict[str, Any]:
     document: dict[str, Any] = {}
     above: dict[str, dict[str, Any]] = {"": document}
     table = document
-    at = 0
-    while at < len(text):
-        line = text[at : _find(text, "\n", at)]
-        at += len(line) + 1
-        if line[:1] == "[":
-            table = _open_table(line.partition(" #")[0].rstrip(), above)
-        elif line and line[0] != "#":
-            key, equals, value = line.partition(" = ")
-            if not equals:
-                raise _OnlyTomllibError
-            content: Any
-            if value == _LINES:  # TOML drops the line break behind the opening quotes
-                content = text[at : _find(text, _LINES, at)]
-                at = _expect(text, at + len(content), _LINES)
-            elif value == "[":
-                lines = text[at : _find(text, "\n]", at)]
-                at = _expect(text, at + len(lines), "\n]")
-                content = _read_list(f"[{_join(lines)}]")
-            else:
-                content = _read_value(value)
-            _put(table, _key(key), content)
+    words: Iterator[str] = iter(_WORD.findall(f"{text}\n"))
+    for word in words:
+        if word == "\n":
+            continue
+        if word[:1] == "[":
+            table = _open_table(word, above)
+        else:
+            _read_pair(word, words, table)
+        if next(words, "") != "\n":
+            raise _OnlyTomllibError
     return document
 
 
-def _find(text: str, end: str, at: int) -> int:
-    found = text.find(end, at)
-    if found >= 0:
-        return found
-    if end != "\n":
-        raise _OnlyTomllibError
-    return len(text)
-
-
-def _expect(text: str, at: int, end: str) -> int:
-    """Return the position of the next line; the end of a value begins or follows a line, and ends its own line."""
-    behind = at + len(end)
-    if text[behind : behind + 1] not in {"", "\n"} or (end == _LINES and text[at - 1] != "\n"):
-        raise _OnlyTomllibError
-    return behind + 1
-
-
-def _join(lines: str) -> str:
-    """Return the items of a list on several lines as one line, without comments and a comma behind the last item."""
-    words = (line.strip() for line in lines.split("\n"))
-    return " ".join(line for line in words if line[:1] != "#").strip().removesuffix(",")
-
-
-def _open_table(line: str, above: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def _open_table(header: str, above: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Make the table of a header, ``[name]``, ``[parent.name]`` or ``[[name]]``.
 
     Args:
-        line: The header, without a comment.
+        header: The header.
         above: The last table of each name; this one is added.
     """
-    listed = line[:2] == "[["
-    name = line[2:-2] if listed else line[1:-1]
-    parent, _, last = name.rpartition(".")
-    if line != (f"[[{name}]]" if listed else f"[{name}]") or (parent and (listed or not _is_bare(parent))):
+    listed = header[:2] == "[["
+    name = header.strip("[]")
+    parent, dot, last = name.rpartition(".")
+    wrong = header != (f"[[{name}]]" if listed else f"[{name}]") or not last
+    if wrong or (dot and (listed or not parent or "." in parent)):
         raise _OnlyTomllibError
     # [parent.name] without [parent] makes the parent. A parent that is written later is a table that is extended: left
     # to tomllib, by the error of _put.
@@ -105,11 +76,11 @@ def _open_table(line: str, above: dict[str, dict[str, Any]]) -> dict[str, Any]:
         _put(above[""], parent, above.setdefault(parent, {}))
     table: dict[str, Any] = {}
     if not listed:
-        _put(above[parent], _bare(last), table)
+        _put(above[parent], last, table)
     elif name in above and isinstance(tables := above[""][name], list):
         tables.append(table)
     else:
-        _put(above[""], _bare(name), [table])
+        _put(above[""], last, [table])
     above[name] = table
     return table
 
@@ -120,79 +91,59 @@ def _put(table: dict[str, Any], key: str, value: object) -> None:
     table[key] = value
 
 
-def _is_bare(key: str) -> bool:
-    return key.isascii() and key.replace("-", "a").replace("_", "a").isalnum()
-
-
-def _bare(key: str) -> str:
-    if not _is_bare(key):
+def _read_pair(key: str, words: Iterator[str], table: dict[str, Any]) -> None:
+    """Read the rest of ``key = value``, and put the value into a table."""
+    if not _NAME.fullmatch(key) or next(words, "") != "=":
         raise _OnlyTomllibError
-    return key
+    value = _read_value(next(words, ""), words)
+    _put(table, key[1:-1] if key[0] in "\"'" else key, value)
 
 
-def _key(key: str) -> str:
-    return _quoted(key) if key[:1] == '"' else _bare(key)
-
-
-def _quoted(text: str) -> str:
-    """Return the contents of a text in quotes, which may hold neither such quotes nor escapes."""
-    if text[-1] != text[0] or text.count(text[0]) != 2 or ("\\" in text and text[0] == '"'):  # noqa: PLR2004 - a pair
-        raise _OnlyTomllibError
-    return text[1:-1]
-
-
-def _read_value(value: str) -> Any:
-    """Read a value on one line, with or without a comment behind."""
-    try:
-        return _read_bare(value)
-    except (_OnlyTomllibError, ValueError):
-        value, comment, _ = value.partition(" #")
-        if not comment:
-            raise
-        # A text with " #" in it has lost its closing quote here, and is left to tomllib.
-        return _read_bare(value.rstrip())
-
-
-def _read_bare(value: str) -> Any:
-    match value[:1]:
-        case '"' | "'":
-            return _quoted(value)
-        case "[":
-            return _read_list(value)
-        case "{":
-            return _read_table(value)
-    if value in {"true", "false"}:
-        return value == "true"
-    return _read_number(value)
-
-
-def _read_number(value: str) -> int:
-    """Read a whole number, decimal or hexadecimal."""
-    if not value.isascii() or not value.isalnum() or (value[0] == "0" and value != "0" and value[1] != "x"):
-        raise _OnlyTomllibError
-    return int(value, 16) if value[:2] == "0x" else int(value)
-
-
-def _read_list(value: str) -> list[Any]:
-    """Read a list of texts or of numbers, with a comma and a space between two items."""
-    if value[-1] != "]":
-        raise _OnlyTomllibError
-    if value[:2] == '["':
-        texts = value[2:-2].split('", "')
-        if value[-2] != '"' or value.count('"') != 2 * len(texts) or "\\" in value:
+def _read_value(word: str, words: Iterator[str]) -> Any:
+    """Read the value that begins with a word: a text, a truth value, a whole number, a list or a table."""
+    if word == "[":
+        return _read_list(words)
+    if word == "{":
+        return _read_table(words)
+    if word in {"true", "false"}:
+        return word == "true"
+    if word[:3] == "'''":
+        if "'''" in word[3:-3]:  # more than two quotes before the closing ones are no part of the text
             raise _OnlyTomllibError
-        return texts
-    return [_read_number(item) for item in value[1:-1].split(", ")] if value != "[]" else []
-
-
-def _read_table(value: str) -> dict[str, Any]:
-    """Read a table on one line. A text with a comma and a space is left to tomllib: the pairs are split there."""
-    if value[:2] != "{ " or value[-2:] != " }":
+        return word[3:-3].removeprefix("\n")  # TOML drops the line break behind the opening quotes
+    if word[:1] in {"'", '"'}:
+        return word[1:-1]
+    if not word.isalnum() or (word[0] == "0" and word != "0" and word[1] != "x"):
         raise _OnlyTomllibError
+    return int(word, 16) if word[:2] == "0x" else int(word)
+
+
+def _read_list(words: Iterator[str]) -> list[Any]:
+    """Read the items of a list and its closing bracket; there may be line breaks between, and a comma at the end."""
+    items = []
+    within = (word for word in words if word != "\n")
+    word = next(within, "")
+    while word != "]":
+        items.append(_read_value(word, words))
+        word = next(within, "")
+        if word == ",":
+            word = next(within, "")
+        elif word != "]":
+            raise _OnlyTomllibError
+    return items
+
+
+def _read_table(words: Iterator[str]) -> dict[str, Any]:
+    """Read the pairs of a table on one line, and its closing brace."""
     table: dict[str, Any] = {}
-    for pair in value[2:-2].split(", "):
-        key, equals, content = pair.partition(" = ")
-        if not equals:
+    word = next(words, "")
+    while word != "}":
+        _read_pair(word, words, table)
+        word = next(words, "")
+        if word == ",":
+            word = next(words, "")
+            if word == "}":
+                raise _OnlyTomllibError
+        elif word != "}":
             raise _OnlyTomllibError
-        _put(table, _key(key), _read_bare(content))
     return table

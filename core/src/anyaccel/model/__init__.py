@@ -25,7 +25,16 @@ from anyaccel.model.observation import (
 )
 from anyaccel.model.plugin import PluginInfo
 from anyaccel.model.problem import Problem, ProblemKind
-from anyaccel.model.request import Request, Term, describe_parts, find_memory, format_memory, format_share, format_units
+from anyaccel.model.request import (
+    Request,
+    Term,
+    describe_parts,
+    find_memory,
+    format_memory,
+    format_memory_beside,
+    format_share,
+    format_units,
+)
 from anyaccel.model.wire import decode, encode
 
 __all__ = [
@@ -68,6 +77,7 @@ __all__ = [
     "field",
     "find_memory",
     "format_memory",
+    "format_memory_beside",
     "format_share",
     "format_slots",
     "format_units",

@@ -33,6 +33,16 @@ def format_memory(memory_bytes: int) -> str:
     return min(texts, key=lambda text: (len(text), "." in text))
 
 
+def format_memory_beside(memory_bytes: int, other: int) -> str:
+    """Format an amount of memory for a comparison: in the unit of a larger amount, rounded down to tenths.
+
+    An amount below one tenth of that unit is written exactly, see :func:`format_memory`.
+    """
+    name = format_memory(other).lstrip("0123456789.")
+    tenths = memory_bytes * 10 // next(unit for each, unit in _UNITS if each == name)
+    return f"{tenths / 10:g}{name}" if tenths else format_memory(memory_bytes)
+
+
 def find_memory(units: int, request: str, memory_bytes: int | None = None) -> int:
     """Return the memory that was asked for with a part of a device, in bytes; 0 for a whole device or a fraction.
 

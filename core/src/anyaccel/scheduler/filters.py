@@ -11,7 +11,16 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from anyaccel._typing import Generic, NamedTuple, TypeVar
-from anyaccel.model import UNITS_PER_DEVICE, Device, Inventory, Term, format_memory, format_units, replace
+from anyaccel.model import (
+    UNITS_PER_DEVICE,
+    Device,
+    Inventory,
+    Term,
+    format_memory,
+    format_memory_beside,
+    format_units,
+    replace,
+)
 from anyaccel.model.extent import format_row, read_row, rows_of
 from anyaccel.model.labels import MOST_LABELS, read_label, write_label, write_labels
 from anyaccel.scheduler.names import goes_by
@@ -138,9 +147,10 @@ class _Memory(Filter[int]):
         largest, term = max(device.memory_bytes or 0 for device in devices), asked.term
         if not largest:
             return explain_unknown_memory(devices)
-        share = largest * term.units // UNITS_PER_DEVICE
-        part = f", {format_units(term.units)} of it {format_memory(share)}" if term.fraction else ""
-        return f"the largest memory is {format_memory(largest)}{part}, less than mem={format_memory(asked.wanted)}"
+        amounts = largest, largest * term.units // UNITS_PER_DEVICE
+        whole, share = (format_memory_beside(each, asked.wanted) for each in amounts)
+        part = f", {format_units(term.units)} of it {share}" if term.fraction else ""
+        return f"the largest memory is {whole}{part}, less than mem={format_memory(asked.wanted)}"
 
     def find_near(self, asked: AskedFilter[int], devices: Sequence[Device]) -> Iterator[Term]:
         """Yield terms with the smallest shares that have enough memory, then with less memory."""

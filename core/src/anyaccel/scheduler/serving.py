@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from anyaccel._typing import NamedTuple
-from anyaccel.model import UNITS_PER_DEVICE, Device, Health, Inventory, Term, format_memory
+from anyaccel.model import UNITS_PER_DEVICE, Device, Health, Inventory, Term, format_memory_beside
 from anyaccel.model.verdict import ReasonCode
 from anyaccel.scheduler.filters import AskedFilter, asked, explain_unknown_memory
 from anyaccel.scheduler.names import goes_by
@@ -80,7 +80,7 @@ def _large_enough(term: Term) -> DeviceRule:
         largest = max(device.memory_bytes or 0 for device in devices)
         if not largest:
             return explain_unknown_memory(devices)
-        return f"the largest memory is {format_memory(largest)}, less than {term.quantity}"
+        return f"the largest memory is {format_memory_beside(largest, term.memory_bytes)}, less than {term.quantity}"
 
     return DeviceRule(ReasonCode.FILTER, lambda device: term.units_on(device) <= UNITS_PER_DEVICE, explain, "mem")
 
