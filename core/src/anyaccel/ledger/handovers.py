@@ -10,6 +10,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
 import stat
 import time
 from collections.abc import Iterable, Iterator
@@ -135,7 +136,7 @@ def _list_changed(directory: int) -> dict[str, str]:
 
 def _parse(data: bytes) -> tuple[str, str] | None:
     """Return the lease and the state that a file names; None for an idle device, an earlier boot, or other content."""
-    match = HANDOVER_BODY.fullmatch(data)
+    match = re.fullmatch(HANDOVER_BODY, data)
     if match is None or match["boot"].decode() != boot():
         return None
     return match["lease"].decode(), match["state"].decode()

@@ -481,9 +481,9 @@ class Ledger:
     def find_carriers(self, lease_id: str) -> tuple[int, ...] | None:
         """Return the visible processes that keep a lease whose holder has ended; None if the lease has ended.
 
-        The files of an ended lease are removed, as far as this process may. The processes carry the mark of the lease; sorted. Empty while the holder lives, for a lease on behalf of other
-        processes, and if only hidden processes, or only copies of the descriptors, keep the lease. An unknown identity
-        counts as ended.
+        The files of an ended lease are removed, as far as this process may. The processes carry the mark of the lease;
+        sorted. Empty while the holder lives, for a lease on behalf of other processes, and if only hidden processes, or
+        only copies of the descriptors, keep the lease. An unknown identity counts as ended.
 
         Raises:
             LedgerError: When the ledger cannot be read.
