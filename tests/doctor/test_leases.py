@@ -267,7 +267,7 @@ def test_files_that_only_others_can_remove(acme, monkeypatch, count, severity):
         state.chmod(0o1777)
         os.chmod(home, 0o755)
         monkeypatch.setenv("ANYACCEL_STATE_DIR", str(state))
-        marker = state / f"checked.{boot()}.{UNPRIVILEGED}"  # the test of the lock, which has tests of its own
+        marker = state / f"checked.{boot()}.{UNPRIVILEGED}"  # lost leases were looked for
         made = f"v2.acme-0.10000.1.1.{'0' * 16}.{1 - int(boot()[0] == '1')}{'0' * 7}"
         left = [state / f"{made}{each:012x}" for each in range(count)]
         for path, owner in [(marker, UNPRIVILEGED), *((path, 12345) for path in left)]:

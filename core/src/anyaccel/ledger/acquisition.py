@@ -71,12 +71,9 @@ line, and after each change. There are no leases if only a limit of the user is 
 IMPATIENT_SECONDS = 0.010
 """Seconds to wait before a ticket is made: for shorter waits the ticket costs more than the wait."""
 
-_RUNNING = ("R", "S")
-"""States of a process that makes progress, as in ``/proc/PID/stat``."""
 _VANISHED = 50  # times that the directory may be deleted during one acquisition
 _CONFLICTS = 3  # lost races in a row, after which the request enters the line instead of racing on
 _CONFLICTS_AT_LAST = 100  # at the deadline there is no later attempt, so the race is worth more
-_LOCK_SECONDS = 0.2
 _LOCK_SECONDS_AT_LAST = 1.0
 _SWEPT = 4  # leftover files that one look removes: no request pays for all of them
 _LAST = 1 << 62  # number of a request without ticket: behind every ticket
@@ -148,9 +145,7 @@ class Acquisition:
         self._passes = False
         self._watch: FileEvents | None = None
         self._leaving: list[int] = []
-        self._look_soon = self._refused = False
-        self._busy_since: float | None = None
-        self._busy_turn: tuple[int | None, int] = (None, 0)
+        self._look_soon = False
         self._over: set[str] = set()
         self._carriers: dict[str, int] = {}
         self._vanished = 0
@@ -215,7 +210,7 @@ class Acquisition:
 
         Raises:
             LedgerError: When the ledger cannot be used.
-            LedgerBusyError: When another process keeps the directory locked, also if time is up in the last try.
+            LedgerBusyError: When one process keeps the directory locked until the deadline, or for ``BUSY_SECONDS``.
             DevicesBusyError: When time is up, after a last try.
             LeaseCancelledError: When our ticket was cancelled.
             LimitError: When a changed policy puts the request over a limit of this user.
@@ -336,13 +331,13 @@ class Acquisition:
         Returns:
             The lease; None if the request has to wait. If several publications failed, ``_conflicts`` goes up by 1.
         """
-        for _ in range(_CONFLICTS if not self._late else _CONFLICTS_AT_LAST):
-            contradicted = -1
-            while contradicted < len(self._contradicted):  # a device whose own lock is held is not a conflict
-                contradicted = len(self._contradicted)
-                lease, conflict = self._try(directory)
-                if lease is not None or not conflict:
-                    return lease
+        conflicts = 0
+        while conflicts < (_CONFLICTS_AT_LAST if self._late else _CONFLICTS):
+            contradicted = len(self._contradicted)
+            lease, conflict = self._try(directory)
+            if lease is not None or not conflict:
+                return lease
+            conflicts += len(self._contradicted) == contradicted  # a device whose own lock is held is not a conflict
         self._conflicts += 1
         return None
 
@@ -355,7 +350,7 @@ class Acquisition:
 
         Returns:
             The lease, unpublished if the request runs on the CPU, or None. Without a lease, the second value is whether
-            to retry at once: a publication failed for another reason than a locked directory.
+            to retry at once: a publication failed.
         """
         listing = listings.read(directory)
         if listing.hidden and not self._ticket:  # requests in line leave this work to the next newcomer
@@ -403,7 +398,7 @@ class Acquisition:
         if not choice:  # a request that runs on the CPU
             return Lease(self._state, new_nonce(), {}, {}, self._device_locks), False
         lease = self._publish(directory, choice, listing.summary.marks)
-        return lease, self._busy_since is None
+        return lease, True
 
     def _select(self, directory: int, listing: Listing) -> dict[str, Extent] | None:
         """Let the caller choose by the names of leases, and check only the locks on which the choice depends.
@@ -545,11 +540,11 @@ class Acquisition:
 
         Returns:
             The lease, also kept for :meth:`undo`. None, with the files withdrawn, if the request is not next, over a
-            limit, or an extent not free any more, if the state directory stays locked or was replaced, if an unfinished
-            file is lost, if a new lease has the same mark, or if a device's own lock is held: see ``_contradicted``.
+            limit, or an extent not free any more, if the state directory was replaced, if an unfinished file is lost,
+            if a new lease has the same mark, or if a device's own lock is held: see ``_contradicted``.
 
         Raises:
-            LedgerBusyError: When the wait for the lock of the directory has expired.
+            LedgerBusyError: When one owner keeps the directory locked; see :meth:`_lock`.
             OSError: When a file cannot be made or renamed, or no descriptor is left for a device's own lock.
             Exception: As the caller's ``mark`` or ``tenure`` of the request raises.
         """
@@ -566,8 +561,7 @@ class Acquisition:
             for device in choice:
                 file = self._files[device] = LockedFile(self._state.path)
                 file.make(directory, body)
-            if not self._lock(directory):
-                return None
+            self._lock(directory)
             try:
                 listing = listings.read(directory)
                 if not self._still_free(directory, listing, choice):
@@ -630,31 +624,14 @@ class Acquisition:
             listings.sweep(directory, (*self._ended, *dead))
         return listings.fits(choice, self._taken(listing, self._over))
 
-    def _lock(self, directory: int) -> bool:
-        """Lock the directory; return False, and have the next pause short, if the lock is not free within a moment.
-
-        A moment is 0.2 s, and 1 s in the last try at the deadline.
+    def _lock(self, directory: int) -> None:
+        """Lock the directory; wait until the deadline, at least 1 s, and at most ``BUSY_SECONDS`` for one owner.
 
         Raises:
-            LedgerBusyError: In place of False, in the last try at the deadline, or if the lock has not changed hands
-                for ``BUSY_SECONDS``.
+            LedgerBusyError: When one owner keeps the directory locked for that long.
         """
-        locked = self._state.lock(directory, _LOCK_SECONDS_AT_LAST if self._late else _LOCK_SECONDS)
-        self._refused = not locked
-        if locked:
-            self._busy_since = None
-            return True
-        now, owner = time.monotonic(), self._state.owner(directory)
-        # Many processes or threads that take turns are no reason to give up: the lock changes hands, and with it the
-        # directory's modification time. The owner may be unknown, since a lock that changes hands while the kernel's
-        # list of locks is read can be missing there.
-        taken = owner is None or process.state(owner) in _RUNNING
-        turn = (owner, os.fstat(directory).st_mtime_ns if taken else 0)
-        if self._busy_since is None or turn != self._busy_turn:
-            self._busy_since, self._busy_turn = now, turn
-        if self._late or now - self._busy_since >= BUSY_SECONDS:
-            raise self._state.busy(owner, max(_LOCK_SECONDS_AT_LAST, now - self._busy_since))
-        return False
+        left = BUSY_SECONDS if self._deadline is None else self._deadline - time.monotonic()
+        self._state.lock(directory, min(BUSY_SECONDS, max(_LOCK_SECONDS_AT_LAST, left)))
 
     def _holders(self, directory: int) -> tuple[LeaseRecord, ...]:
         """Return a record for each reason why suitable devices are not free; a device may have several records.
@@ -914,15 +891,14 @@ class Acquisition:
     def _make_ticket(self, directory: int) -> None:
         """Publish a ticket with the number of the kept position, else at the end of the line.
 
-        A kept position records the number. No ticket is made if the directory is not free within a
-        moment or was replaced, or if the unfinished file is lost; the next look comes soon then.
+        A kept position records the number. No ticket is made if the directory was replaced, or if the unfinished file
+        is lost; the next look comes soon then.
 
         Raises:
-            LedgerBusyError: When one owner has kept the directory locked for ``BUSY_SECONDS``.
+            LedgerBusyError: When one owner keeps the directory locked; see :meth:`_lock`.
             OSError: When the ticket cannot be made.
         """
-        if not self._lock(directory):
-            return
+        self._lock(directory)
         ticket = self._ticket = TicketFile(self._state)
         kept = self._kept_place
         try:
@@ -1023,7 +999,7 @@ class Acquisition:
         """Return the seconds after which to look again without an event.
 
         Without a ticket: at random 0.2 to 1 ms, or ``IMPATIENT_SECONDS`` behind an earlier request. With a ticket: 1 ms
-        after a refused lock, and once after a hint that a lease may end, which the call resets. Else with a watch
+        once after a hint that a lease may end, which the call resets. Else with a watch
         0.05 s for each request ahead, at least 0.25 s; without a watch 0.012 s for each, at least 0.02 s. The pause
         ends at the deadline.
         """
@@ -1031,7 +1007,7 @@ class Acquisition:
             import random
 
             pause = random.uniform(0.0002, 0.001) if self.before is None else IMPATIENT_SECONDS  # noqa: S311
-        elif self._refused or self._look_soon:
+        elif self._look_soon:
             pause, self._look_soon = _SECOND_LOOK, False
         elif self._watch is None or not self._watch.path:
             pause = max(_WITHOUT_WATCH, _WITHOUT_WATCH_PER_PLACE * self.place)

@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterator, Mapping
 
-from anyaccel.errors import LedgerError
+from anyaccel.errors import LedgerBusyError, LedgerError
 from anyaccel.ledger.directory import (
     MACHINE_WIDE,
     PRIVATE,
@@ -38,8 +38,8 @@ _LOCK_SECONDS = 1.0  # far longer than any publication: a lock that lasts so lon
 def diagnose(environ: Mapping[str, str]) -> tuple[Finding, ...]:
     """Diagnose the state directory; an error of the ledger is not raised, but becomes the only finding, ``FAIL``.
 
-    So does a failed system call in the directory. A missing directory is not made. A directory without a test in this
-    boot is tested, and missing files of active leases are made again: see
+    So does a failed system call in the directory. A missing directory is not made. The first look of this
+    user in a boot makes missing files of active leases again: see
     :meth:`anyaccel.ledger.directory.StateDirectory.open`.
 
     Args:
@@ -89,11 +89,12 @@ def _access(state: StateDirectory, directory: int) -> Iterator[Finding]:
         message = f"the state directory {state.path} cannot be written by this user"
         fix = f"mount it for writing, or set {VARIABLE}" if read_only else f"sudo chmod 1777 {state.path}"
         yield _fail(message + ", since its file system is read-only" * bool(read_only), fix)
-    if state.lock(directory, _LOCK_SECONDS):
-        state.unlock(directory)
-    else:
-        busy = state.busy(state.owner(directory), _LOCK_SECONDS)
+    try:
+        state.lock(directory, _LOCK_SECONDS)
+    except LedgerBusyError as busy:
         yield _fail(str(busy), busy.hint)
+    else:
+        state.unlock(directory)
 
 
 def _marks() -> Iterator[Finding]:

@@ -46,8 +46,6 @@ _LOCK_TRIES, _LOCK_PAUSE = 20, 0.002
 _PLACES = 10
 _MACHINE_FILE = r"((?P<user>[0-9]{1,10})(-[0-9])?\.jsonl)(\.1)?"
 _MOST_DEVICES = 128
-_HELD, _FARED = 3, 7
-"""Number of fields of a device, without and with utilization."""
 
 
 class Used(Value):
@@ -304,16 +302,10 @@ def _line(entry: JournalEntry, usage: Usage | None = None, half_life: float | No
 
 
 def _words(used: Used) -> list[Any]:
-    """Encode a device as a list of name, type and units, or of 7 fields if utilization or memory use was observed.
-
-    The further fields are observed seconds, utilization, idle seconds and memory peak, rounded; an unknown utilization
-    or peak is None.
-    """
-    held = [used.device, used.type, used.units]
-    if not used.observed and used.memory_peak_bytes is None:
-        return held
+    """Encode a device as a list, in the order of the fields of :class:`Used`, rounded; None for what is unknown."""
     busy = None if used.utilization is None else round(used.utilization, 4)
-    return [*held, round(used.observed, 3), busy, round(used.idle, 3), used.memory_peak_bytes]
+    observed, idle = round(used.observed, 3), round(used.idle, 3)
+    return [used.device, used.type, used.units, observed, busy, idle, used.memory_peak_bytes]
 
 
 def is_machine_wide() -> bool:
@@ -517,12 +509,12 @@ def _entry(words: Mapping[str, Any], user: str) -> JournalEntry | None:
 def _used(value: Any) -> Iterable[Used]:
     """Decode the devices of a line, 128 at most; implausible devices are skipped."""
     for each in value[:_MOST_DEVICES] if isinstance(value, list) else ():
-        if isinstance(each, list) and len(each) >= _HELD and type(each[2]) is int and 0 < each[2] <= 10_000:  # noqa: PLR2004
-            held = Used(device=clean(each[0]), type=clean(each[1]), units=each[2])
-            yield replace(held, **_fared(*each[_HELD:])) if len(each) == _FARED else held
+        if isinstance(each, list) and len(each) == len(Used._fields) and type(each[2]) is int and 0 < each[2] <= 10_000:  # noqa: PLR2004
+            device, kind, units, *measured = each
+            yield replace(Used(device=clean(device), type=clean(kind), units=units), **_measured(*measured))
 
 
-def _fared(observed: object, utilization: object, idle: object, memory: object) -> dict[str, Any]:
+def _measured(observed: object, utilization: object, idle: object, memory: object) -> dict[str, Any]:
     """Decode utilization and memory peak of a device as fields of :class:`Used`; implausible values are left out.
 
     Seconds, utilization and idle time are left out together if one is None or implausible, or if 0 s were observed.
