@@ -709,7 +709,7 @@ def mount(descriptor: int) -> str:
 
     An OSError for want of descriptors or memory passes.
     """
-    with contextlib.suppress(*UNSEEN), open(f"/proc/self/fdinfo/{descriptor}", encoding="ascii") as info:
+    with contextlib.suppress(*UNSEEN), open(f"/proc/self/fdinfo/{descriptor}", encoding="utf-8") as info:
         return next((line.split()[1] for line in info if line.startswith("mnt_id:")), "")
     return ""
 
