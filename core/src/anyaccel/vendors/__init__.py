@@ -80,9 +80,9 @@ def begin_for(machine: str | None, environ: Mapping[str, str]) -> None:
 
 
 def close() -> None:
-    """End the processes of all vendors, if there are any. The next call starts the processes again."""
+    """End the processes of all vendors with their fork server, if there are any. The next call starts them again."""
     if process := sys.modules.get("anyaccel.vendors.process"):  # not imported: no vendor was called
-        process.close()
+        process.forget()
     client.close_all(client.ForkServer)
 
 
