@@ -107,6 +107,34 @@ def test_a_mask_may_name_sets_of_devices(base, machine):
     assert reason.endswith("is one of 2 devices that the mask names as pair0; ask for all 2 of them")
 
 
+def test_a_device_of_no_whole_set_cannot_be_given(base, machine):
+    class Quads(base):
+        mask = Mask("ACME_VISIBLE", Sets("pair"))
+
+        def read_card(self, card: Card) -> None:
+            card.attributes["pair"] = card.read("pair")
+            if card.read("dead"):
+                card.blame("it is dead", "replace it")
+
+    plugin = Quads()
+    whole, beside, alone = {"pair": "pair0"}, {"pair": "pair1"}, {}
+    paths = {}
+    for slot, files in enumerate((whole, whole, beside, {**beside, "dead": "1"}, alone, alone)):
+        paths |= pci(slot, **files)
+    devices = plugin.anyaccel_detect(machine(paths)).devices
+
+    assert [device.health is Health.UNHEALTHY for device in devices] == [False, False, True, True, True, True]
+    mate, dead, unknown, _ = devices[2:]
+    assert mate.health_reason == f"the mask names it together with {dead.id}, which cannot be used"
+    assert mate.health_remedy == f"repair {dead.id}"
+    assert (dead.health_reason, dead.health_remedy) == ("it is dead", "replace it")
+    assert unknown.health_reason == "its pair is unknown, so the mask cannot name it"
+    assert [device.attributes.get("set_size") for device in devices] == [2, 2, 2, 2, None, None]
+    assert plugin.anyaccel_validate(APU, [unknown]).startswith(f"{unknown.id} cannot be given to a process: its pair")
+    # The files of the mate alone show no fault.
+    assert plugin.anyaccel_stats(devices, machine(paths))[mate.id].health is Health.UNHEALTHY
+
+
 def test_numbers_may_restart_in_each_partition(base, machine):
     class Parts(base):
         number_name, number_remedy, numbers_restart = "core number", "update the driver", True

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -99,6 +100,23 @@ def test_a_run_whose_monitor_is_killed_goes_on_with_its_devices(tmp_path):
     assert in_time
     assert status == 0
     assert leases(detect(MACHINE[1])) == ()
+
+
+def test_a_monitor_ends_without_its_state_directory_and_ends_no_process(tmp_path, monkeypatch):
+    """The directory is deleted with its parent while the command runs, as by a test that cleans up."""
+    monkeypatch.setenv("ANYACCEL_STATE_DIR", str(tmp_path / "gone" / "state"))
+    (tmp_path / "gone").mkdir()
+    script = f"sleep 1000 & echo $!; until test -e {tmp_path}/go; do sleep 0.05; done"
+    command = [sys.executable, "-m", "anyaccel", "run", *MACHINE, "APU:1", "--time", "1h", "--", "sh", "-c", script]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as run:
+        child = int(run.stdout.readline())
+        assert len(monitors()) == 1
+        shutil.rmtree(tmp_path / "gone")
+        (tmp_path / "go").touch()
+        assert run.wait(PATIENCE) == 0
+        until(lambda: not monitors(), "the end of the monitor")
+        assert os.path.exists(f"/proc/{child}")
+        os.kill(child, signal.SIGKILL)
 
 
 def test_a_time_limit_that_cannot_be_enforced_is_no_secret(monkeypatch, capfd, tmp_path):

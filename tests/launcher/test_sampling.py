@@ -187,12 +187,12 @@ def ask(vendor, machine, words):
     with aa.acquire("APU:2", machine=machine) as hold:
         asking = make_sampler(hold.launch.inventory, hold.allocation.shares, told.append)
         deadline = time.monotonic() + PATIENCE
-        while asking.seconds < float("inf") and len(told) < 2:
+        while (asking.answer >= 0 or asking.seconds < float("inf")) and len(told) < 2:
             assert time.monotonic() < deadline
             poll = select.poll()
             if asking.answer >= 0:
                 poll.register(asking.answer, select.POLLIN)
-            poll.poll(asking.seconds * 1000 + 1)
+            poll.poll(min(asking.seconds, PATIENCE) * 1000 + 1)
             asking.step()
         asking.stop()
     assert asking.seconds == float("inf")

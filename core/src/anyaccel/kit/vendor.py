@@ -247,11 +247,26 @@ class Vendor:
             self.identify(card)
         self.arrange(cards)
         if self.mask and (key := self.mask.set_attribute):
-            sizes = Counter(card.attributes.get(key) for card in cards)
-            for card in cards:
-                card.attributes["set_size"] = sizes[card.attributes.get(key)]
+            self._check_sets(cards, key)
         self.connect(ctx, cards)
         return inventory(cards, self.driver_version(ctx), notes)
+
+    def _check_sets(self, cards: Sequence[Card], key: str) -> None:
+        """Record the size of each set of the mask; blame cards without a set, and cards beside a broken one."""
+        sizes = Counter(card.attributes.get(key) for card in cards)
+        broken = {card.attributes.get(key): card.id for card in cards if card.fault}
+        for card in cards:
+            name = card.attributes.get(key)
+            card.attributes["set_size"] = None if name is None else sizes[name]
+            if card.fault or (name is not None and name not in broken):
+                continue
+            # A process gets whole sets, so no process could ever get this device.
+            if name is None:
+                card.blame(f"its {key} is unknown, so the mask cannot name it", self.log_hint)
+            else:
+                reason = f"the mask names it together with {broken[name]}, which cannot be used"
+                card.blame(reason, f"repair {broken[name]}")
+            card.attributes[self.nameless] = True
 
     def notes(self, ctx: ProbeContext) -> Iterable[str]:
         """Yield notes for the user beside the devices; by default, the PCI functions that are ignored."""

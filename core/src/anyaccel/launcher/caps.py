@@ -35,7 +35,7 @@ STARTUP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "startup")
 
 _KEY = "per_process_memory_fraction"
 _VARIABLE = "PYTORCH_ALLOC_CONF"
-_VARIABLE_NAMES = re.compile(r"PYTORCH_([A-Z]+_)?ALLOC_CONF")
+_VARIABLE_NAMES = r"PYTORCH_([A-Z]+_)?ALLOC_CONF"
 """The variable has had several names; PyTorch prefers the older ones."""
 
 
@@ -224,7 +224,7 @@ def _make_setter(torch: Any, backend: Any) -> Callable[[], None]:
         fraction = _parse_fraction(os.environ.get(FRACTION_VARIABLE))
         if fraction is None:  # the share was released in between
             return
-        texts = [text for name, text in os.environ.items() if _VARIABLE_NAMES.fullmatch(name)]
+        texts = [text for name, text in os.environ.items() if re.fullmatch(_VARIABLE_NAMES, name)]
         part = min([fraction, *(given for given in map(_parse_setting, texts) if given is not None)])
         for index in range(backend.device_count()):
             getattr(backend, "set_" + _KEY)(part, index)
@@ -249,7 +249,7 @@ def _write(torch: Any, part: float) -> None:
         torch._C._accelerator_setAllocatorSettings(merged)  # noqa: SLF001
     except Exception:  # noqa: BLE001 - with a refused setting, child processes would fail at their first allocation
         return
-    names = [name for name in os.environ if _VARIABLE_NAMES.fullmatch(name) and os.environ[name] == text and text]
+    names = [name for name in os.environ if re.fullmatch(_VARIABLE_NAMES, name) and os.environ[name] == text and text]
     os.environ.update(dict.fromkeys(names or [_VARIABLE], merged))
 
 

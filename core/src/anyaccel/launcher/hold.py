@@ -29,7 +29,7 @@ from anyaccel.ledger import Lease, LeaseRecord, Ledger
 from anyaccel.linux import mark as marks
 from anyaccel.model import NOTHING, Allocation, Device, Extent, Grant, Inventory, Request, Stats, replace
 from anyaccel.model.allocation import share_table
-from anyaccel.scheduler import Choice, ReasonCode, Verdict, parse_request
+from anyaccel.scheduler import ReasonCode, Verdict, parse_request
 from anyaccel.scheduler.filters import asked_memory
 
 TYPE_CHECKING = False
@@ -318,7 +318,6 @@ class LeaseRequest:
         options: Options of :func:`acquire`.
         tell: As for :func:`take`.
         grouped: As for :func:`take`.
-        choice: Chooses the devices; made from the request if None.
 
     Attributes:
         request: The request.
@@ -347,7 +346,6 @@ class LeaseRequest:
         *,
         tell: Callable[[str], object] | None = None,
         grouped: bool = False,
-        choice: Choice | None = None,
     ) -> None:
         self.request = parse_request(request)
         self._options, self._grouped, self._tell = options, grouped, tell
@@ -364,7 +362,7 @@ class LeaseRequest:
         self._grants: tuple[Grant, ...] = ()
         self._attempt: Acquisition | None = None
         self._made: DeviceLease | None = None
-        self._choice = choice or make_choice(self.inventory, self.request)
+        self._choice = make_choice(self.inventory, self.request)
         self.on_cpu = not self._choice.ever_fits
         if self.on_cpu:
             verdict = local_scheduler(self.inventory).why(self.request)

@@ -47,18 +47,19 @@ NAME = "anyaccel-mon"
 
 _STATUS, _ERROR = 3, 4
 """Descriptors of the pipe with the exit status, and of the command's standard error."""
-_PRINT_SECONDS = 1.0
+_PRINT_SECONDS = 1
 """Time for a line on standard error: a terminal that is stopped takes none."""
 _LONGEST_PAUSE = 60.0
-_LOOK_SECONDS, _LONGEST_LOOK_SECONDS = 0.2, 5.0
-"""Pauses between two looks at a lease without a visible process, such as one in quarantine."""
+_LOOK_SECONDS = 2.0
+"""Pause between two looks at a lease without a visible process, such as one in quarantine."""
+_AGAIN_SECONDS = 10.0
+"""Pause until processes that outlived the time limit, such as another user's, are ended once more."""
 FIRST_SECONDS = 10.0
 """Time from the beginning of a lease to the first sample: a shorter lease costs nothing."""
-LIMIT_SECONDS = 40.0
+LIMIT_SECONDS = 40
 """Time for one sample, with the start of the processes on a machine under load."""
 _MOST_FAILURES = 3
 """Failures in a row after which sampling stops."""
-_CHUNK = 1 << 16
 
 
 def start_monitor(
@@ -256,10 +257,10 @@ class _LeaseWatch:
     """Waits for the end of a lease, and ends the processes of the lease at the time limit.
 
     Args:
-        ledger: The ledger of the lease.
+        ledger: The ledger.
         lease: Identity of the lease.
-        mark: The mark of the lease, for the early signal.
-        limit: The time limit to print; None for none.
+        mark: The mark of the lease, whose carriers get the early signal.
+        limit: The time limit of the command; None for none.
         error: Descriptor of the command's standard error; -1 for none. The watch closes it after the exit of the
             command, so that a reader of it waits for the command alone.
         stays: Whether the holder enforces the time limit itself while it lives.
@@ -279,8 +280,9 @@ class _LeaseWatch:
         """Wait for the end of the lease, and sample the devices meanwhile; stop the sampler at the end or the limit.
 
         Unless the holder enforces the time limit, send the early signal, and end the processes at ``until``; again
-        after growing pauses while the lease lasts. While the ledger cannot be read, the wait goes on. Standard error of
-        the command is closed once the holder has exited.
+        every ``_AGAIN_SECONDS`` while the lease lasts. While the ledger cannot be read, the wait goes on. A lease whose
+        state directory was deleted counts as ended. Standard error of the command is closed once the holder
+        has exited.
 
         Args:
             until: The end of the lease's time, in seconds since the boot; None for none.
@@ -290,37 +292,41 @@ class _LeaseWatch:
         Returns:
             Whether the time limit ended the processes; False without a ``limit`` to print.
         """
-        pid, start = holder
-        if process.start_time(pid) != start:  # the id belongs to another process by now
-            pid = 0
-        pause = again = _LOOK_SECONDS
-        timed_out = False
+        watched, timed_out = holder, False
         try:
-            while True:
-                due = None if self._holder_enforces(holder) else self._next_moment(until)
-                if _wait(pid, _LONGEST_PAUSE if pid else pause, due, sampler):
+            while (carriers := self._find_carriers()) is not None:
+                # Watch another carrier of the mark: its exit is the next moment at which the lease can end.
+                if not watched[0] or process.gone(*watched):
                     self._close_error()
-                pause = _LOOK_SECONDS if pid else min(2 * pause, _LONGEST_LOOK_SECONDS)
-                if due is not None:
+                    pid = next(iter(carriers), 0)
+                    watched = pid, process.start_time(pid) or 0
+                moment = None
+                if not self._holder_enforces(holder):
                     self._countdown.step()
-                if due is not None and _is_past(until) and self._is_active():
-                    if sampler is not None:
-                        sampler.stop()
-                    timed_out = self._end(printed=timed_out)
-                    until = process.boot_seconds() + again  # some may be left, such as another user's process
-                    again = min(2 * again, _LONGEST_PAUSE)
-                with contextlib.suppress(AnyaccelError):
-                    carriers = self._ledger.find_carriers(self._lease)
-                    if carriers is None:
-                        return timed_out
-                    # Watch another carrier of the mark: its exit is the next moment at which the lease can end.
-                    if not pid or process.start_time(pid) != start:
-                        self._close_error()
-                        pid = next(iter(carriers), 0)
-                        start = process.start_time(pid) or 0
+                    if until is not None and process.boot_seconds() >= until:
+                        if sampler is not None:
+                            sampler.stop()
+                        timed_out = self._end(printed=timed_out)
+                        until = process.boot_seconds() + _AGAIN_SECONDS
+                        continue
+                    moments = [each for each in (until, self._countdown.early_at) if each is not None]
+                    moment = min(moments, default=None)
+                _wait(watched[0], moment, sampler)
+            return timed_out
         finally:
             if sampler is not None:
                 sampler.stop()
+
+    def _find_carriers(self) -> tuple[int, ...] | None:
+        """Return the processes that keep the lease, empty while the holder lives; None once the lease has ended.
+
+        Also None if the state directory was deleted, and empty if the ledger cannot be read for now.
+        """
+        try:
+            return self._ledger.find_carriers(self._lease)
+        except AnyaccelError:
+            # Deleted with its parent, a directory is an error, not an empty ledger: no later look would find the lease.
+            return () if os.path.isdir(self._ledger.path) else None
 
     def _holder_enforces(self, holder: tuple[int, int]) -> bool:
         """Return whether the holder lives and enforces the time limit; False for good once the holder is gone.
@@ -330,20 +336,9 @@ class _LeaseWatch:
         """
         if self._stays and process.gone(*holder):
             self._stays = False
-            if _is_past(self._countdown.early_at):  # the holder has sent it
-                self._countdown.early_at = None
+            if (early := self._countdown.early_at) is not None and process.boot_seconds() >= early:
+                self._countdown.early_at = None  # the holder has sent it
         return self._stays
-
-    def _next_moment(self, until: float | None) -> float | None:
-        """Return the time of the early signal or of the end, in seconds since the boot; None for never."""
-        return min((each for each in (until, self._countdown.early_at) if each is not None), default=None)
-
-    def _is_active(self) -> bool:
-        """Return whether the lease is active; True if the ledger cannot be read, so that :meth:`_end` is tried."""
-        try:
-            return self._ledger.find_carriers(self._lease) is not None
-        except AnyaccelError:
-            return True
 
     def _end(self, *, printed: bool) -> bool:
         """Print the time limit, and end the processes of the lease: SIGTERM, grace, SIGKILL.
@@ -365,21 +360,19 @@ class _LeaseWatch:
         return limit is not None
 
     def _print(self, text: str) -> None:
-        """Print a line on the command's standard error, if open, or give up after ``_PRINT_SECONDS``, by SIGALRM."""
+        """Print a line on the command's standard error, if open; give up after ``_PRINT_SECONDS``.
 
-        def give_up(*_: object) -> None:
-            raise TimeoutError
+        A child prints, and is killed by its alarm if the terminal is stopped. Errors are ignored.
+        """
 
-        if self._error < 0:
-            return
-        signal.signal(signal.SIGALRM, give_up)
-        signal.setitimer(signal.ITIMER_REAL, _PRINT_SECONDS)
-        try:
+        def print_in_time() -> int:
+            signal.alarm(_PRINT_SECONDS)
             print_line(text, self._error)
-        except TimeoutError:
-            return
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            return 0
+
+        if self._error >= 0:
+            with contextlib.suppress(OSError):
+                process.reap(fork_child(print_in_time))
 
     def _close_error(self) -> None:
         """Close the command's standard error, unless closed already."""
@@ -388,35 +381,23 @@ class _LeaseWatch:
             self._error = -1
 
 
-def _is_past(moment: float | None) -> bool:
-    """Return whether a moment, in seconds since the boot, has come; False for None."""
-    return moment is not None and process.boot_seconds() >= moment
+def _wait(pid: int, until: float | None, sampler: Sampler | None) -> None:
+    """Wait for the exit of a process or a moment, and sample the devices meanwhile.
 
-
-def _wait(pid: int, pause: float, until: float | None, sampler: Sampler | None) -> bool:
-    """Wait for the exit of a process, and sample the devices meanwhile.
-
-    If the process cannot be watched, as after the exit, the wait takes ``_LOOK_SECONDS`` at most, whatever ``pause``
-    is. Exceptions of the sampler's ``tell`` pass through.
+    The wait takes ``_LONGEST_PAUSE`` at most, and ``_LOOK_SECONDS`` if the process cannot be watched. Exceptions of the
+    sampler's ``tell`` pass through.
 
     Args:
         pid: The process; 0 for none.
-        pause: Longest time to wait, in seconds.
-        until: End of the wait, in seconds since the boot; None for none.
+        until: The moment, in seconds since the boot, which go on while the machine sleeps; None for none.
         sampler: Samples the devices; None for none.
-
-    Returns:
-        True if the process was seen to exit; False at the end of the wait.
     """
     exited = -1
-    if pid:
-        try:
-            exited = os.pidfd_open(pid)
-        except OSError:  # it has exited, or no descriptor is free
-            pause = _LOOK_SECONDS
-    over = time.monotonic() + pause
+    with contextlib.suppress(OSError):  # it has exited, or no descriptor is free
+        exited = os.pidfd_open(pid) if pid else -1
+    end = process.boot_seconds() + (_LONGEST_PAUSE if exited >= 0 else _LOOK_SECONDS)
     try:
-        while (left := _seconds_left(over, until)) > 0:
+        while (left := min(end, end if until is None else until) - process.boot_seconds()) > 0:
             poll = select.poll()
             if exited >= 0:
                 poll.register(exited, select.POLLIN)
@@ -426,26 +407,16 @@ def _wait(pid: int, pause: float, until: float | None, sampler: Sampler | None) 
                     poll.register(sampler.answer, select.POLLIN)
             ready = poll.poll(left * 1000 + 1)  # rounded up: a poll that ends too early would spin
             if any(descriptor == exited for descriptor, _ in ready):
-                return True
+                return
             if sampler is not None:
                 sampler.step()
-        return False
     finally:
         if exited >= 0:
             os.close(exited)
 
 
-def _seconds_left(over: float, until: float | None) -> float:
-    """Return the seconds until the earlier of two deadlines, by the monotonic clock and the clock since the boot.
-
-    Negative once a deadline is past. Only the clock since the boot goes on while the machine sleeps.
-    """
-    left = over - time.monotonic()
-    return left if until is None else min(left, until - process.boot_seconds())
-
-
 class Sampler:
-    """Samples devices without blocking: the caller calls :meth:`step` once :attr:`seconds` are over.
+    """Samples devices without blocking: the caller calls :meth:`step` when a sample is due or has arrived.
 
     Args:
         inventory: The machine, with the leased devices alone.
@@ -453,7 +424,7 @@ class Sampler:
         tell: Called with each sample, by device id.
 
     Attributes:
-        answer: Descriptor that becomes readable with an answer; -1 if no sample is being taken.
+        answer: Descriptor that becomes readable when the sample has arrived; -1 if no sample is being taken.
     """
 
     def __init__(self, inventory: Inventory, every: float, tell: Callable[[Mapping[str, Stats]], object]) -> None:
@@ -462,56 +433,46 @@ class Sampler:
         self._tell = tell
         self._gap = min(FIRST_SECONDS, every)
         self._at = time.monotonic() + self._gap
-        self._asking = 0
         self._failures = 0
-        self._data = b""
+        self._child = 0
         self.answer = -1
 
     @property
     def seconds(self) -> float:
-        """Seconds until the next call of :meth:`step`, unless :attr:`answer` is readable before; 0 once it is due.
-
-        Infinite when sampling has stopped.
-        """
-        return max(0.0, self._at - time.monotonic())
+        """Seconds until the next sample; infinite while a sample is being taken, and after the last."""
+        return float("inf") if self.answer >= 0 else max(0.0, self._at - time.monotonic())
 
     def step(self) -> None:
-        """Begin a sample, read an arrived part of an answer, or give up a sample after its time; return at once.
+        """Begin a sample that is due, or pass an arrived sample to ``tell``; does nothing otherwise.
 
-        A complete sample goes to ``tell``, whose exceptions pass through. Without an answer, nothing happens before
-        :attr:`seconds` are over. Sampling stops for good after three failures in a row, and if the devices report
-        neither load nor memory.
+        Exceptions of ``tell`` pass through. Sampling stops for good after three failures in a row, and if the devices
+        report neither load nor memory. A sample for which no process is free is left out.
         """
-        over = not self.seconds
-        if self._asking and (self._read() or over):
-            self._done()
-        elif over:
-            try:
-                self._ask()
-            except OSError:  # no process or descriptor is free
-                self._failed()
+        if self.answer < 0 and not self.seconds:
+            self._at = time.monotonic() + self._gap
+            self._gap = min(2 * self._gap, self._every)  # a short lease gets a sample, a long one few
+            with contextlib.suppress(OSError):
+                # Not in this process: a plug-in may hang, and what it loads would stay in memory.
+                self._child, self.answer = start_helper(self._answer)
+        elif self.answer >= 0 and process.ended(self.answer):
+            with open(self.answer, "rb", closefd=False) as file:
+                found = _decoded(file.read())
+            self._end()
+            self._failures = 0 if found else self._failures + 1
+            if found and any(each != Stats() for each in found.values()):
+                self._tell(found)
+            elif found is not None or self._failures >= _MOST_FAILURES:
+                self.stop()
 
     def stop(self) -> None:
         """Stop sampling for good; kill and reap the process of a sample in progress. A second call has no effect."""
         self._at = float("inf")
         self._end()
 
-    def _ask(self) -> None:
-        """Start a process to take a sample, which has ``LIMIT_SECONDS``.
-
-        Raises:
-            OSError: If no process or descriptor is free.
-        """
-        # Not in this process: a plug-in may hang, and what it loads would stay in memory.
-        self._asking, self.answer = start_helper(self._answer)
-        os.set_blocking(self.answer, False)
-        self._data = b""
-        self._at = time.monotonic() + LIMIT_SECONDS
-
     def _answer(self, write: int) -> int:
         """Ask the vendors, write load and used memory of the observed devices to a descriptor as JSON, and close it.
 
-        Runs in the sampling process.
+        Runs in the sampling process, which is killed after ``LIMIT_SECONDS``.
 
         Returns:
             The exit status: 1, without an answer, if the vendors report problems alone; else 0, also if no device was
@@ -519,6 +480,7 @@ class Sampler:
         """
         from anyaccel.inventory.observe import stats
 
+        signal.alarm(LIMIT_SECONDS)
         observed, problems = stats(self._inventory)
         if problems and not observed:
             return 1
@@ -530,58 +492,16 @@ class Sampler:
             file.write(json.dumps(encode(counted)).encode())
         return 0
 
-    def _read(self) -> bool:
-        """Append the arrived part of the answer; return True at its end and after an error, False if more may come."""
-        try:
-            while chunk := os.read(self.answer, _CHUNK):
-                self._data += chunk
-        except BlockingIOError:
-            return False
-        except OSError:
-            pass
-        return True
-
-    def _done(self) -> None:
-        """End the sampling process, pass the sample to ``tell``, and schedule the next.
-
-        An invalid answer is a failure; a valid answer resets the count of failures. Without load and memory of any
-        device, ``tell`` is not called, and no further sample is taken.
-        """
-        self._end()
-        found = _decoded(self._data)
-        if found is None:
-            self._failed()
-            return
-        self._failures = 0
-        if any(each != Stats() for each in found.values()):
-            self._tell(found)
-            self._next()
-        else:  # the vendor reports neither, and will not in an hour
-            self._at = float("inf")
-
-    def _failed(self) -> None:
-        """Count a failure and schedule the next sample; stop sampling after three failures in a row."""
-        self._failures += 1
-        self._next()
-        if self._failures >= _MOST_FAILURES:
-            self._at = float("inf")
-
-    def _next(self) -> None:
-        """Schedule the next sample, and double the pause after that, up to ``every``."""
-        self._at = time.monotonic() + self._gap
-        self._gap = min(2 * self._gap, self._every)  # a short lease gets a sample, a long one few
-
     def _end(self) -> None:
         """Kill and reap the sampling process, with which its children die, and close the answer.
 
         No effect if no sample is being taken.
         """
-        child, self._asking = self._asking, 0
-        if not child:
+        if self.answer < 0:
             return
         with contextlib.suppress(OSError):
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
+            os.kill(self._child, signal.SIGKILL)
+            os.waitpid(self._child, 0)
         os.close(self.answer)
         self.answer = -1
 

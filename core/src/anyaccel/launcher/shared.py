@@ -11,7 +11,7 @@ from contextlib import suppress
 from time import monotonic
 
 from anyaccel.errors import AnyaccelError, DevicesBusyError, LimitError
-from anyaccel.launcher.choosing import KnownNames, cached, validate
+from anyaccel.launcher.choosing import KnownNames, validate
 from anyaccel.launcher.hold import LeaseRequest
 from anyaccel.launcher.open_lease import OpenLease, plan_handover
 from anyaccel.launcher.verdicts import ActiveLeases, apply_limits, make_limit_error, note_own
@@ -20,7 +20,7 @@ from anyaccel.linux import mark as marks
 from anyaccel.linux.fork import renew_in_child, tidy_in_child
 from anyaccel.model import Allocation, Extent, Inventory, replace
 from anyaccel.policy import Waiting
-from anyaccel.scheduler import Choice, Scheduler, Ticket, Verdict
+from anyaccel.scheduler import Scheduler, Ticket, Verdict
 from anyaccel.scheduler.books import RequestPlan
 from anyaccel.scheduler.ticket import notify
 
@@ -228,14 +228,12 @@ class SharedScheduler(Scheduler):
     def _make_request(self, plan: RequestPlan, waiting: Waiting) -> LeaseRequest:
         """Make the request to the ledger for a plan that can fit, on the present machine.
 
-        Names of lost devices stay known. The lease gets the mark of this process, and stays active as long as a process
-        carries that mark, unless it is released. The errors are those of :class:`LeaseRequest`.
+        The lease gets the mark of this process, and stays active as long as a process carries that mark, unless it is
+        released. The errors are those of :class:`LeaseRequest`.
         """
-        inventory, names = self.inventory, self._names  # with the names of devices that were lost
-        choice = cached(inventory, plan.request, lambda: Choice(inventory, plan.request, validate, names))
-        time = waiting.seconds
+        inventory, time = self.inventory, waiting.seconds
         options: AcquireOptions = {"environ": self._environ, "inventory": inventory, "time": time}
-        return LeaseRequest(plan.request, marks.draw_for_process, options, choice=choice)
+        return LeaseRequest(plan.request, marks.draw_for_process, options)
 
     def _make_choose(self, pending: LeaseRequest) -> Choose:
         """Return the function to choose devices for a request; parts counted by :meth:`occupy` are taken, too."""
