@@ -418,9 +418,7 @@ def test_forecast_counts_reservations_until_their_end():
     assert rules.forecast([asks(1, 4)], held, 10.0) == {1: 90.0}
     assert rules.forecast([asks(1, 5)], held, 10.0) == {1: None}
     assert rules.forecast([asks(1, 2, 10.0)], held, 10.0) == {1: 10.0}
-    # The earlier request of user 1 may not have the reserved devices, which user 2 has once the lease of a ends.
-    assert rules.forecast([asks(1, 5), asks(2, 2, user=2)], held, 10.0) == {1: None, 2: 20.0}
-    # It takes the devices that are not reserved until then, so that the next one has to wait for the end.
+    # Request 1 takes the devices that are not reserved until then, so that the next one has to wait for the end.
     assert rules.forecast([asks(1, 2, 30.0), asks(2, 2, 5.0)], held, 10.0) == {1: 10.0, 2: 40.0}
 
 

@@ -574,7 +574,7 @@ class Policy(Value):
 
         A start is not before the starts of earlier requests that block the request, nor before the limits of the user
         and group have room. Without needs, over a limit that lasts, or behind a lease or request without a time limit,
-        a start is unknown.
+        a start is unknown. A request within a running reservation for its user may start before its forecast.
 
         Args:
             waiting: The waiting requests, in the order of service.
@@ -589,28 +589,22 @@ class Policy(Value):
             if not each.inner:
                 terms.append((end, each.units, each.user))
         used = sum_usage(held)
-        # Within a reservation, requests that may not have its devices do not count, though they may have them later.
-        inside = dict(busy)
         starts: dict[Hashable, float | None] = {}
         passed: list[tuple[Waiting, float]] = []
         # In the order of service: what an earlier request will hold counts for each later one. A request over a limit
         # blocks no request that is not, so it comes behind.
         for one in sorted(waiting, key=lambda each: self.limited(each, used)):
-            room, needs, taking = self._time_of_room(one, terms), one.needs, [busy]
-            start = max(room, self._time_of_devices(one, busy, passed, now))
-            if reserved := self._within_reservation(one, now):
-                early = max(room, self._time_of_devices(reserved, inside, passed, now))
-                if early <= start and early < self._end_of_reservation(one, now):
-                    start, needs, taking = early, reserved.needs, [busy, inside]
+            own = [_find_time(need, busy, one, self.blocks, now) for need in one.needs] or [FOREVER]
+            before = (begun for other, begun in passed if self.competes(one, other, now))
+            start = max([now, self._time_of_room(one, terms), *own, *before])
             passed.append((one, start))
             starts[one.key] = None if start == FOREVER else start
             end = FOREVER if one.seconds is None else start + one.seconds
             terms.append((end, one.units, one.user))
-            for need in needs:
-                for device in self._soonest(need, taking[-1], one, now)[: need.count]:
-                    for table in taking:
-                        left = [(until, units) for until, units in table.get(device, ()) if until > start]
-                        table[device] = [*left, (end, need.units_on(device))]
+            for need in one.needs:
+                for device in self._soonest(need, busy, one, now)[: need.count]:
+                    left = [(until, units) for until, units in busy.get(device, ()) if until > start]
+                    busy[device] = [*left, (end, need.units_on(device))]
         return starts
 
     def _soonest(
@@ -624,20 +618,6 @@ class Policy(Value):
                 str(device),
             ),
         )
-
-    def _time_of_devices(
-        self,
-        one: Waiting,
-        busy: Mapping[Hashable, Sequence[tuple[float, int]]],
-        passed: Iterable[tuple[Waiting, float]],
-        now: float,
-    ) -> float:
-        """Return the time when enough devices are free, and the earlier requests for them, with starts, have started.
-
-        Infinity if the needs are unknown.
-        """
-        own = [_find_time(need, busy, one, self.blocks, now) for need in one.needs] or [FOREVER]
-        return max([now, *own, *(start for other, start in passed if self.competes(one, other, now))])
 
     def _time_of_room(self, one: Waiting, terms: Iterable[tuple[float, int, int | None]]) -> float:
         """Return the time when the limits of a request's user and group have room for it.
@@ -661,19 +641,6 @@ class Policy(Value):
             most = (self.groups[group].total or 0) * UNITS_PER_DEVICE
             found = max(found, _free_at(of_group, one.units, most))
         return found
-
-    def _within_reservation(self, one: Waiting, now: float) -> Waiting | None:
-        """Return a request for the devices alone that are reserved for its user now; None if they are too few."""
-        reserved = frozenset[Hashable]().union(*(each.devices for each in self.blocks if each.reserves(one, now)))
-        reserved -= self.barred(one, now)
-        needs = tuple(replace(need, among=need.among & reserved) for need in one.needs)
-        if not reserved or not needs or any(need.count > len(need.among) for need in needs):
-            return None
-        return replace(one, needs=needs, wants=reserved if one.wants is None else one.wants & reserved)
-
-    def _end_of_reservation(self, one: Waiting, now: float) -> float:
-        """Return the first end of the running reservations for a request's user; infinity for none."""
-        return min((each.end for each in self.blocks if each.reserves(one, now)), default=FOREVER)
 
 
 PLAIN = Policy()
