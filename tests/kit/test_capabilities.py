@@ -125,7 +125,7 @@ def test_a_device_of_no_whole_set_cannot_be_given(base, machine):
 
     assert [device.health is Health.UNHEALTHY for device in devices] == [False, False, True, True, True, True]
     mate, dead, unknown, _ = devices[2:]
-    assert mate.health_reason == f"the mask names it as pair1, as {dead.id}, which cannot be used"
+    assert mate.health_reason == f"the mask names it together with {dead.id}, which cannot be used"
     assert mate.health_remedy == f"repair {dead.id}"
     assert (dead.health_reason, dead.health_remedy) == ("it is dead", "replace it")
     assert unknown.health_reason == "its pair is unknown, so the mask cannot name it"

@@ -94,7 +94,7 @@ def _forget_vendors(test: Path) -> None:
     """
     machine = os.environ.get("ANYACCEL_MACHINE", "host")
     if machine == "host" or sys.path != PATH or PLUGINS in test.parents:
-        close_vendors(interpreter=False)
+        close_vendors()
 
 
 @pytest.fixture
@@ -186,7 +186,7 @@ def anyaccel() -> Anyaccel:
 def _run_here(arguments: Sequence[str], more: Mapping[str, str | None]) -> subprocess.CompletedProcess[str]:
     """Run a command in this process, which then knows as little of the vendors of a test as a new one."""
     if sys.path != PATH:
-        close_vendors(interpreter=False)
+        close_vendors()
     _forget_answers()
     streams = [io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2)]
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(streams[0]), redirect_stderr(streams[1]):

@@ -53,7 +53,7 @@ def careless(install):
         return find_process(next(source for source in installed()[0] if source.vendor == "careless"))
 
     yield careless
-    close(interpreter=False)
+    close()
 
 
 def reason_of(call):

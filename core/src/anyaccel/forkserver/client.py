@@ -298,11 +298,11 @@ def close_all(kind: type[ForkServer] | None = None, seconds: float = END_SECONDS
 
     Args:
         kind: Class of the servers to end; all when None.
-        seconds: How long to wait for each server; 0 not to wait.
+        seconds: How long to wait for each server; 0 not to wait, which a later call may do.
     """
     with _lock:
         ended = {key: server for key, server in _servers.items() if kind is None or type(server) is kind}
-        for key in ended:
+        for key in ended if seconds else ():
             del _servers[key]
     for server in ended.values():
         server.close(seconds)

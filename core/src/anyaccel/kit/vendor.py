@@ -264,7 +264,7 @@ class Vendor:
             if name is None:
                 card.blame(f"its {key} is unknown, so the mask cannot name it", self.log_hint)
             else:
-                reason = f"the mask names it as {name}, as {broken[name]}, which cannot be used"
+                reason = f"the mask names it together with {broken[name]}, which cannot be used"
                 card.blame(reason, f"repair {broken[name]}")
             card.attributes[self.nameless] = True
 

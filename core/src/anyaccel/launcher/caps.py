@@ -33,7 +33,7 @@ STARTUP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "startup")
 """Directory with the ``sitecustomize`` that applies the cap, for the front of ``PYTHONPATH``."""
 
 _KEY = "per_process_memory_fraction"
-_VARIABLE_NAMES = re.compile(r"PYTORCH_([A-Z]+_)?ALLOC_CONF")
+_VARIABLE_NAMES = r"PYTORCH_([A-Z]+_)?ALLOC_CONF"
 """The variable of PyTorch's settings has had several names."""
 
 
@@ -222,7 +222,7 @@ def _make_setter(backend: Any) -> Callable[[], None]:
         fraction = _parse_fraction(os.environ.get(FRACTION_VARIABLE))
         if fraction is None:  # the share was released in between
             return
-        texts = [text for name, text in os.environ.items() if _VARIABLE_NAMES.fullmatch(name)]
+        texts = [text for name, text in os.environ.items() if re.fullmatch(_VARIABLE_NAMES, name)]
         part = min([fraction, *(given for given in map(_parse_setting, texts) if given is not None)])
         for index in range(backend.device_count()):
             getattr(backend, "set_" + _KEY)(part, index)

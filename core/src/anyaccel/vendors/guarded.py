@@ -16,7 +16,7 @@ from _thread import RLock
 from _weakrefset import WeakSet
 from collections.abc import Callable, Iterable, Mapping
 
-from anyaccel.forkserver.client import ForkServer, Gone, close_all, tidy_at_exit
+from anyaccel.forkserver.client import ForkServer, Gone, tidy_at_exit
 from anyaccel.linux.fork import tidy_in_child
 from anyaccel.model import Value
 from anyaccel.vendors import IDLE_SECONDS, find_server, import_wanted
@@ -493,12 +493,11 @@ def _find_place(printed: str) -> str:
 _processes: WeakSet[GuardedProcess] = WeakSet()
 
 
-def close_processes() -> None:
-    """End all guarded processes of this process, and their fork server. The next call starts new ones."""
+def release_processes() -> None:
+    """Close the connections to all guarded processes, upon which each ends. The next call starts new ones."""
     for process in list(_processes):
         with process:
             process.release()
-    close_all(ForkServer)
 
 
 @tidy_at_exit  # without the lock, which a thread that is left behind may hold
