@@ -115,6 +115,10 @@ class Holding(Value):
     passed: float | None = None
     inner: bool = False
 
+    def delays(self, waiting: Waiting) -> bool:
+        """Return whether the lease counts for the start in turn of a request: the lease has not passed the request."""
+        return self.passed is None or self.passed < waiting.since
+
 
 class Block(Value):
     """Devices that are withheld from requests for a time: drained, or reserved for a user or a group.
@@ -541,12 +545,12 @@ class Policy(Value):
             (each.until, each.units)
             for each in held
             if each.until is not None and not each.inner and self._total_group(each.user) == group
-            if each.passed is None or each.passed < one.since
+            if each.delays(one)
         ]
         return max(one.since, _free_at(ends, one.units, (self.groups[group].total or 0) * UNITS_PER_DEVICE))
 
     def earliest_starts(
-        self, waiting: Sequence[Waiting], held: Iterable[Holding], now: float = -FOREVER
+        self, waiting: Sequence[Waiting], held: Sequence[Holding], now: float = -FOREVER
     ) -> list[float]:
         """Return the earliest start in turn of each waiting request, in the order of ``waiting``.
 
@@ -558,12 +562,11 @@ class Policy(Value):
             held: The active leases.
             now: The time, from which drains and reservations count.
         """
-        ends = _known_ends(held)
         found: list[float] = []
         for position, one in enumerate(waiting):
             # In turn: with room for this request alone, it still waits for earlier requests for a common device.
             before = [start for other, start in zip(waiting[:position], found, strict=True) if one.competes(other)]
-            found.append(max([_earliest_alone(one, ends, self.blocks, now), *before]))
+            found.append(max([_earliest_alone(one, held, self.blocks, now), *before]))
         return found
 
     def forecast(self, waiting: Iterable[Waiting], held: Sequence[Holding], now: float) -> dict[Hashable, float | None]:
@@ -686,37 +689,20 @@ def sum_usage(held: Iterable[Holding]) -> dict[int | None, int]:
     return found
 
 
-def _known_ends(held: Iterable[Holding]) -> dict[Hashable, list[tuple[float, int, float]]]:
-    """Return the leases with time limits by device: end, units, and start if the request passed earlier requests.
-
-    Minus infinity as the start of a lease that was served in turn.
-    """
-    ends: dict[Hashable, list[tuple[float, int, float]]] = {}
-    for each in held:
-        if each.until is not None:
-            passed = -FOREVER if each.passed is None else each.passed  # served in turn: before every arrival
-            ends.setdefault(each.device, []).append((each.until, each.units, passed))
-    return ends
-
-
-def _earliest_alone(
-    one: Waiting, ends: Mapping[Hashable, Sequence[tuple[float, int, float]]], blocks: Sequence[Block], now: float
-) -> float:
+def _earliest_alone(one: Waiting, held: Iterable[Holding], blocks: Sequence[Block], now: float) -> float:
     """Return the earliest start of a request without other requests, and without leases that passed the request.
 
     Not before the arrival. If several machines are needed, the start is that of the last of them.
     """
-
-    def at(needs: Iterable[Need]) -> float:
-        before = {
-            device: [(until, units) for until, units, passed in each if passed < one.since]
-            for need in needs
-            for device in need.among
-            if (each := ends.get(device))
-        }
-        return max([one.since, *(_find_time(need, before, one, blocks, now) for need in needs)])
-
-    return sorted(map(at, one.sites or [one.needs]))[one.hosts - 1]  # the last of the machines that are needed
+    before: dict[Hashable, list[tuple[float, int]]] = {}
+    for each in held:
+        if each.until is not None and each.delays(one):
+            before.setdefault(each.device, []).append((each.until, each.units))
+    starts = sorted(
+        max([one.since, *(_find_time(need, before, one, blocks, now) for need in needs)])
+        for needs in one.sites or [one.needs]
+    )
+    return starts[one.hosts - 1]  # the last of the machines that are needed
 
 
 def _find_time(
