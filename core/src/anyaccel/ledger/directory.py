@@ -16,7 +16,6 @@ import contextlib
 import errno
 import fcntl
 import os
-import re
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -42,9 +41,9 @@ OPENING = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 _PRIVATE_PLACES = 10  # another user may have made files at the first places, by mistake or intent
 _MARKING = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_NETWORK = re.compile(
-    "9p|acfs|afs|beegfs|ceph|cifs|coda|cvfs|davfs|drvfs|fhgfs|glusterfs|gpfs|ibrix|lustre|ncpfs|nfs|nfs4|orangefs|"
-    "panfs|prl_fs|pvfs2|scoutfs|smb2|smb3|smbfs|snfs|vboxsf|virtiofs|vmhgfs|wekafs"
+_NETWORK = (
+    "|9p|acfs|afs|beegfs|ceph|cifs|coda|cvfs|davfs|drvfs|fhgfs|glusterfs|gpfs|ibrix|lustre|ncpfs|nfs|nfs4|orangefs|"
+    "panfs|prl_fs|pvfs2|scoutfs|smb2|smb3|smbfs|snfs|vboxsf|virtiofs|vmhgfs|wekafs|"
 )
 _LOCAL_FUSE = ("fuseblk", "fuse.fuse-overlayfs")  # NTFS on a local disk, and the root of rootless containers
 
@@ -685,7 +684,7 @@ def refuse_network(descriptor: int, path: str) -> None:
         StateDirectoryError: When the file system is a network file system.
     """
     name = file_system(descriptor)
-    if _NETWORK.fullmatch(name) or (name.startswith("fuse") and name not in _LOCAL_FUSE):
+    if f"|{name}|" in _NETWORK or (name.startswith("fuse") and name not in _LOCAL_FUSE):
         raise StateDirectoryError(
             f"the state directory {path} is on a network file system ({name}), where locks of other "
             f"machines' processes look like ours or are not seen",

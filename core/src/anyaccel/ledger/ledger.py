@@ -16,7 +16,7 @@ from anyaccel.ledger.acquisition import Acquisition, Choose, OnWait
 from anyaccel.ledger.blocks import DeviceBlock, change_blocks, check_permission, new_block_id, read_blocks
 from anyaccel.ledger.directory import NoStateDirectoryError, StateDirectory, find
 from anyaccel.ledger.lease import Lease, Place, Want
-from anyaccel.ledger.listing import Listing, find_states, read
+from anyaccel.ledger.listing import Listing, find_states, read, sweep
 from anyaccel.ledger.lockfile import Life, clean
 from anyaccel.ledger.names import MAX_PRIORITY, LeaseName
 from anyaccel.ledger.record import LeaseRecord, TicketRecord, list_leases
@@ -484,9 +484,9 @@ class Ledger:
     def find_carriers(self, lease_id: str) -> tuple[int, ...] | None:
         """Return the visible processes that keep a lease whose holder has ended; None if the lease has ended.
 
-        The processes carry the mark of the lease; sorted. Empty while the holder lives, for a lease on behalf of other
-        processes, and if only hidden processes, or only copies of the descriptors, keep the lease. An unknown identity
-        counts as ended.
+        The files of an ended lease are removed, as far as this process may. The processes carry the mark of the lease;
+        sorted. Empty while the holder lives, for a lease on behalf of other processes, and if only hidden processes, or
+        only copies of the descriptors, keep the lease. An unknown identity counts as ended.
 
         Raises:
             LedgerError: When the ledger cannot be read.
@@ -494,7 +494,10 @@ class Ledger:
 
         def inspect(directory: int, listing: Listing) -> Iterable[tuple[int, ...]]:
             found = find_states(directory, listing.find_lease(lease_id))
-            return (state.carriers for state in found.values() if state.life is not Life.OVER)
+            active = [state.carriers for state in found.values() if state.life is not Life.OVER]
+            if not active:
+                sweep(directory, found)
+            return active
 
         found = self._read(inspect)
         return tuple(sorted({pid for pids in found for pid in pids})) if found else None
