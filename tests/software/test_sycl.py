@@ -1,5 +1,4 @@
-"""Intel's SYCL runtime reads ONEAPI_DEVICE_SELECTOR as the plug-in does, on OpenCL devices that are CPUs: Intel's, and those of PoCL.
-"""
+"""Intel's SYCL runtime reads ONEAPI_DEVICE_SELECTOR as the plug-in does, on CPUs as devices of Intel's OpenCL and PoCL."""
 
 from __future__ import annotations
 
