@@ -1,4 +1,4 @@
-"""Intel's SYCL runtime reads ONEAPI_DEVICE_SELECTOR as the plug-in does, on CPUs as devices of Intel's OpenCL and PoCL."""
+"""Intel's SYCL runtime reads ONEAPI_DEVICE_SELECTOR as the plug-in does, with CPUs as its OpenCL devices."""
 
 from __future__ import annotations
 
