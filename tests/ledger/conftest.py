@@ -38,7 +38,7 @@ def nest():
 
 @pytest.fixture
 def state():
-    """A state directory, in which the test of the lock was made before (it has tests of its own).
+    """A state directory, in which lost leases were looked for before (that has tests of its own).
 
     Other users get to where it is: each run of pytest closes what all runs have in common to them.
     """
@@ -86,5 +86,5 @@ def in_line(ledger):
 
 @pytest.fixture
 def files(state):
-    """Names in the state directory, but for the mark of the lock's test."""
+    """Names in the state directory, but for the marker of the search for lost leases."""
     return lambda: sorted(name for name in os.listdir(state) if not name.startswith("checked."))

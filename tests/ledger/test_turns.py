@@ -118,10 +118,10 @@ def test_bodies_that_say_nonsense_decide_nothing(ledger, in_line, state):
     holder = ledger.acquire(want(2), some(2), wait=0)
     with waiting(ledger, in_line, 1, want(2), 2):
         (name,) = (each for each in os.listdir(state) if each.startswith("t1."))
-        for body in (b"", b"[]", b"{", b'{"since": "x", "seconds": -1, "needs": [[1], [0, 1, null], 5]}', b"\xff"):
+        for body in (b"", b"[]", b"{", b'{"since": "x", "seconds": -1, "needs": [[1], [0, 1, null, []], 5]}', b"\xff"):
             facts = tickets._read_waiting(tickets.parse_ticket(name), 5, body)
             assert (facts.seconds, facts.needs) == (None, ())
-        assert json.loads((state / name).read_bytes())["needs"] == [[2, WHOLE, None]]
+        assert json.loads((state / name).read_bytes())["needs"] == [[2, WHOLE, None, []]]
         holder.release()
 
 

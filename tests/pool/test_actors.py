@@ -275,6 +275,22 @@ class Crowd:
         return len(text)
 
 
+class Sizes(Counter):
+    def size(self, data):
+        return len(data)
+
+
+def test_large_arguments_of_queued_methods_take_few_descriptors(pool, tmp_path):
+    actor = pool().actor(Sizes)
+    actor.ready.result()
+    before = len(os.listdir("/proc/self/fd"))
+    actor.wait_for(tmp_path / "go")
+    sizes = [actor.size(bytes(70_000)) for _ in range(300)]
+    assert len(os.listdir("/proc/self/fd")) - before < 150
+    (tmp_path / "go").touch()
+    assert {each.result(PATIENCE) for each in sizes} == {70_000}
+
+
 class Together:
     def __init__(self):
         self.waiting = 0

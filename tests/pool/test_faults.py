@@ -15,6 +15,7 @@ import pytest
 from anyaccel.ledger import Ledger
 from anyaccel.linux import find_tree, process
 from anyaccel.pool import spawning
+from anyaccel.pool.reactor import reactor
 from holders import copied, found_by, mark_of
 from processes import gone, left_of
 from waiting import PATIENCE, until
@@ -593,3 +594,27 @@ def test_a_process_that_ignores_sigkill_keeps_its_device(pool, monkeypatch):
     member.stop(0)
     assert waiting.result() == 4
     assert one.quarantined == ()
+
+
+def test_an_idle_process_that_ignores_sigkill_gets_no_call(pool):
+    """As one whose fork server has died."""
+    one = pool(max_workers=2)
+    stuck = one.submit(os.getpid).result()
+    (member,) = one._core.members
+    until(lambda: not member.running, "the answer")
+    done = threading.Event()
+    reactor().call_soon(lambda: (member.on_stuck("process 7 did not end"), done.set()))
+    assert done.wait(PATIENCE)
+    assert one.submit(os.getpid).result(PATIENCE) != stuck
+    member.stop(0)
+
+
+def test_a_callback_that_exits_costs_no_device(pool):
+    """The callback runs in the thread that has more to do at the end of a worker."""
+    one = pool("A1:1", machine="sim:A1:1")
+    for how in (signal.SIGKILL, "exit"):
+        future = one.submit(end, how)
+        future.add_done_callback(lambda _: sys.exit(3))
+        with pytest.raises(aa.BrokenWorkerError):
+            future.result(PATIENCE)
+    assert one.submit(pow, 2, 2).result(PATIENCE) == 4

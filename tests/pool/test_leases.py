@@ -15,9 +15,18 @@ from anyaccel.ledger import Ledger
 from anyaccel.pool import devices
 from anyaccel.pool.dispatcher import broker_of
 from two_plugins import plugin
-from waiting import until
+from waiting import PATIENCE, until
 
 MACHINE = "sim:A1:2"
+
+
+RULE = """
+
+
+@hookimpl
+def anyaccel_validate(request, devices):
+    return None
+"""
 
 
 @pytest.fixture(params=[False, True], ids=["of this process", "of the machine"])
@@ -398,6 +407,25 @@ def test_a_call_that_ends_by_itself_leaves_nothing_to_wait_for(pool, lingering):
     say(used=8 << 30)
     assert [one.submit(pow, 2, 2).result() for _ in range(2)] == [4, 4]
     assert one.quarantined == ()
+
+
+@pytest.mark.parametrize("instead", ["", ",else=cpu"])
+def test_a_call_does_not_wait_for_devices_whose_plug_in_has_gone(install, tmp_path, monkeypatch, instead):
+    install("acme", plugin("acme", 'id="a"', 'id="b"') + RULE)
+    with aa.Pool("acme:1") as one:
+        first = one.submit(wait_for, tmp_path / "go")
+        until(first.running, "the first")
+        waiting = one.options(needs=f"acme:2{instead}").submit(pow, 2, 2)
+        until(lambda: waiting.why() and not waiting.why().fits_now, "the request")
+        monkeypatch.setenv("ANYACCEL_PLUGINS", "none")
+        monkeypatch.syspath_prepend(str(tmp_path))  # the plug-ins are looked up anew
+        (tmp_path / "go").touch()
+        if instead:
+            assert waiting.result(PATIENCE) == 4
+            assert waiting.allocation.devices == ()
+        else:
+            with pytest.raises(aa.NeverFitsError, match="no plug-in of that name is installed"):
+                waiting.result(PATIENCE)
 
 
 def test_the_leases_of_a_machine_are_one_for_all_pools(acme):

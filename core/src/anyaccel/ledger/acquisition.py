@@ -71,12 +71,9 @@ line, and after each change. There are no leases if only a limit of the user is 
 IMPATIENT_SECONDS = 0.010
 """Seconds to wait before a ticket is made: for shorter waits the ticket costs more than the wait."""
 
-_RUNNING = ("R", "S")
-"""States of a process that makes progress, as in ``/proc/PID/stat``."""
 _VANISHED = 50  # times that the directory may be deleted during one acquisition
 _CONFLICTS = 3  # lost races in a row, after which the request enters the line instead of racing on
 _CONFLICTS_AT_LAST = 100  # at the deadline there is no later attempt, so the race is worth more
-_LOCK_SECONDS = 0.2
 _LOCK_SECONDS_AT_LAST = 1.0
 _SWEPT = 4  # leftover files that one look removes: no request pays for all of them
 _LAST = 1 << 62  # number of a request without ticket: behind every ticket
@@ -131,10 +128,8 @@ class Acquisition:
         self._asked, self._priority, self._note, self._choose = want, priority, note, choose
         self._kept_place = kept
         self._since = process.boot_seconds()
-        self._policy: Policy  # set by _go_by()
-        self._go_by(policy or current_policy(state))
-        if policy is None:
-            self._check_limits()
+        self._policy: Policy  # set by _adopt_policy()
+        self._adopt_policy(policy or current_policy(state), check=policy is None)
         self.on_wait = on_wait
         self.limits: tuple[OverLimit, ...] = ()
         self._began = time.monotonic()
@@ -148,11 +143,8 @@ class Acquisition:
         self._passes = False
         self._watch: FileEvents | None = None
         self._leaving: list[int] = []
-        self._look_soon = self._refused = False
-        self._busy_since: float | None = None
-        self._busy_turn: tuple[int | None, int] = (None, 0)
+        self._look_soon = False
         self._over: set[str] = set()
-        self._carriers: dict[str, int] = {}
         self._vanished = 0
         self._contradicted: dict[str, str] = {}
         self._conflicts = 0
@@ -215,7 +207,7 @@ class Acquisition:
 
         Raises:
             LedgerError: When the ledger cannot be used.
-            LedgerBusyError: When another process keeps the directory locked, also if time is up in the last try.
+            LedgerBusyError: When one process keeps the directory locked until the deadline, or for ``BUSY_SECONDS``.
             DevicesBusyError: When time is up, after a last try.
             LeaseCancelledError: When our ticket was cancelled.
             LimitError: When a changed policy puts the request over a limit of this user.
@@ -231,17 +223,18 @@ class Acquisition:
         try:
             if again:
                 self._forget_leaving()
-                self._follow_rules()
+                if (policy := current_policy(self._state)) is not self._policy:
+                    self._adopt_policy(policy)
             self._contradicted.clear()
             self._over.clear()  # a name may return: leases of a deleted directory are made again under their old names
-            lease = self._try_repeatedly(directory)
+            lease = self._try(directory)
             if lease is None and self._late:
                 gone = self._state.replaced(directory)  # then leases in this directory prove nothing
                 self._vanished += gone
                 if not gone or self._vanished > _VANISHED:
                     raise self._sorry(directory)
             elif lease is None and self._enter_line(directory):
-                lease = self._try_repeatedly(directory)
+                lease = self._try(directory)
         except OSError as error:
             if error is self._callers:
                 raise
@@ -327,8 +320,8 @@ class Acquisition:
         else:
             self._withdraw()
 
-    def _try_repeatedly(self, directory: int) -> Lease | None:
-        """Try until there is a reason to wait, or several publications fail, mostly because a rival was faster.
+    def _try(self, directory: int) -> Lease | None:
+        """Choose and publish until there is a reason to wait, or several publications fail, mostly because of rivals.
 
         Several are three, or a hundred in the last try at the deadline. A chosen device whose own lock is held counts
         as taken for the rest of the attempt, and that publication is not counted.
@@ -336,36 +329,45 @@ class Acquisition:
         Returns:
             The lease; None if the request has to wait. If several publications failed, ``_conflicts`` goes up by 1.
         """
-        for _ in range(_CONFLICTS if not self._late else _CONFLICTS_AT_LAST):
-            contradicted = -1
-            while contradicted < len(self._contradicted):  # a device whose own lock is held is not a conflict
-                contradicted = len(self._contradicted)
-                lease, conflict = self._try(directory)
-                if lease is not None or not conflict:
-                    return lease
+        conflicts = 0
+        while conflicts < (_CONFLICTS_AT_LAST if self._late else _CONFLICTS):
+            contradicted = len(self._contradicted)
+            listing = listings.read(directory)
+            if (choice := self._find_choice(directory, listing)) is None:
+                return None
+            if (lease := self._publish(directory, choice, listing.summary.marks)) is not None:
+                return lease
+            conflicts += len(self._contradicted) == contradicted  # a device whose own lock is held is not a conflict
         self._conflicts += 1
         return None
 
-    def _try(self, directory: int) -> tuple[Lease | None, bool]:
-        """Look, choose and publish once; also update the position and ``_limited``; without a ticket, sweep debris.
+    def _find_choice(self, directory: int, listing: Listing) -> dict[str, Extent] | None:
+        """Choose what to hold if no request ahead and no limit is in the way; update the position and ``_limited``.
 
-        That sweep looks at four hidden files at most; if no choice fits, :meth:`_select` sweeps all. The devices that
-        are reserved for this user are tried first, as a request for them alone, then all, of which as few others as
-        possible.
+        Devices that are reserved for this user are tried first, as a request for them alone; then all, of which as few
+        others as possible. Without a ticket, four hidden files at most are looked at, and removed if they are debris.
 
         Returns:
-            The lease, unpublished if the request runs on the CPU, or None. Without a lease, the second value is whether
-            to retry at once: a publication failed for another reason than a locked directory.
+            The choice, empty if the request runs on the CPU; None if the request has to wait. Then ``_limited`` says
+            whether only limits of the user, or of the group, are in the way.
         """
-        listing = listings.read(directory)
         if listing.hidden and not self._ticket:  # requests in line leave this work to the next newcomer
             listings.sweep(directory, listings.find_debris(directory, listing.hidden[:_SWEPT]))
-        for only in (rounds := self._rounds()):
-            self._only = only
-            lease, conflict = self._try_round(directory, listing, prefer=None if only else rounds[0])
-            if lease is not None or conflict:
-                return lease, conflict
-        return None, False
+        rounds = self._rounds()
+        for only in rounds:
+            self._only, self._limited = only, False
+            self.update_position(directory, listing)
+            choice = None if self.before else self._select(directory, listing)
+            if choice is None:
+                continue
+            if only is None and rounds[0]:
+                choice = self._spare_others(listing, choice, rounds[0])
+            if self.over_limits(directory, listing, self._over):
+                self._count_out(directory, listing.leases)
+                self._limited = bool(self.over_limits(directory, listing, self._over))
+            if not self._limited:
+                return choice
+        return None
 
     def _rounds(self) -> tuple[frozenset[str] | None, ...]:
         """Return the devices for each round of an attempt: devices reserved for this user, if any; then None for all.
@@ -377,42 +379,14 @@ class Acquisition:
         reserved = self._want.candidates & find_reserved(self._state, self.facts)
         return (reserved, None) if reserved else (None,)
 
-    def _try_round(
-        self, directory: int, listing: Listing, *, prefer: frozenset[str] | None
-    ) -> tuple[Lease | None, bool]:
-        """Update the position, choose, and publish once among the devices of this round; see :meth:`_try`.
-
-        Nothing is chosen behind a request that must be waited for. ``_limited`` becomes True if limits of the user or
-        the group stop the request although the devices are free, else False. Devices outside of ``prefer`` are chosen
-        only as far as the request needs them; None for no preference.
-        """
-        self._limited = False
-        self.update_position(directory, listing)
-        if self.before:
-            return None, False
-        choice = self._select(directory, listing)
-        if choice is None:
-            return None, False
-        if prefer:
-            choice = self._spare_others(listing, choice, prefer)
-        if self.over_limits(directory, listing, self._over):
-            self._count_out(directory, listing.leases)
-            if self.over_limits(directory, listing, self._over):
-                self._limited = True
-                return None, False
-        if not choice:  # a request that runs on the CPU
-            return Lease(self._state, new_nonce(), {}, {}, self._device_locks), False
-        lease = self._publish(directory, choice, listing.summary.marks)
-        return lease, self._busy_since is None
-
     def _select(self, directory: int, listing: Listing) -> dict[str, Extent] | None:
         """Let the caller choose by the names of leases, and check only the locks on which the choice depends.
 
         A command that kept its lease until its end has left the lease's file behind. Leases of ended processes
         therefore first count as ended: the check may have to look at every process, which takes milliseconds. If the
         choice has one of their devices, or no choice fits, these leases are checked and ``choose`` is called again. If
-        still no choice fits, all other leases are checked and debris is swept; ``choose`` is called again only if
-        another lease has ended. The checks record ended leases in ``_over``, until the next attempt.
+        still no choice fits, all other leases are checked; ``choose`` is called again only if another lease has ended.
+        The checks record ended leases in ``_over``, until the next attempt.
 
         Returns:
             The choice; None if the free devices do not suffice.
@@ -428,7 +402,6 @@ class Acquisition:
             return choice
         before = len(self._over)
         self._count_out(directory, [lease for lease in named.leases if lease.name not in left])
-        listings.sweep(directory, listings.find_debris(directory, listing.hidden))
         return self._ask(listing, self._over) if len(self._over) > before else None
 
     def _spare_others(self, listing: Listing, choice: dict[str, Extent], prefer: frozenset[str]) -> dict[str, Extent]:
@@ -468,20 +441,13 @@ class Acquisition:
         """Test leases, add the ended ones to ``_over``, and watch processes that keep suitable devices afterwards.
 
         Running leases may be given, too; a lease in ``_over`` is not tested again. The watched process is the holder
-        itself until the exit is complete, or a carrier of the mark, which is remembered: while the carrier lives, the
-        lease is not tested again. A lease on behalf of other processes makes the next pause short. Running holders are
-        not watched here.
+        itself until the exit is complete, or a carrier of the mark. A lease on behalf of other processes makes the next
+        pause short. Running holders are not watched here.
 
         Raises:
             OSError: When the lock of a lease cannot be tested, as for want of descriptors.
         """
-        asked = {}
-        for lease in leases:
-            carrier = self._carriers.get(lease.name)
-            if carrier and marks.carries(carrier, lease.mark):  # known from the last search, which takes milliseconds
-                self._follow(lease, carrier)
-            elif lease.name not in self._over:
-                asked[lease.name] = lease
+        asked = {lease.name: lease for lease in leases if lease.name not in self._over}
         for name, state in listings.find_states(directory, asked.values()).items():
             if state.life is Life.OVER:
                 self._over.add(name)
@@ -490,7 +456,6 @@ class Acquisition:
             elif state.life is Life.ON_BEHALF:
                 self._look_soon = True  # no event tells the end of a tenure
             elif state.carriers:
-                self._carriers[name] = state.carriers[0]
                 self._follow(asked[name], state.carriers[0])
 
     def _follow(self, lease: LeaseName, pid: int) -> None:
@@ -544,16 +509,17 @@ class Acquisition:
             marked: The marks of the leases that were listed before the choice.
 
         Returns:
-            The lease, also kept for :meth:`undo`. None, with the files withdrawn, if the request is not next, over a
-            limit, or an extent not free any more, if the state directory stays locked or was replaced, if an unfinished
-            file is lost, if a new lease has the same mark, or if a device's own lock is held: see ``_contradicted``.
+            The lease, also kept for :meth:`undo` unless it is empty. None, with the files withdrawn, if it cannot be
+            published any more, or if an unfinished file is lost: see :meth:`_still_free`.
 
         Raises:
-            LedgerBusyError: When the wait for the lock of the directory has expired.
+            LedgerBusyError: When one owner keeps the directory locked; see :meth:`_lock`.
             OSError: When a file cannot be made or renamed, or no descriptor is left for a device's own lock.
             Exception: As the caller's ``mark`` or ``tenure`` of the request raises.
         """
         nonce = new_nonce()
+        if not choice:  # a request that runs on the CPU
+            return Lease(self._state, nonce, {}, {}, self._device_locks)
         done = False
         try:
             want = self._want
@@ -561,21 +527,16 @@ class Acquisition:
             if want.device_locks:
                 self._device_locks.open(choice, want.device_locks)
                 locks = tuple(each.path for device in choice for each in want.device_locks.get(device, ()))
-            body = self._write_body(locks)
+            body = record.lease_body(want.request, self._note, confined=want.confined, locks=locks)
+            if want.tenure is not None:
+                body = with_entry(body, ENTRY, want.tenure().encode())
             mark = want.mark(marked) if want.mark else ()  # before the lock, since drawing a mark may scan processes
             for device in choice:
                 file = self._files[device] = LockedFile(self._state.path)
                 file.make(directory, body)
-            if not self._lock(directory):
-                return None
+            self._lock(directory)
             try:
-                listing = listings.read(directory)
-                if not self._still_free(directory, listing, choice):
-                    return None
-                if mark and mark in listing.summary.marks and mark not in marked:
-                    return None  # another lease has drawn the same mark meanwhile
-                if contradiction := self._device_locks.lock():
-                    self._contradicted[contradiction[0]] = describe_lock(*contradiction)
+                if not self._still_free(directory, choice, None if mark in marked else mark):
                     return None
                 period = ENDLESS if want.seconds is None else _period(want.seconds, passes=self._passes)
                 for device, file in self._files.items():
@@ -591,16 +552,6 @@ class Acquisition:
         self._lease = Lease(self._state, nonce, choice, self._files, self._device_locks, mark=mark, period=period)
         return self._lease
 
-    def _write_body(self, locks: tuple[str, ...]) -> bytes:
-        """Return the body of the lease's files, with a tenure that begins now if the request has one.
-
-        For the facts in the body, see :func:`anyaccel.ledger.record.write_body`; ``locks`` are the paths of the
-        devices' own locks.
-        """
-        want = self._want
-        body = record.lease_body(want.request, self._note, confined=want.confined, locks=locks)
-        return body if want.tenure is None else with_entry(body, ENTRY, want.tenure().encode())
-
     def _withdraw(self) -> None:
         """Remove and unlock the files of an unpublished lease; unlock and close the devices' own locks.
 
@@ -613,12 +564,21 @@ class Acquisition:
             self._files[device].discard()
             del self._files[device]
 
-    def _still_free(self, directory: int, listing: Listing, choice: dict[str, Extent]) -> bool:
-        """Return whether a choice can be published: same directory, no limit or ticket in the way, extents free.
+    def _still_free(self, directory: int, choice: dict[str, Extent], drawn: marks.Mark | None) -> bool:
+        """Return whether a choice can be published; then the devices' own locks are held.
+
+        It can if the directory is the same, no limit or ticket is in the way, the extents are free, no other lease has
+        drawn the same mark, and no process has locked a device itself: see ``_contradicted``.
 
         The caller has locked the directory. Drains and reservations are read again. Unless directory, ticket or limit
         is in the way, the files of tickets and of leases of this version that were found to have ended are removed.
+
+        Args:
+            directory: Descriptor of the state directory.
+            choice: The chosen extents.
+            drawn: The mark that no lease had when it was drawn; None if a lease had it then, as for marks inside of it.
         """
+        listing = listings.read(directory)
         # Again, with the directory locked, so that no drain or reservation comes in between.
         self._policy = with_blocks(self._policy, self._state)
         if self._state.replaced(directory) or not self._in_front(directory, listing):
@@ -628,33 +588,21 @@ class Acquisition:
         if self._ended or self._over:
             dead = [lease.name for lease in listing.leases if lease.name in self._over and lease.understood]
             listings.sweep(directory, (*self._ended, *dead))
-        return listings.fits(choice, self._taken(listing, self._over))
+        if (drawn and drawn in listing.summary.marks) or not listings.fits(choice, self._taken(listing, self._over)):
+            return False
+        if contradiction := self._device_locks.lock():
+            self._contradicted[contradiction[0]] = describe_lock(*contradiction)
+            return False
+        return True
 
-    def _lock(self, directory: int) -> bool:
-        """Lock the directory; return False, and have the next pause short, if the lock is not free within a moment.
-
-        A moment is 0.2 s, and 1 s in the last try at the deadline.
+    def _lock(self, directory: int) -> None:
+        """Lock the directory; wait until the deadline, at least 1 s, and at most ``BUSY_SECONDS`` for one owner.
 
         Raises:
-            LedgerBusyError: In place of False, in the last try at the deadline, or if the lock has not changed hands
-                for ``BUSY_SECONDS``.
+            LedgerBusyError: When one owner keeps the directory locked for that long.
         """
-        locked = self._state.lock(directory, _LOCK_SECONDS_AT_LAST if self._late else _LOCK_SECONDS)
-        self._refused = not locked
-        if locked:
-            self._busy_since = None
-            return True
-        now, owner = time.monotonic(), self._state.owner(directory)
-        # Many processes or threads that take turns are no reason to give up: the lock changes hands, and with it the
-        # directory's modification time. The owner may be unknown, since a lock that changes hands while the kernel's
-        # list of locks is read can be missing there.
-        taken = owner is None or process.state(owner) in _RUNNING
-        turn = (owner, os.fstat(directory).st_mtime_ns if taken else 0)
-        if self._busy_since is None or turn != self._busy_turn:
-            self._busy_since, self._busy_turn = now, turn
-        if self._late or now - self._busy_since >= BUSY_SECONDS:
-            raise self._state.busy(owner, max(_LOCK_SECONDS_AT_LAST, now - self._busy_since))
-        return False
+        left = BUSY_SECONDS if self._deadline is None else self._deadline - time.monotonic()
+        self._state.lock(directory, min(BUSY_SECONDS, max(_LOCK_SECONDS_AT_LAST, left)))
 
     def _holders(self, directory: int) -> tuple[LeaseRecord, ...]:
         """Return a record for each reason why suitable devices are not free; a device may have several records.
@@ -704,44 +652,29 @@ class Acquisition:
 
     # The machine's queue policy
 
-    def _go_by(self, policy: Policy) -> None:
-        """Adopt a queue policy without checking limits, and drop the cached :attr:`facts`.
+    def _adopt_policy(self, policy: Policy, *, check: bool = True) -> None:
+        """Adopt a queue policy: a request without a time limit gets the longest that the policy allows this user.
 
-        A request without a time limit gets the longest that the policy allows this user.
+        Args:
+            policy: The policy.
+            check: Whether to check the request against the limits that hold whatever leases are released, also by
+                members of a group.
+
+        Raises:
+            LimitError: When the request is over such a limit.
         """
         self._policy = policy
         longest = policy.limits_of(own_user()).seconds if not policy.plain else None
         given = self._asked.seconds
         self._want = self._asked if longest is None or given is not None else replace(self._asked, seconds=longest)
         vars(self).pop("facts", None)
-
-    def _follow_rules(self) -> None:
-        """Adopt the queue policy of the machine, if it may have changed, and check the request against its limits.
-
-        Raises:
-            LimitError: When the request is now over a limit of this user.
-            ConfigurationError: When the configuration cannot be trusted or understood.
-        """
-        policy = current_policy(self._state)
-        if policy is not self._policy:
-            self._go_by(policy)
-            self._check_limits()
-
-    def _check_limits(self) -> None:
-        """Check the request against the limits that hold whatever leases are released, also by members of a group.
-
-        Raises:
-            LimitError: When the request is over such a limit.
-        """
-        if self._policy.plain:
-            return
-        limits = [each for each in self._policy.over_limits(self.facts, {}) if each.lasting]
-        if limits:
-            reasons = tuple(each.message() for each in limits)
+        limits = policy.over_limits(self.facts, {}) if check and not policy.plain else ()
+        if lasting := [each for each in limits if each.lasting]:
+            reasons = tuple(each.message() for each in lasting)
             raise LimitError(
                 f"{self._want.request or 'what was asked for'} can never fit: {'; '.join(reasons)}.",
                 reasons=reasons,
-                hint="\n".join(each.remedy for each in limits),
+                hint="\n".join(each.remedy for each in lasting),
             )
 
     @cached_property
@@ -817,7 +750,7 @@ class Acquisition:
         if not listing.tickets:
             return []
         policy = with_past(self._policy)  # only here, since few requests meet others that wait
-        plain = policy.plain
+        plain = policy.plain  # then leases do not matter
         held = () if plain else list_holdings(directory, listing)
         own = self._own
         now = process.boot_seconds()
@@ -914,15 +847,14 @@ class Acquisition:
     def _make_ticket(self, directory: int) -> None:
         """Publish a ticket with the number of the kept position, else at the end of the line.
 
-        A kept position records the number. No ticket is made if the directory is not free within a
-        moment or was replaced, or if the unfinished file is lost; the next look comes soon then.
+        A kept position records the number. No ticket is made if the directory was replaced, or if the unfinished file
+        is lost; the next look comes soon then.
 
         Raises:
-            LedgerBusyError: When one owner has kept the directory locked for ``BUSY_SECONDS``.
+            LedgerBusyError: When one owner keeps the directory locked; see :meth:`_lock`.
             OSError: When the ticket cannot be made.
         """
-        if not self._lock(directory):
-            return
+        self._lock(directory)
         ticket = self._ticket = TicketFile(self._state)
         kept = self._kept_place
         try:
@@ -1023,7 +955,7 @@ class Acquisition:
         """Return the seconds after which to look again without an event.
 
         Without a ticket: at random 0.2 to 1 ms, or ``IMPATIENT_SECONDS`` behind an earlier request. With a ticket: 1 ms
-        after a refused lock, and once after a hint that a lease may end, which the call resets. Else with a watch
+        once after a hint that a lease may end, which the call resets. Else with a watch
         0.05 s for each request ahead, at least 0.25 s; without a watch 0.012 s for each, at least 0.02 s. The pause
         ends at the deadline.
         """
@@ -1031,7 +963,7 @@ class Acquisition:
             import random
 
             pause = random.uniform(0.0002, 0.001) if self.before is None else IMPATIENT_SECONDS  # noqa: S311
-        elif self._refused or self._look_soon:
+        elif self._look_soon:
             pause, self._look_soon = _SECOND_LOOK, False
         elif self._watch is None or not self._watch.path:
             pause = max(_WITHOUT_WATCH, _WITHOUT_WATCH_PER_PLACE * self.place)

@@ -41,7 +41,7 @@ OPENING = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 """Flags to open a state directory."""
 
 _PRIVATE_PLACES = 10  # another user may have made files at the first places, by mistake or intent
-_MAKING = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_MARKING = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _NETWORK = re.compile(
     "9p|acfs|afs|beegfs|ceph|cifs|coda|cvfs|davfs|drvfs|fhgfs|glusterfs|gpfs|ibrix|lustre|ncpfs|nfs|nfs4|orangefs|"
     "panfs|prl_fs|pvfs2|scoutfs|smb2|smb3|smbfs|snfs|vboxsf|virtiofs|vmhgfs|wekafs"
@@ -52,13 +52,15 @@ BUSY_SECONDS = 10.0
 """Seconds that other processes may hold the lock before an error; a publication holds it for microseconds."""
 
 _BRING_OVER_SECONDS = 1.0  # a stopped process may keep a user's own directory locked: root goes on without it
+_RUNNING = ("R", "S")
+"""States of a process that makes progress, as in ``/proc/PID/stat``."""
 _SPINS = 32  # yields before the first sleep: a publication takes less time than a sleep
 _FIRST_PAUSE = 0.0001
 _LONGEST_PAUSE = 0.005
 
 _open: set[int] = set()
-_known: dict[tuple[int, int], bool] = {}
-"""Directories opened by this process, by device number and inode; True if the file system is local."""
+_local: set[tuple[int, int]] = set()
+"""Directories on local file systems, by device number and inode: looking takes longer than a lease."""
 
 
 @tidy_in_child
@@ -123,10 +125,10 @@ class StateDirectory:
     def open(self, *, make: bool = False) -> int:
         """Open the directory; pass the descriptor to :meth:`close`.
 
-        A directory that is new to this object, has a new owner or mode, or lacks the marker of a test, is checked:
-        owner, mode, file system. Without the marker its locks are tested, too, missing files of active leases are made
-        again, and the marker is written; these steps are left out where this user can make no file. A made directory
-        for all users takes over users' own. Each check updates :attr:`path` and :attr:`shared`.
+        A directory that is new to this object, has a new owner or mode, or lacks the marker of a recovery, is checked:
+        owner, mode, file system. Without the marker, missing files of active leases are also made again, and the marker
+        is written, unless this user cannot write to the directory. A made directory for all users takes over users'
+        own. Each check updates :attr:`path` and :attr:`shared`.
 
         Args:
             make: Whether to make a missing directory: only to take devices.
@@ -146,11 +148,10 @@ class StateDirectory:
             found = os.fstat(descriptor)
             seen = (place.path, found.st_dev, found.st_ino, found.st_uid, found.st_mode)
             # A directory that was emptied, or remade with the inode of the deleted one, lacks the marker file.
-            if seen != self._seen or not tested(descriptor, self._user):
+            if seen != self._seen or not is_marked(descriptor, self._user):
                 self._user = os.geteuid()
-                _known.setdefault((found.st_dev, found.st_ino), False)
                 self._verify(descriptor, found, place.path)
-                self._seen, self._noted = seen, tested(descriptor, self._user)
+                self._seen, self._noted = seen, is_marked(descriptor, self._user)
                 self.path = place.path
                 if found.st_uid == os.geteuid():
                     self._modes[place.path] = stat.S_IMODE(found.st_mode)  # to remake a deleted directory alike
@@ -196,8 +197,7 @@ class StateDirectory:
             LedgerError: When the directory cannot be used, or a system call fails in the context.
         """
         with self.opened(make=make) as directory:
-            if not self.lock(directory, BUSY_SECONDS):
-                raise self.busy(self.owner(directory))
+            self.lock(directory)
             try:
                 yield directory
             finally:
@@ -291,33 +291,42 @@ class StateDirectory:
         with contextlib.suppress(OSError):  # the kernel closes it even where it reports an error
             os.close(descriptor)
 
-    def lock(self, descriptor: int, seconds: float) -> bool:
-        """Lock the directory as soon as no other process or thread has the lock; return False after ``seconds``.
+    def lock(self, descriptor: int, seconds: float = BUSY_SECONDS, subject: str = "") -> None:
+        """Lock the directory, or another open file, as soon as no other process or thread has the lock.
 
-        The wait yields the processor a few times, also with ``seconds`` 0, then polls with random pauses, which grow to
-        5 ms.
+        The wait yields the processor a few times, then polls with random pauses, which grow to 5 ms. The seconds count
+        anew as long as the lock changes hands: many processes that take turns are no error.
+
+        Args:
+            descriptor: The open directory or file.
+            seconds: Seconds for which one owner may keep the lock before an error.
+            subject: What is locked, for the error; the state directory when empty.
 
         Raises:
+            LedgerBusyError: When one owner keeps the lock for that long.
             OSError: When the file system refuses the lock for another reason.
         """
-        deadline = time.monotonic() + seconds
         spins, pause = 0, _FIRST_PAUSE
+        turn: object = None
+        deadline = 0.0
         while True:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 spins += 1
             else:
-                return True
+                return
             if spins < _SPINS:
                 os.sched_yield()
-            elif time.monotonic() < deadline:
-                import random  # late: loading it takes longer than the lock, which is mostly free
+                continue
+            if (now := time.monotonic()) >= deadline:
+                former, turn, deadline = turn, _lock_turn(descriptor), now + seconds
+                if turn == former:
+                    raise self._busy(lock_owner(os.fstat(descriptor)), seconds, subject)
+            import random  # late: loading it takes longer than the lock, which is mostly free
 
-                time.sleep(random.uniform(pause / 2, pause))  # noqa: S311 -- random, so that rivals do not poll in lockstep
-                pause = min(_LONGEST_PAUSE, pause * 1.5)  # leave the processor to the owner of the lock
-            else:
-                return False
+            time.sleep(random.uniform(pause / 2, pause))  # noqa: S311 -- random, so that rivals do not poll in lockstep
+            pause = min(_LONGEST_PAUSE, pause * 1.5)  # leave the processor to the owner of the lock
 
     def unlock(self, descriptor: int) -> None:
         """Unlock the directory explicitly, ignoring errors.
@@ -330,13 +339,13 @@ class StateDirectory:
     def replaced(self, descriptor: int) -> bool:
         """Return whether the directory was deleted or emptied since it was opened, or is not the active one any more.
 
-        Emptied means that the marker of its test is gone; without a marker at the check, this goes unnoticed.
+        Emptied means that the marker of a recovery is gone; without a marker at the check, this goes unnoticed.
 
         A publisher calls this with the directory locked, and a migration locks the directory, too: so no lease is left
         behind. An OSError passes.
         """
         found = os.fstat(descriptor)
-        if found.st_nlink == 0 or (self._noted and not tested(descriptor, self._user)):
+        if found.st_nlink == 0 or (self._noted and not is_marked(descriptor, self._user)):
             return True
         for place in self._places:
             with contextlib.suppress(OSError):
@@ -370,24 +379,20 @@ class StateDirectory:
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 remove(place.path, name)
 
-    def owner(self, descriptor: int) -> int | None:
-        """Return the id of the process that locked the directory; None without a lock, or when it cannot be seen."""
-        return lock_owner(os.fstat(descriptor))
-
-    def busy(self, pid: int | None, seconds: float = BUSY_SECONDS) -> LedgerBusyError:
-        """Make the error that names the process which has had the directory locked for too long.
+    def _busy(self, pid: int | None, seconds: float, subject: str) -> LedgerBusyError:
+        """Make the error that names the process which has had the directory, or the subject, locked for too long.
 
         Args:
             pid: The process; None if it cannot be seen.
             seconds: Seconds for which the lock was waited for.
+            subject: What is locked; the state directory when empty.
         """
         letter = process.state(pid) if pid else ""
         condition = {"T": ", which is stopped", "t": ", which is being traced", "D": ", which is stuck"}.get(letter, "")
         who = f"process {pid}{condition}" if pid else "a process that cannot be seen from here"
         hint = f"let it go on with 'kill -CONT {pid}', or end it" if condition else "end it, then try again"
-        return LedgerBusyError(
-            f"the state directory {self.path} has been locked for {seconds:.3g} s by {who}", hint=hint
-        )
+        what = subject or f"the state directory {self.path}"
+        return LedgerBusyError(f"{what} has been locked for {seconds:.3g} s by {who}", hint=hint)
 
     def fault(self, error: OSError) -> LedgerError:
         """Make the error for a failed system call in the directory.
@@ -404,24 +409,44 @@ class StateDirectory:
     def _verify(self, descriptor: int, found: os.stat_result, path: str) -> None:
         """Check an opened directory, and update :attr:`shared`.
 
-        If no test of this boot is recorded, test the locks, make the files of active leases again, and record the test;
-        where this user can make no file, these steps are left out.
+        Without the marker of a recovery in this boot, the files of active leases are made again: see :meth:`_recover`.
 
         Raises:
-            StateDirectoryError: When the directory cannot be trusted: owner, mode, network file system, or locks.
-            OSError: When another system call fails, as when a file cannot be made again, or a lock cannot be tested.
+            StateDirectoryError: When the directory cannot be trusted: owner, mode, or network file system.
+            OSError: When another system call fails, as when a file cannot be made again.
         """
         check(descriptor, found, path)
         self.shared = found.st_mode & stat.S_ISVTX != 0 and found.st_mode & 0o022 != 0
-        identity, is_tested = (found.st_dev, found.st_ino), tested(descriptor, self._user)
-        if not (is_tested and _known[identity]):
+        marked = is_marked(descriptor, self._user)
+        # Without the marker, the inode may be that of a deleted directory.
+        if not marked or (found.st_dev, found.st_ino) not in _local:
             refuse_network(descriptor, path)
-        if not is_tested and test_lock(descriptor, path):
-            from anyaccel.ledger.recovery import recover
+            _local.add((found.st_dev, found.st_ino))
+        if not marked:
+            self._recover(descriptor)
 
+    def _recover(self, descriptor: int) -> None:
+        """Make the files of active leases again, and mark the directory; do nothing if no file can be made there.
+
+        A failure to mark the directory is ignored: then the next opening looks again.
+
+        Raises:
+            OSError: When a file of a lease cannot be made again, or a lock cannot be tested.
+        """
+        name = hidden_name()
+        try:
+            os.close(os.open(name, _MARKING, 0o644, dir_fd=descriptor))
+        except OSError:  # read-only, full, or deleted meanwhile: taking devices reports that
+            return
+        from anyaccel.ledger.recovery import recover
+
+        try:
             recover(descriptor, [place.path for place in self._places], ())
-            note_test(descriptor)
-        _known[identity] = True
+            with contextlib.suppress(OSError):
+                os.rename(name, _marker(os.geteuid()), src_dir_fd=descriptor, dst_dir_fd=descriptor)
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(name, dir_fd=descriptor)
 
     def bring_over(self) -> None:
         """Make the directory if it is missing; as root, move users' own leases into the machine's directory.
@@ -463,7 +488,8 @@ class StateDirectory:
                     if error.errno in process.SCARCE:
                         raise
             for _, source in former:
-                self.lock(source, _BRING_OVER_SECONDS)
+                with contextlib.suppress(LedgerBusyError):
+                    self.lock(source, _BRING_OVER_SECONDS)
             recovery.recover(descriptor, (), former)
             for path, source in former if clear else ():
                 recovery.clear(source)
@@ -473,6 +499,17 @@ class StateDirectory:
             for _, source in former:
                 self.unlock(source)
                 os.close(source)
+
+
+def _lock_turn(descriptor: int) -> tuple[int | None, int]:
+    """Return the owner of a lock and, if that runs or is unknown, the modification time: both change with the owner.
+
+    The time of the directory tells turns of the threads of one process apart, and turns while the owner is unknown: a
+    lock that changes hands while the kernel's list of locks is read can be missing there.
+    """
+    found = os.fstat(descriptor)
+    owner = lock_owner(found)
+    return owner, found.st_mtime_ns if owner is None or process.state(owner) in _RUNNING else 0
 
 
 def find(environ: Mapping[str, str]) -> StateDirectory:
@@ -691,11 +728,10 @@ def file_system(descriptor: int) -> str:
     return ""
 
 
-def tested(descriptor: int, user: int) -> bool:
-    """Return whether a directory has the marker of a test in this boot, by the user or by root for the user.
+def is_marked(descriptor: int, user: int) -> bool:
+    """Return whether a directory has the marker of a recovery in this boot, by the user or by root for the user.
 
-    The marker is made by :func:`note_test`; root or the user must own the marker. An OSError other than for a missing
-    marker passes.
+    Root or the user must own the marker. An OSError other than for a missing marker passes.
     """
     try:
         return os.stat(_marker(user), dir_fd=descriptor, follow_symlinks=False).st_uid in (0, user)
@@ -703,54 +739,6 @@ def tested(descriptor: int, user: int) -> bool:
         return False
 
 
-def test_lock(descriptor: int, path: str) -> bool:
-    """Check that a file with a lock of one open file cannot be locked through another open file.
-
-    A file system that ignores ``flock``, or gives each process locks of its own, grants the second lock. The test makes
-    a hidden file and removes it.
-
-    Returns:
-        True when the directory passed the test; False where no file can be made, which taking devices reports.
-
-    Raises:
-        StateDirectoryError: When the second lock is granted, or locking fails in another way.
-    """
-    name = hidden_name()
-    try:
-        first = os.open(name, _MAKING, 0o600, dir_fd=descriptor)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # A second open file description: for the kernel it is a rival, though both are of this process.
-        second = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=descriptor)
-        try:
-            fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(second)
-        answer = "granted twice"
-    except OSError as error:
-        answer = f"refused: {error.strerror}"
-    finally:
-        os.unlink(name, dir_fd=descriptor)
-        os.close(first)
-    raise StateDirectoryError(
-        f"the state directory {path} does not keep locks: a lock on a file there is {answer}",
-        hint="set ANYACCEL_STATE_DIR to a directory on tmpfs",
-    )
-
-
-def note_test(descriptor: int) -> None:
-    """Record the test of a directory by a marker file of this user, so that :func:`tested` is true until the next boot.
-
-    A failure is ignored: then each later opening tests again, also in this process.
-    """
-    with contextlib.suppress(OSError):
-        os.close(os.open(_marker(os.geteuid()), _MAKING, 0o644, dir_fd=descriptor))
-
-
 def _marker(user: int) -> str:
-    """Return the name of the file that marks a directory as tested by a user in this boot."""
+    """Return the name of the file by which a user marks a directory after a recovery in this boot."""
     return f"checked.{boot()}.{outside(user)}"

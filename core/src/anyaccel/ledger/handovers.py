@@ -8,22 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import stat
-import time
 from collections.abc import Iterable, Iterator
 
-from anyaccel.errors import LedgerBusyError
 from anyaccel.ledger.directory import StateDirectory
 from anyaccel.ledger.listing import Listing, find_states
 from anyaccel.ledger.lockfile import Life
 from anyaccel.ledger.names import HANDOVER, HANDOVER_BODY, boot, decode, encode
-from anyaccel.linux.descriptors import lock_owner
 
 LOCK_SECONDS = 60.0
 """Time for the lock of a device. Another handover takes three deadlines of the hook at most, of 10 s each."""
-_PAUSE_SECONDS = 0.02
 
 
 class HandoverFile:
@@ -87,7 +82,7 @@ def lock_handovers(state: StateDirectory, devices: Iterable[str]) -> Iterator[di
         for device in sorted(devices):  # in the same order in each process: no deadlock
             descriptor = _open(directory, HANDOVER + encode(device), shared=state.shared)
             rest.callback(os.close, descriptor)
-            _lock(descriptor, device)
+            state.lock(descriptor, LOCK_SECONDS, f"the handover of {device}")
             files[device] = HandoverFile(descriptor)
         yield files
 
@@ -167,26 +162,3 @@ def _open(directory: int, name: str, *, shared: bool) -> int:
         os.close(descriptor)
         raise
     return descriptor
-
-
-def _lock(descriptor: int, device: str) -> None:
-    """Lock the file of a device until the descriptor is closed, polling.
-
-    Raises:
-        LedgerBusyError: When another process or thread keeps the lock for ``LOCK_SECONDS``.
-        OSError: When the file cannot be locked.
-    """
-    deadline = time.monotonic() + LOCK_SECONDS
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                pid = lock_owner(os.fstat(descriptor))
-                raise LedgerBusyError(
-                    f"the handover of {device} has been locked for {LOCK_SECONDS:.3g} s by process {pid or 'unknown'}",
-                    hint="end that process, then try again",
-                ) from None
-            time.sleep(_PAUSE_SECONDS)
-        else:
-            return

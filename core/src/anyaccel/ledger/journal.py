@@ -41,13 +41,11 @@ MOST_BYTES = 8 << 20
 IDLE_BELOW = 0.05
 """Utilization below which a sample counts as idle."""
 _LONGEST_LINE = 1 << 14  # other users write lines, too: a reader holds no more of one in memory
-_TAIL_BYTES = 1 << 20  # read of a file without a usable total, such as before the half-life was set
+_TAIL_BYTES = 1 << 18  # read for the usage: mostly of the last line, and of all lines before the half-life was set
 _LOCK_TRIES, _LOCK_PAUSE = 20, 0.002
 _PLACES = 10
 _MACHINE_FILE = re.compile(r"((?P<user>[0-9]{1,10})(-[0-9])?\.jsonl)(\.1)?")
 _MOST_DEVICES = 128
-_HELD, _FARED = 3, 7
-"""Number of fields of a device, without and with utilization."""
 
 
 class Used(Value):
@@ -240,20 +238,15 @@ def _last_usage(fd: int, size: int, half_life: float) -> Usage:
     """Return the usage after the last line of a file.
 
     The last line with a total for this half-life counts, and each lease after that. Without such a line in the last
-    MiB, the leases there count; without leases the usage is 0.
+    256 KiB, the leases there count; without leases the usage is 0.
     """
-    for most in (_LONGEST_LINE, _TAIL_BYTES):
-        start = max(0, size - most)
-        newer: list[dict[str, Any]] = []
-        usage = None
-        for line in reversed(os.pread(fd, most, start).splitlines()):
-            words = read_object(line)
-            if (usage := _total(words.get("used"), half_life)) is not None:
-                break
-            newer.append(words)
-        if usage is not None or not start:
+    usage, newer = Usage(), []
+    for line in reversed(os.pread(fd, _TAIL_BYTES, max(0, size - _TAIL_BYTES)).splitlines()):
+        words = read_object(line)
+        if (total := _total(words.get("used"), half_life)) is not None:
+            usage = total
             break
-    usage = usage or Usage()
+        newer.append(words)
     for words in reversed(newer):
         if (entry := _entry(words, "")) is not None:
             usage = _with_entry(usage, entry, half_life)
@@ -304,16 +297,10 @@ def _line(entry: JournalEntry, usage: Usage | None = None, half_life: float | No
 
 
 def _words(used: Used) -> list[Any]:
-    """Encode a device as a list of name, type and units, or of 7 fields if utilization or memory use was observed.
-
-    The further fields are observed seconds, utilization, idle seconds and memory peak, rounded; an unknown utilization
-    or peak is None.
-    """
-    held = [used.device, used.type, used.units]
-    if not used.observed and used.memory_peak_bytes is None:
-        return held
+    """Encode a device as a list, in the order of the fields of :class:`Used`, rounded; None for what is unknown."""
     busy = None if used.utilization is None else round(used.utilization, 4)
-    return [*held, round(used.observed, 3), busy, round(used.idle, 3), used.memory_peak_bytes]
+    observed, idle = round(used.observed, 3), round(used.idle, 3)
+    return [used.device, used.type, used.units, observed, busy, idle, used.memory_peak_bytes]
 
 
 def is_machine_wide() -> bool:
@@ -398,11 +385,12 @@ def _append(path: str, entry: JournalEntry, mode: int, half_life: float | None) 
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
             return False
-        if half_life is not None:
-            _lock_briefly(fd)
-            found = os.fstat(fd)
+        locked = (half_life is not None or found.st_size >= MOST_BYTES) and _lock_briefly(fd)
+        found = os.fstat(fd)
         if found.st_size >= MOST_BYTES:
-            _put_aside(path, fd)
+            if locked and not _other(path, found):
+                with contextlib.suppress(OSError):
+                    os.rename(path, f"{path}.1")
             if _other(path, found):  # renamed, here or by another process since the file was opened
                 return _append(path, entry, mode, half_life)
         if not found.st_size and stat.S_IMODE(found.st_mode) != mode:
@@ -420,11 +408,14 @@ def _append(path: str, entry: JournalEntry, mode: int, half_life: float | None) 
         os.close(fd)
 
 
-def _lock_briefly(fd: int) -> None:
-    """Lock a file until its close, so that no other process of the user adds to the same usage; give up after 40 ms.
+def _lock_briefly(fd: int) -> bool:
+    """Lock a file until its close, so that no other process of the user adds to the same usage, or renames the file.
 
     Every user who can read the file can lock it: so a lock that stays must not keep a lease from its end. Without the
     lock, the usage may miss a lease that ends at this moment.
+
+    Returns:
+        Whether the file is locked; False after 40 ms.
     """
     for _ in range(_LOCK_TRIES):
         try:
@@ -432,21 +423,8 @@ def _lock_briefly(fd: int) -> None:
         except OSError:
             time.sleep(_LOCK_PAUSE)
         else:
-            return
-
-
-def _put_aside(path: str, fd: int) -> None:
-    """Rename a full file to ``.1``, in place of an older one, and lock the file; a failure is ignored.
-
-    Nothing is renamed if another process has the file locked, or has renamed or removed the file. A lock lasts until
-    the descriptor is closed.
-    """
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not _other(path, os.fstat(fd)):
-            os.rename(path, f"{path}.1")
-    except OSError:
-        return
+            return True
+    return False
 
 
 def _other(path: str, known: os.stat_result) -> bool:
@@ -517,12 +495,12 @@ def _entry(words: Mapping[str, Any], user: str) -> JournalEntry | None:
 def _used(value: Any) -> Iterable[Used]:
     """Decode the devices of a line, 128 at most; implausible devices are skipped."""
     for each in value[:_MOST_DEVICES] if isinstance(value, list) else ():
-        if isinstance(each, list) and len(each) >= _HELD and type(each[2]) is int and 0 < each[2] <= 10_000:  # noqa: PLR2004
-            held = Used(device=clean(each[0]), type=clean(each[1]), units=each[2])
-            yield replace(held, **_fared(*each[_HELD:])) if len(each) == _FARED else held
+        if isinstance(each, list) and len(each) == len(Used._fields) and type(each[2]) is int and 0 < each[2] <= 10_000:  # noqa: PLR2004
+            device, kind, units, *measured = each
+            yield replace(Used(device=clean(device), type=clean(kind), units=units), **_measured(*measured))
 
 
-def _fared(observed: object, utilization: object, idle: object, memory: object) -> dict[str, Any]:
+def _measured(observed: object, utilization: object, idle: object, memory: object) -> dict[str, Any]:
     """Decode utilization and memory peak of a device as fields of :class:`Used`; implausible values are left out.
 
     Seconds, utilization and idle time are left out together if one is None or implausible, or if 0 s were observed.

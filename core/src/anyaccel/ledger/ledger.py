@@ -57,8 +57,8 @@ class Ledger:
     def open(cls, environ: Mapping[str, str] | None = None) -> Ledger:
         """Open the ledger of this machine. A missing directory is not made, and is no error if its parent exists.
 
-        An existing directory is checked. The first check by this user after a boot also tests the locks there, and
-        makes missing files of active leases again.
+        An existing directory is checked. The first check by this user after a boot also makes missing files of active
+        leases again.
 
         Args:
             environ: The environment, in which ``ANYACCEL_STATE_DIR`` names another directory than ``/run/anyaccel``;

@@ -88,30 +88,20 @@ class LockedFile:
         Raises:
             OSError: When the file could not be made, for example for want of space; call :meth:`discard` then.
         """
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         for _ in range(_TRIES):
+            self._fd.append(os.open(self.name, flags, 0o644, dir_fd=directory))
             try:
-                self._make(directory, body)
+                fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:  # another process tested the lock at this very moment
                 self.discard()
                 self.name = hidden_name()
-            else:
-                return
+                continue
+            os.fchmod(self.fd, 0o644)  # whatever the umask: each user must be able to test the lock
+            if os.write(self.fd, body) != len(body):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return
         raise OSError(errno.EWOULDBLOCK, "another process locks every new file")
-
-    def _make(self, directory: int, body: bytes) -> None:
-        """Make, lock and write the file once. After a failure, a made file stays open for :meth:`discard`.
-
-        Raises:
-            BlockingIOError: When another process has the new file locked.
-            OSError: When the file could not be made, or not be written in full.
-        """
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        self._fd.append(os.open(self.name, flags, 0o644, dir_fd=directory))
-        fd = self._fd[0]
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.fchmod(fd, 0o644)  # whatever the umask: each user must be able to test the lock
-        if os.write(fd, body) != len(body):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def rewrite(self, body: bytes) -> None:
         """Replace the content, but not the times of the file; readers see the old or the new content.

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from anyaccel.configuration import Configuration
 from anyaccel.linux.users import find_groups
-from anyaccel.policy import NO_LIMITS, PLAIN, Limits, Policy
+from anyaccel.policy import NO_LIMITS, Limits, Policy
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -14,14 +14,12 @@ if TYPE_CHECKING:
 
 
 def read_policy(configuration: Configuration) -> Policy:
-    """Read the policy from a machine's configuration; :data:`anyaccel.policy.PLAIN` if there is no configuration.
+    """Read the policy from a machine's configuration.
 
     Entries of unknown users and groups are left out. The default patience counts only beside fair shares, limits, or an
     entry of a known user or group; a patience in the file always counts. Blocks and past usage are not part of the
     configuration.
     """
-    if not configuration.found:
-        return PLAIN
     groups = {
         name: _limits(configuration, f"groups.{name}")
         for name in configuration.names("groups")
@@ -83,13 +81,9 @@ class _GroupNames(dict[int, str]):
     def get(self, key: int, default: Any = None) -> Any:
         """Return the name of the group that counts for a user, remembered from the first call; ``default`` for none."""
         if key not in self:
-            self[key] = self._look_up(key) if self._numbers else ""
+            own = find_groups(key) if self._numbers else ()
+            self[key] = next((name for number, name in self._numbers.items() if number in own), "")
         return self[key] or default
-
-    def _look_up(self, user: int) -> str:
-        """Return the first group of a user; empty for none."""
-        own = find_groups(user)
-        return next((name for number, name in self._numbers.items() if number in own), "")
 
 
 def find_user(name: str) -> int | None:

@@ -51,7 +51,7 @@ from anyaccel.linux.fork import tidy_in_child
 from anyaccel.linux.users import outside
 from anyaccel.model import replace
 from anyaccel.model.device import UNITS_PER_DEVICE
-from anyaccel.policy import PLAIN, Holding, Need, OverLimit, Policy, Waiting, sum_usage
+from anyaccel.policy import PLAIN, Holding, Need, Policy, Waiting, sum_usage
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -178,58 +178,47 @@ class _WaitingLine(NamedTuple):
     Attributes:
         order: The requests.
         files: State of each ticket's file, if it has one, by name.
-        limits: The limits of the user, or of the user's group, in the way of each request, by key.
-        behind: Number of earlier requests that block each request, by key.
-        starts: Start of each request if every lease lasts until its time limit, in seconds since 1970, by key, if
-            known.
-        used: Device-seconds that fair shares count, by user; None if the machine counts no use over time.
+        silent: Keys of the requests whose processes have not looked lately.
+        held: The active leases.
     """
 
     order: list[Waiting]
     files: Mapping[str, os.stat_result | None]
-    limits: Mapping[Hashable, tuple[OverLimit, ...]]
-    behind: Mapping[Hashable, int]
-    starts: Mapping[Hashable, float]
-    used: Mapping[int | None, float] | None
+    silent: Collection[Hashable]
+    held: list[Holding]
 
     @classmethod
     def collect(cls, policy: Policy, directory: int, listing: Listing, *newcomers: Waiting) -> _WaitingLine:
         """Sort the locked tickets and the newcomers, which have no ticket, in the order of service.
 
-        Also find the limits in the way of each request, count the earlier requests that block it, and forecast its
-        start. Ended leases, and tickets whose processes have ended, are left out. A silent ticket keeps its position
-        and counts in ``behind``, but gets no start and delays no other start.
+        Ended leases, and tickets whose processes have ended, are left out.
 
         Raises:
             OSError: When a lock cannot be tested, as for want of descriptors.
         """
-        clock = process.boot_seconds()
         # Files of other users that have ended stay in a shared directory, which only they and root can clean.
         held = list_holdings(directory, listing, find_ended(directory, listing))
         looks = {name: probe_lock(directory, name) for name in listing.tickets}
         files = {name: file for name, (life, file) in looks.items() if life is not Life.OVER}
         waiting = [facts for name in files if (facts := read_ticket(directory, name))]
-        order = policy.order([*waiting, *newcomers], held, clock)
-        units = sum_usage(held)
-        limits = {each.key: policy.over_limits(each, units) for each in order}
+        order = policy.order([*waiting, *newcomers], held, process.boot_seconds())
         now = process.monotonic_ns()
-        looking = [
-            each
+        silent = {
+            each.key
             for position, each in enumerate(order)
-            if (file := files.get(str(each.key))) is None or not is_silent(file, now, position)
-        ]
-        starts = policy.forecast(looking, held, clock)
-        # Whole seconds: the two clocks are read one after the other, and 17:00 must not become 16:59.
-        known = {key: float(round(since_1970(start))) for key, start in starts.items() if start is not None}
-        used = None if policy.half_life is None else policy.usage(held, clock)
-        behind = {
-            one.key: sum(
-                policy.keeps_waiting(other, one, units, competes=policy.competes(one, other, clock))
-                for other in order[:position]
-            )
-            for position, one in enumerate(order)
+            if (file := files.get(str(each.key))) is not None and is_silent(file, now, position)
         }
-        return cls(order, files, limits, behind, known, used)
+        return cls(order, files, silent, held)
+
+    def forecast(self, policy: Policy) -> dict[Hashable, float]:
+        """Forecast the start of each request by key, if known, in seconds since 1970; none for a silent request.
+
+        Every lease is taken to last until its time limit. A silent request delays no other.
+        """
+        looking = [each for each in self.order if each.key not in self.silent]
+        starts = policy.forecast(looking, self.held, process.boot_seconds())
+        # Whole seconds: the two clocks are read one after the other, and 17:00 must not become 16:59.
+        return {key: float(round(since_1970(start))) for key, start in starts.items() if start is not None}
 
 
 def list_tickets(
@@ -253,10 +242,15 @@ def list_tickets(
         OSError: When a lock cannot be tested, as for want of descriptors.
     """
     among = None if devices is None else hashes(_texts(devices))
-    now, policy = process.monotonic_ns(), policy_for_display(state)
-    line = _WaitingLine.collect(with_past(policy) if past else policy, directory, listing)
-    clock, held = process.boot_seconds(), list(list_leases(directory, listing)) if line.order else []
-    blocks = read_blocks(state) if line.order else ()
+    policy = policy_for_display(state)
+    if past:
+        policy = with_past(policy)
+    line = _WaitingLine.collect(policy, directory, listing)
+    if not line.order:
+        return
+    clock, held, blocks = process.boot_seconds(), list(list_leases(directory, listing)), read_blocks(state)
+    starts, units = line.forecast(policy), sum_usage(line.held)
+    used = None if policy.half_life is None else policy.usage(line.held, clock)
     for position, facts in enumerate(line.order):
         name = str(facts.key)
         ticket, found = parse_ticket(name), line.files[name]
@@ -265,14 +259,18 @@ def list_tickets(
         words = read_words(read_body(directory, name, BODY_LIMIT))
         whose = owner(found)
         user = "" if whose["uid"] == os.geteuid() else whose["user"]
-        responsive = found is None or not is_silent(found, now, position)
-        limits = tuple(each.message(user) for each in line.limits[name])
+        responsive = name not in line.silent
+        limits = tuple(each.message(user) for each in policy.over_limits(facts, units))
+        behind = sum(
+            policy.keeps_waiting(other, facts, units, competes=policy.competes(other, facts, clock))
+            for other in line.order[:position]
+        )
         if limits:
             reason = "; ".join(limits)
         elif not responsive:
             reason = "its process is stopped or stuck; later requests are served first"
-        elif line.behind[name]:
-            reason = describe_ahead(line.behind[name])
+        elif behind:
+            reason = describe_ahead(behind)
         else:
             withheld = (each for block in blocks if block.policy_block.meets(facts, clock) for each in block.records())
             wanted = (
@@ -287,11 +285,11 @@ def list_tickets(
             waited=max(0.0, clock - ticket.since),
             responsive=responsive,
             seconds=facts.seconds,
-            starts=line.starts.get(name),
-            behind=line.behind[name],
+            starts=starts.get(name),
+            behind=behind,
             limits=limits,
             reason=reason,
-            used=None if line.used is None else line.used.get(facts.user, 0.0),
+            used=None if used is None else used.get(facts.user, 0.0),
             request=words["request"],
             note=words["note"],
             command=words["command"],
@@ -384,7 +382,8 @@ def forecast_newcomer(state: StateDirectory, directory: int, listing: Listing, o
     Yields a single time, or nothing if the start is unknown; see :meth:`anyaccel.policy.Policy.forecast`. Past usage
     counts for fair shares; a faulty configuration of the machine counts as none.
     """
-    starts = _WaitingLine.collect(with_past(policy_for_display(state)), directory, listing, own).starts
+    policy = with_past(policy_for_display(state))
+    starts = _WaitingLine.collect(policy, directory, listing, own).forecast(policy)
     if own.key in starts:
         yield starts[own.key]
 
@@ -435,17 +434,13 @@ def current_policy(state: StateDirectory | None = None) -> Policy:
     global _known  # noqa: PLW0603 -- each acquisition needs the policy, and the configuration rarely changes
     found = configuration.machine()
     if found is not _known[0]:
-        _known = found, _read_policy(found)
+        policy = PLAIN
+        if found.found:
+            from anyaccel.ledger.machine_policy import read_policy  # few machines have a configuration
+
+            policy = read_policy(found)
+        _known = found, policy
     return with_blocks(_known[1], state)
-
-
-def _read_policy(found: Configuration) -> Policy:
-    """Make the queue policy of a configuration, which was read and verified before; :data:`PLAIN` without a file."""
-    if not found.found:
-        return PLAIN
-    from anyaccel.ledger.machine_policy import read_policy
-
-    return read_policy(found)
 
 
 def with_blocks(policy: Policy, state: StateDirectory | None) -> Policy:
@@ -501,7 +496,7 @@ def write_ticket_words(want: Want) -> dict[str, Any]:
                 need.count,
                 need.units,
                 None if need.among == want.candidates else sorted(hashes(_texts(need.among))),
-                *([[hash_device(str(device)), units] for device, units in need.sizes.items()],) * bool(need.sizes),
+                [[hash_device(str(device)), units] for device, units in need.sizes.items()],
             ]
             for need in want.needs
         ]
@@ -590,16 +585,16 @@ def _needs(value: object, wants: frozenset[int]) -> Iterable[Need]:
         wants: The devices of a need without a list of its own.
     """
     for each in value[:64] if isinstance(value, list) else ():
-        if not isinstance(each, list) or len(each) not in {3, 4}:
+        if not isinstance(each, list) or len(each) != 4:  # noqa: PLR2004 -- as write_ticket_words writes them
             continue
-        count, units, among, *sizes = each
+        count, units, among, sizes = each
         if type(count) is not int or type(units) is not int or not 0 < count <= 1 << 20 or not 0 < units <= 1 << 20:
             continue
         own = frozenset(one for one in among if type(one) is int) if isinstance(among, list) else wants
-        yield Need(count=count, units=units, among=own, sizes=dict(_sizes(*sizes)))
+        yield Need(count=count, units=units, among=own, sizes=dict(_sizes(sizes)))
 
 
-def _sizes(value: object = None) -> Iterable[tuple[int, int]]:
+def _sizes(value: object) -> Iterable[tuple[int, int]]:
     """Decode the units of a need by hash of the device, from the first 10,000 pairs; implausible pairs are skipped."""
     for each in value[:_REMEMBERED] if isinstance(value, list) else ():
         if isinstance(each, list) and len(each) == 2:  # noqa: PLR2004

@@ -20,7 +20,7 @@ from anyaccel.errors import RemoteError, UsageError, WorkerError
 from anyaccel.linux.fork import tidy_in_child
 from anyaccel.model import Allocation, Request, Value
 from anyaccel.pool.messages import Message, MessageKind, Pickled, call_each, call_each_method, loads
-from anyaccel.pool.reactor import allow_forks, reactor
+from anyaccel.pool.reactor import allow_forks, reactor, run_guarded
 
 if TYPE_CHECKING:
     from anyaccel.pool.reactor import Timer
@@ -249,10 +249,14 @@ class CallFuture(AwaitableFuture[T]):
         return None if call is None or call.sent or call.waits is None else call.waits()
 
     def _invoke_callbacks(self) -> None:
-        """Run the done-callbacks, during which other threads may fork."""
+        """Run the done-callbacks, during which other threads may fork.
+
+        In the reactor's thread, also SystemExit and the like are logged: what the reactor does next must be done.
+        """
         if self._done_callbacks:  # type: ignore[attr-defined]
+            invoke = super()._invoke_callbacks  # type: ignore[misc]
             with allow_forks():
-                super()._invoke_callbacks()  # type: ignore[misc]
+                run_guarded(invoke) if reactor().inside else invoke()
 
     def release_call(self) -> None:
         """Drop the reference to the call, which is over."""
@@ -377,10 +381,10 @@ class UnreadableError(RemoteError):
 
 
 def set_outcome(call: Call, message: Message, *, plain: bool) -> None:
-    """Set the outcome of a call from the answer of its worker.
+    """Set the outcome of a call from the answer of its worker; in the reactor's thread, which gets no signals.
 
-    A result that cannot be read fails the call with a :class:`RemoteError`; any other kind of message is read as an
-    exception. A call with a ``relay`` gets no outcome here: the relay gets the message unread.
+    An answer that cannot be read fails the call with a :class:`RemoteError`; any other kind of message than a result is
+    read as an exception. A call with a ``relay`` gets no outcome here: the relay gets the message unread.
 
     Args:
         call: The call.
@@ -390,12 +394,12 @@ def set_outcome(call: Call, message: Message, *, plain: bool) -> None:
     if call.relay is not None:
         call.relay(message)
         return
-    if message.kind != MessageKind.RESULT:
-        call.fail(read_exception(message, plain=plain))
-        return
     try:
+        if message.kind != MessageKind.RESULT:
+            call.fail(read_exception(message, plain=plain))
+            return
         value = _get_reader(plain=plain)(message.data, message.buffers)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - unpickling runs code of the result's class
+    except BaseException as error:  # noqa: BLE001 - unpickling runs code of the result's class
         if plain:
             reason = (
                 f"must be made of plain types, since answers of confined workers are read as data: {error}; return"

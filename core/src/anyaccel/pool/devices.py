@@ -84,6 +84,7 @@ class LocalRequest:
         self.request = choice.request
         self.chosen: tuple[Grant, ...] = ()
         self._choice = choice
+        self._inventory = inventory
         self._scope = scope
         self.nothing = not choice.ever_fits
         if self.nothing:
@@ -103,9 +104,15 @@ class LocalRequest:
 
         Returns:
             The chosen extents, by name in the ledger, and the devices of which a chosen one is a part, as divided;
-            None if the free devices do not suffice, and ``chosen`` stays.
+            none if the request falls back to the CPU; None if the free devices do not suffice, and ``chosen`` stays.
+
+        Raises:
+            NeverFitsError: When not even all devices suffice by now, as after the removal of a vendor's plug-in.
         """
         grants = self._choice.choose(self._scope.to_devices(taken))
+        if grants is None and self._choice.choose({}) is None:  # a vendor's rule fails by now: never wait in vain
+            check_request(self._inventory, self.request)
+            grants = ()
         if grants is None:
             return None
         self.chosen = grants

@@ -78,8 +78,6 @@ MOST_AHEAD, MOST_AHEAD_BYTES = 32, 1 << 12
 
 Together they fit into the buffer of its channel, so that sending never blocks.
 """
-MOST_STORED = 64
-"""Maximum number of calls whose arguments wait in shared memory: each keeps a descriptor open."""
 MOST_DEVICES = 64
 """Assumed maximum of simultaneous workers with devices, for pools without ``max_workers``."""
 
@@ -1157,14 +1155,14 @@ class LocalEngine(Engine):
 
         The copy, with data too large for a packet, goes to shared memory at once, in the thread of the caller: a
         gigabyte copied by the reactor would delay every pool. The buffers are copied to private memory instead if
-        shared memory is exhausted, if the pool has :data:`MOST_STORED` unfinished calls, methods of actors aside, or if
-        the call may be retried, because a worker may write to the arguments that it gets. Data without buffers is not
+        shared memory is exhausted, if :data:`~anyaccel.pool.messages.MOST_STORED` bodies are there already, or if the
+        call may be retried, because a worker may write to the arguments that it gets. Data without buffers is not
         copied then. No effect on stored data, and on little data without buffers.
         """
         body = call.body
         if body is None or body.stored is not None or not (body.buffers or len(body.data) > MOST_INLINE):
             return
-        if not call.options.retries and len(self._calls) < MOST_STORED:
+        if not call.options.retries:
             with contextlib.suppress(OSError):
                 call.body = body.to_shared_memory()
                 return
@@ -1208,27 +1206,16 @@ class LocalEngine(Engine):
         """Send the next call to a worker that has answered, then set the outcome of the answered call.
 
         An answer to no call here has no outcome. A failed construction ends the actor.
-
-        Raises:
-            BaseException: An exception of setting the outcome, such as SystemExit of a done-callback. The worker is
-                stopped, and a call without outcome fails with the exception.
         """
         call = worker.take_answered(message)
         if call is None:
             return
         self.on_free(worker, call)
-        try:
-            set_outcome(call, message, plain=self.settings.preparation.plain)
-        except BaseException as error:
-            worker.stop(0)
-            call.fail(error)
-            raise
-        else:
-            state = worker.actor
-            if state is not None and call is state.construction and message.kind == MessageKind.ERROR:
-                state.on_gone(BrokenWorkerError("it could not be made"))  # no effect if its future has the reason
-        finally:
-            self.remove_call(call)
+        set_outcome(call, message, plain=self.settings.preparation.plain)
+        state = worker.actor
+        if state is not None and call is state.construction and message.kind == MessageKind.ERROR:
+            state.on_gone(BrokenWorkerError("it could not be made"))  # no effect if its future has the reason
+        self.remove_call(call)
 
     def on_free(self, worker: WorkerProcess, call: Call) -> None:
         """Remove a call that has ended from a worker, and send the worker the next call.
@@ -1314,8 +1301,11 @@ class LocalEngine(Engine):
     def on_stuck(self, worker: WorkerProcess, reason: str) -> None:
         """Quarantine the devices of a stuck worker, fail its calls and its actor, and serve the queues.
 
-        The worker stays a member until the process ends, so a shutdown with ``wait`` lasts until then.
+        The worker gets no more calls. It stays a member until the process ends, so a shutdown with ``wait`` lasts until
+        then.
         """
+        worker.ending = True
+        self.broker.forget_worker(worker)  # an idle one, whose fork server has died
         if worker.lease is not None:
             self._quarantine.keep(worker.lease, reason)
         for call in worker.outstanding:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import io
 import mmap
@@ -32,6 +33,8 @@ PROTOCOL = 5
 LARGE = 1 << 15
 """Size in bytes from which a buffer travels outside of the pickle: mapping a smaller one costs more than a copy."""
 
+MOST_STORED = 64
+"""Maximum number of calls whose arguments wait in shared memory: each keeps a descriptor open."""
 SCRIPT = b"__main__"
 
 ATOMS: frozenset[type] = frozenset((bool, int, float, complex, str, bytes, type(None), type(Ellipsis)))
@@ -73,9 +76,13 @@ class Pickled(NamedTuple):
         Not for a pickle that is in shared memory already: the copy would be empty.
 
         Raises:
-            OSError: When no memory or descriptor is left.
+            OSError: When no memory or descriptor is left, or this process has :data:`MOST_STORED` such copies.
         """
-        return Pickled(b"", [], SharedParts([self.data, *self.buffers]))
+        if len(_stored) >= MOST_STORED:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        parts = SharedParts([self.data, *self.buffers])
+        _stored.add(parts)
+        return Pickled(b"", [], parts)
 
 
 class SharedParts:
@@ -86,7 +93,7 @@ class SharedParts:
         lengths: Lengths of the parts in bytes.
     """
 
-    __slots__ = ("descriptor", "lengths")
+    __slots__ = ("__weakref__", "descriptor", "lengths")
 
     def __init__(self, parts: Sequence[bytes | memoryview]) -> None:
         self.lengths = tuple(map(len, parts))
@@ -95,6 +102,10 @@ class SharedParts:
     def __del__(self) -> None:
         if hasattr(self, "descriptor"):
             os.close(self.descriptor)
+
+
+_stored: weakref.WeakSet[SharedParts] = weakref.WeakSet()
+"""The parts of calls that wait for a worker."""
 
 
 def dumps(value: Any) -> Pickled:

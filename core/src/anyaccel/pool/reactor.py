@@ -125,9 +125,9 @@ class Reactor:
             with _handling:
                 for descriptor, _ in events:
                     if handler := self._handlers.get(descriptor):
-                        _run_guarded(handler)
+                        run_guarded(handler)
                 for _ in range(len(self._soon)):
-                    _run_guarded(self._soon.popleft())
+                    run_guarded(self._soon.popleft())
                 if self._timers:
                     self._run_timers()
 
@@ -149,10 +149,10 @@ class Reactor:
         while self._timers and self._timers[0][0] <= now:
             timer = heapq.heappop(self._timers)[2]
             if timer.call is not None:
-                _run_guarded(timer.call)
+                run_guarded(timer.call)
 
 
-def _run_guarded(call: Handler) -> None:
+def run_guarded(call: Handler) -> None:
     """Call a handler; log any exception, also SystemExit, and drop the exception."""
     try:
         call()

@@ -28,7 +28,7 @@ from anyaccel.model import (
     Value,
     replace,
 )
-from anyaccel.model.wire import build, decode, encode
+from anyaccel.model.wire import decode, encode, read
 from anyaccel.probe.machine import Machine
 from anyaccel.vendors import DEADLINE_SECONDS, PRELOAD, TASKS, contract
 from anyaccel.vendors.discovery import Source, installed, make_problem
@@ -201,7 +201,7 @@ def check_answer(
         PluginError: When the contract does not allow the answer.
     """
     hook = contract.HOOKS[name]
-    value = build(hook.answer, data)
+    value, _ = read(hook.answer, data, hook.name)  # the check below says more about parts that do not fit
     given = {"vendor": source.vendor, "info": info, "devices": devices, "device": next(iter(devices), None)}
     if found := list(hook.faults(value, given)):
         raise PluginError(describe_breach(source, "; ".join(found), f"anyaccel_{name}"))
