@@ -14,7 +14,8 @@ import psutil
 import pytest
 from anyaccel.hookspecs import HOOKS
 from anyaccel.inventory.observe import stats
-from anyaccel.vendors.process import close, find_process
+from anyaccel.vendors import close
+from anyaccel.vendors.process import find_process
 from lengths import length
 from waiting import PATIENCE, until
 

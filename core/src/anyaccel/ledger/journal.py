@@ -44,7 +44,7 @@ _LONGEST_LINE = 1 << 14  # other users write lines, too: a reader holds no more 
 _TAIL_BYTES = 1 << 18  # read for the usage: mostly of the last line, and of all lines before the half-life was set
 _LOCK_TRIES, _LOCK_PAUSE = 20, 0.002
 _PLACES = 10
-_MACHINE_FILE = re.compile(r"((?P<user>[0-9]{1,10})(-[0-9])?\.jsonl)(\.1)?")
+_MACHINE_FILE = r"((?P<user>[0-9]{1,10})(-[0-9])?\.jsonl)(\.1)?"
 _MOST_DEVICES = 128
 
 
@@ -169,7 +169,7 @@ def read_usage(half_life: float) -> dict[int, Usage]:
     if not is_machine_wide():
         return found
     with contextlib.suppress(OSError):
-        names = filter(None, map(_MACHINE_FILE.fullmatch, os.listdir(MACHINE_DIRECTORY)))
+        names = filter(None, (re.fullmatch(_MACHINE_FILE, name) for name in os.listdir(MACHINE_DIRECTORY)))
         for name, user in sorted({(match[1], int(match["user"])) for match in names}):
             usage = _file_usage(f"{MACHINE_DIRECTORY}/{name}", user, half_life)
             if user in found:  # in two files, since another user had taken the first name for a while
