@@ -692,19 +692,6 @@ def refuse_network(descriptor: int, path: str) -> None:
         )
 
 
-<<<<<<< HEAD
-def mount(descriptor: int) -> str:
-    """Return the id of the mount on which a descriptor of this process lies, as decimal digits; empty when unknown.
-
-    An OSError for want of descriptors or memory passes.
-    """
-    with contextlib.suppress(*UNSEEN), open(f"/proc/self/fdinfo/{descriptor}", encoding="utf-8") as info:
-        return next((line.split()[1] for line in info if line.startswith("mnt_id:")), "")
-    return ""
-
-
-=======
->>>>>>> main
 def file_system(descriptor: int) -> str:
     """Return the type of the file system of a descriptor, by its mount; empty when unknown.
 
