@@ -9,9 +9,9 @@ from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType, TracebackType
 
 from anyaccel.errors import LedgerError
-from anyaccel.ledger import listing, record
+from anyaccel.ledger import listing
 from anyaccel.ledger.directory import StateDirectory
-from anyaccel.ledger.lockfile import DeviceLock, DeviceLocks, Life, LockedFile
+from anyaccel.ledger.lockfile import DeviceLock, DeviceLocks, Life, LockedFile, clean, with_entry
 from anyaccel.ledger.names import ENDLESS, Period, boot, lease_name, parse_lease
 from anyaccel.ledger.tenure import Tenure
 from anyaccel.linux.mark import Mark
@@ -220,7 +220,7 @@ class Lease:
         """
         for file in self._files.values():
             with contextlib.suppress(OSError):  # without space the reason is lost, but the devices are kept
-                file.rewrite(record.add_reason(file.read(), reason))
+                file.rewrite(with_entry(file.read(), "quarantined", clean(reason)))
 
     def release(self) -> None:
         """Release the devices. Needs neither the lock of the ledger nor free space; a second call has no effect.

@@ -306,13 +306,12 @@ def cancel(state: StateDirectory, ticket_id: str, *, seconds: float) -> int:
     is gone or unlocked.
 
     Raises:
-        NoStateDirectoryError: When there is no state directory.
         LeaseNotFoundError: When no request waits with this ticket, or the ticket is leaving the line at this moment.
         LeasePermissionError: When the ticket belongs to another user.
         LedgerError: When the ticket is still there after ``seconds``, and stays cancelled; or when the directory cannot
             be used, or a system call fails.
     """
-    with state.opened() as directory:
+    with state.opened(wanted=f"no request waits with ticket {ticket_id!r}") as directory:
         try:
             return _cancel(state, directory, ticket_id, seconds)
         except FileNotFoundError as error:
