@@ -16,11 +16,10 @@ from functools import partial
 
 from anyaccel.errors import LeaseNotFoundError, LeasePermissionError, LedgerError
 from anyaccel.ledger.directory import StateDirectory
-from anyaccel.ledger.listing import find_states, read, sweep
 from anyaccel.ledger.lockfile import Life, LockedFile, clean, read_body, with_entry
-from anyaccel.ledger.names import LeaseName, lease_name
+from anyaccel.ledger.names import LeaseName, lease_name, list_names
 from anyaccel.ledger.record import read_locks
-from anyaccel.ledger.tenure import ENTRY, Tenure, read_tenure
+from anyaccel.ledger.states import ENTRY, Tenure, find_states, read_tenure, sweep
 from anyaccel.linux import process, system
 from anyaccel.linux.descriptors import has_lock, open_files
 from anyaccel.linux.teardown import KILL_SECONDS, Teardown, Visit, find_carriers
@@ -110,7 +109,7 @@ def drop_lease(state: StateDirectory, lease_id: str) -> tuple[int, ...]:
         for lease in files:
             os.unlink(lease.name, dir_fd=directory)
         devices = {lease.device for lease in files}
-        others = [lease for lease in read(directory).leases if lease.device in devices]
+        others = [lease for lease in list_names(directory).leases if lease.device in devices]
         # A process may hold another share of the same device by another lease: that lock must stay.
         locks -= _device_locks(directory, _select_active(directory, others))
     try:
@@ -144,7 +143,7 @@ def renew(state: StateDirectory, lease_id: str, tenure: Tenure, note: str | None
     """
     # The lock keeps requests from publishing a lease of the same devices meanwhile.
     with state.locked(wanted=f"lease {lease_id} has ended") as directory:
-        files = read(directory).find_lease(lease_id)
+        files = list_names(directory).find_lease(lease_id)
         former = [read_tenure(directory, lease) for lease in files]
         without = [lease for lease, old in zip(files, former, strict=True) if old is None]
         if _select_active(directory, without):
@@ -224,7 +223,7 @@ def _files(state: StateDirectory, directory: int, lease_id: str) -> tuple[list[L
         LedgerError: When several users, but not this one, have files with this id, also for root.
         FileNotFoundError: When the lease is released during the call.
     """
-    files = _select_active(directory, read(directory).find_lease(lease_id))
+    files = _select_active(directory, list_names(directory).find_lease(lease_id))
     owners = {os.stat(lease.name, dir_fd=directory, follow_symlinks=False).st_uid for lease in files}
     if not files:
         raise LeaseNotFoundError(

@@ -15,10 +15,10 @@ from anyaccel.ledger.acquisition import Acquisition, Choose, OnWait
 from anyaccel.ledger.blocks import DeviceBlock, change_blocks, check_permission, new_block_id, read_blocks
 from anyaccel.ledger.directory import NoStateDirectoryError, StateDirectory, find
 from anyaccel.ledger.lease import Lease, Place, Want
-from anyaccel.ledger.listing import Listing, find_states, read, sweep
 from anyaccel.ledger.lockfile import Life, clean
-from anyaccel.ledger.names import MAX_PRIORITY, LeaseName
+from anyaccel.ledger.names import MAX_PRIORITY, LeaseName, Listing, list_names
 from anyaccel.ledger.record import LeaseRecord, TicketRecord, list_leases
+from anyaccel.ledger.states import find_states, sweep
 from anyaccel.ledger.tickets import current_policy, find_ended, list_holdings, own_user, policy_for_display, with_past
 from anyaccel.linux import mark as marks
 from anyaccel.linux import process
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from anyaccel.ledger.handovers import HandoverFile
-    from anyaccel.ledger.tenure import Tenure
+    from anyaccel.ledger.states import Tenure
     from anyaccel.policy import OverLimit
 
 _Found = TypeVar("_Found")
@@ -270,7 +270,7 @@ class Ledger:
         with self._state.locked(make=True) as directory:
             check_permission(self._state, os.fstat(directory).st_uid)
             # With the directory locked: no lease can be published that this choice does not know.
-            listing = read(directory)
+            listing = list_names(directory)
             over = find_ended(directory, listing)
             start = (begin - time.time() + process.boot_seconds()) * 1000
             used = {
@@ -476,7 +476,7 @@ class Ledger:
         """
         try:
             with self._state.opened() as directory:
-                return tuple(inspect(directory, read(directory)))
+                return tuple(inspect(directory, list_names(directory)))
         except NoStateDirectoryError:
             return ()
 

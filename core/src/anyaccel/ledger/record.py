@@ -9,10 +9,9 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 
-from anyaccel.ledger.listing import LeaseState, Listing, find_states
 from anyaccel.ledger.lockfile import Life, clean, find_obstacle, read_body, read_object
-from anyaccel.ledger.names import LeaseName, boot, without_scope
-from anyaccel.ledger.tenure import RENEWED, read_tenure
+from anyaccel.ledger.names import LeaseName, Listing, boot, without_scope
+from anyaccel.ledger.states import RENEWED, LeaseState, find_states, read_tenure
 from anyaccel.linux import process
 from anyaccel.linux.process import pid_namespace
 from anyaccel.linux.users import unmapped, user_name
