@@ -109,46 +109,37 @@ def test_what_is_wrong_is_told_with_file_key_rule_value_and_way_out(machine_file
 
 
 EVERYTHING = """\
-# a comment
 [queue]
-backfil = 0         # 3: no setting
+backfil = 0         # no setting
 
 [limits]
-devices = "x"       # 6
-time = [
-    "1h",           # a value of several lines begins on 7
-    "[queue]",
-]
-priority = '''
-[limits]
-devices = 3
-'''                 # 11
+devices = "x"
+time = ["1h"]
 
 [users]
-"a.b" = { weight = 0, devices = 2 }     # 17
-eve.devices = -1    # 18
+"a.b" = { weight = 0, devices = 2 }
+eve.devices = -1
 
 [defaults]
-mask = "id"         # 21: of users
-[[limitz]]          # 22
+mask = "id"         # of users
+[[limitz]]
 devices = 1
 """
 
 
-def test_all_that_is_wrong_is_told_with_the_line_of_each(machine_file):
+def test_all_that_is_wrong_is_told_with_the_key_of_each(machine_file):
     write(machine_file, EVERYTHING.replace("\n", "\r\n"))
     with pytest.raises(ConfigurationError) as caught:
         as_machine(machine_file)
-    found = [str(each).removeprefix(f"{str(machine_file)!r}, ") for each in (caught.value, *caught.value.further)]
-    assert [" ".join(each.split()[:3]) for each in found] == [
-        "line 3: there",
-        "line 6: limits.devices",
-        "line 7: limits.time",
-        "line 11: limits.priority",
-        "line 17: users.a.b.weight",
-        "line 18: users.eve.devices",
-        "line 21: defaults.mask",
-        "line 22: there",
+    found = [str(each).removeprefix(f"{str(machine_file)!r}: ") for each in (caught.value, *caught.value.further)]
+    assert [" ".join(each.split()[:5]) for each in found] == [
+        "there is no setting 'queue.backfil'",
+        "limits.devices must be a number",
+        "limits.time must be a duration",
+        "users.a.b.weight must be a number",
+        "users.eve.devices must be a number",
+        "defaults.mask is for the files",
+        "there is no setting 'limitz'",
     ]
     assert caught.value.hint == "did you mean 'queue.backfill'?"
 
@@ -166,13 +157,6 @@ def test_what_is_no_toml_is_told_with_its_line(machine_file, content, line, told
     machine_file.write_bytes(content)
     machine_file.chmod(0o644)
     with pytest.raises(ConfigurationError, match=f"config.toml', line {line}, must be TOML in UTF-8: {told}"):
-        as_machine(machine_file)
-
-
-def test_a_long_value_that_is_wrong_is_told_without_its_line(machine_file):
-    """To look for it would take as long as the square of its lines."""
-    write(machine_file, "[limits]\ntime = [" + "\n1," * 20_000 + "]\n")
-    with pytest.raises(ConfigurationError, match=r"config.toml': limits.time must be a duration"):
         as_machine(machine_file)
 
 

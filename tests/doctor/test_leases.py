@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,11 +18,9 @@ import anyaccel as aa
 import pytest
 from anyaccel.cli import diagnose
 from anyaccel.cli.diagnose import diagnose_leases
-from anyaccel.ledger.names import boot
 from anyaccel.model import Severity
 from waiting import PATIENCE, until
 
-UNPRIVILEGED = 65534
 MACHINE = "sim:A1:2"
 
 TELLING = """
@@ -255,43 +252,6 @@ def test_a_full_and_a_read_only_file_system(acme, state):
         assert fix == "mount it for writing, or set ANYACCEL_STATE_DIR"
     finally:
         subprocess.run(["umount", str(state)], check=True)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of other users")
-@pytest.mark.parametrize(("count", "severity"), [(2, "ok"), (100, "warn")])
-def test_files_that_only_others_can_remove(acme, monkeypatch, count, severity):
-    """Of another user and another boot."""
-    with tempfile.TemporaryDirectory() as home:
-        state = Path(home, "leases")
-        state.mkdir()
-        state.chmod(0o1777)
-        os.chmod(home, 0o755)
-        monkeypatch.setenv("ANYACCEL_STATE_DIR", str(state))
-        marker = state / f"checked.{boot()}.{UNPRIVILEGED}"  # lost leases were looked for
-        made = f"v2.acme-0.10000.1.1.{'0' * 16}.{1 - int(boot()[0] == '1')}{'0' * 7}"
-        left = [state / f"{made}{each:012x}" for each in range(count)]
-        for path, owner in [(marker, UNPRIVILEGED), *((path, 12345) for path in left)]:
-            path.touch()
-            os.chown(path, owner, owner)
-        done = subprocess.run(
-            [sys.executable, "-c", AS_UNPRIVILEGED], capture_output=True, text=True, timeout=PATIENCE, check=True
-        )
-        first, second = done.stdout.splitlines()
-        assert first.startswith(f"{severity} {count} files in {state} are left from processes of 12345 that have ended")
-        assert second.endswith("which all users share")
-        assert wrong() == []  # root removes them when it next takes devices
-
-
-AS_UNPRIVILEGED = f"""
-import os
-import anyaccel as aa
-from anyaccel.cli.diagnose import diagnose_leases
-inventory = aa.Inventory(machine="host", devices=())
-diagnose_leases(inventory)  # which loads all that it needs: another user may not be able to read this installation
-os.setgroups([]), os.setgid({UNPRIVILEGED}), os.setuid({UNPRIVILEGED})
-for each in diagnose_leases(inventory):
-    print(each.severity.value, each.reason)
-"""
 
 
 def test_where_processes_cannot_be_marked(acme, state):

@@ -31,18 +31,6 @@ class _Backend:
         self.initialized = True
         for call in self.calls: call()
 device = _Backend()
-class _C:
-    read = None
-    @staticmethod
-    def _accelerator_getAllocatorSettings():
-        if _C.read is None:
-            _C.read = os.environ.get("PYTORCH_ACME_ALLOC_CONF") or os.environ.get("PYTORCH_ALLOC_CONF", "")
-        return _C.read
-    @staticmethod
-    def _accelerator_setAllocatorSettings(text):
-        if {refuses}: raise ValueError("Unrecognized key")
-        _C.read = text
-if not {settable}: del _C._accelerator_setAllocatorSettings
 def _register_device_module(kind, module):
     globals()[kind] = module
 """
@@ -67,11 +55,10 @@ def functions_travel_by_value(request):
 def fake(acme, monkeypatch):
     """Put a PyTorch of some version beside the plug-in, on the module path."""
 
-    def fake(version, *, refuses=False, settable=True):
+    def fake(version):
         package = acme.parent / "torch"
         package.mkdir()
-        source = FAKE.format(version=version, refuses=refuses, settable=settable)
-        (package / "__init__.py").write_text(source)
+        (package / "__init__.py").write_text(FAKE.format(version=version))
 
     return fake
 
@@ -88,55 +75,36 @@ def environment(request="A1:0.25", **options):
     return aa.prepare(request, machine="sim:A1:2", cap=True, **options).environment
 
 
-def test_an_old_version_is_capped_when_it_initializes_its_device(fake):
-    fake("2.9.1+x", settable=False)
+def test_pytorch_is_capped_when_it_initializes_its_device(fake):
+    fake("2.9.1+x")
     seen, said = shown(environment().values)
     assert seen == {"before": False, "fractions": {"0": 0.25}, "conf": {}}
     assert said == ""
 
 
-def test_a_version_that_knows_the_variable_has_it_for_what_it_starts(fake):
-    fake("2.10.0")
-    seen, _ = shown(environment().values)
-    assert seen["fractions"] == {"0": 0.25}
-    assert seen["conf"] == {"PYTORCH_ALLOC_CONF": "per_process_memory_fraction:0.25"}
-
-
 @pytest.mark.parametrize(
-    ("name", "text", "merged", "fraction"),
+    ("name", "text", "fraction"),
     [
-        ("PYTORCH_ALLOC_CONF", "max_split_size_mb:64", "max_split_size_mb:64,per_process_memory_fraction:0.25", 0.25),
-        ("PYTORCH_ALLOC_CONF", "per_process_memory_fraction:0.9", "per_process_memory_fraction:0.25", 0.25),
-        ("PYTORCH_ALLOC_CONF", "per_process_memory_fraction:0.1", "per_process_memory_fraction:0.1", 0.1),
-        ("PYTORCH_ACME_ALLOC_CONF", "backend:native", "backend:native,per_process_memory_fraction:0.25", 0.25),
-        (
-            "PYTORCH_ALLOC_CONF",
-            "roundup_power2_divisions:[256:1,>:4]",
-            "roundup_power2_divisions:[256:1,>:4],per_process_memory_fraction:0.25",
-            0.25,
-        ),
+        ("PYTORCH_ALLOC_CONF", "max_split_size_mb:64", 0.25),
+        ("PYTORCH_ALLOC_CONF", "per_process_memory_fraction:0.9", 0.25),
+        ("PYTORCH_ALLOC_CONF", "per_process_memory_fraction:0.1", 0.1),
+        ("PYTORCH_ACME_ALLOC_CONF", "backend:native,per_process_memory_fraction:0.1", 0.1),
+        ("PYTORCH_ALLOC_CONF", "roundup_power2_divisions:[256:1,>:4]", 0.25),
     ],
 )
-def test_what_the_user_has_set_stays_and_the_tighter_cap_counts(fake, name, text, merged, fraction):
+def test_what_the_user_has_set_stays_and_the_tighter_cap_counts(fake, name, text, fraction):
     fake("2.10.0")
     seen, _ = shown({**environment().values, name: text})
-    assert seen["conf"] == {name: merged}
+    assert seen["conf"] == {name: text}
     assert seen["fractions"] == {"0": fraction}
 
 
-def test_a_variable_that_pytorch_does_not_read_stays_as_it_is(fake):
-    """Another backend has words of its own, and ends at ours."""
+def test_a_child_process_is_capped_by_its_own_import(fake):
     fake("2.10.0")
-    seen, _ = shown({**environment().values, "PYTORCH_OTHER_ALLOC_CONF": "page_size:1g"})
-    conf = {"PYTORCH_OTHER_ALLOC_CONF": "page_size:1g", "PYTORCH_ALLOC_CONF": "per_process_memory_fraction:0.25"}
-    assert seen["conf"] == conf
-
-
-def test_a_program_may_set_the_variable_after_it_has_imported_pytorch(fake):
-    fake("2.10.0")
-    source = SHOW.replace("before =", "os.environ['PYTORCH_ALLOC_CONF'] = 'max_split_size_mb:64'\nbefore =")
-    seen, _ = shown(environment().values, source)
-    assert seen["conf"] == {"PYTORCH_ALLOC_CONF": "max_split_size_mb:64,per_process_memory_fraction:0.25"}
+    run = f"subprocess.run([sys.executable, '-c', {SHOW!r}], check=True)"
+    child = f"import subprocess, sys, torch\ntorch.device.init()\n{run}"
+    seen, _ = shown(environment().values, child)
+    assert seen["fractions"] == {"0": 0.25}
 
 
 @pytest.mark.parametrize("stream", ["None", "open(os.devnull)"])
@@ -147,15 +115,8 @@ def test_a_report_that_cannot_be_printed_breaks_no_import(fake, stream):
     assert (seen["fractions"], said) == ({}, "")
 
 
-def test_a_build_that_refuses_the_key_is_not_given_it(fake):
-    fake("2.10.0", refuses=True)
-    seen, said = shown(environment().values)
-    assert (seen["conf"], seen["fractions"]) == ({}, {"0": 0.25})
-    assert said == "", "it is capped all the same"
-
-
 def test_a_backend_that_is_put_in_later_is_capped_too(fake):
-    fake("2.4.0", settable=False)
+    fake("2.4.0")
     put_in = "import torch\ntorch._register_device_module('other', torch._Backend())\ntorch.device = torch.other\n"
     seen, said = shown(environment().values, put_in + SHOW)
     assert (seen["fractions"], said) == ({"0": 0.25}, "")
@@ -168,7 +129,7 @@ def test_interpreters_from_3_8_on_can_read_it():
 
 
 def test_looking_for_the_module_first_does_not_lose_the_cap(fake):
-    fake("2.9.1", settable=False)
+    fake("2.9.1")
     seen, _ = shown(environment().values, "import importlib.util\nassert importlib.util.find_spec('torch')\n" + SHOW)
     assert seen["fractions"] == {"0": 0.25}
 
@@ -216,14 +177,14 @@ spec.loader.exec_module(sys.modules["torch"])
     [("asks all others", 0), ("asks all others", 1), ("one loader for all", 1), ("late", 0), ("twice", 0)],
 )
 def test_other_import_hooks_get_along_with_it(fake, hook, place):
-    fake("2.9.1", settable=False)
+    fake("2.9.1")
     source = SHOW.replace("before =", "assert torch.__spec__.loader is torch.__loader__\nbefore =")
     seen, said = shown(environment().values, HOOKS[hook].replace("{place}", str(place)) + source)
     assert (seen["fractions"], said) == ({"0": 0.25}, "")
 
 
 def test_a_pytorch_in_an_archive_is_capped(fake, acme):
-    fake("2.9.1", settable=False)
+    fake("2.9.1")
     archive = acme.parent / "packed.zip"
     with zipfile.ZipFile(archive, "w") as packed:
         packed.write(acme.parent / "torch/__init__.py", "torch/__init__.py")
@@ -237,7 +198,7 @@ def test_a_pytorch_in_an_archive_is_capped(fake, acme):
 
 
 def test_the_sitecustomize_of_the_user_runs_and_is_the_one_that_is_imported(fake, acme):
-    fake("2.9.1", settable=False)
+    fake("2.9.1")
     (acme.parent / "sitecustomize.py").write_text("import builtins\nbuiltins.theirs = __file__\n")
     source = "import sitecustomize\nassert sitecustomize.__file__ == theirs\n" + SHOW
     seen, said = shown(environment().values, source)
@@ -290,7 +251,7 @@ def test_the_module_path_of_the_user_stays_behind_ours(acme, theirs, left):
 
 
 def test_a_command_is_capped_on_wish(fake, anyaccel):
-    fake("2.9.1", settable=False)
+    fake("2.9.1")
     seen = {}
     for option in ((), ("--cap",)):
         done = anyaccel("run", "A1:0.5", *option, "--machine", "sim:A1:2", "--", sys.executable, "-c", SHOW)
@@ -308,7 +269,7 @@ assert held.allocation.shares[0].limited_by == ("PyTorch",)
 
 @pytest.mark.parametrize(("then", "fractions"), [("", {"0": 0.5}), ("held.release()", {})])
 def test_this_process_is_capped_on_wish_while_it_has_the_share(fake, then, fractions):
-    fake("2.9.1", settable=False)
+    fake("2.9.1")
     seen, said = shown(dict(os.environ), HELD + SHOW.replace("before =", f"{then}\nbefore ="))
     assert (seen["fractions"], said) == (fractions, "")
 
@@ -334,13 +295,13 @@ def torch_fractions():
 
 @pytest.mark.parametrize("preload", [(), ("torch",)])
 def test_workers_of_a_pool_are_capped(fake, preload):
-    fake("2.9.1", settable=False)
+    fake("2.9.1")
     with aa.Pool("A1:0.5", machine="sim:A1:2", preload=preload) as pool:
         assert pool.submit(torch_fractions).result(60) == (False, {0: 0.5}, [("PyTorch",)])
 
 
 def test_workers_of_a_pool_are_not_capped_against_the_wish(fake):
-    fake("2.9.1", settable=False)
+    fake("2.9.1")
     with aa.Pool("A1:0.5", machine="sim:A1:2", cap=False) as pool:
         assert pool.submit(torch_fractions).result(60) == (False, {}, [()])
 
@@ -356,9 +317,7 @@ for each in backends:
     for call, _ in each._queued_calls:
         if "anyaccel" in call.__code__.co_filename: call()  # as if there were devices, of which there are none
 print(json.dumps({"version": torch.__version__, "initialized": initialized,
-    "queued": ours, "conf": os.environ.get("PYTORCH_ALLOC_CONF"),
-    "read": torch._C._accelerator_getAllocatorSettings() if hasattr(torch._C, "_accelerator_getAllocatorSettings")
-        else None, "sum": float(torch.ones(3).sum())}))
+    "queued": ours, "sum": float(torch.ones(3).sum())}))
 """
 
 
@@ -368,10 +327,6 @@ def test_the_real_pytorch_takes_the_cap(acme):
     assert set(seen["initialized"]) == {False}
     assert set(seen["queued"]) == {1}, "the cap waits in PyTorch's own queue"
     assert (seen["sum"], said) == (3.0, "")
-    if tuple(map(int, seen["version"].split(".")[:2])) >= (2, 10):
-        assert seen["conf"] == seen["read"] == "per_process_memory_fraction:0.25"
-    else:
-        assert seen["conf"] is None
 
 
 TENSORFLOW = {

@@ -1,7 +1,6 @@
 """A machine that changes while devices are held and others wait."""
 
 from functools import partial
-from threading import Event, Thread
 
 import pytest
 from anyaccel.model import Extent, Fractional, Health, replace
@@ -117,26 +116,6 @@ def test_what_is_held_beyond_a_device_that_shrank_is_free_for_no_request():
     assert scheduler.free(device.id) == 0
     scheduler.release(second)
     assert scheduler.free(device.id) == 5_000
-
-
-def test_a_request_that_was_resolved_before_an_update_is_resolved_again():
-    inside, go = Event(), Event()
-
-    def slow(term, devices):
-        inside.set()
-        assert go.wait(60)
-        return chip_rule(term, devices)
-
-    scheduler = Scheduler(machine(gpus(1)), slow)
-    found = []
-    thread = Thread(target=lambda: found.append(scheduler.allocate("GPU")))
-    thread.start()
-    assert inside.wait(60)
-    (device,) = gpus(1, "A100")
-    scheduler.update(machine([device]))
-    go.set()
-    thread.join(60)
-    assert found[0].devices == (device,)
 
 
 def test_a_machine_with_two_devices_of_one_id_is_refused_and_nothing_has_changed():

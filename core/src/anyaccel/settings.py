@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from anyaccel.errors import ConfigurationError
 from anyaccel.model import Value, replace
@@ -11,11 +11,6 @@ from anyaccel.text import duration, elapsed, printable, shown
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
-
-_MOST_BYTES = 1 << 20
-_LONGEST_PROBE = 3600
-_MOST_LINES = 500
-"""Number of lines up to which the lines of settings are searched: the search is quadratic in this number."""
 
 
 class Rule(Value):
@@ -76,13 +71,6 @@ def _number(low: float, high: float, *kinds: type) -> Callable[[Any], Any]:
     return read
 
 
-def _probe_seconds(value: Any) -> float:
-    """Read a number of seconds above 0, up to 3600."""
-    if type(value) not in (int, float) or not 0 < value <= _LONGEST_PROBE:
-        raise ValueError
-    return float(value)
-
-
 def _labels(value: Any) -> tuple[str, ...]:
     """Read a list of labels, in their usual form."""
     from anyaccel.model.labels import read_labels, write_labels
@@ -123,7 +111,7 @@ LABELS = Rule(
 )
 WEIGHT = Rule(words="a number from 0.001 to 1000", read=_number(0.001, 1000), example="1")
 BACKFILL = Rule(words="0, or a duration such as '90s', '15m' or '2h'", read=_seconds, example="0", write=elapsed)
-PROBE_SECONDS = Rule(words="seconds, more than 0 and at most 3600", read=_probe_seconds, example="10")
+PROBE_SECONDS = Rule(words="seconds, from 0.001 to 3600", read=_number(0.001, 3600), example="10")
 INTERVAL = Rule(
     words="0 for never, or a duration of 1s or more, such as '60s' or '5m'",
     read=_interval,
@@ -248,14 +236,13 @@ def read_values(name: str, kind: str, content: bytes, machine_file: str) -> Mapp
         machine_file: The machine's file, to which an error refers for settings of the machine in a user's file.
 
     Raises:
-        ConfigurationError: When the file is not TOML in UTF-8. Also for the first entry by line with an unknown key or
-            a wrong value, and for a half-life without fair shares; ``further`` has the errors of the other entries.
+        ConfigurationError: When the file is not TOML in UTF-8. Also for the first entry with an unknown key or a wrong
+            value, and for a half-life without fair shares; ``further`` has the errors of the other entries.
     """
     import tomllib
 
     try:
-        text = content.decode()
-        document = tomllib.loads(text)
+        document = tomllib.loads(content.decode())
     except (ValueError, RecursionError) as error:
         line, told = _locate(error, content)
         where = f"{name!r}, line {line}," if line else f"{name!r}"
@@ -263,30 +250,22 @@ def read_values(name: str, kind: str, content: bytes, machine_file: str) -> Mapp
             f"{where} must be TOML in UTF-8: {printable(told)}", hint="correct it, or move it away"
         ) from error
     values: dict[str, Any] = {}
-    wrong: dict[str, tuple[str, str]] = {}
+    wrong: list[tuple[str, str]] = []
     for key, value in _flat(document, ""):
-        if isinstance(value, dict):
-            continue
         setting = _setting(key)
         if setting is None or setting.kind != kind:
-            wrong[key] = _unknown(key, kind, machine_file), _close(key, kind)
+            wrong.append((_unknown(key, kind, machine_file), _close(key, kind)))
             continue
         try:
             values[key] = setting.rule.read(value)
         except (ValueError, TypeError):
             told = f"{printable(key)} must be {setting.rule.words} (got {shown(value)})"
-            wrong[key] = told, f"{printable(key)}: {setting.summary}"
+            wrong.append((told, f"{printable(key)}: {setting.summary}"))
     # A half-life alone would change nothing, which nothing would show.
     if "queue.half_life" in values and not values.get("queue.fair_shares"):
-        wrong["queue.half_life"] = "queue.half_life needs queue.fair_shares = true", "set both, or neither"
+        wrong.append(("queue.half_life needs queue.fair_shares = true", "set both, or neither"))
     if wrong:
-        lines = _find_lines(text)
-        first, *further = (
-            ConfigurationError(
-                f"{name!r}, line {lines[key]}: {told}" if key in lines else f"{name!r}: {told}", hint=hint
-            )
-            for key, (told, hint) in sorted(wrong.items(), key=lambda each: lines.get(each[0], 0))
-        )
+        first, *further = (ConfigurationError(f"{name!r}: {told}", hint=hint) for told, hint in wrong)
         first.further = tuple(further)
         raise first
     return values
@@ -306,49 +285,13 @@ def _locate(error: Exception, content: bytes) -> tuple[int, str]:
     return int(found[2]), f"{found[1]} (column {found[3]})"
 
 
-def find_lines(path: str) -> Mapping[str, int]:
-    """Return the line of each table and setting in a file, by key; those beyond line 500 are left out.
-
-    Empty for a file that cannot be read.
-    """
-    try:
-        with open(path, encoding="utf-8") as file:
-            return _find_lines(file.read(_MOST_BYTES))
-    except (OSError, ValueError):  # the file has changed since it was read
-        return {}
-
-
-def _find_lines(text: str) -> dict[str, int]:
-    """Return the line of each table and setting in a TOML text, by key.
-
-    The parser reports no positions. So the text is parsed line by line: a line that begins a value of several lines is
-    not valid TOML without the rest, and a key appears with the end of its statement.
-    """
-    import tomllib
-
-    found: dict[str, int] = {}
-    lines = text.replace("\r\n", "\n").split("\n")
-    first = 1
-    for end in range(1, min(len(lines), _MOST_LINES) + 1):
-        try:
-            document = tomllib.loads("\n".join(lines[:end]))
-        except (ValueError, RecursionError):
-            continue
-        for key, _ in _flat(document, ""):
-            found.setdefault(key, first)
-        first = end + 1
-    return found
-
-
-def _flat(table: Mapping[str, Any], above: str) -> list[tuple[str, Any]]:
-    """Return the tables and settings of a document by key."""
-    found: list[tuple[str, Any]] = []
+def _flat(table: Mapping[str, Any], above: str) -> Iterator[tuple[str, Any]]:
+    """Yield the settings of a document by key, in the order of the file."""
     for name, value in table.items():
-        key = f"{above}.{name}" if above else name
-        found.append((key, value))
         if isinstance(value, dict):
-            found += _flat(value, key)
-    return found
+            yield from _flat(value, f"{above}{name}.")
+        else:
+            yield f"{above}{name}", value
 
 
 def _setting(key: str) -> Any:

@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 
-from anyaccel import configuration, settings
+from anyaccel import configuration
 from anyaccel.cli.options import name_devices
 from anyaccel.configuration import Configuration
 from anyaccel.errors import AnyaccelError, ConfigurationError, LedgerError
@@ -43,14 +43,11 @@ def diagnose_file(read: Callable[[], Configuration]) -> Iterator[Finding]:
         for each in (error, *error.further):
             yield Finding(severity=Severity.FAIL, reason=str(each), remedy=each.hint)
         return
-    unknown = unknown_names(found)
-    lines = settings.find_lines(found.path) if unknown else {}
-    for name in unknown:
-        # The place of a key within a table, or of the table itself.
-        line = next((number for key, number in lines.items() if f"{key}.".startswith(f"{name}.")), None)
-        where = f"{printable(found.path)!r}" + (f", line {line}" if line else "")
+    for name in unknown_names(found):
         table, _, own = name.partition(".")
-        message = f"{where}: there is no {table.removesuffix('s')} {shown(own)}; the entry has no effect"
+        message = (
+            f"{printable(found.path)!r}: there is no {table.removesuffix('s')} {shown(own)}; the entry has no effect"
+        )
         yield Finding(severity=Severity.WARN, reason=message, remedy=_close_name(table, own))
     if found.get("queue.half_life") and not journal.is_machine_wide():
         message = f"queue.half_life counts no ended lease: root has not made the directory {journal.MACHINE_DIRECTORY}"
@@ -133,7 +130,7 @@ def diagnose_leases(inventory: Inventory) -> tuple[Finding, ...]:
 def _of_leases(records: tuple[LeaseRecord, ...], names: Mapping[str, str]) -> Iterator[Finding]:
     for record in records:
         name = f"{names[record.device]} ({record.device})"
-        holder = f"process {record.pid} of {record.user}"
+        holder = f"{record.user} on behalf of {record.key}" if record.key else f"process {record.pid} of {record.user}"
         if record.state in BLOCKED:  # listed by drain and reservation
             continue
         if record.state == "quarantined":
@@ -155,7 +152,7 @@ def _of_leases(records: tuple[LeaseRecord, ...], names: Mapping[str, str]) -> It
             fix = f"if that is not wanted: anyaccel release {record.id}"
         elif record.reason:
             message = f"{name} is held by {holder}: {record.reason}"
-            fix = f"{record.hint}, or: anyaccel release {record.id}"
+            fix = record.hint if record.key else f"{record.hint}, or: anyaccel release {record.id}"
         else:
             continue
         yield Finding(severity=Severity.WARN, reason=message, remedy=fix)

@@ -10,6 +10,7 @@ from anyaccel.cli import output
 from anyaccel.cli.quantities import BareSeconds, duration, early_signal
 from anyaccel.model import Inventory, describe_parts
 from anyaccel.text import elapsed, span
+from anyaccel.vendors import close as close_vendors
 from anyaccel.vendors import import_meanwhile
 
 TYPE_CHECKING = False
@@ -210,6 +211,8 @@ def acquire(
         output.say(limit)
     if hold.lease is not None and inventory.machine == "host":
         _tell_once_of_others()
+    if not stays:
+        close_vendors(wait=False)  # they end while the monitor starts
     start_monitor(hold, program, stays=stays, limit=time_limit(args, hold) if runs else None)
     return hold.mark_process()
 

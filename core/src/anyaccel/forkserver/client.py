@@ -171,7 +171,7 @@ class ForkServer:
     def hear(self) -> bool:
         """Receive one message, if any, and call the owner of the process; does not wait.
 
-        A process that was dropped gets no call. A server that sends nonsense is killed.
+        A process that was dropped gets no call.
 
         Returns:
             False once the server has gone; True otherwise, also without a message.
@@ -187,21 +187,16 @@ class ForkServer:
         if not data:
             self.alive = False
             return False
-        try:
-            message = json.loads(data)
-            number, reason = int(message["number"]), str(message["reason"])
-            gone = None if message["kind"] == "stuck" else Gone(message["pid"], message["status"], reason)
-        except (ValueError, LookupError, TypeError):
-            self.kill()  # its processes end with it, and their owners are called
-            return True
+        message = json.loads(data)
+        number, reason, stuck = message["number"], message["reason"], message["kind"] == "stuck"
         with self.lock:
-            child = self.children.get(number) if gone is None else self.children.pop(number, None)
-        if child is not None:  # a process that send_or_drop() has dropped
-            if gone is None:
-                child.on_stuck(reason)
-            else:
-                gone.forked = gone.pid != 0
-                child.ended(gone)
+            child = self.children.get(number) if stuck else self.children.pop(number, None)
+        if child is None:  # a process that send_or_drop() has dropped
+            return True
+        if stuck:
+            child.on_stuck(reason)
+        else:
+            child.ended(Gone(message["pid"], message["status"], reason, forked=message["pid"] != 0))
         return True
 
     def take_children(self) -> list[Any]:
@@ -303,11 +298,11 @@ def close_all(kind: type[ForkServer] | None = None, seconds: float = END_SECONDS
 
     Args:
         kind: Class of the servers to end; all when None.
-        seconds: How long to wait for each server; 0 not to wait.
+        seconds: How long to wait for each server; 0 not to wait, which a later call may do.
     """
     with _lock:
         ended = {key: server for key, server in _servers.items() if kind is None or type(server) is kind}
-        for key in ended:
+        for key in ended if seconds else ():
             del _servers[key]
     for server in ended.values():
         server.close(seconds)

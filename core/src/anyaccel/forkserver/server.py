@@ -339,20 +339,22 @@ class Server:
         bereaved: frozenset[Family] = frozenset()
         dead = {0: 0}
         while dead:
-            left = [child for child in children(self.pid) if child not in self.owners]
+            orphans = [child for child in children(self.pid) if child not in self.owners]
             dead = _reap()
             for pid, status in dead.items():
-                bereaved |= self._remove(pid, status)
-            self._adopt([orphan for orphan in left if orphan not in dead], bereaved)
+                for family in self.owners.get(pid, ()):
+                    family.members.pop(pid, None)
+                    if pid == family.pid:
+                        family.status = status
+                bereaved |= self.owners.pop(pid, frozenset())
+            for orphan in orphans:
+                if orphan not in dead:
+                    # Without a loss, a worker has given up adopting orphans: this one may be of any family.
+                    self.owners[orphan] = bereaved or frozenset(self.families.values())
+                    for family in self.owners[orphan]:
+                        family.adopt(orphan)
         for family in bereaved:
             self._look_after(family)
-
-    def _adopt(self, orphans: list[int], families: frozenset[Family]) -> None:
-        """Add orphans to the given families; to every family where a worker gave up adopting orphans."""
-        for orphan in orphans:
-            self.owners[orphan] = families or frozenset(self.families.values())
-            for family in self.owners[orphan]:
-                family.adopt(orphan)
 
     def _look_after(self, family: Family) -> None:
         """Report a family without processes, and close its leases; or tear down the orphans of an ended process.
@@ -368,18 +370,6 @@ class Server:
             self._post("gone", family.number, pid=family.pid, status=family.status, reason="")
         elif family.rest is None or not family.rest.killing:
             self._end(family, family.grace, signal.SIGTERM)
-
-    def _remove(self, pid: int, status: int) -> frozenset[Family]:
-        """Remove a dead process from its possible families, and return the families.
-
-        A family whose forked process it was gets the exit status; a signal's is the negative number.
-        """
-        families = self.owners.pop(pid, frozenset())
-        for family in families:
-            if pid == family.pid:
-                family.status = status
-            family.members.pop(pid, None)
-        return families
 
     def _end(self, family: Family, grace: float, by: int) -> None:
         """Begin the teardown of a family, or shorten its grace; the main loop takes the steps.

@@ -79,7 +79,7 @@ class LeaseOnBehalf:
             OSError: If the lease has ended, but no descriptor is free to unlock a device itself.
             UsageError: If the variable of the lease around this process is invalid; the lease goes on.
         """
-        handover = self._plan_handover()  # before the end: an error here must not keep the vendors from undoing
+        handover = self.plan_handover()  # before the end: an error here must not keep the vendors from undoing
         try:
             Ledger.open(self._environ).drop_lease(self.id)
         except LeaseNotFoundError:
@@ -89,18 +89,13 @@ class LeaseOnBehalf:
             if handover is not None:
                 handover.take_back()
 
-    def complete_handover(self) -> None:
-        """Have vendors change the devices for the holder, unless they have: the taker may have been killed before.
+    def plan_handover(self) -> Handover | None:
+        """Return the handover of the devices by the vendors that change them; None for none.
 
         Raises:
-            PluginError: If a vendor fails.
-            LedgerError: If another handover takes too long, or the ledger cannot be read or written.
+            LedgerError: If the ledger cannot be opened.
             UsageError: If the variable of the lease around this process is invalid.
         """
-        if (handover := self._plan_handover()) is not None:
-            handover.complete()
-
-    def _plan_handover(self) -> Handover | None:
         return plan_handover(self.id, self.devices, self._inventory, self._environ)
 
     def __repr__(self) -> str:
@@ -168,7 +163,8 @@ def acquire_on_behalf(
     inventory = survey(options.get("inventory"), environ=environ, **where)
     for lease in find_on_behalf(inventory, environ):
         if lease.key == key:
-            lease.complete_handover()
+            if (handover := lease.plan_handover()) is not None:
+                handover.give()  # completes that of a taker which was killed before
             return lease
     options["inventory"] = inventory
     asked = LeaseRequest(request, None, options)

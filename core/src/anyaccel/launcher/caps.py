@@ -1,8 +1,7 @@
 """Cap the memory of frameworks at import, without touching a device.
 
 PyTorch reads a cap from a variable since 2.10; earlier versions fail at the same text. So the cap is queued at the
-import of PyTorch, for the moment at which PyTorch initializes devices. Only then, and if this version accepts it, the
-cap is also written into the variable, which child processes inherit.
+import of PyTorch, for the moment at which PyTorch initializes devices. A Python child process queues its own.
 
 TensorFlow is capped by a call alone (tensorflow.org/guide/gpu, "Limiting GPU memory growth"), which excludes memory
 growth. The call comes right before TensorFlow initializes devices, so that a program may set growth before.
@@ -34,9 +33,8 @@ STARTUP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "startup")
 """Directory with the ``sitecustomize`` that applies the cap, for the front of ``PYTHONPATH``."""
 
 _KEY = "per_process_memory_fraction"
-_VARIABLE = "PYTORCH_ALLOC_CONF"
-_VARIABLE_NAMES = re.compile(r"PYTORCH_([A-Z]+_)?ALLOC_CONF")
-"""The variable has had several names; PyTorch prefers the older ones."""
+_VARIABLE_NAMES = r"PYTORCH_([A-Z]+_)?ALLOC_CONF"
+"""The variable of PyTorch's settings has had several names."""
 
 
 def frameworks(environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -190,7 +188,7 @@ def _cap(torch: Any) -> None:
             if {"_lazy_call", "set_" + _KEY} <= set(getattr(backend, "__dict__", ())) and backend not in queued:
                 queued.append(backend)
                 # Private, in versions 1.0 to 2.15: the call waits for the initialization of the backend.
-                backend._lazy_call(_make_setter(torch, backend))  # noqa: SLF001
+                backend._lazy_call(_make_setter(backend))  # noqa: SLF001
 
     _try(queue_each)
     theirs = getattr(torch, "_register_device_module", None)
@@ -213,44 +211,23 @@ def _try(then: Callable[[], None]) -> None:
         _report("PyTorch", error)
 
 
-def _make_setter(torch: Any, backend: Any) -> Callable[[], None]:
+def _make_setter(backend: Any) -> Callable[[], None]:
     """Return a function that caps each device of a backend; errors are reported on standard error.
 
-    The cap is the least of the fraction and of the fractions in PyTorch's variables, at the time of the call. From
-    PyTorch 2.10 on, it is also written into the settings; see :func:`_write`. Without a fraction, nothing is capped.
+    The cap is the least of the fraction and of the fractions in PyTorch's variables, at the time of the call. Without a
+    fraction, nothing is capped.
     """
 
     def set_each() -> None:
         fraction = _parse_fraction(os.environ.get(FRACTION_VARIABLE))
         if fraction is None:  # the share was released in between
             return
-        texts = [text for name, text in os.environ.items() if _VARIABLE_NAMES.fullmatch(name)]
+        texts = [text for name, text in os.environ.items() if re.fullmatch(_VARIABLE_NAMES, name)]
         part = min([fraction, *(given for given in map(_parse_setting, texts) if given is not None)])
         for index in range(backend.device_count()):
             getattr(backend, "set_" + _KEY)(part, index)
-        if _release(torch) >= (2, 10):
-            _write(torch, part)
 
     return lambda: _try(set_each)
-
-
-def _write(torch: Any, part: float) -> None:
-    """Put the cap into PyTorch's settings and their variable; change neither, silently, if this build refuses the cap.
-
-    The cap replaces an earlier one. The variables that hold the present settings are changed, else
-    ``PYTORCH_ALLOC_CONF``.
-
-    Not earlier, since a program may set the variable after the import of PyTorch.
-    """
-    try:
-        text = torch._C._accelerator_getAllocatorSettings()  # noqa: SLF001
-        kept = [entry for entry in text.split(",") if entry.strip() and entry.partition(":")[0].strip() != _KEY]
-        merged = ",".join([*kept, f"{_KEY}:{part:g}"])
-        torch._C._accelerator_setAllocatorSettings(merged)  # noqa: SLF001
-    except Exception:  # noqa: BLE001 - with a refused setting, child processes would fail at their first allocation
-        return
-    names = [name for name in os.environ if _VARIABLE_NAMES.fullmatch(name) and os.environ[name] == text and text]
-    os.environ.update(dict.fromkeys(names or [_VARIABLE], merged))
 
 
 def _parse_setting(text: str) -> float | None:
@@ -266,12 +243,6 @@ def _parse_fraction(text: str | None) -> float | None:
     except ValueError:
         return None
     return value if 0 < value < 1 else None
-
-
-def _release(module: ModuleType) -> tuple[int, ...]:
-    """Return major and minor number of a module's version; empty if unknown."""
-    numbers = re.match(r"(\d+)\.(\d+)", str(getattr(module, "__version__", "")))
-    return tuple(int(number) for number in numbers.groups()) if numbers else ()
 
 
 def _report(framework: str, reason: object) -> None:

@@ -72,7 +72,6 @@ class UsageMeter:
     ) -> None:
         self.lease = allocation.id
         self._directory = directory
-        self._request = str(allocation.request)
         self._devices: dict[str, Used] = {}
         for share in allocation.shares:
             device = share.device
@@ -80,11 +79,19 @@ class UsageMeter:
             units = share.units + (known.units if known else 0)
             self._devices[device.id] = Used(device=device.name, type=device.type, units=units)
         self._sampled: dict[str, float] = {}
-        self._note = note
-        self._waited = waited
         self._added_up = added_up
-        self._program = program or (sys.argv[0] if getattr(sys, "argv", None) else "")
-        self._began = time.time()
+        self._entry = JournalEntry(
+            lease=allocation.id,
+            user="",  # the owner of the file is the user: a written name would prove nothing
+            began=time.time(),
+            ended=0.0,
+            held=0.0,
+            waited=waited,
+            devices=(),
+            request=str(allocation.request),
+            note=note,
+            program=os.path.basename(program or (sys.argv[0] if getattr(sys, "argv", None) else "")),
+        )
         self._clock = time.monotonic()  # durations must not follow a clock that is set
         self._open = True
 
@@ -117,25 +124,13 @@ class UsageMeter:
         if not self._open or not is_journal_kept(self._directory):  # the setting may have changed since the start
             return
         self._open = False
-        details = is_journal_wanted()
-        devices = self._devices.values()
-        held = time.monotonic() - self._clock
-        entry = JournalEntry(
-            lease=self.lease,
-            user="",  # the owner of the file is the user: a written name would prove nothing
-            began=self._began,
-            ended=self._began + held,
-            held=held,
-            waited=self._waited,
-            devices=tuple(
-                devices if details else (Used(device=each.device, type=each.type, units=each.units) for each in devices)
-            ),
-            request=self._request if details else "",
-            note=self._note if details else "",
-            program=os.path.basename(self._program) if details else "",
-            exit=status,
-            timeouts=int(timed_out),
-        )
+        held, devices = time.monotonic() - self._clock, tuple(self._devices.values())
+        entry = replace(self._entry, ended=self._entry.began + held, held=held, exit=status, timeouts=int(timed_out))
+        if is_journal_wanted():
+            entry = replace(entry, devices=devices)
+        else:
+            plain = tuple(Used(device=each.device, type=each.type, units=each.units) for each in devices)
+            entry = replace(entry, devices=plain, request="", note="", program="")
         if self._added_up and held < SHORT_SECONDS:
             _short_leases.add(entry, shared=not is_named(self._directory))
         else:
@@ -161,8 +156,9 @@ class Handover:
     def give(self) -> None:
         """Put the devices into their idle state, then change them for the holder; call it before the holder starts.
 
-        A device in another active lease stays unchanged if its handover is complete. The call waits for other handovers
-        of the devices. After an error or an interrupt, :meth:`take_back` undoes the change.
+        A device whose handover is complete stays unchanged if it was given to this lease, or is in another active
+        lease. So a second call completes a handover that was interrupted. The call waits for other handovers of the
+        devices. After an error or an interrupt, :meth:`take_back` undoes the change.
 
         Raises:
             PluginError: When a vendor fails.
@@ -171,27 +167,17 @@ class Handover:
         """
         with self._ledger.lock_handovers(self._devices) as files:
             shared = self._find_held(without=self._lease)
-            changed = [name for name, file in files.items() if name not in shared or not file.given_to]
+            changed = [
+                name
+                for name, file in files.items()
+                if not file.given_to or (name not in shared and file.given_to != self._lease)
+            ]
             for name in changed:
                 files[name].write(self._lease, "changing")
             for given in (False, True):
                 self._call(changed, given=given)
             for name in changed:
                 files[name].write(self._lease, "given")
-
-    def complete(self) -> None:
-        """Call :meth:`give` unless each device was given to this lease, or is in another active lease and was given.
-
-        For a lease whose program was killed before its holder started. A device that only an ended holder was given, or
-        whose handover was interrupted, was not given. The errors are those of :meth:`give`.
-        """
-        with self._ledger.lock_handovers(self._devices) as files:
-            shared = self._find_held(without=self._lease)
-            given = all(
-                file.given_to == self._lease or (name in shared and file.given_to) for name, file in files.items()
-            )
-        if not given:
-            self.give()
 
     def take_back(self) -> None:
         """Put the devices that no holder has into their idle state; call it after the end of the lease.

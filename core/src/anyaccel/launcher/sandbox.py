@@ -30,8 +30,6 @@ DEVICES = "/dev"
 
 _IN_MEMORY = frozenset({"devpts", "devtmpfs", "hugetlbfs", "mqueue", "ramfs", "tmpfs"})
 """Types of file systems that are quick to search."""
-_ON_DISK = frozenset({"btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "squashfs", "xfs", "zfs"})
-"""Types of file systems that are too large to search, and on which stat() of one file does not block."""
 
 _WAY_OUT = "do without, or enforce='try' to confine workers only where that is possible"
 
@@ -341,22 +339,19 @@ def find_names(paths: Collection[str], nodes: Collection[Node]) -> set[str]:
 def find_nodes(directory: str, nodes: Collection[Node]) -> Iterator[str]:
     """Yield nodes of devices below a directory, also on file systems in memory mounted below; links are not followed.
 
-    Other mounts are not searched: a disk may be huge, and a network may never answer. See :func:`find_unsearched`. File
-    systems mounted without device nodes are not searched either. A directory below that this process may not list is
-    passed over, and a missing ``directory`` has no nodes.
+    Other mounts are not searched, since a disk may be huge: see :func:`find_unsearched`. File systems mounted without
+    device nodes are not searched either. A directory below that this process may not list is passed over, and a missing
+    ``directory`` has no nodes.
 
     Raises:
         PermissionError: If ``directory`` itself cannot be listed.
         OSError: If the table of mounts cannot be read.
     """
     below = _list_mounts_below(directory)
-    unasked = {mount.point for mount in below if mount.kind not in _IN_MEMORY | _ON_DISK}
     unentered = {mount.point for mount in below if mount.kind not in _IN_MEMORY or not mount.devices}
     pending = [directory]
     while pending:
         for path in _list_directory(pending.pop()):
-            if path in unasked:
-                continue
             try:
                 status = os.lstat(path)
             except FileNotFoundError:
@@ -370,7 +365,7 @@ def find_nodes(directory: str, nodes: Collection[Node]) -> Iterator[str]:
 def find_unsearched() -> tuple[str, ...]:
     """Return the mount points below ``/dev`` that :func:`find_nodes` leaves out although device nodes may work there.
 
-    A mount of a disk on a single file is no such point.
+    A mount on a single file is no such point.
 
     Raises:
         OSError: If the table of mounts cannot be read.
@@ -378,11 +373,7 @@ def find_unsearched() -> tuple[str, ...]:
     return tuple(
         mount.point
         for mount in _list_mounts_below(DEVICES)
-        if mount.devices
-        and mount.kind not in _IN_MEMORY
-        and (
-            mount.kind not in _ON_DISK or os.path.isdir(mount.point)
-        )  # a mount on a file is no directory; a network's stat() may block
+        if mount.devices and mount.kind not in _IN_MEMORY and os.path.isdir(mount.point)
     )
 
 

@@ -128,10 +128,8 @@ class Acquisition:
         self._asked, self._priority, self._note, self._choose = want, priority, note, choose
         self._kept_place = kept
         self._since = process.boot_seconds()
-        self._policy: Policy  # set by _go_by()
-        self._go_by(policy or current_policy(state))
-        if policy is None:
-            self._check_limits()
+        self._policy: Policy  # set by _adopt_policy()
+        self._adopt_policy(policy or current_policy(state), check=policy is None)
         self.on_wait = on_wait
         self.limits: tuple[OverLimit, ...] = ()
         self._began = time.monotonic()
@@ -140,14 +138,12 @@ class Acquisition:
         self.place = 0
         self.before: str | None = None
         self._only: frozenset[str] | None = None
-        self._passed: Collection[str] = ()
         self._ended: Collection[str] = ()
         self._passes = False
         self._watch: FileEvents | None = None
         self._leaving: list[int] = []
         self._look_soon = False
         self._over: set[str] = set()
-        self._carriers: dict[str, int] = {}
         self._vanished = 0
         self._contradicted: dict[str, str] = {}
         self._conflicts = 0
@@ -226,17 +222,18 @@ class Acquisition:
         try:
             if again:
                 self._forget_leaving()
-                self._follow_rules()
+                if (policy := current_policy(self._state)) is not self._policy:
+                    self._adopt_policy(policy)
             self._contradicted.clear()
             self._over.clear()  # a name may return: leases of a deleted directory are made again under their old names
-            lease = self._try_repeatedly(directory)
+            lease = self._try(directory)
             if lease is None and self._late:
                 gone = self._state.replaced(directory)  # then leases in this directory prove nothing
                 self._vanished += gone
                 if not gone or self._vanished > _VANISHED:
                     raise self._sorry(directory)
             elif lease is None and self._enter_line(directory):
-                lease = self._try_repeatedly(directory)
+                lease = self._try(directory)
         except OSError as error:
             if error is self._callers:
                 raise
@@ -322,8 +319,8 @@ class Acquisition:
         else:
             self._withdraw()
 
-    def _try_repeatedly(self, directory: int) -> Lease | None:
-        """Try until there is a reason to wait, or several publications fail, mostly because a rival was faster.
+    def _try(self, directory: int) -> Lease | None:
+        """Choose and publish until there is a reason to wait, or several publications fail, mostly because of rivals.
 
         Several are three, or a hundred in the last try at the deadline. A chosen device whose own lock is held counts
         as taken for the rest of the attempt, and that publication is not counted.
@@ -334,33 +331,42 @@ class Acquisition:
         conflicts = 0
         while conflicts < (_CONFLICTS_AT_LAST if self._late else _CONFLICTS):
             contradicted = len(self._contradicted)
-            lease, conflict = self._try(directory)
-            if lease is not None or not conflict:
+            listing = listings.read(directory)
+            if (choice := self._find_choice(directory, listing)) is None:
+                return None
+            if (lease := self._publish(directory, choice, listing.summary.marks)) is not None:
                 return lease
             conflicts += len(self._contradicted) == contradicted  # a device whose own lock is held is not a conflict
         self._conflicts += 1
         return None
 
-    def _try(self, directory: int) -> tuple[Lease | None, bool]:
-        """Look, choose and publish once; also update the position and ``_limited``; without a ticket, sweep debris.
+    def _find_choice(self, directory: int, listing: Listing) -> dict[str, Extent] | None:
+        """Choose what to hold if no request ahead and no limit is in the way; update the position and ``_limited``.
 
-        That sweep looks at four hidden files at most; if no choice fits, :meth:`_select` sweeps all. The devices that
-        are reserved for this user are tried first, as a request for them alone, then all, of which as few others as
-        possible.
+        Devices that are reserved for this user are tried first, as a request for them alone; then all, of which as few
+        others as possible. Without a ticket, four hidden files at most are looked at, and removed if they are debris.
 
         Returns:
-            The lease, unpublished if the request runs on the CPU, or None. Without a lease, the second value is whether
-            to retry at once: a publication failed.
+            The choice, empty if the request runs on the CPU; None if the request has to wait. Then ``_limited`` says
+            whether only limits of the user, or of the group, are in the way.
         """
-        listing = listings.read(directory)
         if listing.hidden and not self._ticket:  # requests in line leave this work to the next newcomer
             listings.sweep(directory, listings.find_debris(directory, listing.hidden[:_SWEPT]))
-        for only in (rounds := self._rounds()):
-            self._only = only
-            lease, conflict = self._try_round(directory, listing, prefer=None if only else rounds[0])
-            if lease is not None or conflict:
-                return lease, conflict
-        return None, False
+        rounds = self._rounds()
+        for only in rounds:
+            self._only, self._limited = only, False
+            self.update_position(directory, listing)
+            choice = None if self.before else self._select(directory, listing)
+            if choice is None:
+                continue
+            if only is None and rounds[0]:
+                choice = self._spare_others(listing, choice, rounds[0])
+            if self.over_limits(directory, listing, self._over):
+                self._count_out(directory, listing.leases)
+                self._limited = bool(self.over_limits(directory, listing, self._over))
+            if not self._limited:
+                return choice
+        return None
 
     def _rounds(self) -> tuple[frozenset[str] | None, ...]:
         """Return the devices for each round of an attempt: devices reserved for this user, if any; then None for all.
@@ -372,42 +378,14 @@ class Acquisition:
         reserved = self._want.candidates & find_reserved(self._state, self.facts)
         return (reserved, None) if reserved else (None,)
 
-    def _try_round(
-        self, directory: int, listing: Listing, *, prefer: frozenset[str] | None
-    ) -> tuple[Lease | None, bool]:
-        """Update the position, choose, and publish once among the devices of this round; see :meth:`_try`.
-
-        Nothing is chosen behind a request that must be waited for. ``_limited`` becomes True if limits of the user or
-        the group stop the request although the devices are free, else False. Devices outside of ``prefer`` are chosen
-        only as far as the request needs them; None for no preference.
-        """
-        self._limited = False
-        self.update_position(directory, listing)
-        if self.before:
-            return None, False
-        choice = self._select(directory, listing)
-        if choice is None:
-            return None, False
-        if prefer:
-            choice = self._spare_others(listing, choice, prefer)
-        if self.over_limits(directory, listing, self._over):
-            self._count_out(directory, listing.leases)
-            if self.over_limits(directory, listing, self._over):
-                self._limited = True
-                return None, False
-        if not choice:  # a request that runs on the CPU
-            return Lease(self._state, new_nonce(), {}, {}, self._device_locks), False
-        lease = self._publish(directory, choice, listing.summary.marks)
-        return lease, True
-
     def _select(self, directory: int, listing: Listing) -> dict[str, Extent] | None:
         """Let the caller choose by the names of leases, and check only the locks on which the choice depends.
 
         A command that kept its lease until its end has left the lease's file behind. Leases of ended processes
         therefore first count as ended: the check may have to look at every process, which takes milliseconds. If the
         choice has one of their devices, or no choice fits, these leases are checked and ``choose`` is called again. If
-        still no choice fits, all other leases are checked and debris is swept; ``choose`` is called again only if
-        another lease has ended. The checks record ended leases in ``_over``, until the next attempt.
+        still no choice fits, all other leases are checked; ``choose`` is called again only if another lease has ended.
+        The checks record ended leases in ``_over``, until the next attempt.
 
         Returns:
             The choice; None if the free devices do not suffice.
@@ -423,7 +401,6 @@ class Acquisition:
             return choice
         before = len(self._over)
         self._count_out(directory, [lease for lease in named.leases if lease.name not in left])
-        listings.sweep(directory, listings.find_debris(directory, listing.hidden))
         return self._ask(listing, self._over) if len(self._over) > before else None
 
     def _spare_others(self, listing: Listing, choice: dict[str, Extent], prefer: frozenset[str]) -> dict[str, Extent]:
@@ -463,20 +440,13 @@ class Acquisition:
         """Test leases, add the ended ones to ``_over``, and watch processes that keep suitable devices afterwards.
 
         Running leases may be given, too; a lease in ``_over`` is not tested again. The watched process is the holder
-        itself until the exit is complete, or a carrier of the mark, which is remembered: while the carrier lives, the
-        lease is not tested again. A lease on behalf of other processes makes the next pause short. Running holders are
-        not watched here.
+        itself until the exit is complete, or a carrier of the mark. A lease on behalf of other processes makes the next
+        pause short. Running holders are not watched here.
 
         Raises:
             OSError: When the lock of a lease cannot be tested, as for want of descriptors.
         """
-        asked = {}
-        for lease in leases:
-            carrier = self._carriers.get(lease.name)
-            if carrier and marks.carries(carrier, lease.mark):  # known from the last search, which takes milliseconds
-                self._follow(lease, carrier)
-            elif lease.name not in self._over:
-                asked[lease.name] = lease
+        asked = {lease.name: lease for lease in leases if lease.name not in self._over}
         for name, state in listings.find_states(directory, asked.values()).items():
             if state.life is Life.OVER:
                 self._over.add(name)
@@ -485,7 +455,6 @@ class Acquisition:
             elif state.life is Life.ON_BEHALF:
                 self._look_soon = True  # no event tells the end of a tenure
             elif state.carriers:
-                self._carriers[name] = state.carriers[0]
                 self._follow(asked[name], state.carriers[0])
 
     def _follow(self, lease: LeaseName, pid: int) -> None:
@@ -539,9 +508,8 @@ class Acquisition:
             marked: The marks of the leases that were listed before the choice.
 
         Returns:
-            The lease, also kept for :meth:`undo`. None, with the files withdrawn, if the request is not next, over a
-            limit, or an extent not free any more, if the state directory was replaced, if an unfinished file is lost,
-            if a new lease has the same mark, or if a device's own lock is held: see ``_contradicted``.
+            The lease, also kept for :meth:`undo` unless it is empty. None, with the files withdrawn, if it cannot be
+            published any more, or if an unfinished file is lost: see :meth:`_still_free`.
 
         Raises:
             LedgerBusyError: When one owner keeps the directory locked; see :meth:`_lock`.
@@ -549,6 +517,8 @@ class Acquisition:
             Exception: As the caller's ``mark`` or ``tenure`` of the request raises.
         """
         nonce = new_nonce()
+        if not choice:  # a request that runs on the CPU
+            return Lease(self._state, nonce, {}, {}, self._device_locks)
         done = False
         try:
             want = self._want
@@ -556,20 +526,16 @@ class Acquisition:
             if want.device_locks:
                 self._device_locks.open(choice, want.device_locks)
                 locks = tuple(each.path for device in choice for each in want.device_locks.get(device, ()))
-            body = self._write_body(locks)
+            body = record.lease_body(want.request, self._note, confined=want.confined, locks=locks)
+            if want.tenure is not None:
+                body = with_entry(body, ENTRY, want.tenure().encode())
             mark = want.mark(marked) if want.mark else ()  # before the lock, since drawing a mark may scan processes
             for device in choice:
                 file = self._files[device] = LockedFile(self._state.path)
                 file.make(directory, body)
             self._lock(directory)
             try:
-                listing = listings.read(directory)
-                if not self._still_free(directory, listing, choice):
-                    return None
-                if mark and mark in listing.summary.marks and mark not in marked:
-                    return None  # another lease has drawn the same mark meanwhile
-                if contradiction := self._device_locks.lock():
-                    self._contradicted[contradiction[0]] = describe_lock(*contradiction)
+                if not self._still_free(directory, choice, None if mark in marked else mark):
                     return None
                 period = ENDLESS if want.seconds is None else _period(want.seconds, passes=self._passes)
                 for device, file in self._files.items():
@@ -585,16 +551,6 @@ class Acquisition:
         self._lease = Lease(self._state, nonce, choice, self._files, self._device_locks, mark=mark, period=period)
         return self._lease
 
-    def _write_body(self, locks: tuple[str, ...]) -> bytes:
-        """Return the body of the lease's files, with a tenure that begins now if the request has one.
-
-        For the facts in the body, see :func:`anyaccel.ledger.record.write_body`; ``locks`` are the paths of the
-        devices' own locks.
-        """
-        want = self._want
-        body = record.lease_body(want.request, self._note, confined=want.confined, locks=locks)
-        return body if want.tenure is None else with_entry(body, ENTRY, want.tenure().encode())
-
     def _withdraw(self) -> None:
         """Remove and unlock the files of an unpublished lease; unlock and close the devices' own locks.
 
@@ -607,22 +563,39 @@ class Acquisition:
             self._files[device].discard()
             del self._files[device]
 
-    def _still_free(self, directory: int, listing: Listing, choice: dict[str, Extent]) -> bool:
-        """Return whether a choice can be published: same directory, no limit or ticket in the way, extents free.
+    def _still_free(self, directory: int, choice: dict[str, Extent], drawn: marks.Mark | None) -> bool:
+        """Return whether a choice can be published; then the devices' own locks are held.
+
+        It can if the directory is the same, no limit or ticket is in the way, the extents are free, no other lease has
+        drawn the same mark, and no process has locked a device itself: see ``_contradicted``.
 
         The caller has locked the directory. Drains and reservations are read again. Unless directory, ticket or limit
         is in the way, the files of tickets and of leases of this version that were found to have ended are removed.
+
+        Args:
+            directory: Descriptor of the state directory.
+            choice: The chosen extents.
+            drawn: The mark that no lease had when it was drawn; None if a lease had it then, as for marks inside of it.
         """
+        listing = listings.read(directory)
         # Again, with the directory locked, so that no drain or reservation comes in between.
         self._policy = with_blocks(self._policy, self._state)
-        if self._state.replaced(directory) or not self._in_front(directory, listing):
+        if self._state.replaced(directory):
+            return False
+        self.update_position(directory, listing)
+        if self.before:
             return False
         if self.over_limits(directory, listing, self._over):
             return False
         if self._ended or self._over:
             dead = [lease.name for lease in listing.leases if lease.name in self._over and lease.understood]
             listings.sweep(directory, (*self._ended, *dead))
-        return listings.fits(choice, self._taken(listing, self._over))
+        if (drawn and drawn in listing.summary.marks) or not listings.fits(choice, self._taken(listing, self._over)):
+            return False
+        if contradiction := self._device_locks.lock():
+            self._contradicted[contradiction[0]] = describe_lock(*contradiction)
+            return False
+        return True
 
     def _lock(self, directory: int) -> None:
         """Lock the directory; wait until the deadline, at least 1 s, and at most ``BUSY_SECONDS`` for one owner.
@@ -681,44 +654,29 @@ class Acquisition:
 
     # The machine's queue policy
 
-    def _go_by(self, policy: Policy) -> None:
-        """Adopt a queue policy without checking limits, and drop the cached :attr:`facts`.
+    def _adopt_policy(self, policy: Policy, *, check: bool = True) -> None:
+        """Adopt a queue policy: a request without a time limit gets the longest that the policy allows this user.
 
-        A request without a time limit gets the longest that the policy allows this user.
+        Args:
+            policy: The policy.
+            check: Whether to check the request against the limits that hold whatever leases are released, also by
+                members of a group.
+
+        Raises:
+            LimitError: When the request is over such a limit.
         """
         self._policy = policy
         longest = policy.limits_of(own_user()).seconds if not policy.plain else None
         given = self._asked.seconds
         self._want = self._asked if longest is None or given is not None else replace(self._asked, seconds=longest)
         vars(self).pop("facts", None)
-
-    def _follow_rules(self) -> None:
-        """Adopt the queue policy of the machine, if it may have changed, and check the request against its limits.
-
-        Raises:
-            LimitError: When the request is now over a limit of this user.
-            ConfigurationError: When the configuration cannot be trusted or understood.
-        """
-        policy = current_policy(self._state)
-        if policy is not self._policy:
-            self._go_by(policy)
-            self._check_limits()
-
-    def _check_limits(self) -> None:
-        """Check the request against the limits that hold whatever leases are released, also by members of a group.
-
-        Raises:
-            LimitError: When the request is over such a limit.
-        """
-        if self._policy.plain:
-            return
-        limits = [each for each in self._policy.over_limits(self.facts, {}) if each.lasting]
-        if limits:
-            reasons = tuple(each.message() for each in limits)
+        limits = policy.over_limits(self.facts, {}) if check and not policy.plain else ()
+        if lasting := [each for each in limits if each.lasting]:
+            reasons = tuple(each.message() for each in lasting)
             raise LimitError(
                 f"{self._want.request or 'what was asked for'} can never fit: {'; '.join(reasons)}.",
                 reasons=reasons,
-                hint="\n".join(each.remedy for each in limits),
+                hint="\n".join(each.remedy for each in lasting),
             )
 
     @cached_property
@@ -759,28 +717,26 @@ class Acquisition:
         Locks and stamps are read from the front of the line until a live request is found, and from the back for the
         nearest live request; ``before`` stays None if backfill allows passing all of them, but ``place`` counts them.
         The own ticket is stamped, or dropped if ``listing`` lacks the file, as after the directory was replaced; a
-        cancelled ticket is still listed. Passable and ended tickets are recorded for :meth:`_in_front` and the next
-        sweep.
+        cancelled ticket is still listed. Ended tickets are recorded for the next sweep.
         """
         if self._ticket and self._ticket.name not in listing.tickets:  # the directory was emptied or replaced
             self._drop_ticket()
         rivals = self._rivals(directory, listing)
-        now, passed, ended = process.monotonic_ns(), set[str](), list[str]()
+        now, ended, passed = process.monotonic_ns(), list[str](), 0
         for position, name in enumerate(rivals):
             life, found = probe_lock(directory, name)
             if life is Life.OVER:
                 ended.append(name)
             elif found is None or not tickets.is_silent(found, now, position):
                 break
-            passed.add(name)
-        ahead = rivals[len(passed) :]
+            passed += 1
+        ahead = rivals[passed:]
         self.place = len(ahead)
         self.before = next((name for name in reversed(ahead) if probe_lock(directory, name)[0] is not Life.OVER), None)
         self._passes = self.before is not None and self._may_pass(directory, listing, ahead)
         if self._passes:
-            passed.update(ahead)
             self.before = None
-        self._passed, self._ended = passed, ended
+        self._ended = ended
         if self._ticket:
             self._ticket.stamp()
 
@@ -794,7 +750,7 @@ class Acquisition:
         if not listing.tickets:
             return []
         policy = with_past(self._policy)  # only here, since few requests meet others that wait
-        plain = policy.plain
+        plain = policy.plain  # then leases do not matter
         held = () if plain else list_holdings(directory, listing)
         own = self._own
         now = process.boot_seconds()
@@ -854,18 +810,9 @@ class Acquisition:
         waiting = [each for each in found if each]
         if len(waiting) < len(found):  # a ticket of another version: its needs are unknown
             return False
-        return self._policy.may_pass(self._own, waiting, list_holdings(directory, listing), process.boot_seconds())
+        from anyaccel.backfill import may_pass  # few requests have a time limit
 
-    def _in_front(self, directory: int, listing: Listing) -> bool:
-        """Return whether each ticket that blocks the request now was found ended, silent or passable before.
-
-        The finding is that of :meth:`update_position`. The tickets ahead are read again; their locks are not. If
-        backfill was a reason, backfill is checked again.
-        """
-        rivals = self._rivals(directory, listing)
-        if not all(rival in self._passed for rival in rivals):
-            return False
-        return not self._passes or self._may_pass(directory, listing, rivals)
+        return may_pass(self._policy, self._own, waiting, list_holdings(directory, listing), process.boot_seconds())
 
     @property
     def _watches_all(self) -> bool:

@@ -8,30 +8,22 @@ from collections.abc import Iterator, Mapping
 
 from anyaccel.errors import LedgerBusyError, LedgerError
 from anyaccel.ledger.directory import (
-    MACHINE_WIDE,
-    PRIVATE,
     VARIABLE,
     NoStateDirectoryError,
     StateDirectory,
     file_system,
     find,
     private_directories,
-    private_places,
 )
 from anyaccel.ledger.handovers import list_unfinished
-from anyaccel.ledger.listing import Listing, find_debris, find_states, owner_of, read
-from anyaccel.ledger.lockfile import Life, clean, find_obstacle, probe_lock
+from anyaccel.ledger.listing import read
 from anyaccel.ledger.names import without_scope
-from anyaccel.ledger.record import owner
-from anyaccel.ledger.tenure import RENEWED, read_tenure
 from anyaccel.linux import mark as marks
-from anyaccel.linux.users import outside, user_name
+from anyaccel.linux.users import user_name
 from anyaccel.model import Finding, Severity
 
 LEAST_BYTES, LEAST_FILES = 1 << 16, 16
 """Free bytes and inodes below which the next lease may not fit."""
-MANY = 100
-"""Number of leftover files from which listing the directory is noticeably slower."""
 _LOCK_SECONDS = 1.0  # far longer than any publication: a lock that lasts so long is stuck
 
 
@@ -52,7 +44,7 @@ def diagnose(environ: Mapping[str, str]) -> tuple[Finding, ...]:
         state = find(environ)
         directory = state.open()
     except NoStateDirectoryError:
-        return (*_marks(), *_separate_users(environ), *_occupied_places(environ), _summary(state, None, environ))
+        return (*_marks(), *_separate_users(environ), _summary(state, None, environ))
     except LedgerError as error:
         return (_fail(str(error), error.hint or f"set {VARIABLE} to a directory on tmpfs that belongs to you"),)
     try:
@@ -60,11 +52,7 @@ def diagnose(environ: Mapping[str, str]) -> tuple[Finding, ...]:
             *_access(state, directory),
             *_marks(),
             *_separate_users(environ, state),
-            *_occupied_places(environ),
-            *_unreadable_leases(state, directory),
-            *_leftover_files(state, directory),
             *_unfinished_handovers(directory),
-            *_unrenewed_leases(directory),
             _summary(state, directory, environ),
         )
     except OSError as error:
@@ -145,59 +133,6 @@ def _separate_users(environ: Mapping[str, str], state: StateDirectory | None = N
     yield Finding(severity=Severity.WARN, reason=message, remedy=fix)
 
 
-def _occupied_places(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Find files of other users at this user's own places in ``/dev/shm``, with severity OK.
-
-    No finding if ``environ`` names a directory, or if the machine's exists.
-    """
-    if environ.get(VARIABLE) or os.path.lexists(MACHINE_WIDE):
-        return
-    for path in private_places(outside(os.geteuid())):
-        with contextlib.suppress(OSError):
-            found = os.lstat(path)
-            if found.st_uid != os.geteuid() and path.startswith(PRIVATE):
-                message = f"{path} belongs to {owner(found)['user']}, so that your leases are kept elsewhere"
-                yield Finding(severity=Severity.OK, reason=message, remedy=_share())
-
-
-def _unreadable_leases(state: StateDirectory, directory: int) -> Iterator[Finding]:
-    """Find leases' files that cannot be opened: their devices count as held forever. One warning for each file.
-
-    Permission is missing, or a kernel lease is on the file; a file with another error is left out.
-    """
-    for lease in read(directory).leases:
-        reason = find_obstacle(directory, lease.name)
-        if reason:
-            with contextlib.suppress(OSError):
-                user = owner(os.stat(lease.name, dir_fd=directory, follow_symlinks=False))["user"]
-                file = f"{state.path}/{clean(lease.name)}"
-                message = f"{without_scope(lease.device)} counts as held by {user}, whose file {file} {reason}"
-                fix = f"ask {user} to end the program that made the file, or have root remove it"
-                yield Finding(severity=Severity.WARN, reason=message, remedy=fix)
-
-
-def _leftover_files(state: StateDirectory, directory: int) -> Iterator[Finding]:
-    """Find leftover files of other users, unless this process may remove them as root or owner of the directory.
-
-    One finding for all files: a warning from :data:`MANY` files on, else OK. Nothing is removed.
-    """
-    users: dict[str, int] = {}
-    for name in _dead(directory, read(directory)):
-        uid = owner_of(directory, name)
-        if uid is not None and os.geteuid() not in (0, uid, os.fstat(directory).st_uid):
-            users[user_name(uid)] = users.get(user_name(uid), 0) + 1
-    if users:
-        count = sum(users.values())
-        message = (
-            f"{count} file{'s' * (count > 1)} in {state.path} {'are' if count > 1 else 'is'} left from processes of"
-            f" {', '.join(sorted(users))} that have ended, and only they or root can remove"
-            f" {'them' if count > 1 else 'it'}"
-        )
-        fix = "none while they are few: the next request of one of these users, or of root, removes them"
-        severity = Severity.WARN if count >= MANY else Severity.OK
-        yield Finding(severity=severity, reason=message, remedy=fix)
-
-
 def _unfinished_handovers(directory: int) -> Iterator[Finding]:
     """Warn of each device without an active lease that is still changed, or half changed, for a former holder.
 
@@ -207,32 +142,6 @@ def _unfinished_handovers(directory: int) -> Iterator[Finding]:
         message = f"{without_scope(device)} was not put back into its idle state after lease {lease}"
         fix = f"nothing: the next lease of it does that; to do it now: anyaccel run {without_scope(device)} -- true"
         yield Finding(severity=Severity.WARN, reason=message, remedy=fix)
-
-
-def _unrenewed_leases(directory: int) -> Iterator[Finding]:
-    """Find leases on behalf of others that are active but not renewed any more: their program has stopped.
-
-    One warning for each device of a lease. A lease lasts while a control group has processes, or cannot be seen.
-    """
-    leases = read(directory).leases
-    for name, found in find_states(directory, leases).items():
-        if found.life is Life.ON_BEHALF and not found.reason.startswith(RENEWED):
-            lease = next(lease for lease in leases if lease.name == name)
-            tenure = read_tenure(directory, lease)
-            yield Finding(
-                severity=Severity.WARN,
-                reason=f"{without_scope(lease.device)} is held on behalf of {tenure.key if tenure else 'others'}:"
-                f" {found.reason}",
-                remedy="start the program again that took the lease, such as the Kubernetes agent; or 'anyaccel release"
-                f" --forget {lease.id}' once nothing uses the device",
-            )
-
-
-def _dead(directory: int, listing: Listing) -> Iterator[str]:
-    """Yield the names of leftover files: of ended leases, ended tickets, and unfinished files of ended processes."""
-    yield from (name for name, state in find_states(directory, listing.leases).items() if state.life is Life.OVER)
-    yield from (name for name in listing.tickets if probe_lock(directory, name)[0] is Life.OVER)
-    yield from find_debris(directory, listing.hidden)
 
 
 def _summary(state: StateDirectory, directory: int | None, environ: Mapping[str, str]) -> Finding:

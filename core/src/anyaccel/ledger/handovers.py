@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import stat
 from collections.abc import Iterable, Iterator
 
@@ -130,7 +131,7 @@ def _list_changed(directory: int) -> dict[str, str]:
 
 def _parse(data: bytes) -> tuple[str, str] | None:
     """Return the lease and the state that a file names; None for an idle device, an earlier boot, or other content."""
-    match = HANDOVER_BODY.fullmatch(data)
+    match = re.fullmatch(HANDOVER_BODY, data)
     if match is None or match["boot"].decode() != boot():
         return None
     return match["lease"].decode(), match["state"].decode()

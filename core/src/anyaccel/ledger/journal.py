@@ -41,10 +41,10 @@ MOST_BYTES = 8 << 20
 IDLE_BELOW = 0.05
 """Utilization below which a sample counts as idle."""
 _LONGEST_LINE = 1 << 14  # other users write lines, too: a reader holds no more of one in memory
-_TAIL_BYTES = 1 << 20  # read of a file without a usable total, such as before the half-life was set
+_TAIL_BYTES = 1 << 18  # read for the usage: mostly of the last line, and of all lines before the half-life was set
 _LOCK_TRIES, _LOCK_PAUSE = 20, 0.002
 _PLACES = 10
-_MACHINE_FILE = re.compile(r"((?P<user>[0-9]{1,10})(-[0-9])?\.jsonl)(\.1)?")
+_MACHINE_FILE = r"((?P<user>[0-9]{1,10})(-[0-9])?\.jsonl)(\.1)?"
 _MOST_DEVICES = 128
 
 
@@ -169,7 +169,7 @@ def read_usage(half_life: float) -> dict[int, Usage]:
     if not is_machine_wide():
         return found
     with contextlib.suppress(OSError):
-        names = filter(None, map(_MACHINE_FILE.fullmatch, os.listdir(MACHINE_DIRECTORY)))
+        names = filter(None, (re.fullmatch(_MACHINE_FILE, name) for name in os.listdir(MACHINE_DIRECTORY)))
         for name, user in sorted({(match[1], int(match["user"])) for match in names}):
             usage = _file_usage(f"{MACHINE_DIRECTORY}/{name}", user, half_life)
             if user in found:  # in two files, since another user had taken the first name for a while
@@ -238,20 +238,15 @@ def _last_usage(fd: int, size: int, half_life: float) -> Usage:
     """Return the usage after the last line of a file.
 
     The last line with a total for this half-life counts, and each lease after that. Without such a line in the last
-    MiB, the leases there count; without leases the usage is 0.
+    256 KiB, the leases there count; without leases the usage is 0.
     """
-    for most in (_LONGEST_LINE, _TAIL_BYTES):
-        start = max(0, size - most)
-        newer: list[dict[str, Any]] = []
-        usage = None
-        for line in reversed(os.pread(fd, most, start).splitlines()):
-            words = read_object(line)
-            if (usage := _total(words.get("used"), half_life)) is not None:
-                break
-            newer.append(words)
-        if usage is not None or not start:
+    usage, newer = Usage(), []
+    for line in reversed(os.pread(fd, _TAIL_BYTES, max(0, size - _TAIL_BYTES)).splitlines()):
+        words = read_object(line)
+        if (total := _total(words.get("used"), half_life)) is not None:
+            usage = total
             break
-    usage = usage or Usage()
+        newer.append(words)
     for words in reversed(newer):
         if (entry := _entry(words, "")) is not None:
             usage = _with_entry(usage, entry, half_life)
@@ -390,11 +385,12 @@ def _append(path: str, entry: JournalEntry, mode: int, half_life: float | None) 
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
             return False
-        if half_life is not None:
-            _lock_briefly(fd)
-            found = os.fstat(fd)
+        locked = (half_life is not None or found.st_size >= MOST_BYTES) and _lock_briefly(fd)
+        found = os.fstat(fd)
         if found.st_size >= MOST_BYTES:
-            _put_aside(path, fd)
+            if locked and not _other(path, found):
+                with contextlib.suppress(OSError):
+                    os.rename(path, f"{path}.1")
             if _other(path, found):  # renamed, here or by another process since the file was opened
                 return _append(path, entry, mode, half_life)
         if not found.st_size and stat.S_IMODE(found.st_mode) != mode:
@@ -412,11 +408,14 @@ def _append(path: str, entry: JournalEntry, mode: int, half_life: float | None) 
         os.close(fd)
 
 
-def _lock_briefly(fd: int) -> None:
-    """Lock a file until its close, so that no other process of the user adds to the same usage; give up after 40 ms.
+def _lock_briefly(fd: int) -> bool:
+    """Lock a file until its close, so that no other process of the user adds to the same usage, or renames the file.
 
     Every user who can read the file can lock it: so a lock that stays must not keep a lease from its end. Without the
     lock, the usage may miss a lease that ends at this moment.
+
+    Returns:
+        Whether the file is locked; False after 40 ms.
     """
     for _ in range(_LOCK_TRIES):
         try:
@@ -424,21 +423,8 @@ def _lock_briefly(fd: int) -> None:
         except OSError:
             time.sleep(_LOCK_PAUSE)
         else:
-            return
-
-
-def _put_aside(path: str, fd: int) -> None:
-    """Rename a full file to ``.1``, in place of an older one, and lock the file; a failure is ignored.
-
-    Nothing is renamed if another process has the file locked, or has renamed or removed the file. A lock lasts until
-    the descriptor is closed.
-    """
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not _other(path, os.fstat(fd)):
-            os.rename(path, f"{path}.1")
-    except OSError:
-        return
+            return True
+    return False
 
 
 def _other(path: str, known: os.stat_result) -> bool:

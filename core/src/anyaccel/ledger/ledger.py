@@ -16,7 +16,7 @@ from anyaccel.ledger.acquisition import Acquisition, Choose, OnWait
 from anyaccel.ledger.blocks import DeviceBlock, change_blocks, check_permission, new_block_id, read_blocks
 from anyaccel.ledger.directory import NoStateDirectoryError, StateDirectory, find
 from anyaccel.ledger.lease import Lease, Place, Want
-from anyaccel.ledger.listing import Listing, find_states, read
+from anyaccel.ledger.listing import Listing, find_states, read, sweep
 from anyaccel.ledger.lockfile import Life, clean
 from anyaccel.ledger.names import MAX_PRIORITY, LeaseName
 from anyaccel.ledger.record import LeaseRecord, TicketRecord, list_leases
@@ -179,8 +179,7 @@ class Ledger:
             LedgerError: When the ledger cannot be read.
         """
         now = time.time()
-        blocks = (block for block in self.blocks() if block.begin is None or block.begin <= now)
-        return (*self._read(list_leases), *(record for block in blocks for record in block.records()))
+        return self._list(lambda block: block.begin is None or block.begin <= now)
 
     def find_obstacles(self, seconds: float | None) -> tuple[LeaseRecord, ...]:
         """List the active leases, and devices that are withheld from a request of this user that starts now.
@@ -195,8 +194,12 @@ class Ledger:
         """
         own = Waiting(key=None, number=0, since=0.0, user=own_user(), seconds=seconds)
         now = process.boot_seconds()
-        blocks = (block for block in self.blocks() if block.policy_block.meets(own, now))
-        return (*self._read(list_leases), *(record for block in blocks for record in block.records()))
+        return self._list(lambda block: block.policy_block.meets(own, now))
+
+    def _list(self, counts: Callable[[DeviceBlock], bool]) -> tuple[LeaseRecord, ...]:
+        """List the active leases, then the devices of the drains and reservations that count."""
+        blocks = [record for block in self.blocks() if counts(block) for record in block.records()]
+        return (*self._read(list_leases), *blocks)
 
     def blocks(self) -> tuple[DeviceBlock, ...]:
         """List the drains and reservations that have not ended, also future ones.
@@ -481,9 +484,9 @@ class Ledger:
     def find_carriers(self, lease_id: str) -> tuple[int, ...] | None:
         """Return the visible processes that keep a lease whose holder has ended; None if the lease has ended.
 
-        The processes carry the mark of the lease; sorted. Empty while the holder lives, for a lease on behalf of other
-        processes, and if only hidden processes, or only copies of the descriptors, keep the lease. An unknown identity
-        counts as ended.
+        The files of an ended lease are removed, as far as this process may. The processes carry the mark of the lease;
+        sorted. Empty while the holder lives, for a lease on behalf of other processes, and if only hidden processes, or
+        only copies of the descriptors, keep the lease. An unknown identity counts as ended.
 
         Raises:
             LedgerError: When the ledger cannot be read.
@@ -491,7 +494,10 @@ class Ledger:
 
         def inspect(directory: int, listing: Listing) -> Iterable[tuple[int, ...]]:
             found = find_states(directory, listing.find_lease(lease_id))
-            return (state.carriers for state in found.values() if state.life is not Life.OVER)
+            active = [state.carriers for state in found.values() if state.life is not Life.OVER]
+            if not active:
+                sweep(directory, found)
+            return active
 
         found = self._read(inspect)
         return tuple(sorted({pid for pids in found for pid in pids})) if found else None

@@ -38,7 +38,7 @@ from anyaccel.model.extent import ANY_SLOTS, DIVIDED, Extent
 
 HANDOVER = "handover."
 """Beginning of the names of files of handovers; see :mod:`anyaccel.ledger.handovers`."""
-HANDOVER_BODY = re.compile(rb"(?P<boot>[0-9a-f]{8}) (?P<lease>[0-9a-f]{12}) (?P<state>given|changing) *\n")
+HANDOVER_BODY = rb"(?P<boot>[0-9a-f]{8}) (?P<lease>[0-9a-f]{12}) (?P<state>given|changing) *\n"
 """Content of a file of handovers."""
 MAX_PRIORITY = 1_000_000  # keeps the rank below within seven digits
 _RANK_OF_PRIORITY_0 = 5_000_000
@@ -47,22 +47,19 @@ _ESCAPED_LENGTH = 150  # a file name has 255 bytes, and the rest of a lease's na
 _LISTED_IN_NAME = 32  # devices of four bytes each in base64: 171 characters of a ticket's name
 _IN_BODY = "+"
 
-_DEVICE = re.compile(rf"[ -~]{{1,{_LONGEST}}}")
 _VENDOR = r"(?P<vendor>[a-z][a-z0-9_]{0,31})"
-_OF_VENDOR = re.compile(rf"{_VENDOR}/(?P<id>.+)")
-_INNER = re.compile(r"([0-9a-f]{8}\|)?[0-9a-f]{12}\|")
-_PLAIN = re.compile(r"[0-9A-Za-z:@+_-]")
+_OF_VENDOR = rf"{_VENDOR}/(?P<id>.+)"
+_INNER = r"([0-9a-f]{8}\|)?[0-9a-f]{12}\|"
+_PLAIN = frozenset("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz:@+_-")
 _OWNER, _NONCE = r"(?P<pid>[0-9]{1,10})\.(?P<start>[0-9]{1,20})", r"(?P<boot>[0-9a-f]{8})(?P<id>[0-9a-f]{12})"
 _UNITS, _SLOTS = r"(?P<units>[0-9]{1,5})", r"(-(?P<slots>[0-9a-f]{1,8}))?"
 _TERM = r"(\.e(?P<until>[0-9a-f]{1,10})(b(?P<passed>[0-9a-f]{1,10}))?)?"
 _LEASE = re.compile(
     rf"v2\.(?P<device>[^.]+)(\.{_VENDOR})?\.{_UNITS}{_SLOTS}\.{_OWNER}\.(?P<mark>[0-9a-f]{{16}}){_TERM}\.{_NONCE}"
 )
-_ANY_LEASE = re.compile(rf"v[0-9]+\.(?P<device>[^.]+)(\.{_VENDOR})?(\..*)?")
-_TICKET = re.compile(
-    rf"t1\.(?P<rank>[0-9]{{7}})\.(?P<number>[0-9]{{16}})\.{_OWNER}\.{_NONCE}\.(?P<wanted>[0-9A-Za-z_+-]*)"
-)
-_HIDDEN = re.compile(rf"\.{_OWNER}\.{_NONCE}")
+_ANY_LEASE = rf"v[0-9]+\.(?P<device>[^.]+)(\.{_VENDOR})?(\..*)?"
+_TICKET = rf"t1\.(?P<rank>[0-9]{{7}})\.(?P<number>[0-9]{{16}})\.{_OWNER}\.{_NONCE}\.(?P<wanted>[0-9A-Za-z_+-]*)"
+_HIDDEN = rf"\.{_OWNER}\.{_NONCE}"
 
 
 class Period(NamedTuple):
@@ -144,7 +141,7 @@ def boot() -> str:
     The tag is kept from the first call. An OSError for want of descriptors or memory passes.
     """
     try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        with open("/proc/sys/kernel/random/boot_id", encoding="utf-8") as file:
             tag = file.read(8)
     except UNSEEN:
         return "0" * 8
@@ -177,7 +174,7 @@ def vendor_and_id(name: str) -> tuple[str, str]:
 
     A name without a vendor, as of a physical part, gives an empty vendor and the whole name.
     """
-    match = _OF_VENDOR.fullmatch(name)
+    match = re.fullmatch(_OF_VENDOR, name)
     return (match["vendor"], match["id"]) if match else ("", name)  # a physical part has no vendor
 
 
@@ -190,7 +187,7 @@ def without_scope(name: str) -> str:
 
 def is_inner(name: str) -> bool:
     """Return whether a name is of a part of a lease: a device as a worker inside of that lease names it."""
-    return _INNER.match(vendor_and_id(name)[1]) is not None
+    return re.match(_INNER, vendor_and_id(name)[1]) is not None
 
 
 def encode(device: str, room: int = _ESCAPED_LENGTH) -> str:
@@ -204,9 +201,9 @@ def encode(device: str, room: int = _ESCAPED_LENGTH) -> str:
     Raises:
         ValueError: When the id is not 1 to 128 printable ASCII characters.
     """
-    if not _DEVICE.fullmatch(device):
+    if not 1 <= len(device) <= _LONGEST or not device.isascii() or not device.isprintable():
         raise ValueError(f"a device id must be 1 to {_LONGEST} printable ASCII characters (got {device!r})")
-    escaped = "".join(char if _PLAIN.fullmatch(char) else f"%{ord(char):02X}" for char in device)
+    escaped = "".join(char if char in _PLAIN else f"%{ord(char):02X}" for char in device)
     if len(escaped) <= room:
         return escaped
     return "=" + urlsafe_b64encode(device.encode()).decode().rstrip("=")  # no escaped id starts with "="
@@ -303,7 +300,7 @@ def parse_lease(name: str) -> LeaseName | None:
     match = _LEASE.fullmatch(name)
     named = _device_of(match)
     if match is None or named is None:
-        other = _device_of(_ANY_LEASE.fullmatch(name))
+        other = _device_of(re.fullmatch(_ANY_LEASE, name))
         return None if other is None else LeaseName(name=name, device=other)
     value = int(match["mark"], 16)
     mark = marks.parse(value) or None if value else ()
@@ -349,7 +346,7 @@ def _read_extent(units: str, slots: str) -> Extent | None:
 @lru_cache(maxsize=2048)
 def parse_ticket(name: str) -> TicketName | None:
     """Parse the name of a ticket; None for any other name. Faulty hashes count as listed in the body."""
-    match = _TICKET.fullmatch(name)
+    match = re.fullmatch(_TICKET, name)
     if match is None:
         return None
     return TicketName(
@@ -366,7 +363,7 @@ def parse_ticket(name: str) -> TicketName | None:
 
 def parse_hidden(name: str) -> tuple[int, int, str] | None:
     """Parse a hidden name into process id, start time and tag of the boot; None for any other name."""
-    match = _HIDDEN.fullmatch(name)
+    match = re.fullmatch(_HIDDEN, name)
     return (int(match["pid"]), int(match["start"]), match["boot"]) if match else None
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import stat
 from collections.abc import Iterable, Iterator
 
@@ -123,7 +124,7 @@ def _copy_handover(directory: int, source: int, name: str) -> None:
         OSError: When the copy cannot be made or written; none is left then.
     """
     body = read_body(source, name)
-    if HANDOVER_BODY.fullmatch(body) is None:
+    if re.fullmatch(HANDOVER_BODY, body) is None:
         return
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:

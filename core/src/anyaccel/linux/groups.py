@@ -11,7 +11,7 @@ _MOUNTS = "/proc/self/mountinfo"
 _NAMESPACE = "/proc/self/ns/cgroup"
 _INITIAL = 0xEFFFFFFB
 """Inode of the initial cgroup namespace, by the kernel's ``include/linux/proc_ns.h``."""
-_PATH = re.compile(r"(/[^/\0]+)+")
+_PATH = r"(/[^/\0]+)+"
 
 
 class GroupState(Enum):
@@ -41,7 +41,7 @@ def _mount() -> str:
 
 def _directory(group: str) -> str:
     """Return the directory of a group; empty for a path that is not plain, which another user may have written."""
-    plain = _PATH.fullmatch(group) and not {".", ".."} & set(group.split("/"))
+    plain = re.fullmatch(_PATH, group) and not {".", ".."} & set(group.split("/"))
     return f"{_mount()}{group}" if plain and _mount() else ""
 
 
@@ -66,7 +66,7 @@ def group_state(group: str, inode: int) -> GroupState:
     path = _directory(group)
     try:
         if path and os.stat(path).st_ino == inode:
-            with open(f"{path}/cgroup.events", encoding="ascii") as file:
+            with open(f"{path}/cgroup.events", encoding="utf-8") as file:
                 return GroupState.POPULATED if "populated 1" in file.read().splitlines() else GroupState.EMPTY
     except (FileNotFoundError, NotADirectoryError):
         pass

@@ -82,16 +82,20 @@ def decode(kind: type[T], data: Any, where: str = "") -> T:
     Raises:
         ValueError: When the data has faults; the message names each.
     """
-    found: list[str] = []
-    value: T = _reader(kind)(data, found, False)
+    value, found = read(kind, data, where or kind.__name__)
     if found:
-        raise ValueError("; ".join(f"{where or kind.__name__}{fault}" for fault in found))
+        raise ValueError("; ".join(found))
     return value
 
 
-def build(kind: Any, data: Any) -> Any:
-    """Shape JSON data like an annotation; parts that do not fit stay unchanged, for :func:`faults`."""
-    return _reader(kind)(data, [], False)
+def read(kind: type[T], data: Any, where: str) -> tuple[T, list[str]]:
+    """Shape JSON data like an annotation; return also the faults, as :func:`faults` does.
+
+    Parts that do not fit stay unchanged.
+    """
+    found: list[str] = []
+    value = _reader(kind)(data, found, False)
+    return value, [where + fault for fault in found]
 
 
 def prepare(kind: type[Value]) -> None:
@@ -170,7 +174,7 @@ def _mapping_reader(kind: Any, origin: type, arguments: tuple[Any, ...]) -> Read
         contents = {}
         for key, content in data.items():
             _read_at(" key", read_key, key, found, made)
-            contents[key] = _read_at(f"[{key!r}]", read_content, content, found, made)
+            contents[key] = _read_at(f"[{shown(key)}]", read_content, content, found, made)
         return data if made else contents
 
     return read
@@ -218,10 +222,8 @@ def _value_reader(kind: type[Value]) -> Reader:
             if wrong or made:
                 found += wrong or [_mismatch(data, kind)]
                 return data
-        contents = {}
-        for name in readers if ready else data:
-            content = getattr(data, name) if ready else data[name]
-            contents[name] = _read_at(f".{name}", readers[name], content, found, ready)
+        given: Mapping[str, Any] = {name: getattr(data, name) for name in readers} if ready else data
+        contents = {name: _read_at(f".{name}", readers[name], given[name], found, ready) for name in given}
         return data if ready else kind(**contents)
 
     return read

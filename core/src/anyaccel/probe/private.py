@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import itertools
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -53,19 +54,8 @@ class PrivateNames(Value):
     addresses: tuple[str, ...] = ()
 
 
-class Found:
-    """Private data of a recording by kind, in lower case."""
-
-    __slots__ = ("homes", "ipv4", "ipv6", "macs", "names", "numbers", "uuids")
-
-    def __init__(self) -> None:
-        self.uuids: set[str] = set()
-        self.macs: set[str] = set()
-        self.ipv4: set[str] = set()
-        self.ipv6: set[str] = set()
-        self.numbers: set[str] = set()
-        self.names: set[str] = set()
-        self.homes: set[str] = set()
+Found = dict[str, set[str]]
+"""Private data of a recording, in lower case, by kind: uuid, mac, ipv4, ipv6, number, name or home."""
 
 
 def search(recording: Mapping[str, Any], addresses: tuple[str, ...] = ()) -> Found:
@@ -75,23 +65,23 @@ def search(recording: Mapping[str, Any], addresses: tuple[str, ...] = ()) -> Fou
         recording: The content of a ``machine.json``.
         addresses: Known network addresses.
     """
-    found = Found()
+    found: Found = defaultdict(set)
     for key, text in texts_of(recording):
-        found.uuids.update(match.lower() for match in UUID.findall(text))
+        found["uuid"].update(match.lower() for match in UUID.findall(text))
         # An address of zeros is that of the loopback.
-        found.macs.update(match[0].lower() for match in MAC.finditer(text) if match[0].strip("0:-"))
-        found.ipv4.update(match[0] for match in IPV4.finditer(text) if not _is_version(key, text, match.start()))
+        found["mac"].update(match[0].lower() for match in MAC.finditer(text) if match[0].strip("0:-"))
+        found["ipv4"].update(match[0] for match in IPV4.finditer(text) if not _is_version(key, text, match.start()))
         # Known addresses count also where the text around them looks like a version.
-        found.ipv4.update(address for address in addresses if "." in address and address in text)
-        found.ipv6.update(match[0].lower() for match in IPV6.finditer(text) if _is_address(match[0]))
-        found.homes.update(match[2].lower() for match in HOME.finditer(text))
+        found["ipv4"].update(address for address in addresses if "." in address and address in text)
+        found["ipv6"].update(match[0].lower() for match in IPV6.finditer(text) if _is_address(match[0]))
+        found["home"].update(match[2].lower() for match in HOME.finditer(text))
         _keep(found, key, text)
         for pattern in KEYED:
             for match in pattern.finditer(text):
                 _keep(found, match[1], match[2] or match[3] or match[4] or "")
     for entry in recording["commands"]:
         _search_columns(found, entry)
-    found.ipv4 = {address for address in found.ipv4 if _is_address(address)}
+    found["ipv4"] = set(filter(_is_address, found["ipv4"]))
     return found
 
 
@@ -113,9 +103,9 @@ def _keep(found: Found, key: str, text: str) -> None:
         return  # a sentence, a path, or a document whose keys are searched one by one
     if is_number(key):
         if len(text) >= SHORTEST and re.search(r"\d", text) and text.strip("0x:-") and not UUID.search(text):
-            found.numbers.add(text.lower())
+            found["number"].add(text.lower())
     elif _is_name(key) and re.fullmatch(r"[A-Za-z][\w.-]+", text):
-        found.names.add(text.lower())
+        found["name"].add(text.lower())
 
 
 def is_number(key: str) -> bool:

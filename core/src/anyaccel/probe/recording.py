@@ -118,7 +118,7 @@ class RecordedFacts:
         if "error" in answer:
             error = answer["error"]
             raise QueryError(error["kind"], error["message"], error.get("value"))
-        return answer["value"]
+        return answer.get("value")
 
     def _entry(self, path: str) -> Entry | None:
         entry = self._paths.get(path)

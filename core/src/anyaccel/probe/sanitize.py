@@ -48,7 +48,10 @@ def sanitize(recording: Mapping[str, Any], names: PrivateNames | None = None) ->
     environ = {name: text for name, text in recording["environ"].items() if not SECRET_VARIABLE.search(name)}
     # Logs first: private data of other hardware needs no replacement, and must not leave gaps in the numbering.
     kept = {**recording, "environ": environ, "commands": list(_without_logs(recording))}
-    swap = _Swap(search(kept, names.addresses), _present(names, kept), words_of(kept))
+    found = search(kept, names.addresses)
+    homes = _numbered("user", _present(names.users, kept) | found["home"])
+    hosts = _numbered("host", _present(names.hosts, kept))
+    swap = _Swap(_replacements(found, homes, hosts, words_of(kept)), homes)
     cleaned: dict[str, Any] = swap.data(kept)
     cleaned["environ"] = {name: swap.mask(text) for name, text in environ.items()}
     cleaned["commands"] = list(_without_logs(cleaned))  # a line may have been kept for a name that begins like a driver
@@ -57,28 +60,26 @@ def sanitize(recording: Mapping[str, Any], names: PrivateNames | None = None) ->
 
 def replace_in(data: Any, replacements: Mapping[str, str]) -> Any:
     """Apply replacements to other data, such as an earlier inventory."""
-    return _Swap(Found(), PrivateNames(), set(), replacements).data(data)
+    return _Swap(replacements, {}).data(data)
 
 
-def _present(names: PrivateNames, recording: Mapping[str, Any]) -> PrivateNames:
-    """Return the names that occur in a recording."""
+def _present(names: Iterable[str], recording: Mapping[str, Any]) -> set[str]:
+    """Return the names that occur in a recording, in lower case."""
     everything = "\n".join(text for _, text in texts_of(recording)).lower()
-    hosts, users = ([name for name in listed if name.lower() in everything] for listed in (names.hosts, names.users))
-    return PrivateNames(hosts=tuple(hosts), users=tuple(users), addresses=names.addresses)
+    return {name.lower() for name in names if name.lower() in everything}
 
 
 class _Swap:
-    """Replacements, and their application to texts and data."""
+    """Replacements, and their application to texts and data.
 
-    def __init__(
-        self, found: Found, names: PrivateNames, words: set[str], replacements: Mapping[str, str] | None = None
-    ) -> None:
-        users = {name.lower() for name in names.users} | found.homes
-        self.homes = _numbered("user", users)
-        self.replacements = dict(
-            replacements if replacements is not None else _replacements(found, names, users, words)
-        )
-        self.replacements |= {name: made for name, made in self.homes.items() if name in self.replacements}
+    Args:
+        replacements: Replacements by original, in lower case.
+        homes: Replacements of user names in home directories.
+    """
+
+    def __init__(self, replacements: Mapping[str, str], homes: Mapping[str, str]) -> None:
+        self.homes = homes
+        self.replacements = {**replacements, **{name: homes[name] for name in homes if name in replacements}}
         # Regular expressions take the first alternative that fits: a short number must not cut a longer one.
         longest_first = sorted(self.replacements, key=lambda text: (-len(text), text))
         alternatives = "|".join(map(re.escape, longest_first)) or r"(?!)"
@@ -118,16 +119,16 @@ def _completed(item: str, replacements: Mapping[str, str]) -> str:
     return f"{head}-{os.path.commonprefix(meant)}" if meant else item  # noqa: RUF071 - these are no paths
 
 
-def _replacements(found: Found, names: PrivateNames, users: set[str], words: set[str]) -> dict[str, str]:
-    uuids = {text for text in found.uuids if text.strip("0-")}  # one of zeros alone says that there is none
+def _replacements(found: Found, users: Mapping[str, str], hosts: Mapping[str, str], words: set[str]) -> dict[str, str]:
+    """Return the replacements by original; a name that is also a word of the machine is left out."""
+    uuids = {text for text in found["uuid"] if text.strip("0-")}  # one of zeros alone says that there is none
     made = {text: f"{n:08x}-0000-4000-8000-{n:012x}" for n, text in _ranked(uuids)}
-    made |= {text: _mac(text, n) for n, text in _ranked(found.macs)}
-    made |= {text: f"10.{n >> 16}.{n >> 8 & 255}.{n & 255}" for n, text in _ranked(found.ipv4, _octets)}
-    made |= {text: f"2001:db8::{n:x}" for n, text in _ranked(found.ipv6)}
-    made |= _numbers(found.numbers - made.keys())
-    hosts = {name.lower() for name in names.hosts}
-    named = _numbered("user", users) | _numbered("name", found.names - users)
-    named = {name: new for name, new in named.items() if len(name) >= SHORTEST_NAME} | _numbered("host", hosts)
+    made |= {text: _mac(text, n) for n, text in _ranked(found["mac"])}
+    made |= {text: f"10.{n >> 16}.{n >> 8 & 255}.{n & 255}" for n, text in _ranked(found["ipv4"], _octets)}
+    made |= {text: f"2001:db8::{n:x}" for n, text in _ranked(found["ipv6"])}
+    made |= _numbers(found["number"] - made.keys())
+    named = {**users, **_numbered("name", found["name"] - users.keys())}
+    named = {name: new for name, new in named.items() if len(name) >= SHORTEST_NAME} | hosts
     return {name: new for name, new in named.items() if name not in words} | made
 
 

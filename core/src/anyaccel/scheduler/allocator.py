@@ -108,15 +108,13 @@ class Allocator:
             NotFreeError: When the request cannot be served now; carries the verdict.
         """
         seconds = read_seconds("time", time, positive=True)
-        plan = self._resolve(request, hosts)
         with self._lock:
-            plan = self._current(plan)  # a machine may have changed since
+            plan = self._plan(request, hosts)
             waiting = self._waiting(plan, _LAST, priority, seconds, user)
             allocation = self._try(waiting, plan, note)
-            if allocation is None:
-                verdict = self._judge(plan, waiting)
-        if allocation is not None:
-            return allocation
+            if allocation is not None:
+                return allocation
+            verdict = self._judge(plan, waiting)
         error = NotFreeError if verdict.ever_fits else NeverFitsError
         # With the machine's leases, a device may have become free since the attempt.
         message = f"{plan.request} was not free a moment ago." if verdict.fits_now else verdict.message
@@ -160,34 +158,28 @@ class Allocator:
             NeverFitsError: When the request can never be served and ``infeasible`` is ``raise``.
         """
         seconds = read_seconds("time", time, positive=True)
-        plan = self._resolve(request, hosts)
         with self._lock:
-            plan = self._current(plan)
+            plan = self._plan(request, hosts)
             never = not (plan.ever_fits or plan.request.else_cpu)
-            verdict = None
             if never and infeasible == "raise":
-                # Raised without the lock, since the caller's handling of the error may use this scheduler.
                 verdict = self._judge(plan, self._waiting(plan, _LAST, priority, seconds, user))
-            else:
-                number = next(self._numbers)
-                waiting = self._waiting(plan, number, priority, seconds, user)
-                ticket = Ticket(
-                    plan,
-                    waiting=waiting,
-                    cancel=self.cancel,
-                    why=self.why,
-                    place=self._place_in_line,
-                    note=note,
-                    on_placed=on_placed,
-                )
-                ticket.allocation = self._try(waiting, plan, note)
-                if never:
-                    self._infeasible[number] = ticket
-                elif ticket.allocation is None:
-                    self._wait_in_line(ticket)
-                    self._queue.add(ticket)
-        if verdict is not None:
-            raise NeverFitsError(verdict.message, verdict=verdict, hint=verdict.hint)
+                raise NeverFitsError(verdict.message, verdict=verdict, hint=verdict.hint)
+            waiting = self._waiting(plan, next(self._numbers), priority, seconds, user)
+            ticket = Ticket(
+                plan,
+                waiting=waiting,
+                cancel=self.cancel,
+                why=self.why,
+                place=self._place_in_line,
+                note=note,
+                on_placed=on_placed,
+            )
+            ticket.allocation = self._try(waiting, plan, note)
+            if never:
+                self._infeasible[ticket.number] = ticket
+            elif ticket.allocation is None:
+                self._wait_in_line(ticket)
+                self._queue.add(ticket)
         if ticket.allocation is not None:
             notify([ticket])
         return ticket
@@ -276,17 +268,16 @@ class Allocator:
         Raises:
             RequestError, UnknownNameError, UsageError: As for :meth:`allocate`.
         """
-        if isinstance(request, Ticket):
-            with self._lock:
-                if request.allocation is not None and not request.allocation.cpu:
-                    from anyaccel.model.verdict import Verdict
-
-                    return Verdict(request=request.request, fits_now=True, ever_fits=True)
-                return self._judge(self._current(request.plan), request.waiting)
-        plan = self._resolve(request, hosts)
         with self._lock:
-            plan = self._current(plan)
-            return self._judge(plan, self._waiting(plan, _LAST, priority, None, None))
+            if not isinstance(request, Ticket):
+                plan = self._plan(request, hosts)
+                return self._judge(plan, self._waiting(plan, _LAST, priority, None, None))
+            if request.allocation is None or request.allocation.cpu:
+                plan = self._arrangement.plan(request.request, request.plan.hosts)
+                return self._judge(plan, request.waiting)
+        from anyaccel.model.verdict import Verdict
+
+        return Verdict(request=request.request, fits_now=True, ever_fits=True)
 
     def pending(self) -> tuple[Ticket, ...]:
         """List waiting requests in the order of service, then requests that can never be served."""
@@ -300,7 +291,7 @@ class Allocator:
         from anyaccel.scheduler.demand import summarize
 
         with self._lock:
-            layouts = [site.books.layout for site in self._arrangement.sites]
+            layouts = [books.layout for books in self._arrangement.machines]
             feasible = [ticket.plan for ticket in self._queue]
             infeasible = [ticket.plan for ticket in self._infeasible.values()]
         return (
@@ -374,7 +365,7 @@ class Allocator:
         self._queue, self._infeasible = Queue(), {}
         placed = []
         for ticket in tickets:
-            ticket.plan = plan = self._current(ticket.plan)
+            ticket.plan = plan = self._arrangement.plan(ticket.request, ticket.plan.hosts)
             was = ticket.waiting
             ticket.waiting = replace(
                 self._waiting(plan, was.number, was.priority, was.seconds, was.user), since=was.since
@@ -397,16 +388,15 @@ class Allocator:
         if books is None or member.id not in books.held:  # the request runs on the CPU
             return
         books.release(member.id)
-        site = self._arrangement.by_name.get(member.machine)
-        if site is None:
-            self._drop(member.machine)
+        if books.there:
+            self._arrangement.note(books.number)
         else:
-            self._arrangement.note(site.number)
+            self._drop(member.machine)
 
     # Requests
 
-    def _resolve(self, request: RequestLike, hosts: int) -> RequestPlan:
-        """Plan a request without the lock, while other requests are served; :meth:`_current` may repeat the plan.
+    def _plan(self, request: RequestLike, hosts: int) -> RequestPlan:
+        """Resolve a request against the present machines.
 
         Raises:
             RequestError: When the request does not follow the grammar.
@@ -417,11 +407,6 @@ class Allocator:
         if type(hosts) is not int or hosts < 1:
             raise UsageError(f"hosts must be a whole number, 1 or more (got {hosts!r:.60})")
         return self._arrangement.plan(wanted, hosts)
-
-    def _current(self, plan: RequestPlan) -> RequestPlan:
-        """Return the plan, made again if a machine was added, changed or removed."""
-        now = self._arrangement
-        return plan if plan.arrangement is now else now.plan(plan.request, plan.hosts)
 
     def _waiting(self, plan: RequestPlan, number: int, priority: int, time: float | None, user: int | None) -> Waiting:
         """Return a request that arrives now as the queue policy sees it; without a policy, time limits are left out."""
@@ -463,8 +448,10 @@ class Allocator:
             return None
         now = self._clock()
         if rivals:
+            from anyaccel.backfill import may_pass  # only a time limit allows to pass
+
             ahead = [ticket.waiting for ticket in rivals]
-            if not self._policy.may_pass(waiting, ahead, held or self._holdings(), now):
+            if not may_pass(self._policy, waiting, ahead, held or self._holdings(), now):
                 return None
         found = plan.find()
         if found is None:
@@ -512,11 +499,11 @@ class Allocator:
         for allocation in self._held.values():
             user, since, until, passed = self._terms.get(allocation.id, (None, None, None, False))
             for member in allocation.members:
-                site = self._arrangement.by_name.get(member.machine)
-                if site is None:  # the machine is gone, or the request runs on the CPU
+                books = self._books.get(member.machine)
+                if books is None or not books.there:  # the machine is gone, or the request runs on the CPU
                     continue
                 for each in member.shares:
-                    device = site.offset + site.books.layout.positions[each.device.id]
+                    device = books.offset + books.layout.positions[each.device.id]
                     began = since if passed else None
                     found.append(
                         Holding(device=device, units=each.units, user=user, since=since, until=until, passed=began)
@@ -544,7 +531,7 @@ class Allocator:
         given = []
         for number in sorted(found):
             key = self._new_id()
-            books = self._arrangement.sites[number].books
+            books = self._arrangement.machines[number]
             given.append(books.hold(key, plan.request, plan.wanted[number], found[number], note))
         allocation: Allocation
         if len(given) == 1:
@@ -631,7 +618,7 @@ class Allocator:
         if plan.ever_fits and not ahead and plan.find() is not None:
             verdict = Verdict(request=plan.request, fits_now=True, ever_fits=True)
         else:
-            verdict = judge(plan, [site.books for site in self._arrangement.sites], ahead)
+            verdict = judge(plan, self._arrangement.machines, ahead)
         if verdict.ever_fits and self._limited(waiting, used):
             user = "" if waiting.user is None else f"user {waiting.user}"
             over = [each for each in self._policy.over_limits(waiting, used) if each.of_devices]
@@ -750,7 +737,7 @@ class Fleet(Allocator):
     @property
     def machines(self) -> Mapping[str, Inventory]:
         """The machines by name, as of the last updates."""
-        return {name: site.books.inventory for name, site in self._arrangement.by_name.items()}
+        return {books.machine: books.inventory for books in self._arrangement.machines}
 
     def update(self, machine: str, inventory: Inventory | None) -> None:
         """Adopt a new, changed or removed machine.

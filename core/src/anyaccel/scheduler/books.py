@@ -8,7 +8,19 @@ from functools import cached_property, lru_cache, partial
 from itertools import takewhile
 
 from anyaccel._typing import NamedTuple
-from anyaccel.model import Allocation, Device, Extent, Grant, Health, Inventory, Request, Term, replace, slot_numbers
+from anyaccel.model import (
+    DIVIDED,
+    Allocation,
+    Device,
+    Extent,
+    Grant,
+    Health,
+    Inventory,
+    Request,
+    Term,
+    replace,
+    slot_numbers,
+)
 from anyaccel.model.extent import bits, union
 from anyaccel.policy import Need
 from anyaccel.scheduler.names import NameRegistry
@@ -67,6 +79,9 @@ class Books:
         inventory: The machine, as of the last update.
         machine: Name of the machine.
         there: Whether the machine exists: books of a removed machine stay as long as something is held.
+        number: Number of the machine in the present arrangement.
+        offset: Position of its first device among the devices of all machines.
+        resolve: Resolves a request against the machine, whatever is held; see :meth:`_resolve`.
         held: Allocations by id, in order of arrival.
         layout: The fixed facts about the machine, and about held devices that are gone.
         occupancy: The free parts of devices.
@@ -81,12 +96,13 @@ class Books:
         self.inventory = inventory
         self.machine = machine
         self.there = True
+        self.number = self.offset = 0
         self.held: dict[str, Allocation] = {}
         self.layout = Layout(inventory, names)
         self.validate = validate
         self.list_holders: Callable[[Mapping[str, str]], str] = list_holders
         self._lock = lock
-        self._resolved = lru_cache(_REQUESTS)(partial(self._resolve, self.layout))
+        self.resolve = lru_cache(_REQUESTS)(self._resolve)
         self.occupancy = Occupancy(self.layout)
         self._short = False  # whether a device has less than its allocations hold
         self._spots: dict[str, tuple[Spot, ...]] = {}
@@ -110,22 +126,24 @@ class Books:
         with self._lock:
             return tuple(self._holders(self.layout.positions[device_id]))
 
-    def _holders(self, position: int) -> Iterator[Allocation]:
-        """Yield the allocations of the device at a position, in order of arrival."""
+    def _holders(self, position: int, *, divided: bool = True) -> Iterator[Allocation]:
+        """Yield the allocations of the device at a position, in order of arrival.
+
+        Args:
+            position: The device.
+            divided: Whether to include allocations of parts of the device that are not listed.
+        """
         for key, spots in self._spots.items():
-            if any(spot.position == position for spot in spots):
+            if any(spot.position == position and (divided or not spot.divided) for spot in spots):
                 yield self.held[key]
 
-    def resolve(self, request: Request) -> Resolved:
-        """Resolve a request, independent of allocations; the result is remembered until the next update.
+    def _resolve(self, request: Request) -> Resolved:
+        """Resolve a request against the machine, and try to place the request on the idle machine.
 
         Raises:
             UnknownNameError: When no device has one of its names.
         """
-        return self._resolved(request)
-
-    def _resolve(self, layout: Layout, request: Request) -> Resolved:
-        """Resolve a request against a layout, and try to place the request on the idle machine."""
+        layout = self.layout
         wanted = tuple(want(layout, term) for term in request.terms)
         mask = layout.with_parts(union(each.mask for each in wanted))
         ever = place(layout, Occupancy(layout), wanted, self.validate) is not None  # on the idle machine
@@ -147,8 +165,8 @@ class Books:
         }
         layout = Layout(replace(now, devices=(*now.devices, *lost.values())), self.layout.names)
         self.inventory, self.there = now, inventory is not None
-        # A new cache, bound to the new layout: another thread may still resolve against the old one.
-        self.layout, self._resolved = layout, lru_cache(_REQUESTS)(partial(self._resolve, layout))
+        self.layout = layout
+        self.resolve.cache_clear()
         self.recount()
 
     def recount(self) -> None:
@@ -159,10 +177,11 @@ class Books:
         self.occupancy, self._short = Occupancy(self.layout), False
         for key, allocation in self.held.items():
             spots = []
-            for each in allocation.shares:
+            for each, former in zip(allocation.shares, self._spots[key], strict=True):
                 position = self.layout.positions[each.device.id]
                 device = self.layout.devices[position]
-                spot = self.occupancy.spot_within(position, extent_within(each, device))
+                extent = DIVIDED if former.divided else extent_within(each, device)
+                spot = self.occupancy.spot_within(position, extent)
                 self.occupancy.take((spot,))
                 self._short |= device.usable and spot.units < each.units
                 spots.append(spot)
@@ -183,25 +202,28 @@ class Books:
         Raises:
             KeyError: When no device has one of the ids.
         """
-        made = tuple(self._occupied(device_id, extent) for device_id, extent in held.items())
+        spots = tuple(
+            self.occupancy.spot_within(self.layout.positions[device_id], extent) for device_id, extent in held.items()
+        )
+        made = []
+        for spot, extent in zip(spots, held.values(), strict=True):
+            device = self.layout.devices[spot.position]
+            part = share(device, spot.units, slot_numbers(spot.slots))
+            made.append(Grant(term=Term(names=(device.type,), units=extent.units), shares=(part,)))
         request = Request(terms=tuple(grant.term for grant in made))
-        return self.enter(Allocation(id=holder, request=request, grants=made, machine=self.machine), note)
+        allocation = Allocation(id=holder, request=request, grants=tuple(made), machine=self.machine)
+        return self.enter(allocation, note, spots)
 
-    def _occupied(self, device_id: str, extent: Extent) -> Grant:
-        """Return the grant for the free part of a foreign extent on a device; nothing is taken.
+    def enter(self, allocation: Allocation, note: str, spots: tuple[Spot, ...] | None = None) -> Allocation:
+        """Enter an allocation in the books: take its parts of devices, and keep its note. Returns the allocation.
 
-        Raises:
-            KeyError: When no device has the id.
+        Args:
+            allocation: The allocation.
+            note: Description of its holder.
+            spots: The place of each share; None for the place that the share itself says.
         """
-        position = self.layout.positions[device_id]
-        device = self.layout.devices[position]
-        spot = self.occupancy.spot_within(position, extent)
-        part = share(device, spot.units, slot_numbers(spot.slots))
-        return Grant(term=Term(names=(device.type,), units=extent.units), shares=(part,))
-
-    def enter(self, allocation: Allocation, note: str) -> Allocation:
-        """Enter an allocation in the books: take its parts of devices, and keep its note. Returns the allocation."""
-        spots = tuple(self.occupancy.spot_of(each) for each in allocation.shares)
+        if spots is None:
+            spots = tuple(self.occupancy.spot_of(each) for each in allocation.shares)
         self.occupancy.take(spots)
         self._spots[allocation.id] = spots
         self.held[allocation.id] = allocation
@@ -231,7 +253,7 @@ class Books:
         for other in (position, *self.layout.kin.get(position, ())):
             device = self.layout.devices[other].id
             by = "" if other == position else f", its part {device}" if parts >> other & 1 else f", all of {device}"
-            for holder in self._holders(other):
+            for holder in self._holders(other, divided=other == position):
                 found.setdefault(holder.id, f"{holder.id} ({self._notes.get(holder.id) or holder.request}{by})")
         return found
 
@@ -254,54 +276,29 @@ def _lost(device: Device) -> Device:
     )
 
 
-class Site(NamedTuple):
-    """Position of a machine among all machines.
-
-    Attributes:
-        number: Number of the machine.
-        offset: Position of its first device among all devices.
-        books: Books of the machine.
-    """
-
-    number: int
-    offset: int
-    books: Books
-
-
 class Arrangement:
     """The present machines in order, and the plans of requests.
 
     An arrangement also counts releases per machine, so that a plan asks only changed machines again.
 
     Args:
-        machines: Books of the machines.
+        machines: Books of the machines, which learn their positions.
+
+    Attributes:
+        machines: The books, by number.
+        plan: Resolves a request, given with the number of hosts, against every machine, or returns the former plan.
     """
 
     def __init__(self, machines: Iterable[Books]) -> None:
-        sites: list[Site] = []
+        self.machines: Sequence[Books] = list(machines)
         offset = 0
-        for number, books in enumerate(machines):
-            sites.append(Site(number, offset, books))
+        for number, books in enumerate(self.machines):
+            books.number, books.offset = number, offset
             offset += len(books.layout.devices)
-        self.sites: Sequence[Site] = sites
-        self.by_name = {site.books.machine: site for site in sites}
-        self._plan = lru_cache(maxsize=4_096)(
-            self._make
-        )  # as many different requests may wait, and each release asks all
+        # As many different requests may wait, and each release asks all.
+        self.plan = lru_cache(maxsize=4_096)(partial(RequestPlan, self))
         self._given_back: OrderedDict[int, int] = OrderedDict()  # count at the last release, by machine
         self._count = 0
-
-    def plan(self, request: Request, hosts: int) -> RequestPlan:
-        """Resolve a request against every machine, or return the former plan. Needs no lock: allocations do not matter.
-
-        Raises:
-            UnknownNameError: When no device has one of its names.
-        """
-        return self._plan(request, hosts)
-
-    def _make(self, request: Request, hosts: int) -> RequestPlan:
-        """Resolve a request against every machine; behind a cache, see :meth:`plan`."""
-        return RequestPlan(request, hosts, self)
 
     def note(self, machine: int) -> None:
         """Count a release on a machine, so that each plan asks the machine again."""
@@ -318,10 +315,13 @@ class Arrangement:
 class RequestPlan:
     """A request resolved against every machine.
 
+    Raises:
+        UnknownNameError: When no device has one of its names.
+
     Attributes:
+        arrangement: The machines.
         request: The request.
         hosts: Number of machines to be served on.
-        arrangement: The machines.
         wanted: The terms, by number of each machine that can ever serve them.
         machines: These machines, as a bit mask.
         open: The machines that have not refused the request since their last release, as a bit mask.
@@ -330,17 +330,17 @@ class RequestPlan:
         ever_fits: Whether the request is served if nothing is held.
     """
 
-    def __init__(self, request: Request, hosts: int, arrangement: Arrangement) -> None:
+    def __init__(self, arrangement: Arrangement, request: Request, hosts: int) -> None:
+        self.arrangement = arrangement
         self.request = request
         self.hosts = hosts
-        self.arrangement = arrangement
         self.wanted: dict[int, tuple[Wanted, ...]] = {}
         masks = [0, 0]  # for machines that can never serve the request, and for machines that can
-        for site in arrangement.sites:
-            found = site.books.resolve(request)
-            masks[found.ever_fits] |= found.mask << site.offset
+        for books in arrangement.machines:
+            found = books.resolve(request)
+            masks[found.ever_fits] |= found.mask << books.offset
             if found.ever_fits:
-                self.wanted[site.number] = found.wanted
+                self.wanted[books.number] = found.wanted
         self.machines = self.open = sum(1 << number for number in self.wanted)
         self.mask = masks[True] or masks[False]
         self.ever_fits = len(self.wanted) >= hosts
@@ -349,8 +349,8 @@ class RequestPlan:
     @cached_property
     def needs(self) -> tuple[tuple[Need, ...], ...]:
         """The needs on each machine, for the queue policy."""
-        offsets = {number: self.arrangement.sites[number].offset for number in self.wanted}
-        return tuple(needs(each, offsets[number].__add__) for number, each in self.wanted.items())
+        machines = self.arrangement.machines
+        return tuple(needs(each, machines[number].offset.__add__) for number, each in self.wanted.items())
 
     @cached_property
     def wants(self) -> frozenset[int]:
@@ -370,7 +370,7 @@ class RequestPlan:
         for number in bits(self.open):
             if self.open.bit_count() < self.hosts:  # too few machines are left for the gang
                 break
-            placed = self.arrangement.sites[number].books.find(self.wanted[number])
+            placed = self.arrangement.machines[number].find(self.wanted[number])
             if placed is None:
                 self.open ^= 1 << number
                 continue

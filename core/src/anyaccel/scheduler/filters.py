@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _MOST_DIGITS = 6  # of a NUMA node: longer numbers would only cost time to convert
-_ID = re.compile(r"[!-+\--~]{1,128}")  # no comma, which ends it
-_NUMBERS = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9}){0,7}")
-_VERSIONS = re.compile(rf"({_NUMBERS.pattern})(?:(\+)|-({_NUMBERS.pattern}))?")
+_ID = r"[!-+\--~]{1,128}"  # no comma, which ends it
+_NUMBERS = r"[0-9]{1,9}(?:\.[0-9]{1,9}){0,7}"
+_VERSIONS = rf"({_NUMBERS})(?:(\+)|-({_NUMBERS}))?"
 
 
 class AskedFilter(NamedTuple, Generic[T]):
@@ -193,7 +193,7 @@ class _Driver(Filter[_Versions]):
     summary = "has a driver of this version: driver=550+ at least, driver=550.54 exactly, driver=535-550 a range"
 
     def read(self, text: str) -> _Versions:
-        match = _VERSIONS.fullmatch(text)
+        match = re.fullmatch(_VERSIONS, text)
         if match is None:
             raise ValueError(f"'driver' must be a version such as 550, 550.54+ or 535-550 (got {shown(text)})")
         low = _version(match[1])
@@ -237,7 +237,7 @@ class _Driver(Filter[_Versions]):
 
 def _version(text: str) -> tuple[int, ...]:
     """Return the leading numbers of a version, such as 550, 90 and 7 of 550.90.07; empty for none."""
-    match = _NUMBERS.match(text)
+    match = re.match(_NUMBERS, text)
     return tuple(map(int, match[0].split("."))) if match else ()
 
 
@@ -344,7 +344,7 @@ class _Id(Filter[str]):
     portable = False
 
     def read(self, text: str) -> str:
-        if not _ID.fullmatch(text):
+        if not re.fullmatch(_ID, text):
             raise ValueError(f"'id' must be the id of a device, as 'anyaccel' shows it (got {shown(text)})")
         return text
 

@@ -79,11 +79,15 @@ def begin_for(machine: str | None, environ: Mapping[str, str]) -> None:
         begin()
 
 
-def close() -> None:
-    """End the processes of all vendors, if there are any. The next call starts the processes again."""
+def close(*, wait: bool = True) -> None:
+    """End the processes of all vendors and their fork server, if there are any. The next call starts them again.
+
+    Args:
+        wait: Whether to wait until they have ended; without, a later call waits.
+    """
     if process := sys.modules.get("anyaccel.vendors.process"):  # not imported: no vendor was called
-        process.close()
-    client.close_all(client.ForkServer)
+        process.forget()
+    client.close_all(client.ForkServer, client.END_SECONDS if wait else 0.0)
 
 
 _wanted: list[str] = []

@@ -28,11 +28,11 @@ from anyaccel.model import (
     Value,
     replace,
 )
-from anyaccel.model.wire import build, decode, encode
+from anyaccel.model.wire import decode, encode, read
 from anyaccel.probe.machine import Machine
 from anyaccel.vendors import DEADLINE_SECONDS, PRELOAD, TASKS, contract
 from anyaccel.vendors.discovery import Source, installed, make_problem
-from anyaccel.vendors.guarded import ANSWER_LIMIT, NO_ANSWER, GuardedProcess, Outcome, call_all, close_processes
+from anyaccel.vendors.guarded import ANSWER_LIMIT, NO_ANSWER, GuardedProcess, Outcome, call_all
 
 SIMULATION_LIMIT = 256 << 20
 """Most bytes of an answer about a simulated machine."""
@@ -201,7 +201,7 @@ def check_answer(
         PluginError: When the contract does not allow the answer.
     """
     hook = contract.HOOKS[name]
-    value = build(hook.answer, data)
+    value, _ = read(hook.answer, data, hook.name)  # the check below says more about parts that do not fit
     given = {"vendor": source.vendor, "info": info, "devices": devices, "device": next(iter(devices), None)}
     if found := list(hook.faults(value, given)):
         raise PluginError(describe_breach(source, "; ".join(found), f"anyaccel_{name}"))
@@ -413,18 +413,12 @@ def known() -> tuple[list[KnownVendor], list[Problem]]:
     return found, problems
 
 
-def close(*, interpreter: bool = True) -> None:
-    """End the processes of all vendors. The next call starts the processes again.
-
-    Args:
-        interpreter: Whether to end the fork server as well, which takes longest to start.
-    """
+def forget() -> None:
+    """Leave the processes of all vendors, which end by themselves. The next call starts new ones."""
     with _lock:
         ended = list(_vendors.values())
         _vendors.clear()
         _asked.clear()
-    if interpreter:
-        close_processes()
-        return
-    for vendor in ended:
-        vendor.close()
+    for process in ended:
+        with process:
+            process.release()
