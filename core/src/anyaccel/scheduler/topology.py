@@ -176,7 +176,8 @@ class Topology:
     def _greedy(self, free: int, count: int, *, linked: bool) -> int:
         """Grow sets from a few promising devices, and return the best; 0 if none grows to ``count``."""
         seeds = sorted(self._lows(free), key=lambda low: self._room(low, free, count))[:_SEEDS]
-        grown = {self.grow(1 << seed, free, count, linked=linked) for seed in seeds} - {0}
+        starts = [self._alike(seed, free, count, linked=linked) for seed in seeds]
+        grown = {self.grow(start, free, count, linked=linked) for start in starts} - {0}
         return max(sorted(grown), key=lambda chosen: self.value(chosen, free), default=0)
 
     def _lows(self, mask: int) -> Iterator[int]:
@@ -211,9 +212,16 @@ class Topology:
             if allowed.bit_count() < missing:
                 return 0
             best = max(self._lows(allowed), key=partial(self._fit, chosen, rest))
-            cell = self._cell_of[best] & allowed  # connected alike, so that they follow each other
-            chosen |= first(cell, missing) if self.linked[best] & cell or not linked else 1 << best
+            chosen |= self._alike(best, allowed, missing, linked=linked)
         return chosen
+
+    def _alike(self, low: int, allowed: int, count: int, *, linked: bool) -> int:
+        """Return the lowest device of a cell with the next ones of the cell, at most ``count`` in all.
+
+        Each of them fits a set as well as the first does. With ``linked``, a cell without links gives one device.
+        """
+        cell = self._cell_of[low] & allowed
+        return first(cell, count) if self.linked[low] & cell or not linked else 1 << low
 
     def _fit(self, chosen: int, rest: int, position: int) -> tuple[int, int, int]:
         """Return the sort key of a device to be added to a set."""
