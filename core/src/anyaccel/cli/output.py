@@ -111,9 +111,9 @@ def take_fields(value: object, *names: str) -> dict[str, Any]:
     return {name: None if field == "" else field for name, field in fields.items()}
 
 
-def moment(seconds: float) -> str:
-    """Format a time in seconds since 1970 for programs, in UTC."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+def moment(seconds: float | None) -> str | None:
+    """Format a time in seconds since 1970 for programs, in UTC; None stays None."""
+    return None if seconds is None else time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
 def print_help(text: str) -> None:
