@@ -15,8 +15,9 @@ from pathlib import Path
 
 from anyaccel import detect
 from anyaccel.model import EnvContext
+from anyaccel.vendors import close
 from anyaccel.vendors.discovery import installed
-from anyaccel.vendors.process import close, vendor_process
+from anyaccel.vendors.process import vendor_process
 from measure import Row, against, at_most, command, interleaved, median
 
 BARE = "python -c pass"

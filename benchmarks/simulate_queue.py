@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from anyaccel.backfill import may_pass
 from anyaccel.model import Value, replace
 from anyaccel.policy import Holding, Need, Policy, Usage, Waiting
 
@@ -151,7 +152,7 @@ def served(
             job = waiting[each.number][0]
             # Who may not pass the first may not pass all, and that is quickly told.
             ahead = (order[:1], order[:position]) if position else ()
-            if job.devices <= len(free) and all(rules.may_pass(each, those, held, now) for those in ahead):
+            if job.devices <= len(free) and all(may_pass(rules, each, those, held, now) for those in ahead):
                 found = job, position > 0
                 break
         if found is None:

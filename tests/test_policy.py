@@ -6,6 +6,7 @@ import random
 
 import pytest
 from anyaccel import policy
+from anyaccel.backfill import earliest_starts, forecast, may_pass
 from anyaccel.configuration import Configuration
 from anyaccel.ledger.machine_policy import read_policy
 from anyaccel.model import replace
@@ -75,7 +76,7 @@ def simulate(jobs, rules, *, on_look=None, until=100_000):
             for position, each in enumerate(order):
                 ahead = in_the_way(rules, order[:position], each, used, now)
                 passes = bool(ahead)
-                if passes and not rules.may_pass(each, ahead, held, now):
+                if passes and not may_pass(rules, each, ahead, held, now):
                     continue
                 job = by_key[each.key]
                 taken = {one.device for one in held} | rules.barred(each, now)
@@ -166,7 +167,7 @@ def test_everybody_computes_the_same_order_from_the_same_facts(jobs, fair, most,
     assert sorted(each.number for each in expected) == sorted(each.number for each in waiting)
     for position, each in enumerate(expected):
         ahead = expected[:position]
-        assert rules.may_pass(each, ahead, held, 20.0) == rules.may_pass(each, ahead, held_shuffled, 20.0)
+        assert may_pass(rules, each, ahead, held, 20.0) == may_pass(rules, each, ahead, held_shuffled, 20.0)
 
 
 @CASES
@@ -227,7 +228,9 @@ def test_no_reservation_and_no_drain_is_broken_and_no_request_starves(jobs, with
         past = dict(reversed(rules.past.items()))
         shuffled = replace(rules, blocks=tuple(again), past=past)
         assert shuffled.order(reversed(order), list(reversed(held)), now) == rules.order(order, held, now)
-        assert shuffled.earliest_starts(order, held, now) == rules.earliest_starts(order, list(reversed(held)), now)
+        assert earliest_starts(shuffled.blocks, order, held, now) == earliest_starts(
+            rules.blocks, order, list(reversed(held)), now
+        )
         used, same = sum_usage(held), sum_usage(reversed(held))
         for position, one in enumerate(order):
             assert shuffled.over_limits(one, same) == rules.over_limits(one, used)
@@ -308,43 +311,43 @@ def waiting(number, count=1, seconds=None, since=0.0, **more):
 def test_a_short_one_passes_one_that_waits_for_all_devices():
     held = [Holding(device="a", until=100.0)]
     head = waiting(1, 4)
-    assert Policy().earliest_starts([head], held) == [100.0]
-    assert Policy().may_pass(waiting(2, 1, 60.0), [head], held, 40.0)
-    assert not Policy().may_pass(waiting(2, 1, 61.0), [head], held, 40.0)
-    assert Policy(backfill=1).may_pass(waiting(2, 1, 61.0), [head], held, 40.0)
-    assert not Policy().may_pass(waiting(2, 1), [head], held, 40.0)
+    assert earliest_starts(Policy().blocks, [head], held) == [100.0]
+    assert may_pass(Policy(), waiting(2, 1, 60.0), [head], held, 40.0)
+    assert not may_pass(Policy(), waiting(2, 1, 61.0), [head], held, 40.0)
+    assert may_pass(Policy(backfill=1), waiting(2, 1, 61.0), [head], held, 40.0)
+    assert not may_pass(Policy(), waiting(2, 1), [head], held, 40.0)
 
 
 def test_what_passed_does_not_let_others_pass():
     """Else each could delay the head by the bound once more, for ever."""
     held = [Holding(device="a", until=100.0), Holding(device="b", until=110.0, passed=50.0)]
     head = waiting(1, 4, since=10.0)
-    assert Policy(backfill=10).may_pass(waiting(2, 1, 10.0), [head], held, 100.0)
-    assert not Policy(backfill=10).may_pass(waiting(2, 1, 15.0), [head], held, 100.0)
-    assert Policy().earliest_starts([waiting(3, 4, since=60.0)], held) == [110.0]
+    assert may_pass(Policy(backfill=10), waiting(2, 1, 10.0), [head], held, 100.0)
+    assert not may_pass(Policy(backfill=10), waiting(2, 1, 15.0), [head], held, 100.0)
+    assert earliest_starts(Policy().blocks, [waiting(3, 4, since=60.0)], held) == [110.0]
 
 
 def test_without_a_known_end_the_bound_counts_from_the_arrival():
     held = [Holding(device="a")]
     head = waiting(1, 4, since=10.0)
-    assert not Policy().may_pass(waiting(2, 1, 1.0), [head], held, 20.0)
-    assert Policy(backfill=60).may_pass(waiting(2, 1, 50.0), [head], held, 20.0)
-    assert not Policy(backfill=60).may_pass(waiting(2, 1, 51.0), [head], held, 20.0)
+    assert not may_pass(Policy(), waiting(2, 1, 1.0), [head], held, 20.0)
+    assert may_pass(Policy(backfill=60), waiting(2, 1, 50.0), [head], held, 20.0)
+    assert not may_pass(Policy(backfill=60), waiting(2, 1, 51.0), [head], held, 20.0)
 
 
 def test_those_behind_the_head_are_not_delayed_either_beyond_what_they_wait_for_anyway():
     held = [Holding(device="a", until=100.0)]
     ahead = [waiting(1, 4), waiting(2, 2)]  # the second could start now, but for the first
-    assert Policy().earliest_starts(ahead, held) == [100.0, 100.0]
-    assert Policy().may_pass(waiting(3, 1, 50.0), ahead, held, 10.0)
+    assert earliest_starts(Policy().blocks, ahead, held) == [100.0, 100.0]
+    assert may_pass(Policy(), waiting(3, 1, 50.0), ahead, held, 10.0)
 
 
 def test_shares_of_one_device_count():
     half = Need(count=1, units=5000, among=frozenset("a"))
     one = Waiting(key=1, number=1, since=0.0, needs=(half,))
     both = [Holding(device="a", units=5000, until=10.0), Holding(device="a", units=5000, until=20.0)]
-    assert Policy().earliest_starts([one], both) == [10.0]
-    assert policy.PLAIN.forecast([one], both, 5.0) == {1: 10.0}
+    assert earliest_starts(Policy().blocks, [one], both) == [10.0]
+    assert forecast(policy.PLAIN, [one], both, 5.0) == {1: 10.0}
 
 
 def test_fair_shares_put_those_first_who_hold_less():
@@ -397,7 +400,7 @@ def test_a_priority_counts_up_to_the_users_highest():
 def test_forecast_knows_what_is_known():
     held = [Holding(device="a", until=50.0), Holding(device="b"), Holding(device="c", until=70.0)]
     first, second, third = waiting(1, 2, 30.0), waiting(2, 1, 5.0), waiting(3, 4)
-    assert policy.PLAIN.forecast([first, second, third], held, 10.0) == {1: 50.0, 2: 70.0, 3: None}
+    assert forecast(policy.PLAIN, [first, second, third], held, 10.0) == {1: 50.0, 2: 70.0, 3: None}
 
 
 def test_forecast_counts_reservations_until_their_end():
@@ -414,14 +417,12 @@ def test_forecast_counts_reservations_until_their_end():
             key=number, number=number, since=0.0, seconds=seconds, user=user, needs=(need,), wants=frozenset("abcde")
         )
 
-    assert rules.forecast([asks(1, 2)], held, 10.0) == {1: 50.0}
-    assert rules.forecast([asks(1, 4)], held, 10.0) == {1: 90.0}
-    assert rules.forecast([asks(1, 5)], held, 10.0) == {1: None}
-    assert rules.forecast([asks(1, 2, 10.0)], held, 10.0) == {1: 10.0}
-    # The earlier request of user 1 may not have the reserved devices, which user 2 has once the lease of a ends.
-    assert rules.forecast([asks(1, 5), asks(2, 2, user=2)], held, 10.0) == {1: None, 2: 20.0}
-    # It takes the devices that are not reserved until then, so that the next one has to wait for the end.
-    assert rules.forecast([asks(1, 2, 30.0), asks(2, 2, 5.0)], held, 10.0) == {1: 10.0, 2: 40.0}
+    assert forecast(rules, [asks(1, 2)], held, 10.0) == {1: 50.0}
+    assert forecast(rules, [asks(1, 4)], held, 10.0) == {1: 90.0}
+    assert forecast(rules, [asks(1, 5)], held, 10.0) == {1: None}
+    assert forecast(rules, [asks(1, 2, 10.0)], held, 10.0) == {1: 10.0}
+    # Request 1 takes the devices that are not reserved until then, so that the next one has to wait for the end.
+    assert forecast(rules, [asks(1, 2, 30.0), asks(2, 2, 5.0)], held, 10.0) == {1: 10.0, 2: 40.0}
 
 
 def test_forecast_counts_limits_of_users_and_groups():
@@ -430,7 +431,7 @@ def test_forecast_counts_limits_of_users_and_groups():
     held += [Holding(device="c", user=4, until=70.0)]
     own, large, other = waiting(1, 1, 5.0, user=1), waiting(2, 2, 5.0, user=3), waiting(3, 1, 5.0, user=2)
     over = waiting(4, 3, user=2)
-    assert rules.forecast([own, large, over, other], held, 10.0) == {1: 30.0, 2: 70.0, 3: 10.0, 4: None}
+    assert forecast(rules, [own, large, over, other], held, 10.0) == {1: 30.0, 2: 70.0, 3: 10.0, 4: None}
 
 
 def test_the_configuration_becomes_the_rules():

@@ -38,7 +38,7 @@ def picture(machine, *arguments, columns, **variables):
 
 def settled(text):
     """Without the digits of a duration that a slow machine shows some seconds or a minute later."""
-    return re.sub(r"\b1\ds\b", "1.s", re.sub(r"\b(\d+[dh])\d\d([hm])\b", r"\1..\2", text))
+    return re.sub(r"\b[1-5]\ds\b", "..s", re.sub(r"\b(\d+[dh])\d\d([hm])\b", r"\1..\2", text))
 
 
 @pytest.mark.parametrize("machine", MACHINES)
@@ -78,16 +78,6 @@ def test_colours_have_a_meaning():
 def test_there_are_no_colours_where_none_are_wanted(variables):
     assert "\x1b" not in picture("eight", columns=80, **variables)
     assert "\x1b[1m" in picture("eight", columns=80, NO_COLOR="")
-
-
-def test_an_encoding_without_blocks_gets_signs():
-    shown = assert_plain(
-        picture("eight", "--columns", "device,load,user", columns=40, PYTHONIOENCODING="ascii").encode()
-    )
-    assert shown.isascii()
-    assert "##### 100%" in shown
-    assert re.search(r"#{2,} +31%", shown)
-    assert "carol-an~" in assert_plain(picture("eight", columns=80, PYTHONIOENCODING="ascii").encode())
 
 
 def in_a_pipe(*arguments, machine="eight"):

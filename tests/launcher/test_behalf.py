@@ -9,8 +9,8 @@ from pathlib import Path
 
 import anyaccel as aa
 import pytest
+from anyaccel.cli.diagnose import diagnose_leases
 from anyaccel.ledger import Ledger, tenure
-from anyaccel.ledger.diagnosis import diagnose
 from anyaccel.linux import groups
 
 MACHINE = "sim:H100:2"
@@ -153,9 +153,9 @@ def test_a_control_group_with_processes_keeps_it(inventory, later, group):
 def test_doctor_names_a_lease_that_is_not_renewed(inventory, later, group):
     path, _ = group
     aa.acquire_on_behalf("GPU:1", "pod 7", seconds=600, groups=[path], inventory=inventory)
-    assert not [finding for finding in diagnose(os.environ) if "on behalf" in finding.reason]
+    assert not [finding for finding in diagnose_leases(inventory) if "on behalf" in finding.reason]
     later(601)
-    (finding,) = (finding for finding in diagnose(os.environ) if "on behalf" in finding.reason)
+    (finding,) = (finding for finding in diagnose_leases(inventory) if "on behalf" in finding.reason)
     assert "pod 7" in finding.reason
     assert "--forget" in finding.remedy
 

@@ -1,6 +1,7 @@
 """Shares that are asked for by their memory: exact on each device, alike for the scheduler, the ledger and reasons."""
 
 import pytest
+from anyaccel.backfill import forecast
 from anyaccel.errors import NeverFitsError, NotFreeError, RequestError
 from anyaccel.model import UNITS_PER_DEVICE, Extent, Fractional, Health, Term, format_memory, replace
 from anyaccel.policy import PLAIN, Holding, Waiting
@@ -142,5 +143,5 @@ def test_the_policy_knows_what_each_device_would_need():
     ]
     more = Holding(device="l4-0", units=2000, until=40.0)
     waiting = Waiting(key=1, number=1, since=0.0, needs=(need,), seconds=5.0)
-    assert PLAIN.forecast([waiting], [*held, more], 0.0) == {1: 20.0}
-    assert PLAIN.forecast([waiting], held, 0.0) == {1: 10.0}
+    assert forecast(PLAIN, [waiting], [*held, more], 0.0) == {1: 20.0}
+    assert forecast(PLAIN, [waiting], held, 0.0) == {1: 10.0}

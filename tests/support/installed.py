@@ -22,7 +22,8 @@ from anyaccel.cli import main
 from anyaccel.cli.parser import COMMANDS
 from anyaccel.inventory.find import _detect_excluded
 from anyaccel.ledger.names import boot
-from anyaccel.vendors.process import close as close_vendors
+from anyaccel.vendors import guarded
+from anyaccel.vendors.process import forget
 
 # As in the background of a shell, and under nohup: what we start would ignore them, too.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -87,6 +88,13 @@ def _forget_answers() -> None:
     _installed.cache_clear()
 
 
+def end_vendors():
+    """End the processes of all vendors, and wait for that; their fork server lives on, which takes longest to start."""
+    for process in list(guarded._processes):
+        process.close()
+    forget()
+
+
 def _forget_vendors(test: Path) -> None:
     """End the processes of vendors, but for those of installed plug-ins that have seen recorded machines alone.
 
@@ -94,7 +102,7 @@ def _forget_vendors(test: Path) -> None:
     """
     machine = os.environ.get("ANYACCEL_MACHINE", "host")
     if machine == "host" or sys.path != PATH or PLUGINS in test.parents:
-        close_vendors()
+        end_vendors()
 
 
 @pytest.fixture
@@ -186,7 +194,7 @@ def anyaccel() -> Anyaccel:
 def _run_here(arguments: Sequence[str], more: Mapping[str, str | None]) -> subprocess.CompletedProcess[str]:
     """Run a command in this process, which then knows as little of the vendors of a test as a new one."""
     if sys.path != PATH:
-        close_vendors()
+        end_vendors()
     _forget_answers()
     streams = [io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2)]
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(streams[0]), redirect_stderr(streams[1]):

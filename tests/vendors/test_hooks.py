@@ -8,7 +8,8 @@ from anyaccel.model import ContainerEdits, Device, EnvContext, ProblemKind
 from anyaccel.vendors.contract import HOOKS
 from anyaccel.vendors.discovery import installed
 from anyaccel.vendors.plugin import VendorPlugin
-from anyaccel.vendors.process import close, find_process
+from anyaccel.vendors.process import find_process
+from installed import end_vendors
 
 CARELESS = """
 from anyaccel.plugin import *
@@ -53,7 +54,7 @@ def careless(install):
         return find_process(next(source for source in installed()[0] if source.vendor == "careless"))
 
     yield careless
-    close()
+    end_vendors()
 
 
 def reason_of(call):

@@ -1,14 +1,8 @@
-"""Queue policy: the order of service, backfill, limits of users, and forecasts of start times.
+"""Queue policy: the order of service, and limits of users.
 
 Every function is pure: the input is the waiting requests and the active leases, with their times. So each waiting
 process computes the same order, whether a request waits in the ledger or in a scheduler. Times are seconds of one
 clock; devices are any hashable values.
-
-**Backfill.** A request with a time limit may pass earlier requests that cannot start yet, if the request ends before
-the earliest start of each of them, plus a bound. Leases that passed an earlier request after its arrival do not move
-this earliest start. So the requests that pass one request delay it together by no more than the bound, compared with a
-start in turn after leases that last until their limits. A lease without a limit may end at any moment: then the bound
-counts from the arrival of the request.
 
 **Fair shares.** Among requests of one priority, the user with less usage over weight comes first. The usage is what the
 user holds or, with a half-life, the device-seconds of past and active leases, of which each counts half after every
@@ -26,7 +20,7 @@ they do not suffice, the request competes for all its devices.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Mapping
 
 from anyaccel.model import UNITS_PER_DEVICE, Value, field, replace
 from anyaccel.text import span
@@ -345,7 +339,7 @@ class Policy(Value):
 
     def restricts(self, user: int | None) -> bool:
         """Return whether a user has a limit, or counts in the total of a group."""
-        return self.limits_of(user) != NO_LIMITS or bool(self._total_group(user))
+        return self.limits_of(user) != NO_LIMITS or bool(self.total_group(user))
 
     def priority(self, waiting: Waiting) -> int:
         """Return the effective priority: the requested one, up to the user's limit."""
@@ -418,7 +412,7 @@ class Policy(Value):
         """
         return sorted(waiting, key=self.sort_key(held, now))
 
-    def _total_group(self, user: int | None) -> str:
+    def total_group(self, user: int | None) -> str:
         """Return the name of the group whose total counts a user; empty for none, for root, and for an unknown user."""
         group = "" if user == ROOT else self._group_of(user)
         return group if group and self.groups[group].total is not None else ""
@@ -430,7 +424,7 @@ class Policy(Value):
             group: Name of the group.
             used: Held units by user; see :func:`sum_usage`.
         """
-        held = sum(units for user, units in used.items() if self._total_group(user) == group)
+        held = sum(units for user, units in used.items() if self.total_group(user) == group)
         return (self.groups[group].total or 0) * UNITS_PER_DEVICE - held
 
     def over_limits(self, waiting: Waiting, used: Mapping[int | None, int]) -> tuple[OverLimit, ...]:
@@ -448,7 +442,7 @@ class Policy(Value):
             has = used.get(waiting.user, 0)
             if has + waiting.units > limits.devices * UNITS_PER_DEVICE:
                 found.append(OverLimit(limit="devices", most=limits.devices, asked=asked, held=has / UNITS_PER_DEVICE))
-        if not waiting.inner and (group := self._total_group(waiting.user)):
+        if not waiting.inner and (group := self.total_group(waiting.user)):
             most, room = self.groups[group].total or 0, self._room(group, used)
             if waiting.units > room:
                 held = most - room / UNITS_PER_DEVICE
@@ -483,17 +477,17 @@ class Policy(Value):
             used: Held units by user; see :func:`sum_usage`.
             competes: Whether both compete for devices; see :meth:`competes`.
         """
-        if not competes and not self._total_group(later.user):
+        if not competes and not self.total_group(later.user):
             return False
         limits = [each for each in self.over_limits(earlier, used) if each.of_devices]
         if any(each.lasting or not each.group for each in limits):
             return False
-        return (competes and not limits) or self._share_scarce_total(earlier, later, used)
+        return (competes and not limits) or self.share_scarce_total(earlier, later, used)
 
-    def _share_scarce_total(self, earlier: Waiting, later: Waiting, used: Mapping[int | None, int]) -> bool:
+    def share_scarce_total(self, earlier: Waiting, later: Waiting, used: Mapping[int | None, int]) -> bool:
         """Return whether two requests count in the total of one group, which has no room for both."""
-        group = self._total_group(later.user)
-        if not group or group != self._total_group(earlier.user) or earlier.inner or later.inner:
+        group = self.total_group(later.user)
+        if not group or group != self.total_group(earlier.user) or earlier.inner or later.inner:
             return False
         # Pairs are enough: if each later request leaves room for the earlier one, all of them together do.
         return earlier.units + later.units > self._room(group, used)
@@ -514,167 +508,6 @@ class Policy(Value):
             return one.competes(other)
         return not (one.wants - self.barred(one, now)).isdisjoint(other.wants - self.barred(other, now))
 
-    def may_pass(self, one: Waiting, ahead: Sequence[Waiting], held: Sequence[Holding], now: float) -> bool:
-        """Return whether a request may be served before earlier requests that cannot start yet.
-
-        Without a time limit, the request may only pass if ``ahead`` is empty.
-
-        Args:
-            one: The request that would pass.
-            ahead: Earlier requests that block this one, in the order of service; see :meth:`keeps_waiting`.
-            held: The active leases.
-            now: The time.
-        """
-        if one.seconds is None:
-            return not ahead
-        latest = now + one.seconds - self.backfill
-        starts = self.earliest_starts(ahead, held, now)
-        if any(latest > start for other, start in zip(ahead, starts, strict=True) if self.competes(one, other, now)):
-            return False
-        used = sum_usage(held)
-        scarce = (other for other in ahead if self._share_scarce_total(other, one, used))
-        return all(latest <= self._room_since(other, held) for other in scarce)
-
-    def _room_since(self, one: Waiting, held: Iterable[Holding]) -> float:
-        """Return the earliest time when the total of a request's group has room for it; not before its arrival.
-
-        As for devices, leases without a time limit and leases that passed the request do not count.
-        """
-        group = self._total_group(one.user)
-        ends = [
-            (each.until, each.units)
-            for each in held
-            if each.until is not None and not each.inner and self._total_group(each.user) == group
-            if each.delays(one)
-        ]
-        return max(one.since, _free_at(ends, one.units, (self.groups[group].total or 0) * UNITS_PER_DEVICE))
-
-    def earliest_starts(
-        self, waiting: Sequence[Waiting], held: Sequence[Holding], now: float = -FOREVER
-    ) -> list[float]:
-        """Return the earliest start in turn of each waiting request, in the order of ``waiting``.
-
-        A start is never before the arrival. Leases without a time limit may end at any moment, and so do not count; nor
-        do leases that passed the request.
-
-        Args:
-            waiting: The waiting requests, in the order of service.
-            held: The active leases.
-            now: The time, from which drains and reservations count.
-        """
-        found: list[float] = []
-        for position, one in enumerate(waiting):
-            # In turn: with room for this request alone, it still waits for earlier requests for a common device.
-            before = [start for other, start in zip(waiting[:position], found, strict=True) if one.competes(other)]
-            found.append(max([_earliest_alone(one, held, self.blocks, now), *before]))
-        return found
-
-    def forecast(self, waiting: Iterable[Waiting], held: Sequence[Holding], now: float) -> dict[Hashable, float | None]:
-        """Forecast the starts of waiting requests, by key, if every lease lasts until its time limit; None for unknown.
-
-        A start is not before the starts of earlier requests that block the request, nor before the limits of the user
-        and group have room. Without needs, over a limit that lasts, or behind a lease or request without a time limit,
-        a start is unknown.
-
-        Args:
-            waiting: The waiting requests, in the order of service.
-            held: The active leases.
-            now: The time.
-        """
-        busy: dict[Hashable, list[tuple[float, int]]] = {}
-        terms: list[tuple[float, int, int | None]] = []  # end, units and user: what counts for limits
-        for each in held:
-            end = FOREVER if each.until is None else max(each.until, now)
-            busy.setdefault(each.device, []).append((end, each.units))
-            if not each.inner:
-                terms.append((end, each.units, each.user))
-        used = sum_usage(held)
-        # Within a reservation, requests that may not have its devices do not count, though they may have them later.
-        inside = dict(busy)
-        starts: dict[Hashable, float | None] = {}
-        passed: list[tuple[Waiting, float]] = []
-        # In the order of service: what an earlier request will hold counts for each later one. A request over a limit
-        # blocks no request that is not, so it comes behind.
-        for one in sorted(waiting, key=lambda each: self.limited(each, used)):
-            room, needs, taking = self._time_of_room(one, terms), one.needs, [busy]
-            start = max(room, self._time_of_devices(one, busy, passed, now))
-            if reserved := self._within_reservation(one, now):
-                early = max(room, self._time_of_devices(reserved, inside, passed, now))
-                if early <= start and early < self._end_of_reservation(one, now):
-                    start, needs, taking = early, reserved.needs, [busy, inside]
-            passed.append((one, start))
-            starts[one.key] = None if start == FOREVER else start
-            end = FOREVER if one.seconds is None else start + one.seconds
-            terms.append((end, one.units, one.user))
-            for need in needs:
-                for device in self._soonest(need, taking[-1], one, now)[: need.count]:
-                    for table in taking:
-                        left = [(until, units) for until, units in table.get(device, ()) if until > start]
-                        table[device] = [*left, (end, need.units_on(device))]
-        return starts
-
-    def _soonest(
-        self, need: Need, busy: Mapping[Hashable, Sequence[tuple[float, int]]], one: Waiting, now: float
-    ) -> list[Hashable]:
-        """Return the devices of a need by the time when they become free, as a placement would likely take them."""
-        return sorted(
-            need.among,
-            key=lambda device: (
-                _open_at(device, _free_at(busy.get(device, ()), need.units_on(device)), one, self.blocks, now),
-                str(device),
-            ),
-        )
-
-    def _time_of_devices(
-        self,
-        one: Waiting,
-        busy: Mapping[Hashable, Sequence[tuple[float, int]]],
-        passed: Iterable[tuple[Waiting, float]],
-        now: float,
-    ) -> float:
-        """Return the time when enough devices are free, and the earlier requests for them, with starts, have started.
-
-        Infinity if the needs are unknown.
-        """
-        own = [_find_time(need, busy, one, self.blocks, now) for need in one.needs] or [FOREVER]
-        return max([now, *own, *(start for other, start in passed if self.competes(one, other, now))])
-
-    def _time_of_room(self, one: Waiting, terms: Iterable[tuple[float, int, int | None]]) -> float:
-        """Return the time when the limits of a request's user and group have room for it.
-
-        Minus infinity for now, infinity for a limit that lasts.
-
-        Args:
-            one: The request.
-            terms: End, units and user of each lease, also of requests that will be served before.
-        """
-        if any(each.lasting for each in self.over_limits(one, {})):
-            return FOREVER
-        found, limits, group = -FOREVER, self.limits_of(one.user), self._total_group(one.user)
-        if one.inner:
-            return found
-        if limits.devices is not None:
-            own = [(end, units) for end, units, user in terms if user == one.user]
-            found = _free_at(own, one.units, limits.devices * UNITS_PER_DEVICE)
-        if group:
-            of_group = [(end, units) for end, units, user in terms if self._total_group(user) == group]
-            most = (self.groups[group].total or 0) * UNITS_PER_DEVICE
-            found = max(found, _free_at(of_group, one.units, most))
-        return found
-
-    def _within_reservation(self, one: Waiting, now: float) -> Waiting | None:
-        """Return a request for the devices alone that are reserved for its user now; None if they are too few."""
-        reserved = frozenset[Hashable]().union(*(each.devices for each in self.blocks if each.reserves(one, now)))
-        reserved -= self.barred(one, now)
-        needs = tuple(replace(need, among=need.among & reserved) for need in one.needs)
-        if not reserved or not needs or any(need.count > len(need.among) for need in needs):
-            return None
-        return replace(one, needs=needs, wants=reserved if one.wants is None else one.wants & reserved)
-
-    def _end_of_reservation(self, one: Waiting, now: float) -> float:
-        """Return the first end of the running reservations for a request's user; infinity for none."""
-        return min((each.end for each in self.blocks if each.reserves(one, now)), default=FOREVER)
-
 
 PLAIN = Policy()
 """First come, first served, by priority; backfill without delay for earlier requests."""
@@ -687,64 +520,3 @@ def sum_usage(held: Iterable[Holding]) -> dict[int | None, int]:
         if not each.inner:
             found[each.user] = found.get(each.user, 0) + each.units
     return found
-
-
-def _earliest_alone(one: Waiting, held: Iterable[Holding], blocks: Sequence[Block], now: float) -> float:
-    """Return the earliest start of a request without other requests, and without leases that passed the request.
-
-    Not before the arrival. If several machines are needed, the start is that of the last of them.
-    """
-    before: dict[Hashable, list[tuple[float, int]]] = {}
-    for each in held:
-        if each.until is not None and each.delays(one):
-            before.setdefault(each.device, []).append((each.until, each.units))
-    starts = sorted(
-        max([one.since, *(_find_time(need, before, one, blocks, now) for need in needs)])
-        for needs in one.sites or [one.needs]
-    )
-    return starts[one.hosts - 1]  # the last of the machines that are needed
-
-
-def _find_time(
-    need: Need, busy: Mapping[Hashable, Sequence[tuple[float, int]]], one: Waiting, blocks: Sequence[Block], now: float
-) -> float:
-    """Return the time when enough devices have room for a need of a request, and are not withheld from it.
-
-    Minus infinity if there is room already, or if the need lists too few devices.
-    """
-    # The count-th device in time: the others are free by then.
-    times = sorted(
-        _open_at(device, _free_at(busy.get(device, ()), need.units_on(device)), one, blocks, now)
-        for device in need.among
-    )
-    # A need that lists too few devices, as from another version, has an unknown start: so no request may pass it.
-    return times[need.count - 1] if 0 < need.count <= len(times) else -FOREVER
-
-
-def _open_at(device: Hashable, free: float, one: Waiting, blocks: Sequence[Block], now: float) -> float:
-    """Return the first time from ``free`` on at which a device is not withheld from a request.
-
-    Return ``free`` itself, even in the past, if the device is not withheld at ``now`` or ``free``, the later of both.
-    """
-    start = max(free, now)
-    # In the order of their starts: a request that moves behind one block may meet the next.
-    for block in sorted((each for each in blocks if device in each.devices), key=lambda each: each.begin):
-        if block.meets(one, start):
-            start = block.end
-    return start if start > max(free, now) else free
-
-
-def _free_at(busy: Sequence[tuple[float, int]], units: int, most: float = UNITS_PER_DEVICE) -> float:
-    """Return the time of enough room for some units on a device; minus infinity if there is room already.
-
-    Args:
-        busy: End and units of each lease of the device.
-        units: The needed units.
-        most: All units: of the device, or of a group's total.
-    """
-    taken, free = sum(each for _, each in busy), -FOREVER
-    for end, each in sorted(busy):
-        if taken + units <= most:
-            break
-        taken, free = taken - each, end
-    return free

@@ -57,12 +57,8 @@ def memory_use(used: int | None, size: int | None) -> str:
 
 
 def bar(ratio: float, width: int) -> str:
-    """Draw a ratio as a bar, of blocks if the encoding has them."""
-    ratio = min(max(ratio, 0.0), 1.0)
-    # An encoding without blocks gets signs of ASCII.
-    if not output.can_encode(_FULL + _EIGHTHS):
-        return "#" * round(ratio * width)
-    whole, rest = divmod(round(ratio * width * 8), 8)
+    """Draw a ratio as a bar of blocks."""
+    whole, rest = divmod(round(min(max(ratio, 0.0), 1.0) * width * 8), 8)
     return (_FULL * whole + (_EIGHTHS[rest] if rest else ""))[:width]
 
 

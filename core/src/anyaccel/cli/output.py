@@ -160,7 +160,7 @@ class StatusLine:
                 self._said = now
                 say(message)
             return
-        text = shortened(printable(f"anyaccel: {message}"), max(1, _width_of(2) - 1), stream="stderr")
+        text = shortened(printable(f"anyaccel: {message}"), max(1, _width_of(2) - 1))
         self._said = now
         self._shown, before = cells(text), self._shown
         _write("stderr", f"\r{text}{' ' * (before - self._shown)}")
@@ -263,28 +263,9 @@ def can_move_cursor() -> bool:
     return os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
 
 
-def can_encode(text: str, stream: Literal["stdout", "stderr"] = "stdout") -> bool:
-    """Return whether the encoding of a standard stream has all characters of a text."""
-    try:
-        text.encode(getattr(getattr(sys, stream), "encoding", None) or "utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def shortened(text: str, room: int, *, stream: Literal["stdout", "stderr"] = "stdout") -> str:
-    """Cut a printable text to a width, with an ellipsis at the cut.
-
-    Args:
-        text: The text.
-        room: The width, in columns of a terminal.
-        stream: The stream for the text; its encoding may lack the ellipsis.
-    """
-    if cells(text) <= room:
-        return text
-    # ASCII and Latin-1 have no ellipsis.
-    sign = "\u2026" if can_encode("\u2026", stream) else "~"
-    return (_beginning(text, max(0, room - 1)) + sign)[:room]
+def shortened(text: str, room: int) -> str:
+    """Cut a printable text to a width in columns of a terminal, with an ellipsis at the cut."""
+    return text if cells(text) <= room else (_beginning(text, max(0, room - 1)) + "\u2026")[:room]
 
 
 def _beginning(text: str, room: int) -> str:

@@ -347,23 +347,6 @@ def add_common(parser: argparse.ArgumentParser, command: str = DEFAULT) -> None:
     )
 
 
-VALUED = (
-    "--machine",
-    "--declare",
-    "--probe-timeout",
-    "--mask",
-    "--unallocated",
-    "--out",
-    "--node",
-    "--shards",
-    "--instance",
-    "--columns",
-)
-"""Options that may stand before the command and take the next argument as their value."""
-NUMBERED = ("-w", "--watch")
-"""Options that take the next argument as their value if it is a number."""
-
-
 def _split(arguments: Sequence[str]) -> tuple[list[str], list[str] | None]:
     """Split the arguments at ``--`` into those of this program and the command to run."""
     listed = list(arguments)
@@ -374,17 +357,23 @@ def _split(arguments: Sequence[str]) -> tuple[list[str], list[str] | None]:
     return listed[:at], listed[at + 1 :]
 
 
+VALUED = ("--machine", "--declare", "--probe-timeout", "--columns", "-w", "--watch")
+"""Options of the default command that take the next argument as their value."""
+
+
 def _find_command(arguments: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the command's name, which is the first argument besides options and values, and the rest."""
-    value_next = False
-    for position, argument in enumerate(arguments):
-        if value_next or argument.startswith("-"):
-            value_next = not value_next and argument in VALUED
-            continue
-        # The value of --watch is optional: in "-w 5 status" 5 is no command.
-        if argument[:1].isdigit() and position and arguments[position - 1] in NUMBERED:
-            continue
-        return argument, [*arguments[:position], *arguments[position + 1 :]]
+    """Return the command's name, which is the first word that names a command, and the rest of the arguments.
+
+    Options may stand before the command. Without a command, a word that is no value of an option is a wrong name.
+    """
+    words = [at for at, argument in enumerate(arguments) if not argument.startswith("-")]
+    # Names of commands are identifiers: no distribution is read for a machine such as sim:H100:8.
+    names = (at for at in words if arguments[at].isidentifier())
+    named = (at for at in names if arguments[at] in COMMANDS or arguments[at] in of_plugins())
+    wrong = next((at for at in words if not at or arguments[at - 1] not in VALUED), None)
+    position = next(named, wrong)
+    if position is not None:
+        return arguments[position], [*arguments[:position], *arguments[position + 1 :]]
     if not HELP.isdisjoint(arguments):
         print_help()
     if not VERSION.isdisjoint(arguments):

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from anyaccel.inventory.names import VendorNames
     from anyaccel.vendors.process import Enough, VendorProcess
 
-_NUMBER = re.compile(r"[0-9]{1,9}(?=[^/]*$)")
 GRACE_SECONDS = 0.8
 """How long a request waits for vendors that it does not name, once the devices of others can serve it."""
 
@@ -165,32 +164,6 @@ def qualify_ids(found: Mapping[str, list[Device]]) -> list[Device]:
         for devices in found.values()
         for device in devices
     ]
-
-
-def renumber_nodes(found: Mapping[str, list[Device]]) -> dict[str, list[Device]]:
-    """Renumber the nodes of simulated devices, so that no two vendors have the same node.
-
-    A node without a number belongs to all devices of a vendor, and stays unchanged.
-    """
-    taken: set[str] = set()
-    highest = 0
-    separate: dict[str, list[Device]] = {}
-    for vendor, devices in found.items():
-        # The last number of a path is its position: /dev/acme/card3.
-        own = {node: int(number[0]) for each in devices for node in each.nodes if (number := _NUMBER.search(node))}
-        by = 0 if taken.isdisjoint(own) else highest + 1
-        taken.update(_numbered(node, by) for node in own)
-        highest = max(highest, max(own.values(), default=0) + by)
-        separate[vendor] = [
-            replace(device, nodes=tuple(_numbered(node, by) for node in device.nodes)) if by else device
-            for device in devices
-        ]
-    return separate
-
-
-def _numbered(node: str, by: int) -> str:
-    """Return a device node with the first number of its last part raised."""
-    return _NUMBER.sub(lambda match: str(int(match[0]) + by), node, count=1) if by else node
 
 
 def product_names(outcome: Outcome) -> list[str] | None:

@@ -74,13 +74,8 @@ def diagnose(
         found += _observe(inventory, timeout, environ)
     environ = {**where.facts(environ).environ, **environ}
     for report in inventory.vendors:
-        said = [diagnosis.finding for diagnosis in found if diagnosis.vendor == report.vendor]
-        own = [*_of_vendor(report, inventory, environ), *_nodes(where, inventory.of_vendor(report.vendor))]
-        found += [
-            Diagnosis(vendor=report.vendor, finding=finding)
-            for finding, names in own
-            if not any(_repeats(finding, names, other) for other in said)
-        ]
+        own = (*_of_vendor(report, inventory, environ), *_nodes(where, inventory.of_vendor(report.vendor)))
+        found += [Diagnosis(vendor=report.vendor, finding=finding) for finding in own]
     if not inventory.vendors:
         fix = "install one, for example with 'pip install anyaccel[all]'"
         message = "no plug-in is installed, so nothing was probed"
@@ -132,37 +127,32 @@ def _of_problem(problem: Problem) -> Diagnosis:
     return Diagnosis(vendor=problem.vendor, finding=finding)
 
 
-Named = tuple[Finding, tuple[str, ...]]
-"""A finding of the core, and the names by which a vendor's finding is recognised as the same."""
-
-
-def _of_vendor(report: VendorReport, inventory: Inventory, environ: Mapping[str, str]) -> Iterator[Named]:
+def _of_vendor(report: VendorReport, inventory: Inventory, environ: Mapping[str, str]) -> Iterator[Finding]:
     """Yield the findings of detection about a vendor."""
     if report.problem is not None:
-        yield _of_problem(report.problem).finding, ()
+        yield _of_problem(report.problem).finding
         return
     masks = tuple(name for name in report.env_vars if name in environ)
     for note in report.notes:
         message, _, way_out = note.partition("; ")
         named = [name for name in masks if name in note]
         fix = way_out or (f"unset {' '.join(named)}" if named else f"nothing where that is meant, else {_read(report)}")
-        yield Finding(severity=Severity.WARN, reason=message, remedy=fix), (message.rstrip("."),)
+        yield Finding(severity=Severity.WARN, reason=message, remedy=fix)
     devices = inventory.of_vendor(report.vendor)
     for device in devices:
         if device.health is Health.UNHEALTHY:
             reason = device.health_reason or "the vendor gives no reason"
-            names = tuple(filter(None, (device.id, device.pci_bus_id)))
             message = f"{device.name} ({device.id}) cannot be used: {reason}"
-            yield Finding(severity=Severity.FAIL, reason=message, remedy=device.health_remedy or _read(report)), names
+            yield Finding(severity=Severity.FAIL, reason=message, remedy=device.health_remedy or _read(report))
     hidden = sum(not device.visible for device in devices)
     if devices and hidden == len(devices) and not report.notes and "ANYACCEL_DEVICES" not in environ:
         message = f"the environment hides every device of {report.vendor}"
         fix = f"unset {' '.join(masks)}" if masks else _read(report)
-        yield Finding(severity=Severity.WARN, reason=message, remedy=fix), masks
+        yield Finding(severity=Severity.WARN, reason=message, remedy=fix)
     if report.partial and not report.notes and all(device.health is not Health.UNHEALTHY for device in devices):
         message = f"{report.vendor}: some devices could not be read"
-        yield Finding(severity=Severity.WARN, reason=message, remedy=_read(report)), ()
-    yield Finding(severity=Severity.OK, reason=_summary(report, len(devices), hidden)), ()
+        yield Finding(severity=Severity.WARN, reason=message, remedy=_read(report))
+    yield Finding(severity=Severity.OK, reason=_summary(report, len(devices), hidden))
 
 
 def _summary(report: VendorReport, count: int, hidden: int) -> str:
@@ -179,7 +169,7 @@ def _read(report: VendorReport) -> str:
     return f"see the documentation of {report.distribution or f'the plug-in for {report.vendor}'}"
 
 
-def _nodes(machine: Machine, devices: Sequence[Device]) -> Iterator[Named]:
+def _nodes(machine: Machine, devices: Sequence[Device]) -> Iterator[Finding]:
     """Yield findings about device nodes without access for this user, and about missing nodes."""
     if machine.simulated:
         return
@@ -192,13 +182,10 @@ def _nodes(machine: Machine, devices: Sequence[Device]) -> Iterator[Named]:
     if missing:
         message = f"device nodes of {devices[0].vendor} are missing: {listed(missing)}"
         fix = "pass them to the container (docker run --device ...), or load the vendor's driver"
-        yield Finding(severity=Severity.FAIL, reason=message, remedy=fix), tuple(missing)
+        yield Finding(severity=Severity.FAIL, reason=message, remedy=fix)
     for group, members in _by_group(closed, machine).items():
         fix = f"sudo usermod -aG {group} $USER  (then log in again)" if group else "ask an administrator for access"
-        yield (
-            Finding(severity=Severity.FAIL, reason=f"this user may not open {listed(members)}", remedy=fix),
-            (*members,),
-        )
+        yield Finding(severity=Severity.FAIL, reason=f"this user may not open {listed(members)}", remedy=fix)
 
 
 def _closed(facts: Facts, path: str) -> bool:
@@ -230,11 +217,3 @@ def _group(path: str) -> str:
         return grp.getgrgid(status.st_gid).gr_name
     except KeyError:  # a group of the host that the container does not know
         return str(status.st_gid)
-
-
-def _repeats(finding: Finding, names: tuple[str, ...], other: Finding) -> bool:
-    """Return whether a vendor's finding says the same as a finding of the core."""
-    if finding.severity is Severity.OK or other.severity is Severity.OK:
-        return False
-    said = other.reason.rstrip(".")
-    return said in finding.reason or any(name in other.reason for name in names)

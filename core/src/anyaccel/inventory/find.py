@@ -131,7 +131,7 @@ def _ask(
         reports.append(report)
     reports, found = names.own(reports, found)
     if facts is None:
-        return reports, answers.qualify_ids(answers.renumber_nodes(found))
+        return reports, answers.qualify_ids(found)
     from anyaccel.inventory.contested import contest
     from anyaccel.inventory.memory import limited
 

@@ -138,7 +138,6 @@ class Acquisition:
         self.place = 0
         self.before: str | None = None
         self._only: frozenset[str] | None = None
-        self._passed: Collection[str] = ()
         self._ended: Collection[str] = ()
         self._passes = False
         self._watch: FileEvents | None = None
@@ -581,7 +580,10 @@ class Acquisition:
         listing = listings.read(directory)
         # Again, with the directory locked, so that no drain or reservation comes in between.
         self._policy = with_blocks(self._policy, self._state)
-        if self._state.replaced(directory) or not self._in_front(directory, listing):
+        if self._state.replaced(directory):
+            return False
+        self.update_position(directory, listing)
+        if self.before:
             return False
         if self.over_limits(directory, listing, self._over):
             return False
@@ -715,28 +717,26 @@ class Acquisition:
         Locks and stamps are read from the front of the line until a live request is found, and from the back for the
         nearest live request; ``before`` stays None if backfill allows passing all of them, but ``place`` counts them.
         The own ticket is stamped, or dropped if ``listing`` lacks the file, as after the directory was replaced; a
-        cancelled ticket is still listed. Passable and ended tickets are recorded for :meth:`_in_front` and the next
-        sweep.
+        cancelled ticket is still listed. Ended tickets are recorded for the next sweep.
         """
         if self._ticket and self._ticket.name not in listing.tickets:  # the directory was emptied or replaced
             self._drop_ticket()
         rivals = self._rivals(directory, listing)
-        now, passed, ended = process.monotonic_ns(), set[str](), list[str]()
+        now, ended, passed = process.monotonic_ns(), list[str](), 0
         for position, name in enumerate(rivals):
             life, found = probe_lock(directory, name)
             if life is Life.OVER:
                 ended.append(name)
             elif found is None or not tickets.is_silent(found, now, position):
                 break
-            passed.add(name)
-        ahead = rivals[len(passed) :]
+            passed += 1
+        ahead = rivals[passed:]
         self.place = len(ahead)
         self.before = next((name for name in reversed(ahead) if probe_lock(directory, name)[0] is not Life.OVER), None)
         self._passes = self.before is not None and self._may_pass(directory, listing, ahead)
         if self._passes:
-            passed.update(ahead)
             self.before = None
-        self._passed, self._ended = passed, ended
+        self._ended = ended
         if self._ticket:
             self._ticket.stamp()
 
@@ -810,18 +810,9 @@ class Acquisition:
         waiting = [each for each in found if each]
         if len(waiting) < len(found):  # a ticket of another version: its needs are unknown
             return False
-        return self._policy.may_pass(self._own, waiting, list_holdings(directory, listing), process.boot_seconds())
+        from anyaccel.backfill import may_pass  # few requests have a time limit
 
-    def _in_front(self, directory: int, listing: Listing) -> bool:
-        """Return whether each ticket that blocks the request now was found ended, silent or passable before.
-
-        The finding is that of :meth:`update_position`. The tickets ahead are read again; their locks are not. If
-        backfill was a reason, backfill is checked again.
-        """
-        rivals = self._rivals(directory, listing)
-        if not all(rival in self._passed for rival in rivals):
-            return False
-        return not self._passes or self._may_pass(directory, listing, rivals)
+        return may_pass(self._policy, self._own, waiting, list_holdings(directory, listing), process.boot_seconds())
 
     @property
     def _watches_all(self) -> bool:

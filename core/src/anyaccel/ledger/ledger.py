@@ -179,8 +179,7 @@ class Ledger:
             LedgerError: When the ledger cannot be read.
         """
         now = time.time()
-        blocks = (block for block in self.blocks() if block.begin is None or block.begin <= now)
-        return (*self._read(list_leases), *(record for block in blocks for record in block.records()))
+        return self._list(lambda block: block.begin is None or block.begin <= now)
 
     def find_obstacles(self, seconds: float | None) -> tuple[LeaseRecord, ...]:
         """List the active leases, and devices that are withheld from a request of this user that starts now.
@@ -195,8 +194,12 @@ class Ledger:
         """
         own = Waiting(key=None, number=0, since=0.0, user=own_user(), seconds=seconds)
         now = process.boot_seconds()
-        blocks = (block for block in self.blocks() if block.policy_block.meets(own, now))
-        return (*self._read(list_leases), *(record for block in blocks for record in block.records()))
+        return self._list(lambda block: block.policy_block.meets(own, now))
+
+    def _list(self, counts: Callable[[DeviceBlock], bool]) -> tuple[LeaseRecord, ...]:
+        """List the active leases, then the devices of the drains and reservations that count."""
+        blocks = [record for block in self.blocks() if counts(block) for record in block.records()]
+        return (*self._read(list_leases), *blocks)
 
     def blocks(self) -> tuple[DeviceBlock, ...]:
         """List the drains and reservations that have not ended, also future ones.

@@ -141,7 +141,7 @@ def boot() -> str:
     The tag is kept from the first call. An OSError for want of descriptors or memory passes.
     """
     try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        with open("/proc/sys/kernel/random/boot_id", encoding="utf-8") as file:
             tag = file.read(8)
     except UNSEEN:
         return "0" * 8

@@ -215,8 +215,10 @@ class _WaitingLine(NamedTuple):
 
         Every lease is taken to last until its time limit. A silent request delays no other.
         """
+        from anyaccel.backfill import forecast  # only lists of waiting requests need it
+
         looking = [each for each in self.order if each.key not in self.silent]
-        starts = policy.forecast(looking, self.held, process.boot_seconds())
+        starts = forecast(policy, looking, self.held, process.boot_seconds())
         # Whole seconds: the two clocks are read one after the other, and 17:00 must not become 16:59.
         return {key: float(round(since_1970(start))) for key, start in starts.items() if start is not None}
 
@@ -379,7 +381,7 @@ def _forbid_writing(directory: int, name: str) -> bool:
 def forecast_newcomer(state: StateDirectory, directory: int, listing: Listing, own: Waiting) -> Iterator[float]:
     """Forecast the start of a request that came now if leases last until their time limits: whole seconds since 1970.
 
-    Yields a single time, or nothing if the start is unknown; see :meth:`anyaccel.policy.Policy.forecast`. Past usage
+    Yields a single time, or nothing if the start is unknown; see :func:`anyaccel.backfill.forecast`. Past usage
     counts for fair shares; a faulty configuration of the machine counts as none.
     """
     policy = with_past(policy_for_display(state))

@@ -95,7 +95,7 @@ def ending(pid: int) -> bool:
 def waits_in(pid: int) -> str:
     """Return the kernel function in which a process waits; empty when none, or unknown."""
     try:
-        with open(f"/proc/{pid}/wchan", encoding="ascii", errors="replace") as file:
+        with open(f"/proc/{pid}/wchan", encoding="utf-8", errors="replace") as file:
             name = file.read(128)
     except OSError:
         return ""
@@ -275,7 +275,7 @@ def reap_children(spared: Container[int] = ()) -> None:
 
 def set_name(name: str) -> None:
     """Set the name of this process in process lists, at most 15 characters; errors are ignored."""
-    with contextlib.suppress(OSError), open("/proc/self/comm", "w", encoding="ascii") as file:
+    with contextlib.suppress(OSError), open("/proc/self/comm", "w", encoding="utf-8") as file:
         file.write(name)
 
 
@@ -388,7 +388,7 @@ def _ahead(clock: str) -> int:
         clock: ``monotonic`` or ``boottime``.
     """
     try:
-        with open("/proc/self/timens_offsets", encoding="ascii") as file:
+        with open("/proc/self/timens_offsets", encoding="utf-8") as file:
             offsets = {name: (int(seconds), int(rest)) for name, seconds, rest in map(str.split, file)}
         # The file describes the namespace of our children, which is ours unless unshare(2) has just made a new one.
         if os.readlink("/proc/self/ns/time") == os.readlink("/proc/self/ns/time_for_children"):

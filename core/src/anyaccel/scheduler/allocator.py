@@ -448,8 +448,10 @@ class Allocator:
             return None
         now = self._clock()
         if rivals:
+            from anyaccel.backfill import may_pass  # only a time limit allows to pass
+
             ahead = [ticket.waiting for ticket in rivals]
-            if not self._policy.may_pass(waiting, ahead, held or self._holdings(), now):
+            if not may_pass(self._policy, waiting, ahead, held or self._holdings(), now):
                 return None
         found = plan.find()
         if found is None:

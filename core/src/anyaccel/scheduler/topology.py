@@ -212,19 +212,9 @@ class Topology:
             if allowed.bit_count() < missing:
                 return 0
             position = max(
-                self._lows(self._nearest(chosen, allowed)),
+                self._lows(allowed),
                 key=lambda near: (self.affinity(near, chosen), -self.affinity(near, free), -near),
             )
-
-    def _nearest(self, chosen: int, allowed: int) -> int:
-        """Return the subset of ``allowed`` with the best kind of connection to ``chosen``; without any, all of it."""
-        for _, near in self._layers:
-            around = 0
-            for position in bits(chosen):
-                around |= near[position]
-            if around & allowed:
-                return around & allowed
-        return allowed
 
 
 def _link_levels(devices: Sequence[Device]) -> list[list[int]]:

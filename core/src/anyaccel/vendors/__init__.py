@@ -86,7 +86,7 @@ def close(*, wait: bool = True) -> None:
         wait: Whether to wait until they have ended; without, a later call waits.
     """
     if process := sys.modules.get("anyaccel.vendors.process"):  # not imported: no vendor was called
-        process.release()
+        process.forget()
     client.close_all(client.ForkServer, client.END_SECONDS if wait else 0.0)
 
 

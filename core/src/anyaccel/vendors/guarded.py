@@ -14,7 +14,7 @@ import select
 import time
 from _thread import RLock
 from _weakrefset import WeakSet
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 from anyaccel.forkserver.client import ForkServer, Gone, tidy_at_exit
 from anyaccel.linux.fork import tidy_in_child
@@ -63,7 +63,7 @@ class Outcome(Value):
 
 
 class _Running:
-    """A process, from its request to its end.
+    """A process, from its request to its end, and its call: one at a time.
 
     Attributes:
         calls: The socket for calls and answers.
@@ -72,6 +72,9 @@ class _Running:
         pid: Process id; 0 while fresh.
         used: Time of the last message, on the monotonic clock.
         gone: The end of the process; None until known.
+        answer: The answer of the present call, as far as received.
+        seconds: Time limit of the present call, from its begin.
+        until: Deadline of the present call, on the monotonic clock.
 
     Raises:
         OSError: When the fork server has ended, or no descriptor is left.
@@ -82,6 +85,8 @@ class _Running:
         self.pid = 0
         self.used = time.monotonic()
         self.gone: Gone | None = None
+        self.answer = bytearray()
+        self.seconds = self.until = 0.0
         self._server = server
         self._printed = bytearray()
         self.calls, theirs = _socket.socketpair()
@@ -104,29 +109,29 @@ class _Running:
         """Store that the process ignores SIGKILL."""
         self.gone = Gone(reason=reason)
 
-    def send(self, data: bytes, seconds: float) -> None:
+    def send(self, function: str, payload: Any, seconds: float) -> None:
         """Send a call.
 
         Raises:
             OSError: When the process has gone, or does not take it in time.
         """
         self.used = time.monotonic()
-        data = HEADER.pack(CALL, len(data)) + data
-        try:  # the socket nearly always has room for the whole call
-            sent = self.calls.send(data, _socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            sent = 0
-        if sent < len(data):
-            self.calls.settimeout(seconds)
-            self.calls.sendall(data[sent:])
+        self.answer, self.seconds = bytearray(), seconds
+        # The time limit of a fresh process begins with its message BEGUN: an import may take long on a busy machine.
+        self.until = self.used + (START_SECONDS if self.fresh else seconds)
+        data = json.dumps({"function": function, "payload": payload, "begun": self.fresh}).encode()
+        self.calls.settimeout(max(0.1, self.until - self.used))  # at least one attempt
+        self.calls.sendall(HEADER.pack(CALL, len(data)) + data)
 
-    def receive(self) -> bytes:
-        """Receive at least one byte of the answer; empty when the process has gone."""
+    def receive(self) -> bool:
+        """Receive a part of the answer; return False when the process has gone."""
         self.used = time.monotonic()
         try:
-            return self.calls.recv(CHUNK)
+            chunk = self.calls.recv(CHUNK)
         except OSError:
-            return b""
+            return False
+        self.answer += chunk
+        return bool(chunk)
 
     def drain(self) -> None:
         """Read printed text from the pipe, at most 1 MiB at once."""
@@ -317,23 +322,6 @@ def call_all(
         return exchange.outcomes
 
 
-class _PendingCall:
-    """A call in progress.
-
-    Attributes:
-        process: The process.
-        data: The answer so far.
-        seconds: Time limit from the begin of the call.
-        until: Deadline on the monotonic clock.
-    """
-
-    def __init__(self, process: Any, seconds: float, until: float) -> None:
-        self.process = process
-        self.data = bytearray()
-        self.seconds = seconds
-        self.until = until
-
-
 class _Exchange:
     """Calls to several processes, with the outcomes so far.
 
@@ -352,44 +340,36 @@ class _Exchange:
         self._done: Callable[[Any], object] = done
         self._began = time.monotonic()
         self._patience = float("inf")
-        self._waiting: dict[int, _PendingCall] = {}
+        self._waiting: dict[int, Any] = {}  # processes by the descriptor of their calls
 
     def run(self, enough: Callable[[Mapping[Any, Outcome]], float | None] | None) -> None:
         """Make the calls, and wait until each is answered or given up."""
-        self._begin(self._calls)
+        for process in self._calls:
+            self._begin(process)
         import_wanted()
         while self._waiting:
             if enough and (patience := enough(self.outcomes)) is not None:
                 self._patience = min(self._patience, time.monotonic() + patience)
             self._step()
 
-    def _begin(self, processes: Iterable[GuardedProcess]) -> None:
-        """Start the processes, and send each process its call."""
-        prepared = {process: process.prepare(self._calls[process]) for process in processes}
-        for process, made in prepared.items():
-            if isinstance(made, Outcome):
-                self._finish(process, made)
-            else:
-                self._send(process, *made)
-
-    def _send(self, process: GuardedProcess, function: str, payload: Any) -> None:
-        running, now = process.running, time.monotonic()
-        seconds = self._began + self._seconds - now
-        # The time limit of a fresh process begins with its message BEGUN: an import may take long on a busy machine.
-        call = _PendingCall(process, seconds, now + (START_SECONDS if running.fresh else seconds))
-        data = json.dumps({"function": function, "payload": payload, "begun": running.fresh}).encode()
+    def _begin(self, process: GuardedProcess) -> None:
+        """Start a process if it does not run, and send its call."""
+        made = process.prepare(self._calls[process])
+        if isinstance(made, Outcome):
+            self._finish(process, made)
+            return
         try:
-            running.send(data, max(0.1, call.until - now))  # at least one attempt
+            process.running.send(*made, self._began + self._seconds - time.monotonic())
         except OSError:
             self._take_outcome(process, _died(process))
         else:
-            self._waiting[running.calls.fileno()] = call
+            self._waiting[process.running.calls.fileno()] = process
 
     def _take_outcome(self, process: GuardedProcess, outcome: Outcome) -> None:
         """Store the outcome of a call, or repeat the call if time is left."""
         again = process.note_outcome(self._calls[process], outcome)
         if again and time.monotonic() < self._began + self._seconds:  # a repeated call has no time of its own
-            self._begin([process])
+            self._begin(process)
         else:
             self._finish(process, outcome)
 
@@ -400,47 +380,40 @@ class _Exchange:
     def _step(self) -> None:
         """Wait for a message or a deadline, and handle it."""
         poll = select.poll()
-        outputs = {call.process.running.output: call.process.running for call in self._waiting.values()}
-        outputs.pop(-1, None)
+        running = [process.running for process in self._waiting.values()]
+        outputs = {each.output: each for each in running if each.output >= 0}
         for descriptor in (*self._waiting, *outputs):
             poll.register(descriptor, select.POLLIN)  # printed text too: a full pipe would stop the process
-        until = min(self._patience, *(call.until for call in self._waiting.values()))
+        until = min(self._patience, *(each.until for each in running))
         for descriptor, _ in poll.poll(max(0.0, until - time.monotonic()) * 1000 + 1):
             if descriptor in outputs:
                 outputs[descriptor].drain()
-                continue
-            call = self._waiting[descriptor]
-            if (outcome := self._receive(call)) is not None:
-                del self._waiting[descriptor]
-                self._take_outcome(call.process, outcome)
+            elif (outcome := self._receive(self._waiting[descriptor])) is not None:
+                self._take_outcome(self._waiting.pop(descriptor), outcome)
         now = time.monotonic()
-        for descriptor, call in tuple(self._waiting.items()):
-            if min(call.until, self._patience) <= now:
+        for descriptor, process in tuple(self._waiting.items()):
+            if min(process.running.until, self._patience) <= now:
                 del self._waiting[descriptor]
-                self._take_outcome(call.process, self._too_late(call.process))
+                self._take_outcome(process, self._too_late(process))
 
-    def _receive(self, call: _PendingCall) -> Outcome | None:
+    def _receive(self, process: GuardedProcess) -> Outcome | None:
         """Receive a part of an answer; return the outcome once the answer is complete."""
-        process, data = call.process, call.data
-        chunk = process.running.receive()
-        if not chunk:
+        running = process.running
+        if not running.receive():
             return _died(process)
-        data += chunk
-        while len(data) >= HEADER.size:
-            kind, size = HEADER.unpack_from(data)
-            if kind == BEGUN and process.running.fresh:
-                del data[: HEADER.size]
-                process.running.fresh, process.running.pid = False, size
-                call.until = time.monotonic() + call.seconds
-            elif kind != ANSWER:
-                return _refuse(process, NO_ANSWER)
-            elif size > self._limit:  # before the rest is read: the size comes from a plug-in
-                return _refuse(process, f"its answer has {size / 1e6:.1f} MB (at most {self._limit / 1e6:.1f} MB)")
-            elif len(data) < HEADER.size + size:
-                return None
-            else:
-                return _understood(process, data[HEADER.size : HEADER.size + size])
-        return None
+        data = running.answer
+        if running.fresh and len(data) >= HEADER.size and HEADER.unpack_from(data)[0] == BEGUN:
+            running.fresh, running.pid = False, HEADER.unpack_from(data)[1]
+            running.until = time.monotonic() + running.seconds
+            del data[: HEADER.size]
+        if len(data) < HEADER.size:
+            return None
+        kind, size = HEADER.unpack_from(data)
+        if kind != ANSWER:
+            return _refuse(process, NO_ANSWER)
+        if size > self._limit:  # before the rest is read: the size comes from a plug-in
+            return _refuse(process, f"its answer has {size / 1e6:.1f} MB (at most {self._limit / 1e6:.1f} MB)")
+        return None if len(data) < HEADER.size + size else _understood(process, data[HEADER.size : HEADER.size + size])
 
     def _too_late(self, process: GuardedProcess) -> Outcome:
         _, printed = process.end(kill=True, trace=True)
@@ -491,13 +464,6 @@ def _find_place(printed: str) -> str:
 
 
 _processes: WeakSet[GuardedProcess] = WeakSet()
-
-
-def release_processes() -> None:
-    """Close the connections to all guarded processes, upon which each ends. The next call starts new ones."""
-    for process in list(_processes):
-        with process:
-            process.release()
 
 
 @tidy_at_exit  # without the lock, which a thread that is left behind may hold

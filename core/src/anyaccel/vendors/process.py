@@ -32,7 +32,7 @@ from anyaccel.model.wire import decode, encode, read
 from anyaccel.probe.machine import Machine
 from anyaccel.vendors import DEADLINE_SECONDS, PRELOAD, TASKS, contract
 from anyaccel.vendors.discovery import Source, installed, make_problem
-from anyaccel.vendors.guarded import ANSWER_LIMIT, NO_ANSWER, GuardedProcess, Outcome, call_all, release_processes
+from anyaccel.vendors.guarded import ANSWER_LIMIT, NO_ANSWER, GuardedProcess, Outcome, call_all
 
 SIMULATION_LIMIT = 256 << 20
 """Most bytes of an answer about a simulated machine."""
@@ -413,22 +413,12 @@ def known() -> tuple[list[KnownVendor], list[Problem]]:
     return found, problems
 
 
-def close() -> None:
-    """End the processes of all vendors; the fork server goes on. The next call starts the processes again."""
-    for vendor in _forget():
-        vendor.close()
-
-
-def release() -> None:
-    """Close the connections to the processes of all vendors, upon which they end; see :func:`release_processes`."""
-    _forget()
-    release_processes()
-
-
-def _forget() -> list[VendorProcess]:
-    """Remove the processes of all vendors from those that calls use, and return them."""
+def forget() -> None:
+    """Leave the processes of all vendors, which end by themselves. The next call starts new ones."""
     with _lock:
         ended = list(_vendors.values())
         _vendors.clear()
         _asked.clear()
-        return ended
+    for process in ended:
+        with process:
+            process.release()

@@ -40,7 +40,6 @@ _HISTORY = 240
 _LOAD = 45
 """Width of the column of the load: the line of its history, and the number."""
 _LEVELS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
-_SIGNS = "_.-~=+*#"
 _WAITING = (
     Column(heading="WAITING", turn=0),
     Column(heading="USER", turn=1, least=8),
@@ -64,10 +63,9 @@ SORTS = ("device", "load", "mem", "free")
 
 def sparkline(history: Sequence[float | None], width: int) -> str:
     """Draw the latest ratios of a history, one column each; an unknown ratio is blank."""
-    levels = _LEVELS if output.can_encode(_LEVELS) else _SIGNS
     found = list(history)[-width:]
     drawn = (
-        " " if ratio is None else levels[min(int(min(max(ratio, 0.0), 1.0) * len(levels)), len(levels) - 1)]
+        " " if ratio is None else _LEVELS[min(int(min(max(ratio, 0.0), 1.0) * len(_LEVELS)), len(_LEVELS) - 1)]
         for ratio in found
     )
     return "".join(drawn).rjust(width)
