@@ -1,5 +1,6 @@
-"""Write the column "vendor's own software" of docs/reference/vendors.md from tests/software/results.json.
+"""Write what docs/reference/vendors.md says of vendors' own software, from tests/software/results.json.
 
+That is the column "vendor's own software", and the table of what each software was asked.
 The short table of the README, which lists vendors by state, is written from that page.
 """
 
@@ -14,6 +15,7 @@ PAGE = ROOT / "docs" / "reference" / "vendors.md"
 README = ROOT / "README.md"
 COLUMN = "vendor's own software"
 FAKES = "fakes"
+BEGIN, END = "<!-- begin: software -->", "<!-- end: software -->"
 STATES = {
     True: "compared with the vendor's own software on recorded machines",
     False: "recordings replayed, the vendor's software replaced by fakes",
@@ -49,6 +51,22 @@ def _describe_row(row: dict[str, object]) -> str:
     return f"{row['software']} {row['version']} ({row['agree']} of {row['compared']})"
 
 
+def write_questions(page: str, results: list[dict[str, object]]) -> str:
+    """Return the page with the table of all software made anew: what each was asked, and how many cases agree."""
+    names = {match["vendor"]: match["name"] for line in page.splitlines() if (match := ROW.match(line)) is not None}
+    rows = sorted(results, key=lambda row: (not row.get("own", True), names[str(row["vendor"])].lower()))
+    table = "".join(
+        f"| {names[str(row['vendor'])]} | {row['software']} {row['version']}"
+        f"{'' if row.get('own', True) else ' (of others)'} | {row['asked']}"
+        f" | {row['compared']} {row['cases']} | {row['agree']} |\n"
+        for row in rows
+    )
+    begin, end = BEGIN + "\n", "\n" + END
+    before, _, rest = page.partition(begin)
+    head = "\n| vendor | software | asked | compared | agree |\n| --- | --- | --- | --- | --- |\n"
+    return before + begin + head + table + end + rest.partition(end)[2]
+
+
 def write_states(readme: str, page: str) -> str:
     """Return the README with the vendors of a page listed by state."""
     by_state: dict[bool, list[str]] = {True: [], False: []}
@@ -63,7 +81,8 @@ def write_states(readme: str, page: str) -> str:
 
 def main() -> None:
     """Write both pages, or with ``--check`` fail if one is not as it would be written."""
-    page = write_column(PAGE.read_text(encoding="utf-8"), json.loads(RESULTS.read_text(encoding="utf-8")))
+    results = json.loads(RESULTS.read_text(encoding="utf-8"))
+    page = write_questions(write_column(PAGE.read_text(encoding="utf-8"), results), results)
     readme = write_states(README.read_text(encoding="utf-8"), page)
     for path, text in ((PAGE, page), (README, readme)):
         if "--check" not in sys.argv:

@@ -47,7 +47,7 @@ def test_a_run_is_ended_in_time_with_all_that_it_started(anyaccel, lines):
             break
     assert (done.returncode, done.stdout) == (7, "ended\n")
     assert (line["note"], line["program"], line["request"], line["exit"]) == ("n", "sh", "APU:1", None)
-    assert [(name, kind) for name, kind, _ in line["devices"]] == [("acme/0", "Acme-One")]
+    assert [(name, kind) for name, kind, *_ in line["devices"]] == [("acme/0", "Acme-One")]
     assert line["held"] >= 0.9 * seconds
     assert json.loads(anyaccel("status", *MACHINE, "--json").stdout)["devices"][0]["holders"] == []
 

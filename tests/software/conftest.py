@@ -39,15 +39,17 @@ def ask(accel_testbed):
 def report():
     """Compare how many recordings agree with the row of ``results.json``, of which the table of support is made.
 
-    With ``ANYACCEL_TEST_WRITE_SOFTWARE`` set, the row is written instead. ``own`` is False for programs of others.
+    With ``ANYACCEL_TEST_WRITE_SOFTWARE`` set, the row is written instead. ``cases`` says what was compared: recordings,
+    or values of a variable, names and the like. ``own`` is False for programs of others.
     """
 
-    def report(vendor, software, asked, agreeing, release=None, *, own=True):
+    def report(vendor, software, asked, agreeing, release=None, *, cases="recordings", own=True):
         row = {
             "vendor": vendor,
             "software": software,
-            "version": release or version(software),
+            "version": release or version(software).partition("+")[0],  # without the build, as in 2.13.0+cpu
             "asked": asked,
+            "cases": cases,
             "compared": len(agreeing),
             "agree": sum(not faults for faults in agreeing.values()),
             **({} if own else {"own": False}),

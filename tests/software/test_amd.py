@@ -35,4 +35,4 @@ def test_every_name_exists(report):
     assert all(f'"{key}"' in source for key in KEYS)
     faults = {name: [] if name in theirs else ["missing"] for name in names}
     faults |= {key: [] if key in keys else ["no such key"] for key in KEYS}
-    report("amd", "amdsmi", "names of functions, classes and keys", faults)
+    report("amd", "amdsmi", "functions, classes and keys", faults, cases="names")

@@ -51,4 +51,4 @@ def test_a_value_shows_the_devices_that_torch_npu_counts(monkeypatch, report):
             ours = []
         numbers = [next(device.index for device in devices if device.id == id_) for id_ in ours]
         faults[value] = [] if numbers == theirs else [numbers, theirs]
-    report("ascend", "torch-npu", f"devices left by {VALUES} values of {VARIABLE}", faults)
+    report("ascend", "torch-npu", f"devices left by {VARIABLE}", faults, cases="values")

@@ -21,4 +21,4 @@ def test_the_library_opens_the_nodes_of_the_plugin(report):
     for name in NODES:
         faults[name] = [] if name.encode() + b"\0" in data else ["not in the library"]
         faults[name] += [] if name in source else ["not in the plug-in"]
-    report("mobilint", "mobilint-ml", "names of device nodes", faults)
+    report("mobilint", "mobilint-ml", "device nodes", faults, cases="names")

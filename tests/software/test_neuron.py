@@ -40,4 +40,10 @@ def test_cores_of_the_range_that_doctor_names_are_counted(monkeypatch, report):
             value = ids[0] if len(ids) == 1 else f"{ids[0]}-{ids[-1]}"
             monkeypatch.setenv(VARIABLE, value)
             faults[value] = [] if count() == len(chosen) else [count(), len(chosen)]
-    report("neuron", "optimum-neuron", f"cores counted from the range that doctor names for {VARIABLE}", faults)
+    report(
+        "neuron",
+        "optimum-neuron",
+        f"cores counted from the range that doctor names for {VARIABLE}",
+        faults,
+        cases="values",
+    )

@@ -34,7 +34,7 @@ def test_every_name_and_constant_exists(report):
     for name, value in CONSTANTS.items():
         theirs = getattr(pynvml, name)
         faults[name] = [] if theirs == value else [theirs, value]
-    report("nvidia", "nvidia-ml-py", "names and constants", faults)
+    report("nvidia", "nvidia-ml-py", "functions and constants", faults, cases="names")
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_the_mps_daemon_of_nvidia_is_started_asked_and_ended(debian, anyaccel, r
             faults[action] = [] if done.returncode == 0 and wanted in told else [done.returncode, told]
     finally:
         anyaccel("mps", "stop", timeout=120)
-    report("nvidia", "nvidia-cuda-mps", "mps start, status, stop", faults, RELEASE)
+    report("nvidia", "nvidia-cuda-mps", "mps start, status, stop", faults, RELEASE, cases="commands")
 
 
 def test_nvml_without_a_driver_is_told_with_a_remedy(debian, recordings, accel_testbed, report):

@@ -185,7 +185,7 @@ def test_gpustack_names_the_same_pci_vendor_variables_and_nodes(vendor, recordin
     }
     for begin in set(said) - UNUSED_NODES.get(vendor, set()):
         faults[f"nodes {begin}"] = [] if any(node.startswith(begin) for node in nodes) else [str(sorted(nodes)[:9])]
-    report(vendor, "gpustack-runtime", "PCI vendor, variables, forms of device nodes", faults, own=False)
+    report(vendor, "gpustack-runtime", "PCI vendor, variables, forms of device nodes", faults, cases="names", own=False)
 
 
 def plugin_folder(vendor):

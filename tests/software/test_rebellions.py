@@ -53,4 +53,4 @@ def test_positions_are_those_of_the_cards_that_are_here(tmp_path, monkeypatch, r
         ours = plugin.anyaccel_visible({VISIBLE: value}, devices)
         numbers = sorted(next(device.index for device in devices if device.id == id_) for id_ in ours)
         faults[value] = [] if numbers == read() else [numbers, read()]
-    report("rebellions", "vllm-rbln", f"cards left by values of {VISIBLE}", faults)
+    report("rebellions", "vllm-rbln", f"cards left by {VISIBLE}", faults, cases="values")

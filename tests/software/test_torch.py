@@ -38,4 +38,4 @@ def test_a_value_shows_the_devices_that_torch_counts(monkeypatch, report):
         numbers = [next(device.index for device in devices if device.id == id_) for id_ in ours]
         theirs = count(value, monkeypatch)
         faults[value] = [] if numbers == theirs else [numbers, theirs]
-    report("nvidia", "torch", f"devices left by values of {VARIABLE}", faults)
+    report("nvidia", "torch", f"devices left by {VARIABLE}", faults, cases="values")

@@ -104,4 +104,4 @@ def test_libtpu_knows_each_variable_of_the_plugin(report):
     variables = plugin.anyaccel_info().env_vars
     known = {name.decode() for name in re.findall(rb"(?<![A-Z_])[A-Z]+(?:_[A-Z]+)+(?![A-Z_])", data)}
     faults = {name: [] if name in known else ["not in the library"] for name in variables}
-    report("tpu", "libtpu", "names of variables", faults)
+    report("tpu", "libtpu", "variables", faults, cases="names")

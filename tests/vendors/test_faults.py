@@ -378,6 +378,19 @@ def test_a_hook_that_forks_and_returns_twice_answers_once(install, acme, record)
         assert aa.prepare("bad:1", inventory=inventory).environment.values["BAD_VISIBLE"] == "0"
 
 
+def test_the_copy_of_a_process_that_a_hook_forked_calls_no_further_hook(install, acme, record, tmp_path):
+    log = tmp_path / "callers"
+    text = BAD.format(hook="anyaccel_detect", fault="os.fork()")
+    told = f"open({str(log)!r}, 'a').write(f'{{os.getpid()}}\\n')"
+    install("bad", text.replace('misbehave("anyaccel_tags")', told))
+    machine = record({})
+    for _ in range(3):
+        assert {device.id for device in aa.detect(machine).devices} == {"acme-s0", "b0"}
+    # One call for each detection.
+    callers = log.read_text().split()
+    assert len(callers) <= 3, callers
+
+
 def test_threads_that_look_at_different_machines_get_their_own_masks(acme, record):
     machines = [record({"serial": name}, name=name) for name in ("one", "two")]
     wrong = []

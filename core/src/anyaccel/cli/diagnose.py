@@ -130,7 +130,7 @@ def diagnose_leases(inventory: Inventory) -> tuple[Finding, ...]:
 def _of_leases(records: tuple[LeaseRecord, ...], names: Mapping[str, str]) -> Iterator[Finding]:
     for record in records:
         name = f"{names[record.device]} ({record.device})"
-        holder = f"process {record.pid} of {record.user}"
+        holder = f"{record.user} on behalf of {record.key}" if record.key else f"process {record.pid} of {record.user}"
         if record.state in BLOCKED:  # listed by drain and reservation
             continue
         if record.state == "quarantined":
@@ -152,7 +152,7 @@ def _of_leases(records: tuple[LeaseRecord, ...], names: Mapping[str, str]) -> It
             fix = f"if that is not wanted: anyaccel release {record.id}"
         elif record.reason:
             message = f"{name} is held by {holder}: {record.reason}"
-            fix = f"{record.hint}, or: anyaccel release {record.id}"
+            fix = record.hint if record.key else f"{record.hint}, or: anyaccel release {record.id}"
         else:
             continue
         yield Finding(severity=Severity.WARN, reason=message, remedy=fix)

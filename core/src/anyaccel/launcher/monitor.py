@@ -114,7 +114,8 @@ def start_monitor(
         lease.remove_group()
         return 0
 
-    pipe = _start(watch, keep_error=limit is not None and not stays)
+    # A command without an end starts while the monitor does: nothing would be said of a failure.
+    pipe = _start(watch, keep_error=limit is not None and not stays, wait=stays or until is not None)
     if pipe is None:
         if until is not None and not stays:
             _warn_unlimited(meter.lease)
@@ -143,7 +144,7 @@ def end_in_time(lease: str, until: float) -> None:
         OSError: If no descriptor is free.
     """
     ledger = Ledger.open()
-    pipe = _start(lambda error: _LeaseWatch(ledger, lease, (), None, error).run(until, (0, 0), None), keep_error=False)
+    pipe = _start(lambda error: _LeaseWatch(ledger, lease, (), None, error).run(until, (0, 0), None))
     if pipe is None:
         _warn_unlimited(lease)
     else:
@@ -155,7 +156,7 @@ def _warn_unlimited(lease: str) -> None:
     print_error(f"no process can be made to end lease {lease} at its time limit; 'anyaccel release {lease}' ends it")
 
 
-def _start(watch: Callable[[int], int], *, keep_error: bool) -> int | None:
+def _start(watch: Callable[[int], int], *, keep_error: bool = False, wait: bool = True) -> int | None:
     """Start a process outside this one's children, detach the process by :func:`_detach`, and call a function there.
 
     Returns before the function ends.
@@ -163,10 +164,11 @@ def _start(watch: Callable[[int], int], *, keep_error: bool) -> int | None:
     Args:
         watch: Called with the descriptor of standard error, -1 for none; returns the exit status.
         keep_error: Whether the process keeps standard error.
+        wait: Whether to wait until the process is detached; else :func:`anyaccel.launcher.start.become` waits.
 
     Returns:
-        The write end of a pipe whose read end is ``_STATUS`` of the process; None if no process can be made or
-        detached.
+        The write end of a pipe whose read end is ``_STATUS`` of the process; None if no process can be made or, as far
+        as this waits, detached.
 
     Raises:
         OSError: If no descriptor is free for the pipe.
@@ -180,7 +182,7 @@ def _start(watch: Callable[[int], int], *, keep_error: bool) -> int | None:
         return 0
 
     try:
-        failed = bool(start_detached(leave)[1])
+        failed = bool(start_detached(leave, wait=wait)[1])
     except OSError:
         failed = True
     os.close(reader)

@@ -154,6 +154,9 @@ def check_program(program: str, environ: Mapping[str, str] | None = None, direct
 def become(command: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
     """Replace this process by a command with an environment, which also finds the program by its ``PATH``.
 
+    Helpers that :func:`start_detached` did not wait for are reaped first: the command has no child that it did not
+    start.
+
     SIGPIPE and SIGXFSZ get their default action, also if the command cannot be started. Call it in the main thread.
 
     Raises:
@@ -163,6 +166,8 @@ def become(command: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
     # Python ignores these two signals, and exec keeps a signal ignored.
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
+    while _leaving:
+        process.reap(_leaving.pop())
     try:
         os.execvpe(command[0], list(command), dict(environ))
     except OSError as error:
@@ -225,7 +230,11 @@ def start_helper(body: Callable[[int], int]) -> tuple[int, int]:
         os.close(reporting)
 
 
-def start_detached(body: Callable[[int], int]) -> tuple[bytes, int]:
+_leaving: list[int] = []
+"""Children of this process that exit soon and are not reaped yet."""
+
+
+def start_detached(body: Callable[[int], int], *, wait: bool = True) -> tuple[bytes, int]:
     """Start a helper in a new session, and wait for the report or the exit.
 
     A helper that has reported runs on, and is not reaped; without :func:`process.live_on`, the kernel kills the helper
@@ -233,10 +242,11 @@ def start_detached(body: Callable[[int], int]) -> tuple[bytes, int]:
 
     Args:
         body: As for :func:`start_helper`; a report is one write of 64 bytes at most.
+        wait: Whether to wait; else :func:`become` waits for the exit, and any report or status is lost.
 
     Returns:
-        The report and 0; if the helper exited without a report, nothing and the exit status: 128 plus the number of a
-        signal that killed the helper.
+        The report and 0; without a wait, nothing and 0; if the helper exited without a report, nothing and the exit
+        status: 128 plus the number of a signal that killed the helper.
 
     Raises:
         OSError: If no process can be made, or no descriptor is free.
@@ -247,6 +257,10 @@ def start_detached(body: Callable[[int], int]) -> tuple[bytes, int]:
         return body(reporting)
 
     child, report = start_helper(run)
+    if not wait:
+        os.close(report)
+        _leaving.append(child)
+        return b"", 0
     told = os.read(report, 64)  # returns at once if the helper dies: its end of the pipe is closed then
     os.close(report)
     return (told, 0) if told else (b"", process.reap(child))

@@ -21,26 +21,28 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cached_property
 
 from anyaccel.errors import DevicesBusyError, LeaseCancelledError, LimitError
-from anyaccel.ledger import listing as listings
 from anyaccel.ledger import record, tickets
 from anyaccel.ledger.blocks import find_barred, find_reserved, read_blocks
 from anyaccel.ledger.directory import BUSY_SECONDS, StateDirectory
 from anyaccel.ledger.lease import Lease, Place, Want
-from anyaccel.ledger.listing import Listing
 from anyaccel.ledger.lockfile import DeviceLocks, Life, LockedFile, describe_lock, probe_lock, with_entry
 from anyaccel.ledger.names import (
     ENDLESS,
     LeaseName,
+    Listing,
     Period,
+    fits,
     hashes,
     is_inner,
     lease_name,
+    list_names,
     new_nonce,
     parse_lease,
     parse_ticket,
+    sum_taken,
 )
 from anyaccel.ledger.record import LeaseRecord
-from anyaccel.ledger.tenure import ENTRY
+from anyaccel.ledger.states import ENTRY, find_debris, find_states, sweep
 from anyaccel.ledger.tickets import (
     TicketFile,
     current_policy,
@@ -138,7 +140,6 @@ class Acquisition:
         self.place = 0
         self.before: str | None = None
         self._only: frozenset[str] | None = None
-        self._passed: Collection[str] = ()
         self._ended: Collection[str] = ()
         self._passes = False
         self._watch: FileEvents | None = None
@@ -305,7 +306,7 @@ class Acquisition:
         if self.on_wait and self._ticket and self._told != now:
             self._told = now
             with self._state.opened(make=True) as directory:
-                self.limits = self.over_limits(directory, listings.read(directory), self._over)
+                self.limits = self.over_limits(directory, list_names(directory), self._over)
                 holders = () if self._limited else self._holders(directory)
             self.on_wait(self.place + 1, holders)
 
@@ -332,7 +333,7 @@ class Acquisition:
         conflicts = 0
         while conflicts < (_CONFLICTS_AT_LAST if self._late else _CONFLICTS):
             contradicted = len(self._contradicted)
-            listing = listings.read(directory)
+            listing = list_names(directory)
             if (choice := self._find_choice(directory, listing)) is None:
                 return None
             if (lease := self._publish(directory, choice, listing.summary.marks)) is not None:
@@ -352,7 +353,7 @@ class Acquisition:
             whether only limits of the user, or of the group, are in the way.
         """
         if listing.hidden and not self._ticket:  # requests in line leave this work to the next newcomer
-            listings.sweep(directory, listings.find_debris(directory, listing.hidden[:_SWEPT]))
+            sweep(directory, find_debris(directory, listing.hidden[:_SWEPT]))
         rounds = self._rounds()
         for only in rounds:
             self._only, self._limited = only, False
@@ -422,7 +423,7 @@ class Acquisition:
         count as wholly taken.
         """
         named = listing.summary
-        taken = listings.sum_taken(named.leases, over) if over else named.taken
+        taken = sum_taken(named.leases, over) if over else named.taken
         others = () if self._only is None else self._want.candidates - self._only
         return {**taken, **dict.fromkeys((*self._contradicted, *self._barred(), *others), Extent())}
 
@@ -448,7 +449,7 @@ class Acquisition:
             OSError: When the lock of a lease cannot be tested, as for want of descriptors.
         """
         asked = {lease.name: lease for lease in leases if lease.name not in self._over}
-        for name, state in listings.find_states(directory, asked.values()).items():
+        for name, state in find_states(directory, asked.values()).items():
             if state.life is Life.OVER:
                 self._over.add(name)
             elif state.life is Life.LEAVING:
@@ -578,17 +579,20 @@ class Acquisition:
             choice: The chosen extents.
             drawn: The mark that no lease had when it was drawn; None if a lease had it then, as for marks inside of it.
         """
-        listing = listings.read(directory)
+        listing = list_names(directory)
         # Again, with the directory locked, so that no drain or reservation comes in between.
         self._policy = with_blocks(self._policy, self._state)
-        if self._state.replaced(directory) or not self._in_front(directory, listing):
+        if self._state.replaced(directory):
+            return False
+        self.update_position(directory, listing)
+        if self.before:
             return False
         if self.over_limits(directory, listing, self._over):
             return False
         if self._ended or self._over:
             dead = [lease.name for lease in listing.leases if lease.name in self._over and lease.understood]
-            listings.sweep(directory, (*self._ended, *dead))
-        if (drawn and drawn in listing.summary.marks) or not listings.fits(choice, self._taken(listing, self._over)):
+            sweep(directory, (*self._ended, *dead))
+        if (drawn and drawn in listing.summary.marks) or not fits(choice, self._taken(listing, self._over)):
             return False
         if contradiction := self._device_locks.lock():
             self._contradicted[contradiction[0]] = describe_lock(*contradiction)
@@ -615,7 +619,7 @@ class Acquisition:
         Raises:
             OSError: When the lock of a lease cannot be tested, as for want of descriptors.
         """
-        found = record.list_leases(directory, listings.read(directory))
+        found = record.list_leases(directory, list_names(directory))
         outside = (
             LeaseRecord(id="", device=device, units=UNITS_PER_DEVICE, state="outside", reason=reason)
             for device, reason in self._contradicted.items()
@@ -715,28 +719,26 @@ class Acquisition:
         Locks and stamps are read from the front of the line until a live request is found, and from the back for the
         nearest live request; ``before`` stays None if backfill allows passing all of them, but ``place`` counts them.
         The own ticket is stamped, or dropped if ``listing`` lacks the file, as after the directory was replaced; a
-        cancelled ticket is still listed. Passable and ended tickets are recorded for :meth:`_in_front` and the next
-        sweep.
+        cancelled ticket is still listed. Ended tickets are recorded for the next sweep.
         """
         if self._ticket and self._ticket.name not in listing.tickets:  # the directory was emptied or replaced
             self._drop_ticket()
         rivals = self._rivals(directory, listing)
-        now, passed, ended = process.monotonic_ns(), set[str](), list[str]()
+        now, ended, passed = process.monotonic_ns(), list[str](), 0
         for position, name in enumerate(rivals):
             life, found = probe_lock(directory, name)
             if life is Life.OVER:
                 ended.append(name)
             elif found is None or not tickets.is_silent(found, now, position):
                 break
-            passed.add(name)
-        ahead = rivals[len(passed) :]
+            passed += 1
+        ahead = rivals[passed:]
         self.place = len(ahead)
         self.before = next((name for name in reversed(ahead) if probe_lock(directory, name)[0] is not Life.OVER), None)
         self._passes = self.before is not None and self._may_pass(directory, listing, ahead)
         if self._passes:
-            passed.update(ahead)
             self.before = None
-        self._passed, self._ended = passed, ended
+        self._ended = ended
         if self._ticket:
             self._ticket.stamp()
 
@@ -813,17 +815,6 @@ class Acquisition:
         from anyaccel.backfill import may_pass  # few requests have a time limit
 
         return may_pass(self._policy, self._own, waiting, list_holdings(directory, listing), process.boot_seconds())
-
-    def _in_front(self, directory: int, listing: Listing) -> bool:
-        """Return whether each ticket that blocks the request now was found ended, silent or passable before.
-
-        The finding is that of :meth:`update_position`. The tickets ahead are read again; their locks are not. If
-        backfill was a reason, backfill is checked again.
-        """
-        rivals = self._rivals(directory, listing)
-        if not all(rival in self._passed for rival in rivals):
-            return False
-        return not self._passes or self._may_pass(directory, listing, rivals)
 
     @property
     def _watches_all(self) -> bool:

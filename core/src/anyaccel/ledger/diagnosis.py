@@ -16,11 +16,7 @@ from anyaccel.ledger.directory import (
     private_directories,
 )
 from anyaccel.ledger.handovers import list_unfinished
-from anyaccel.ledger.listing import find_states, read
-from anyaccel.ledger.lockfile import Life, clean, find_obstacle
-from anyaccel.ledger.names import without_scope
-from anyaccel.ledger.record import owner
-from anyaccel.ledger.tenure import RENEWED, read_tenure
+from anyaccel.ledger.names import list_names, without_scope
 from anyaccel.linux import mark as marks
 from anyaccel.linux.users import user_name
 from anyaccel.model import Finding, Severity
@@ -55,9 +51,7 @@ def diagnose(environ: Mapping[str, str]) -> tuple[Finding, ...]:
             *_access(state, directory),
             *_marks(),
             *_separate_users(environ, state),
-            *_unreadable_leases(state, directory),
             *_unfinished_handovers(directory),
-            *_unrenewed_leases(directory),
             _summary(state, directory, environ),
         )
     except OSError as error:
@@ -138,50 +132,15 @@ def _separate_users(environ: Mapping[str, str], state: StateDirectory | None = N
     yield Finding(severity=Severity.WARN, reason=message, remedy=fix)
 
 
-def _unreadable_leases(state: StateDirectory, directory: int) -> Iterator[Finding]:
-    """Find leases' files that cannot be opened: their devices count as held forever. One warning for each file.
-
-    Permission is missing, or a kernel lease is on the file; a file with another error is left out.
-    """
-    for lease in read(directory).leases:
-        reason = find_obstacle(directory, lease.name)
-        if reason:
-            with contextlib.suppress(OSError):
-                user = owner(os.stat(lease.name, dir_fd=directory, follow_symlinks=False))["user"]
-                file = f"{state.path}/{clean(lease.name)}"
-                message = f"{without_scope(lease.device)} counts as held by {user}, whose file {file} {reason}"
-                fix = f"ask {user} to end the program that made the file, or have root remove it"
-                yield Finding(severity=Severity.WARN, reason=message, remedy=fix)
-
-
 def _unfinished_handovers(directory: int) -> Iterator[Finding]:
     """Warn of each device without an active lease that is still changed, or half changed, for a former holder.
 
     Changes of an earlier boot do not count.
     """
-    for device, lease in list_unfinished(directory, read(directory)).items():
+    for device, lease in list_unfinished(directory, list_names(directory)).items():
         message = f"{without_scope(device)} was not put back into its idle state after lease {lease}"
         fix = f"nothing: the next lease of it does that; to do it now: anyaccel run {without_scope(device)} -- true"
         yield Finding(severity=Severity.WARN, reason=message, remedy=fix)
-
-
-def _unrenewed_leases(directory: int) -> Iterator[Finding]:
-    """Find leases on behalf of others that are active but not renewed any more: their program has stopped.
-
-    One warning for each device of a lease. A lease lasts while a control group has processes, or cannot be seen.
-    """
-    leases = read(directory).leases
-    for name, found in find_states(directory, leases).items():
-        if found.life is Life.ON_BEHALF and not found.reason.startswith(RENEWED):
-            lease = next(lease for lease in leases if lease.name == name)
-            tenure = read_tenure(directory, lease)
-            yield Finding(
-                severity=Severity.WARN,
-                reason=f"{without_scope(lease.device)} is held on behalf of {tenure.key if tenure else 'others'}:"
-                f" {found.reason}",
-                remedy="start the program again that took the lease, such as the Kubernetes agent; or 'anyaccel release"
-                f" --forget {lease.id}' once nothing uses the device",
-            )
 
 
 def _summary(state: StateDirectory, directory: int | None, environ: Mapping[str, str]) -> Finding:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 from anyaccel._typing import NamedTuple
-from anyaccel.errors import LedgerBusyError, LedgerError, StateDirectoryError
+from anyaccel.errors import LeaseNotFoundError, LedgerBusyError, LedgerError, StateDirectoryError
 from anyaccel.ledger.names import boot, hidden_name
 from anyaccel.linux import process
 from anyaccel.linux.descriptors import lock_owner
@@ -114,7 +114,6 @@ class StateDirectory:
         self.shared = ours.mode == MODE_SHARED
         self._places = tuple(places)
         self._others = others
-        self._modes: dict[str, int] = {}
         self._seen: tuple[object, ...] = ()
         self._user = os.geteuid()
         self._noted = False
@@ -152,8 +151,6 @@ class StateDirectory:
                 self._verify(descriptor, found, place.path)
                 self._seen, self._noted = seen, is_marked(descriptor, self._user)
                 self.path = place.path
-                if found.st_uid == os.geteuid():
-                    self._modes[place.path] = stat.S_IMODE(found.st_mode)  # to remake a deleted directory alike
             if made:  # leases that users published while the directory still had a hidden name
                 self._bring_over(descriptor, clear=True)
         except OSError as error:
@@ -165,16 +162,23 @@ class StateDirectory:
         return descriptor
 
     @contextlib.contextmanager
-    def opened(self, *, make: bool = False) -> Iterator[int]:
+    def opened(self, *, make: bool = False, wanted: str = "") -> Iterator[int]:
         """Context with the open directory, in which errors of the kernel are raised as errors of the ledger.
 
         Args:
             make: As for :meth:`open`, which also lists the errors.
+            wanted: Clause that a lease or a ticket does not exist, which a missing directory means, too; or empty.
 
         Raises:
+            LeaseNotFoundError: When the directory is missing, if there is such a clause.
             LedgerError: When a system call fails in the context.
         """
-        directory = self.open(make=make)
+        try:
+            directory = self.open(make=make)
+        except NoStateDirectoryError as error:
+            if wanted:
+                raise LeaseNotFoundError(f"{wanted}: {error}") from error
+            raise
         try:
             yield directory
         except OSError as error:
@@ -183,19 +187,21 @@ class StateDirectory:
             self.close(directory)
 
     @contextlib.contextmanager
-    def locked(self, *, make: bool = False) -> Iterator[int]:
+    def locked(self, *, make: bool = False, wanted: str = "") -> Iterator[int]:
         """Context with the open and locked directory; see :meth:`opened`.
 
         Args:
             make: Whether to make a missing directory.
+            wanted: As for :meth:`opened`.
 
         Raises:
-            NoStateDirectoryError: When the directory is missing and ``make`` is False.
+            LeaseNotFoundError: When the directory is missing, if there is a clause ``wanted``.
+            NoStateDirectoryError: When the directory is missing, without a clause, and ``make`` is False.
             LedgerBusyError: When the directory stays locked for ``BUSY_SECONDS``, by another process or thread, or by
                 an outer context of this thread.
             LedgerError: When the directory cannot be used, or a system call fails in the context.
         """
-        with self.opened(make=make) as directory:
+        with self.opened(make=make, wanted=wanted) as directory:
             self.lock(directory)
             try:
                 yield directory
@@ -230,7 +236,7 @@ class StateDirectory:
     def _make(self) -> tuple[Location, int, bool]:
         """Make and open the directory at the first possible place. A directory of a concurrent process is used as well.
 
-        A directory that was deleted gets its former mode again. If a place of higher precedence has appeared meanwhile,
+        If a place of higher precedence has appeared meanwhile,
         that place is opened, and the empty directory that was made is removed.
 
         Returns:
@@ -241,13 +247,15 @@ class StateDirectory:
         """
         reasons = []
         for place in self._places:
-            mode = self._modes.get(place.path, place.mode)
-            if mode is None:
+            if place.mode is None:
                 continue
             made = False
             try:
-                make(place.path, mode, partial(self._bring_over, clear=False))
-                made = mode == MODE_SHARED
+                if place.mode == MODE_SHARED:
+                    make_shared(place.path, partial(self._bring_over, clear=False))
+                    made = True
+                else:
+                    os.mkdir(place.path, place.mode)
             except FileExistsError:
                 reasons.append(f"{place.path} cannot be made: another user has made something there")
             except OSError as error:
@@ -414,7 +422,7 @@ class StateDirectory:
             StateDirectoryError: When the directory cannot be trusted: owner, mode, or network file system.
             OSError: When another system call fails, as when a file cannot be made again.
         """
-        check(descriptor, found, path)
+        check(found, path)
         self.shared = found.st_mode & stat.S_ISVTX != 0 and found.st_mode & 0o022 != 0
         marked = is_marked(descriptor, self._user)
         # Without the marker, the inode may be that of a deleted directory.
@@ -580,22 +588,21 @@ def private_directories() -> Iterator[str]:
                 yield path
 
 
-def check(descriptor: int, found: os.stat_result, path: str) -> None:
+def check(found: os.stat_result, path: str) -> None:
     """Check that no other user but root can remove the files of this user's leases.
 
     The directory must belong to root, to this user, or to a hidden owner who must have the rights of root; and must be
     sticky if its group or others may write to it.
 
     Args:
-        descriptor: The directory.
         found: State of the directory.
         path: Path of the directory.
 
     Raises:
         StateDirectoryError: When another user could; says why.
-        OSError: When the parent of the machine's directory, whose owner is not shown, cannot be opened.
+        OSError: When the parent of the machine's directory, whose owner is not shown, cannot be examined.
     """
-    if found.st_uid not in (0, os.geteuid()) and not _made_outside(path, descriptor, found):
+    if found.st_uid not in (0, os.geteuid()) and not _made_outside(path, found.st_uid):
         raise _foreign(path, found.st_uid)
     if found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX:
         raise StateDirectoryError(
@@ -605,59 +612,49 @@ def check(descriptor: int, found: os.stat_result, path: str) -> None:
         )
 
 
-def make(path: str, mode: int, fill: Callable[[int], None]) -> None:
-    """Make a directory, whatever the umask.
+def make_shared(path: str, fill: Callable[[int], None]) -> None:
+    """Make a directory for all users under a hidden name, fill it, and give it its name: any user may come next.
+
+    An existing empty directory is replaced. After a failure, the hidden directory is removed with its content.
 
     Args:
         path: Path of the directory.
-        mode: Access mode. A directory for all users (:data:`MODE_SHARED`) is made and filled under a hidden name and
-            then renamed, in place of an existing empty directory: a request of any user may come next. After a failure
-            it is removed with its content; a directory of another mode stays.
-        fill: Called with the descriptor of a directory for all users, to fill it before it gets its name; not called
-            for other modes. Exceptions pass.
+        fill: Called with the descriptor of the closed directory. Exceptions pass.
 
     Raises:
-        OSError: When the directory cannot be made. An existing path gives FileExistsError, but for all users ENOTEMPTY
-            if it is a filled directory, or ENOTDIR if it is no directory.
+        OSError: When the directory cannot be made: ENOTEMPTY for a filled directory, ENOTDIR for another file.
     """
-    name = path if mode != MODE_SHARED else f"{path}{hidden_name()}"
+    name = f"{path}{hidden_name()}"
     os.mkdir(name, MODE_PRIVATE)  # closed until it is filled
     try:
         descriptor = os.open(name, OPENING)
         try:
-            if mode == MODE_SHARED:
-                fill(descriptor)
-            os.fchmod(descriptor, mode)
+            fill(descriptor)
+            os.fchmod(descriptor, MODE_SHARED)  # whatever the umask is
         finally:
             os.close(descriptor)
-        if name != path:
-            os.rename(name, path)
+        os.rename(name, path)
     except BaseException:
-        if name != path:
-            import shutil
+        import shutil
 
-            shutil.rmtree(name, ignore_errors=True)
+        shutil.rmtree(name, ignore_errors=True)
         raise
 
 
-def _made_outside(path: str, descriptor: int, found: os.stat_result) -> bool:
+def _made_outside(path: str, owner: int) -> bool:
     """Return whether the owner of a directory, whom the user namespace does not show, must have the rights of root.
 
-    False for a path other than the machine's directory, and for a shown owner. True if the directory is a mount of its
-    own, made by the container's administrator, or if the owner of the parent is not shown, either, and this user cannot
-    write to the parent.
+    False for a path other than the machine's directory, and for a shown owner. True if the directory is a mount, made
+    by the container's administrator, or if the owner of the parent is not shown, either, and this user cannot write to
+    the parent.
 
     Raises:
-        OSError: When the parent cannot be opened.
+        OSError: When the parent cannot be examined.
     """
-    if path != MACHINE_WIDE or not unmapped(found.st_uid):
+    if path != MACHINE_WIDE or not unmapped(owner):
         return False
-    parent = os.open(os.path.dirname(path), OPENING & ~os.O_NOFOLLOW)
-    try:
-        writable = os.access(os.path.dirname(path), os.W_OK)
-        return mount(parent) != mount(descriptor) or (unmapped(os.fstat(parent).st_uid) and not writable)
-    finally:
-        os.close(parent)
+    parent = os.path.dirname(path)
+    return os.path.ismount(path) or (unmapped(os.stat(parent).st_uid) and not os.access(parent, os.W_OK))
 
 
 def _foreign(path: str, uid: int) -> StateDirectoryError:
@@ -704,26 +701,18 @@ def refuse_network(descriptor: int, path: str) -> None:
         )
 
 
-def mount(descriptor: int) -> str:
-    """Return the id of the mount on which a descriptor of this process lies, as decimal digits; empty when unknown.
-
-    An OSError for want of descriptors or memory passes.
-    """
-    with contextlib.suppress(*UNSEEN), open(f"/proc/self/fdinfo/{descriptor}", encoding="ascii") as info:
-        return next((line.split()[1] for line in info if line.startswith("mnt_id:")), "")
-    return ""
-
-
 def file_system(descriptor: int) -> str:
     """Return the type of the file system of a descriptor, by its mount; empty when unknown.
 
     An OSError for want of descriptors or memory passes.
     """
-    wanted = mount(descriptor)
-    with contextlib.suppress(*UNSEEN), open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as table:
-        for line in table:
-            if line.split(" ", 1)[0] == wanted:
-                return line.partition(" - ")[2].split(" ", 1)[0]
+    with contextlib.suppress(*UNSEEN):
+        with open(f"/proc/self/fdinfo/{descriptor}", encoding="ascii") as info:
+            wanted = next((line.split()[1] for line in info if line.startswith("mnt_id:")), "")
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as table:
+            for line in table:
+                if line.split(" ", 1)[0] == wanted:
+                    return line.partition(" - ")[2].split(" ", 1)[0]
     return ""
 
 

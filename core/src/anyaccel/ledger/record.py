@@ -9,10 +9,9 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 
-from anyaccel.ledger.listing import LeaseState, Listing, find_states
-from anyaccel.ledger.lockfile import Life, clean, read_body, read_object, with_entry
-from anyaccel.ledger.names import LeaseName, boot, without_scope
-from anyaccel.ledger.tenure import RENEWED, read_tenure
+from anyaccel.ledger.lockfile import Life, clean, find_obstacle, read_body, read_object
+from anyaccel.ledger.names import LeaseName, Listing, boot, without_scope
+from anyaccel.ledger.states import RENEWED, LeaseState, find_states, read_tenure
 from anyaccel.linux import process
 from anyaccel.linux.process import pid_namespace
 from anyaccel.linux.users import unmapped, user_name
@@ -47,9 +46,10 @@ class LeaseRecord(Value):
             that were started with the lease still run; ``unknown`` for a locked file that is not understood, which
             counts as the whole device; ``outside`` if the device itself is locked without a lease; ``drained`` or
             ``reserved`` for a device that is withheld from requests, without a lease.
-        reason: Reason of the state, or of a holder that is stopped by a signal or a debugger; empty for a lease that is
-            simply held, or ``on behalf`` and renewed in time.
-        hint: The way out of a kept lease, of a stopped holder, or of a block that this user may lift; else empty.
+        reason: Reason of the state, of a file that cannot be opened, or of a holder that is stopped by a signal or a
+            debugger; empty for a lease that is simply held, or ``on behalf`` and renewed in time.
+        hint: The way out of a kept lease, of one on behalf that is not renewed, of a stopped holder, of a file that
+            cannot be opened, or of a block that this user may lift; else empty.
         carriers: Visible processes that keep the lease although its holder has ended.
         pid: Process that took the lease; 0 when unknown. It may have ended while its children live on.
         here: Whether the process id is valid in this container: the lease was taken in the same process namespace.
@@ -225,16 +225,6 @@ lease_body = lru_cache(maxsize=64)(write_body)
 release."""
 
 
-def add_reason(body: bytes, reason: str) -> bytes:
-    """Return the body of a lease with the reason why it is kept although no process uses its devices.
-
-    Args:
-        body: The current content; see :func:`anyaccel.ledger.lockfile.with_entry`.
-        reason: The reason, for display; cut to 250 characters.
-    """
-    return with_entry(body, "quarantined", clean(reason))
-
-
 def read_words(body: bytes) -> dict[str, Any]:
     """Parse the body of a lease or ticket into short printable texts, whatever another user has written.
 
@@ -296,30 +286,15 @@ def _describe(directory: int, lease: LeaseName, state: LeaseState) -> LeaseRecor
         lease: The parsed name.
         state: Reason why the lease is active.
     """
-    life, carriers = state.life, state.carriers
     try:
         found = os.stat(lease.name, dir_fd=directory, follow_symlinks=False)
     except OSError:
         found = None
-    kind, reason, hint, key = life.value, "", "", ""
-    if life is Life.KEPT:
-        reason, hint = _kept(carriers), _way_out(lease, found)
-    elif life is Life.ON_BEHALF:
-        tenure = read_tenure(directory, lease)
-        key = tenure.key if tenure else ""
-        reason = "" if state.reason.startswith(RENEWED) else state.reason
-    elif life is Life.LEAVING and not process.ending(lease.pid):  # ledger.recovery made the file again, unlocked
-        kind = Life.HELD.value
-    elif life is Life.LEAVING:
-        where = process.waits_in(lease.pid)
-        reason = f"process {lease.pid} has ended but not left the kernel" + (
-            f", where it waits in {where}" * bool(where)
-        )
-    elif not lease.understood:
-        kind, reason = "unknown", f"{lease.name!r} is locked and was not written by this version: all of it counts"
+    kind, reason, hint = _explain(directory, lease, state, found)
+    tenure = read_tenure(directory, lease) if state.life is Life.ON_BEHALF else None
     words = read_words(read_body(directory, lease.name))
     quarantined = words.pop("quarantined")
-    if life is Life.HELD and quarantined and not reason:
+    if state.life is Life.HELD and quarantined and not reason:
         kind, reason = "quarantined", quarantined
     if not reason and words["here"] and process.state(lease.pid) in _STOPPED:
         reason, hint = f"process {lease.pid} is stopped", f"it goes on with 'kill -CONT {lease.pid}'"
@@ -331,14 +306,49 @@ def _describe(directory: int, lease: LeaseName, state: LeaseState) -> LeaseRecor
         state=kind,
         reason=reason,
         hint=hint,
-        carriers=carriers,
+        carriers=state.carriers,
         pid=lease.pid,
         **owner(found),
         since=found.st_mtime if found else None,
         until=_until(lease),
-        key=key,
+        key=tenure.key if tenure else "",
         **words,
     )
+
+
+def _explain(directory: int, lease: LeaseName, state: LeaseState, file: os.stat_result | None) -> tuple[str, str, str]:
+    """Return the state of a lease's record, the reason, and the way out; see :class:`LeaseRecord`.
+
+    A holder that is stopped, or that keeps the device in quarantine, is not considered.
+
+    Args:
+        directory: Descriptor of the state directory.
+        lease: The parsed name.
+        state: Reason why the lease is active.
+        file: State of the lease's file; None if unknown.
+    """
+    life = state.life
+    if life is Life.LEAVING and not process.ending(lease.pid):  # ledger.recovery made the file again, unlocked
+        life = Life.HELD
+    if life is Life.KEPT:
+        return life.value, _kept(state.carriers), _way_out(lease, file)
+    if life is Life.ON_BEHALF and not state.reason.startswith(RENEWED):
+        hint = (
+            "start the program again that took the lease, such as the Kubernetes agent; or 'anyaccel release --forget"
+            f" {lease.id}' once nothing uses the device"
+        )
+        return life.value, state.reason, hint
+    if life is Life.LEAVING:
+        where = process.waits_in(lease.pid)
+        suffix = f", where it waits in {where}" if where else ""
+        return life.value, f"process {lease.pid} has ended but not left the kernel{suffix}", ""
+    if not lease.understood:
+        reason = f"{lease.name!r} is locked and was not written by this version: all of it counts"
+        return "unknown", reason, ""
+    if obstacle := find_obstacle(directory, lease.name):
+        hint = "have root remove the file, or its owner end the program"
+        return life.value, f"its file {lease.name!r} {obstacle}", hint
+    return life.value, "", ""
 
 
 def _until(lease: LeaseName) -> float | None:

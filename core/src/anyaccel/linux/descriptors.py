@@ -65,7 +65,7 @@ def has_lock(pid: int | str, descriptor: int | str, *, shared: bool = False) -> 
     """
     kinds = ({"FLOCK", "WRITE"}, {"FLOCK", "READ"})[: 1 + shared]
     try:
-        with open(f"/proc/{pid}/fdinfo/{descriptor}", encoding="ascii") as info:
+        with open(f"/proc/{pid}/fdinfo/{descriptor}", encoding="utf-8") as info:
             locks = [set(line.split()) for line in info if line.startswith("lock:")]
     except UNSEEN:
         return False
@@ -83,7 +83,7 @@ def lock_owner(file: os.stat_result) -> int | None:
     wanted = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
     for _ in range(_LOOKS_AT_LOCKS):
         try:
-            with open("/proc/locks", encoding="ascii") as table:
+            with open("/proc/locks", encoding="utf-8") as table:
                 lines = [line.split() for line in table]
         except OSError:
             return None

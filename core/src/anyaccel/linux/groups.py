@@ -66,7 +66,7 @@ def group_state(group: str, inode: int) -> GroupState:
     path = _directory(group)
     try:
         if path and os.stat(path).st_ino == inode:
-            with open(f"{path}/cgroup.events", encoding="ascii") as file:
+            with open(f"{path}/cgroup.events", encoding="utf-8") as file:
                 return GroupState.POPULATED if "populated 1" in file.read().splitlines() else GroupState.EMPTY
     except (FileNotFoundError, NotADirectoryError):
         pass

@@ -8,7 +8,7 @@ import os
 import select
 import time
 from _thread import get_native_id
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from functools import cache
 
 from anyaccel.linux import system
@@ -95,7 +95,7 @@ def ending(pid: int) -> bool:
 def waits_in(pid: int) -> str:
     """Return the kernel function in which a process waits; empty when none, or unknown."""
     try:
-        with open(f"/proc/{pid}/wchan", encoding="ascii", errors="replace") as file:
+        with open(f"/proc/{pid}/wchan", encoding="utf-8", errors="replace") as file:
             name = file.read(128)
     except OSError:
         return ""
@@ -188,13 +188,13 @@ def describe_end(status: int | None) -> str:
         return f"was killed by signal {-status}"
 
 
-def send(pid: int, number: int, still: Callable[[], bool]) -> bool:
+def send(pid: int, start: int, number: int) -> bool:
     """Send a signal to a process, unless its id was reused in the meantime.
 
     Args:
         pid: Process id.
+        start: Start time of the process.
         number: The signal.
-        still: Returns whether the id still means the intended process; called once the id cannot be reused.
 
     Returns:
         Whether the signal was sent; False after any error of the kernel, such as a missing permission.
@@ -204,7 +204,7 @@ def send(pid: int, number: int, still: Callable[[], bool]) -> bool:
     except OSError:
         return False
     try:
-        if not still():
+        if not started_at(pid, start):  # asked once the descriptor keeps the id from being reused
             return False
         signal.pidfd_send_signal(descriptor, number)
     except OSError:  # it has ended, or has become another user's
@@ -275,7 +275,7 @@ def reap_children(spared: Container[int] = ()) -> None:
 
 def set_name(name: str) -> None:
     """Set the name of this process in process lists, at most 15 characters; errors are ignored."""
-    with contextlib.suppress(OSError), open("/proc/self/comm", "w", encoding="ascii") as file:
+    with contextlib.suppress(OSError), open("/proc/self/comm", "w", encoding="utf-8") as file:
         file.write(name)
 
 
@@ -388,7 +388,7 @@ def _ahead(clock: str) -> int:
         clock: ``monotonic`` or ``boottime``.
     """
     try:
-        with open("/proc/self/timens_offsets", encoding="ascii") as file:
+        with open("/proc/self/timens_offsets", encoding="utf-8") as file:
             offsets = {name: (int(seconds), int(rest)) for name, seconds, rest in map(str.split, file)}
         # The file describes the namespace of our children, which is ours unless unshare(2) has just made a new one.
         if os.readlink("/proc/self/ns/time") == os.readlink("/proc/self/ns/time_for_children"):

@@ -73,7 +73,7 @@ def _map() -> tuple[tuple[int, int, int], ...]:
     If the kernel's map cannot be read, every number stands for itself.
     """
     try:
-        with open("/proc/self/uid_map", encoding="ascii") as file:
+        with open("/proc/self/uid_map", encoding="utf-8") as file:
             found = [tuple(map(int, line.split())) for line in file]
     except (*UNSEEN, ValueError):
         found = []
@@ -84,7 +84,7 @@ def _map() -> tuple[tuple[int, int, int], ...]:
 def _overflow() -> int:
     """Return the number that the kernel shows for users without a mapping; 65534 if unknown."""
     try:
-        with open("/proc/sys/kernel/overflowuid", encoding="ascii") as file:
+        with open("/proc/sys/kernel/overflowuid", encoding="utf-8") as file:
             return int(file.read())
     except (OSError, ValueError):
         return 65534

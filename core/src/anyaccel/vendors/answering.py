@@ -49,7 +49,7 @@ def _answer_calls(calls: _socket.socket) -> None:
         if call["begun"]:  # the start of the process took a while; the time limit of the call begins now
             calls.sendall(HEADER.pack(BEGUN, me))
         answer = _answer(call)
-        if os.getpid() != me:  # a hook forked and returned twice
+        if os.getpid() != me:  # the import of a plug-in forked and returned twice
             os._exit(0)
         with contextlib.suppress(Exception):  # a plug-in may have closed or replaced them
             sys.stdout.flush()

@@ -114,10 +114,15 @@ class VendorPlugin:
         name = PREFIX + hook.name
         if not self.implements(name):
             return hook.default(given)
+        me = os.getpid()
         try:
             return getattr(self._manager.hook, name)(**given)
         except (Exception, SystemExit) as error:
             raise PluginError(self._raised(error, name)) from error
+        finally:
+            # A hook that forks may return in the copy, too: with each further call, the processes would double.
+            if os.getpid() != me:
+                os._exit(0)
 
     @staticmethod
     def arguments(name: str) -> tuple[str, ...]:
