@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from anyaccel.launcher.environment import WorkerGroup
     from anyaccel.launcher.time_limit import EarlySignal
     from anyaccel.ledger.acquisition import Acquisition
-    from anyaccel.pool.actor import ActorState
+    from anyaccel.pool.actor import ActorGroup, ActorState
     from anyaccel.pool.gang import GangFuture
     from anyaccel.scheduler import Choice, Verdict
 
@@ -628,7 +628,7 @@ class WorkerProcess:
     def __init__(self, engine: LocalEngine, lease: WorkerLease | None, call: Call) -> None:
         self.engine = engine
         self.actor: ActorState | None = call.actor
-        self.options: Options = call.options if call.actor is None else replace(call.actor.options, max_calls=0)
+        self.options: Options = call.options if call.actor is None else replace(call.actor.group.options, max_calls=0)
         self.lease = lease
         self.allocation = CPU if lease is None else lease.allocation
         self.ids = frozenset(device.id for device in self.allocation.devices)
@@ -707,7 +707,7 @@ class WorkerProcess:
         state, body = self.actor, call.body
         return (
             state is not None
-            and state.pipelined
+            and state.group.pipelined
             and self.options.concurrency == 1
             and not self.ending
             and state.construction.number not in self.running
@@ -727,7 +727,7 @@ class WorkerProcess:
         """
         given = False
         if self.actor is not None:
-            while (call := self.actor.next_for(self)) is not None:
+            while (call := self.actor.group.next_for(self)) is not None:
                 given = True
                 self.send_call(call)
         elif self.free and (call := self.engine.broker.take_next(self)) is not None:
@@ -1231,7 +1231,7 @@ class LocalEngine(Engine):
         elif not worker.pull() and not worker.running:
             if worker.actor is None:
                 self.broker.keep_idle(worker)
-            elif worker.actor.closing:
+            elif worker.actor.group.closing:
                 worker.shut_down()
 
     def on_broken(self, worker: WorkerProcess, message: Message) -> None:
@@ -1264,7 +1264,7 @@ class LocalEngine(Engine):
         self.members.discard(worker)
         self.broker.forget_worker(worker)
         state = worker.actor
-        name = worker.outstanding[0].name if worker.running else f"the actor {state.name}" if state else ""
+        name = worker.outstanding[0].name if worker.running else f"the actor {state.group.name}" if state else ""
         again = worker.collect_unstarted(gone)
         if state is not None and worker.stopped:
             again = [call for call in again if call is not state.construction]
@@ -1272,7 +1272,7 @@ class LocalEngine(Engine):
         worker.running.clear()
         if state is not None and state.construction not in again:
             death = worker.make_death_error(gone, name)
-            if state.closing and gone.status == 0:
+            if state.group.closing and gone.status == 0:
                 death = BrokenWorkerError("it was closed", exit_status=0)
             state.set_death(death)  # before a caller hears of it and calls again
         lease, worker.lease = worker.lease, None
@@ -1290,7 +1290,7 @@ class LocalEngine(Engine):
         if state is None:
             self.broker.requeue(self, [*retried, *again])
         else:
-            state.put_back([*retried, *again])
+            state.group.put_back([*retried, *again])
         if lease is not None:
             self._quarantine.release(self.inventory, lease, gone)
         if state is not None and state.death is not None:
@@ -1311,7 +1311,7 @@ class LocalEngine(Engine):
         for call in worker.outstanding:
             call.fail(worker.make_death_error(Gone(reason=reason), call.name))
         if worker.actor is not None:
-            worker.actor.on_gone(worker.make_death_error(Gone(reason=reason), f"the actor {worker.actor.name}"))
+            worker.actor.on_gone(worker.make_death_error(Gone(reason=reason), f"the actor {worker.actor.group.name}"))
         self.broker.serve()
 
     def on_timeout(self, worker: WorkerProcess, call: Call) -> None:
@@ -1381,8 +1381,8 @@ class LocalEngine(Engine):
 
         Actors without work may hold devices that calls in the queues wait for.
         """
-        for actor in self._actors:
-            actor.close()
+        for group in self._groups:
+            group.close()
         self.finish_shutdown()
 
     def finish_shutdown(self) -> None:
@@ -1403,10 +1403,11 @@ class LocalEngine(Engine):
             reactor().call_soon(self.drained.set)  # by a note, behind the reports of progress of the last calls
 
     @property
-    def _actors(self) -> set[ActorState]:
-        """The actors that live, or are being constructed; any thread may ask."""
+    def _groups(self) -> set[ActorGroup]:
+        """The groups of the actors that live, or are being constructed; any thread may ask."""
         made = [worker.actor for worker in list(self.members)]
-        return {actor for actor in (*made, *(call.actor for call in list(self._calls.values()))) if actor is not None}
+        states = (*made, *(call.actor for call in list(self._calls.values())))
+        return {state.group for state in states if state is not None}
 
     def unfinished(self) -> list[Call]:
         """Return the recorded calls, and those of workers and actors; a call may be in the list twice.
@@ -1414,7 +1415,7 @@ class LocalEngine(Engine):
         Any thread may ask. A method that has not reached its actor yet is missing.
         """
         sent = (call for worker in list(self.members) for call in worker.outstanding)
-        return [*list(self._calls.values()), *sent, *(call for actor in self._actors for call in list(actor.queue))]
+        return [*list(self._calls.values()), *sent, *(call for group in self._groups for call in list(group.queue))]
 
 
 _brokers: weakref.WeakValueDictionary[object, Broker] = weakref.WeakValueDictionary()

@@ -278,7 +278,13 @@ class Engine(Protocol):
             raise BrokenPoolError(str(self.broken)) from self.broken.__cause__
 
     def submit(
-        self, options: Options, function: Callable[..., Any], args: Any, kwargs: Any, *, late: bool = False
+        self,
+        options: Options,
+        function: Callable[..., Any],
+        args: Any,
+        kwargs: dict[str, Any] | None,
+        *,
+        late: bool = False,
     ) -> CallFuture[Any]:
         """Run a function as soon as there are a worker and the needed devices; return the future of the result.
 
@@ -287,8 +293,8 @@ class Engine(Protocol):
         Args:
             options: Options of the call.
             function: The function.
-            args: Its arguments.
-            kwargs: Its keyword arguments.
+            args: Its arguments; of a batch, a tuple of them for each call.
+            kwargs: Its keyword arguments; None for a batch.
             late: Whether the call belongs to a ``map`` that was taken before the pool was closed. The local engine
                 takes such a call also after that; if the pool is broken, the future fails. Other engines ignore this.
 
@@ -297,7 +303,7 @@ class Engine(Protocol):
             BrokenPoolError: When the pool is broken.
             AnyaccelError: When the local engine cannot detect the machine, or finds no directory for leases.
         """
-        call = Call(get_call_name(function, args), options, self.on_cancel)
+        call = Call(get_call_name(function), options, self.on_cancel)
         self.enter(call, (function, args, kwargs), late=late)
         return call.future
 
