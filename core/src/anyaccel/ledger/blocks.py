@@ -85,19 +85,13 @@ class DeviceBlock(Value):
     def policy_block(self) -> Block:
         """The block as the queue policy sees it, in seconds since the boot, with hashed devices; a drain never ends."""
         offset = process.boot_seconds() - time.time()  # people give times of day, and leases end by the boot clock
+        users: Container[int | None] = () if self.user is None else (self.user,)
         return Block(
             devices=frozenset(map(hash_device, self.devices)),
             begin=-FOREVER if self.begin is None else self.begin + offset,
             end=FOREVER if self.end is None else self.end + offset,
-            users=self._users,
+            users=users if self.group is None else _Members(self.group),
         )
-
-    @property
-    def _users(self) -> Container[int | None]:
-        """Numbers of the users whose requests may have the devices."""
-        if self.group is not None:
-            return _Members(self.group)
-        return () if self.user is None else (self.user,)
 
     def describe(self) -> str:
         """Return why requests do not get the devices, without subject and verb.
@@ -107,14 +101,10 @@ class DeviceBlock(Value):
         """
         if self.drains:
             return f"drained by {self.by or 'the administrator'}" + (f": {self.reason}" if self.reason else "")
-        times = " to ".join(time.strftime("%Y-%m-%d %H:%M", time.localtime(each)) for each in self._times)
+        bounds = self.begin or 0.0, self.end or 0.0
+        times = " to ".join(time.strftime("%Y-%m-%d %H:%M", time.localtime(each)) for each in bounds)
         note = f" ({self.reason})" if self.reason else ""
         return f"reserved for {self.reserved_for} from {times}{note}"
-
-    @property
-    def _times(self) -> tuple[float, float]:
-        """Start and end of a reservation, in seconds since 1970; 0 and 0 for a drain."""
-        return self.begin or 0.0, self.end or 0.0
 
     @property
     def hint(self) -> str:
@@ -145,8 +135,7 @@ class DeviceBlock(Value):
             )
 
 
-_Identity = tuple[int, ...]
-_known: dict[str, tuple[_Identity, tuple[DeviceBlock, ...]]] = {}
+_known: dict[str, tuple[object, tuple[DeviceBlock, ...]]] = {}
 """Blocks by path, with the identity of the file: a waiting process reads them at each look."""
 
 

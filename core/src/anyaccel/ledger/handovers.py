@@ -14,9 +14,9 @@ import stat
 from collections.abc import Iterable, Iterator
 
 from anyaccel.ledger.directory import StateDirectory
-from anyaccel.ledger.listing import Listing, find_states
 from anyaccel.ledger.lockfile import Life
-from anyaccel.ledger.names import HANDOVER, HANDOVER_BODY, boot, decode, encode
+from anyaccel.ledger.names import HANDOVER, HANDOVER_BODY, Listing, boot, decode, encode
+from anyaccel.ledger.states import find_states
 
 LOCK_SECONDS = 60.0
 """Time for the lock of a device. Another handover takes three deadlines of the hook at most, of 10 s each."""

@@ -17,9 +17,9 @@ import stat
 from collections.abc import Iterable, Iterator
 
 from anyaccel._typing import NamedTuple
-from anyaccel.ledger.listing import find_states, read
 from anyaccel.ledger.lockfile import BODY_LIMIT, Life, read_body
-from anyaccel.ledger.names import HANDOVER, HANDOVER_BODY, LeaseName, parse_lease
+from anyaccel.ledger.names import HANDOVER, HANDOVER_BODY, LeaseName, list_names, parse_lease
+from anyaccel.ledger.states import find_states
 from anyaccel.linux import process
 from anyaccel.linux.descriptors import has_lock, list_descriptors
 
@@ -62,7 +62,7 @@ def recover(directory: int, paths: Iterable[str], former: Iterable[tuple[str, in
             places[path, device] = False
     for path, source in former:
         places[os.path.realpath(path), os.fstat(source).st_dev] = True
-        leases = read(source).leases
+        leases = list_names(source).leases
         found_states = find_states(source, leases)
         for lease in leases:
             if lease.understood and found_states[lease.name].life is not Life.OVER:
