@@ -66,7 +66,7 @@ def end_lease(state: StateDirectory, lease_id: str, *, grace: float, force: bool
                 f"lease {lease_id} is on behalf of {key}, whose processes were not started with the lease",
                 hint=f"end those; 'anyaccel release --forget {lease_id}' releases the device even if they still run",
             )
-        rest = Teardown(partial(_find_holders, directory, files), grace=grace, user=owner, inside=False, force=force)
+        rest = Teardown(partial(_find_holders, directory, files), grace=grace, owner=owner, force=force)
         while _select_active(directory, files):
             pause = rest.step()
             # Without a process of the owner, the lease is about to end, unless a foreign process keeps it: a killed
@@ -262,8 +262,7 @@ def _select_active(directory: int, files: Iterable[LeaseName]) -> list[LeaseName
 def _find_holders(directory: int, files: Iterable[LeaseName], visit: Visit) -> bool:
     """Visit each other process with the lock of a file or with a mark, as the kernel confirms; skip missing files.
 
-    A process with both is visited twice. For a lock, the second argument of ``visit`` confirms always; for a mark, the
-    mark is read again. Processes that this process may not inspect are passed over.
+    A process with both is visited twice. Processes that this process may not inspect are passed over.
 
     Returns:
         Whether the scan for marks was complete.
@@ -277,7 +276,8 @@ def _find_holders(directory: int, files: Iterable[LeaseName], visit: Visit) -> b
             found = os.stat(lease.name, dir_fd=directory, follow_symlinks=False)
             wanted.add((found.st_dev, found.st_ino))
     for pid in {pid for pid, _ in _locked(wanted)} - {os.getpid()}:
-        visit(pid, lambda _: True)
+        if (start := process.start_time(pid)) is not None:
+            visit(pid, start)
     return find_carriers(lease.mark for lease in files)(visit)
 
 
