@@ -7,7 +7,7 @@ from anyaccel.engines.remote.cluster import Cluster, Plan
 from anyaccel.engines.remote.driver import Driver, RemoteActor
 from anyaccel.engines.remote.messages import Answer, Started, make_failure
 from anyaccel.errors import BrokenWorkerError, TaskTimeoutError
-from anyaccel.pool.actor import ActorState
+from anyaccel.pool.actor import ActorGroup
 from anyaccel.pool.call import Options
 from anyaccel.pool.engine import PoolSettings, Preparation
 from anyaccel.pool.messages import MessageKind, dumps
@@ -78,9 +78,9 @@ def test_calls_that_wait_fail_when_the_cluster_has_gone_however_many_they_are():
 
 def test_a_method_that_is_cancelled_while_it_is_handed_over_leaves_its_actor_alive(monkeypatch):
     driver = driver_on(OurCluster())
-    state = ActorState(driver, "Echo", Options())
-    driver.enter(state.construction, (dict, (), {}, 1))
-    state.ready.result(PATIENCE)
+    group = ActorGroup(driver, "Echo", Options())
+    group.begin((dict, (), {}, 1))
+    group.ready.result(PATIENCE)
     run = RemoteActor.run
 
     def cancel_and_run(actor, call):
@@ -90,8 +90,8 @@ def test_a_method_that_is_cancelled_while_it_is_handed_over_leaves_its_actor_ali
 
     monkeypatch.setattr(RemoteActor, "run", cancel_and_run)
     with pytest.raises(CancelledError):
-        state.call("first", (), {}).result(PATIENCE)
-    assert state.call("second", (), {}).result(PATIENCE) == "second"
+        group.call("first", (), {}).result(PATIENCE)
+    assert group.call("second", (), {}).result(PATIENCE) == "second"
 
 
 class DyingHost(Host):
@@ -119,10 +119,10 @@ def test_a_method_that_was_too_late_is_told_so_in_whatever_order_the_reports_of_
     cluster, host = OurCluster(), DyingHost()
     cluster.make_host = lambda: host
     driver = driver_on(cluster)
-    state = ActorState(driver, "Echo", Options(concurrency=2))
-    driver.enter(state.construction, (dict, (), {}, 2))
-    state.ready.result(PATIENCE)
-    late, lost = state.call("late", (), {}), state.call("lost", (), {})
+    group = ActorGroup(driver, "Echo", Options(concurrency=2))
+    group.begin((dict, (), {}, 2))
+    group.ready.result(PATIENCE)
+    late, lost = group.call("late", (), {}), group.call("lost", (), {})
     until(lambda: len(host.answers) == 2, "both calls")
     death = BrokenWorkerError("the worker was killed by SIGTERM")
     reports = {
@@ -138,4 +138,4 @@ def test_a_method_that_was_too_late_is_told_so_in_whatever_order_the_reports_of_
     with pytest.raises(BrokenWorkerError, match="SIGTERM"):
         lost.result(PATIENCE)
     with pytest.raises((RuntimeError, BrokenWorkerError)):
-        state.call("later", (), {}).result(PATIENCE)
+        group.call("later", (), {}).result(PATIENCE)

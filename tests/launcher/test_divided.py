@@ -12,6 +12,7 @@ from pathlib import Path
 import anyaccel as aa
 import pytest
 from anyaccel.errors import NeverFitsError, NotFreeError
+from anyaccel.model import replace
 from holders import end, hold_and_show, in_line
 from waiting import PATIENCE, until
 
@@ -122,6 +123,28 @@ def test_processes_exclude_each_other_whatever_they_see(anyaccel):
     assert anyaccel("run", "Whole:0.5", "--no-wait", "--", *SHOW).stdout.strip() == "card-0"
     end(holder)
     assert anyaccel("run", "Half:2", "--no-wait", "--", *SHOW).stdout.strip() == "card-0-a,card-0-b"
+
+
+def test_a_held_part_that_is_not_listed_keeps_the_device_from_others_and_no_other_part():
+    inventory = aa.detect()
+    some = replace(inventory, devices=tuple(each for each in inventory.devices if each.id != "card-0-a"))
+    with aa.acquire("Half:1", inventory=inventory) as held:
+        assert ids(held) == ["card-0-a"]
+        assert aa.why("Half:1", inventory=some).fits_now
+        scheduler = aa.open_scheduler(some, shared=True)
+        assert (scheduler.free("card-0"), scheduler.free("card-0-b")) == (0, 10_000)
+        for request in ("Whole:1", "Whole:0.1"):
+            with pytest.raises(NotFreeError, match="you have divided/0"):
+                scheduler.allocate(request)
+            with pytest.raises(NotFreeError):
+                aa.acquire(request, inventory=some, wait=0)
+        taken = scheduler.allocate("Half:1")
+        assert ids(taken) == ["card-0-b"]
+        scheduler.release(taken)
+        with aa.acquire("Half:1", inventory=some, wait=0) as other:
+            assert ids(other) == ["card-0-b"]
+    with aa.acquire("Whole:1", inventory=some, wait=0):
+        pass
 
 
 def test_it_is_said_through_what_a_device_is_held(anyaccel):

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 from anyaccel.errors import DevicesBusyError, LeaseNotFoundError, LedgerError, StateDirectoryError
-from anyaccel.ledger import Ledger, Want, directory, listing, tickets
+from anyaccel.ledger import Ledger, Want, directory, names, tickets
 from anyaccel.linux import process
 from anyaccel.model import Extent
 from claimant import Claimant, ClaimantError
@@ -255,7 +255,7 @@ def test_it_is_deleted_and_a_share_of_several_processes_counts_once(claim, ledge
     assert [record.units for record in ledger.leases() if record.device == "a"] == [5000]
     assert rival.do("take('a', units=5000)") == {"a": 5000}
     directory = os.open(state, os.O_RDONLY)
-    assert sorted(each.units for each in tickets.list_holdings(directory, listing.read(directory))) == [
+    assert sorted(each.units for each in tickets.list_holdings(directory, names.list_names(directory))) == [
         5000,
         5000,
         10_000,

@@ -135,7 +135,7 @@ def test_a_group_that_is_killed_after_its_last_actor_died_has_gone(pool):
     group = pool().actors(Counter, 1)
     with pytest.raises(aa.BrokenWorkerError, match="status 3"):
         group.end(3).result()
-    until(lambda: not group._state._states, "its death")
+    until(lambda: not group._group.actors, "its death")
     group.kill()
     until(lambda: "gone" in repr(group), "the end of the group")
     with pytest.raises(aa.BrokenWorkerError, match="the actor Counter has gone: it was killed"):

@@ -77,12 +77,11 @@ _HOMES = {
     "anyaccel.model.document": ("from_json", "to_json"),
     "anyaccel.scheduler": ("Demand", "Fleet", "Reason", "Scheduler", "Ticket", "Verdict", "parse_request"),
     "anyaccel.scheduler.given": ("choose_devices", "request_devices"),
-    "anyaccel.pool.actor": ("Actor",),
-    "anyaccel.pool.actors": ("Actors",),
+    "anyaccel.pool.actor": ("Actor", "Actors", "Stream"),
     "anyaccel.pool.call": ("BrokenPoolError", "CallFuture"),
     "anyaccel.pool.gang": ("GangFuture",),
     "anyaccel.pool.pool": ("Pool",),
-    "anyaccel.pool.results": ("Results", "Stream"),
+    "anyaccel.pool.results": ("Results",),
 }
 _names, __getattr__, __dir__ = face(__name__, _HOMES)
 __all__ = ["__version__", *_names]  # noqa: PLE0604 - __init__.pyi spells it out for type checkers

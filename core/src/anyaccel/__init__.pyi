@@ -76,13 +76,13 @@ from anyaccel.model import VendorState as VendorState
 from anyaccel.model.document import from_json as from_json
 from anyaccel.model.document import to_json as to_json
 from anyaccel.pool.actor import Actor as Actor
-from anyaccel.pool.actors import Actors as Actors
+from anyaccel.pool.actor import Actors as Actors
+from anyaccel.pool.actor import Stream as Stream
 from anyaccel.pool.call import BrokenPoolError as BrokenPoolError
 from anyaccel.pool.call import CallFuture as CallFuture
 from anyaccel.pool.gang import GangFuture as GangFuture
 from anyaccel.pool.pool import Pool as Pool
 from anyaccel.pool.results import Results as Results
-from anyaccel.pool.results import Stream as Stream
 from anyaccel.scheduler import Demand as Demand
 from anyaccel.scheduler import Fleet as Fleet
 from anyaccel.scheduler import Reason as Reason

@@ -161,7 +161,7 @@ def test_what_was_on_a_node_that_dies(ray_nodes, pool, tmp_path):
         actor = one.options(needs="A10:2").actor(list)
         calls = [each.submit(run) for each in (one, again) * 3]
         until(lambda: actor.ready.done() and all(future.running() for future in calls), "all")
-        home = actor._state.member.started.node
+        home = actor._group.first.member.started.node
         here = [future._call.worker.started.node == home for future in calls]
         assert sum(here) == 2, "the other four are on the other node"
         ray_nodes.kill(next(node for node in nodes if node.node_id[:8] in home))

@@ -165,8 +165,8 @@ class Scope(Value):
         """Return the taken part of each device, by device id, in the device's units rounded up; free ones are left out.
 
         If a device has several names, the most taken one counts, with the slots of all. A part of a taken, but
-        unlisted device is taken as a whole. A device of which only parts are taken is taken as a whole if none of these
-        parts is listed; otherwise the device is left out. Names of other devices are ignored.
+        unlisted device is taken as a whole. A device of which only parts are taken is left out if one of these parts is
+        listed, and divided otherwise: its listed parts stay free. Names of other devices are ignored.
 
         Args:
             taken: The taken part by ledger name; divided for a device of which a part is taken.
@@ -187,7 +187,7 @@ class Scope(Value):
                 found[device_id] = Extent()
         for device_id in divided:
             if self.parts.get(device_id, frozenset()).isdisjoint(found):
-                found[device_id] = Extent()
+                found[device_id] = DIVIDED
         return found
 
     def device_locks(self, inventory: Inventory, devices: Sequence[Device]) -> dict[str, tuple[DeviceLock, ...]]:

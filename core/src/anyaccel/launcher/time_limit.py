@@ -9,13 +9,12 @@ import contextlib
 import math
 import os
 from collections.abc import Callable
-from functools import partial
 
 from anyaccel.errors import UsageError
 from anyaccel.linux import process
 from anyaccel.linux.mark import Mark
 from anyaccel.linux.system import signal
-from anyaccel.linux.teardown import GRACE_SECONDS, Confirm, find_carriers
+from anyaccel.linux.teardown import GRACE_SECONDS, find_carriers
 from anyaccel.model import Value
 from anyaccel.text import duration, elapsed, shown
 
@@ -79,11 +78,11 @@ class EarlySignal(Value):
         """
         sent: set[int] = set()
 
-        def tell(pid: int, confirm: Confirm) -> None:
+        def tell(pid: int, start: int) -> None:
             # Not to others: a signal without a handler would end them.
             if pid in sent or process.user(pid) != os.getuid() or not process.catches(pid, self.number):
                 return
-            if process.send(pid, self.number, partial(confirm, pid)):
+            if process.send(pid, start, self.number):
                 sent.add(pid)
 
         find = find_carriers([mark])

@@ -24,6 +24,7 @@ from anyaccel.ledger.record import describe_ahead, describe_block, describe_obst
 from anyaccel.linux.fork import tidy_in_child
 from anyaccel.model import (
     ANY_SLOTS,
+    DIVIDED,
     UNITS_PER_DEVICE,
     Device,
     Extent,
@@ -319,7 +320,9 @@ class ActiveLeases(Value):
             UsageError: If the variable of the lease around this process is invalid.
         """
         by_lease: dict[str, list[LeaseRecord]] = {}
-        records = Scope.make(inventory, environ).select_records(ledger.find_obstacles(time))
+        scope, obstacles = Scope.make(inventory, environ), tuple(ledger.find_obstacles(time))
+        records = scope.select_records(obstacles)
+        divided = {(record.id, scope.ids.get(record.device)) for record in obstacles if not record.units}
         blocks: dict[str, str] = {}
         for record in records:
             # A lease file that is not understood has no id: each counts by itself.
@@ -331,7 +334,9 @@ class ActiveLeases(Value):
         listed = {device.id: device for device in inventory.devices}
         devices = {
             lease: {
-                record.device: Extent(record.units, slot_mask(record.slots) if record.slots else ANY_SLOTS)
+                record.device: DIVIDED
+                if (record.id, record.device) in divided
+                else Extent(record.units, slot_mask(record.slots) if record.slots else ANY_SLOTS)
                 for record in own
                 if record.through not in listed
             }

@@ -21,26 +21,28 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cached_property
 
 from anyaccel.errors import DevicesBusyError, LeaseCancelledError, LimitError
-from anyaccel.ledger import listing as listings
 from anyaccel.ledger import record, tickets
 from anyaccel.ledger.blocks import find_barred, find_reserved, read_blocks
 from anyaccel.ledger.directory import BUSY_SECONDS, StateDirectory
 from anyaccel.ledger.lease import Lease, Place, Want
-from anyaccel.ledger.listing import Listing
 from anyaccel.ledger.lockfile import DeviceLocks, Life, LockedFile, describe_lock, probe_lock, with_entry
 from anyaccel.ledger.names import (
     ENDLESS,
     LeaseName,
+    Listing,
     Period,
+    fits,
     hashes,
     is_inner,
     lease_name,
+    list_names,
     new_nonce,
     parse_lease,
     parse_ticket,
+    sum_taken,
 )
 from anyaccel.ledger.record import LeaseRecord
-from anyaccel.ledger.tenure import ENTRY
+from anyaccel.ledger.states import ENTRY, find_debris, find_states, sweep
 from anyaccel.ledger.tickets import (
     TicketFile,
     current_policy,
@@ -304,7 +306,7 @@ class Acquisition:
         if self.on_wait and self._ticket and self._told != now:
             self._told = now
             with self._state.opened(make=True) as directory:
-                self.limits = self.over_limits(directory, listings.read(directory), self._over)
+                self.limits = self.over_limits(directory, list_names(directory), self._over)
                 holders = () if self._limited else self._holders(directory)
             self.on_wait(self.place + 1, holders)
 
@@ -331,7 +333,7 @@ class Acquisition:
         conflicts = 0
         while conflicts < (_CONFLICTS_AT_LAST if self._late else _CONFLICTS):
             contradicted = len(self._contradicted)
-            listing = listings.read(directory)
+            listing = list_names(directory)
             if (choice := self._find_choice(directory, listing)) is None:
                 return None
             if (lease := self._publish(directory, choice, listing.summary.marks)) is not None:
@@ -351,7 +353,7 @@ class Acquisition:
             whether only limits of the user, or of the group, are in the way.
         """
         if listing.hidden and not self._ticket:  # requests in line leave this work to the next newcomer
-            listings.sweep(directory, listings.find_debris(directory, listing.hidden[:_SWEPT]))
+            sweep(directory, find_debris(directory, listing.hidden[:_SWEPT]))
         rounds = self._rounds()
         for only in rounds:
             self._only, self._limited = only, False
@@ -421,7 +423,7 @@ class Acquisition:
         count as wholly taken.
         """
         named = listing.summary
-        taken = listings.sum_taken(named.leases, over) if over else named.taken
+        taken = sum_taken(named.leases, over) if over else named.taken
         others = () if self._only is None else self._want.candidates - self._only
         return {**taken, **dict.fromkeys((*self._contradicted, *self._barred(), *others), Extent())}
 
@@ -447,7 +449,7 @@ class Acquisition:
             OSError: When the lock of a lease cannot be tested, as for want of descriptors.
         """
         asked = {lease.name: lease for lease in leases if lease.name not in self._over}
-        for name, state in listings.find_states(directory, asked.values()).items():
+        for name, state in find_states(directory, asked.values()).items():
             if state.life is Life.OVER:
                 self._over.add(name)
             elif state.life is Life.LEAVING:
@@ -577,7 +579,7 @@ class Acquisition:
             choice: The chosen extents.
             drawn: The mark that no lease had when it was drawn; None if a lease had it then, as for marks inside of it.
         """
-        listing = listings.read(directory)
+        listing = list_names(directory)
         # Again, with the directory locked, so that no drain or reservation comes in between.
         self._policy = with_blocks(self._policy, self._state)
         if self._state.replaced(directory):
@@ -589,8 +591,8 @@ class Acquisition:
             return False
         if self._ended or self._over:
             dead = [lease.name for lease in listing.leases if lease.name in self._over and lease.understood]
-            listings.sweep(directory, (*self._ended, *dead))
-        if (drawn and drawn in listing.summary.marks) or not listings.fits(choice, self._taken(listing, self._over)):
+            sweep(directory, (*self._ended, *dead))
+        if (drawn and drawn in listing.summary.marks) or not fits(choice, self._taken(listing, self._over)):
             return False
         if contradiction := self._device_locks.lock():
             self._contradicted[contradiction[0]] = describe_lock(*contradiction)
@@ -617,7 +619,7 @@ class Acquisition:
         Raises:
             OSError: When the lock of a lease cannot be tested, as for want of descriptors.
         """
-        found = record.list_leases(directory, listings.read(directory))
+        found = record.list_leases(directory, list_names(directory))
         outside = (
             LeaseRecord(id="", device=device, units=UNITS_PER_DEVICE, state="outside", reason=reason)
             for device, reason in self._contradicted.items()

@@ -32,8 +32,6 @@ from anyaccel.policy import FOREVER, Block, Waiting
 NAME = "blocks.json"
 KEPT = "/var/lib/anyaccel/blocks.json"
 VERSION = 1
-_MOST_BYTES = 1 << 20
-_MOST = 10_000  # blocks that are read: a bound on the work of each request
 
 
 class _Members:
@@ -85,19 +83,13 @@ class DeviceBlock(Value):
     def policy_block(self) -> Block:
         """The block as the queue policy sees it, in seconds since the boot, with hashed devices; a drain never ends."""
         offset = process.boot_seconds() - time.time()  # people give times of day, and leases end by the boot clock
+        users: Container[int | None] = () if self.user is None else (self.user,)
         return Block(
             devices=frozenset(map(hash_device, self.devices)),
             begin=-FOREVER if self.begin is None else self.begin + offset,
             end=FOREVER if self.end is None else self.end + offset,
-            users=self._users,
+            users=users if self.group is None else _Members(self.group),
         )
-
-    @property
-    def _users(self) -> Container[int | None]:
-        """Numbers of the users whose requests may have the devices."""
-        if self.group is not None:
-            return _Members(self.group)
-        return () if self.user is None else (self.user,)
 
     def describe(self) -> str:
         """Return why requests do not get the devices, without subject and verb.
@@ -107,14 +99,10 @@ class DeviceBlock(Value):
         """
         if self.drains:
             return f"drained by {self.by or 'the administrator'}" + (f": {self.reason}" if self.reason else "")
-        times = " to ".join(time.strftime("%Y-%m-%d %H:%M", time.localtime(each)) for each in self._times)
+        bounds = self.begin or 0.0, self.end or 0.0
+        times = " to ".join(time.strftime("%Y-%m-%d %H:%M", time.localtime(each)) for each in bounds)
         note = f" ({self.reason})" if self.reason else ""
         return f"reserved for {self.reserved_for} from {times}{note}"
-
-    @property
-    def _times(self) -> tuple[float, float]:
-        """Start and end of a reservation, in seconds since 1970; 0 and 0 for a drain."""
-        return self.begin or 0.0, self.end or 0.0
 
     @property
     def hint(self) -> str:
@@ -145,8 +133,7 @@ class DeviceBlock(Value):
             )
 
 
-_Identity = tuple[int, ...]
-_known: dict[str, tuple[_Identity, tuple[DeviceBlock, ...]]] = {}
+_known: dict[str, tuple[object, tuple[DeviceBlock, ...]]] = {}
 """Blocks by path, with the identity of the file: a waiting process reads them at each look."""
 
 
@@ -202,7 +189,7 @@ def _read(path: str, directory: str) -> tuple[DeviceBlock, ...] | None:
     """Read one file, or return the blocks of the last call if the file has not changed.
 
     Returns:
-        The blocks, empty for a file with other content or of more than 1 MiB. None for a missing or untrusted file: not
+        The blocks, empty for a file with other content. None for a missing or untrusted file: not
         to be opened, not regular, writable for group or others, or of an owner other than root and the owner of
         ``directory``.
 
@@ -231,7 +218,7 @@ def _read(path: str, directory: str) -> tuple[DeviceBlock, ...] | None:
         with open(
             descriptor, "rb", closefd=False
         ) as file:  # not before: open() refuses a directory, which any user makes
-            blocks = tuple(_decode(file.read(_MOST_BYTES)))
+            blocks = tuple(_decode(file.read()))
     finally:
         os.close(descriptor)
     _known[path] = identity, blocks
@@ -239,13 +226,13 @@ def _read(path: str, directory: str) -> tuple[DeviceBlock, ...] | None:
 
 
 def _decode(body: bytes) -> Iterable[DeviceBlock]:
-    """Decode the first 10,000 blocks; skip implausible blocks, and every block of another version.
+    """Decode blocks; skip implausible blocks, and every block of another version.
 
     Other content than a JSON object with a list of blocks gives none. Texts are cut to 250 characters.
     """
     words = read_object(body)
     listed = words.get("blocks") if words.get("v") == VERSION else None
-    for each in listed[:_MOST] if isinstance(listed, list) else ():
+    for each in listed if isinstance(listed, list) else ():
         devices = each.get("devices") if isinstance(each, dict) else None
         if not isinstance(devices, list):
             continue
@@ -300,20 +287,14 @@ def change_blocks(
 
     Raises:
         LeasePermissionError: When this user is neither root nor the owner of the state directory.
-        LedgerError: When a file cannot be written, or would be larger than what is read. No block changes now; but if
-            :data:`KEPT` was written and the other file was not, the change becomes active with the next boot.
+        LedgerError: When a file cannot be written. No block changes now; but if :data:`KEPT` was written and the other
+            file was not, the change becomes active with the next boot.
     """
     check_permission(state, os.fstat(directory).st_uid)
     gone = set(without)
     kept = [block for block in read_blocks(state) if block.id not in gone]
     listed = [{name: getattr(block, name) for name in DeviceBlock._fields} for block in (*kept, *change)]
     text = json.dumps({"v": VERSION, "blocks": listed}, indent=1) + "\n"
-    if len(text) > _MOST_BYTES or len(listed) > _MOST:  # json.dumps writes ASCII
-        raise LedgerError(
-            f"drains and reservations need {len(text):,} bytes for {len(listed):,} entries; at most {_MOST_BYTES:,} "
-            f"bytes and {_MOST:,} entries are read",
-            hint="remove others first, or give shorter notes",
-        )
     # The copy first: after an interrupt in between, the change is not active, and returns with the next boot at worst.
     paths = [*([KEPT] if state.path == MACHINE_WIDE else []), f"{state.path}/{NAME}"]
     try:

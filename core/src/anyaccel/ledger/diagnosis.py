@@ -16,8 +16,7 @@ from anyaccel.ledger.directory import (
     private_directories,
 )
 from anyaccel.ledger.handovers import list_unfinished
-from anyaccel.ledger.listing import read
-from anyaccel.ledger.names import without_scope
+from anyaccel.ledger.names import list_names, without_scope
 from anyaccel.linux import mark as marks
 from anyaccel.linux.users import user_name
 from anyaccel.model import Finding, Severity
@@ -138,7 +137,7 @@ def _unfinished_handovers(directory: int) -> Iterator[Finding]:
 
     Changes of an earlier boot do not count.
     """
-    for device, lease in list_unfinished(directory, read(directory)).items():
+    for device, lease in list_unfinished(directory, list_names(directory)).items():
         message = f"{without_scope(device)} was not put back into its idle state after lease {lease}"
         fix = f"nothing: the next lease of it does that; to do it now: anyaccel run {without_scope(device)} -- true"
         yield Finding(severity=Severity.WARN, reason=message, remedy=fix)

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 from anyaccel._typing import NamedTuple
-from anyaccel.errors import LedgerBusyError, LedgerError, StateDirectoryError
+from anyaccel.errors import LeaseNotFoundError, LedgerBusyError, LedgerError, StateDirectoryError
 from anyaccel.ledger.names import boot, hidden_name
 from anyaccel.linux import process
 from anyaccel.linux.descriptors import lock_owner
@@ -162,16 +162,23 @@ class StateDirectory:
         return descriptor
 
     @contextlib.contextmanager
-    def opened(self, *, make: bool = False) -> Iterator[int]:
+    def opened(self, *, make: bool = False, wanted: str = "") -> Iterator[int]:
         """Context with the open directory, in which errors of the kernel are raised as errors of the ledger.
 
         Args:
             make: As for :meth:`open`, which also lists the errors.
+            wanted: Clause that a lease or a ticket does not exist, which a missing directory means, too; or empty.
 
         Raises:
+            LeaseNotFoundError: When the directory is missing, if there is such a clause.
             LedgerError: When a system call fails in the context.
         """
-        directory = self.open(make=make)
+        try:
+            directory = self.open(make=make)
+        except NoStateDirectoryError as error:
+            if wanted:
+                raise LeaseNotFoundError(f"{wanted}: {error}") from error
+            raise
         try:
             yield directory
         except OSError as error:
@@ -180,19 +187,21 @@ class StateDirectory:
             self.close(directory)
 
     @contextlib.contextmanager
-    def locked(self, *, make: bool = False) -> Iterator[int]:
+    def locked(self, *, make: bool = False, wanted: str = "") -> Iterator[int]:
         """Context with the open and locked directory; see :meth:`opened`.
 
         Args:
             make: Whether to make a missing directory.
+            wanted: As for :meth:`opened`.
 
         Raises:
-            NoStateDirectoryError: When the directory is missing and ``make`` is False.
+            LeaseNotFoundError: When the directory is missing, if there is a clause ``wanted``.
+            NoStateDirectoryError: When the directory is missing, without a clause, and ``make`` is False.
             LedgerBusyError: When the directory stays locked for ``BUSY_SECONDS``, by another process or thread, or by
                 an outer context of this thread.
             LedgerError: When the directory cannot be used, or a system call fails in the context.
         """
-        with self.opened(make=make) as directory:
+        with self.opened(make=make, wanted=wanted) as directory:
             self.lock(directory)
             try:
                 yield directory

@@ -16,11 +16,10 @@ from functools import partial
 
 from anyaccel.errors import LeaseNotFoundError, LeasePermissionError, LedgerError
 from anyaccel.ledger.directory import StateDirectory
-from anyaccel.ledger.listing import LeaseState, find_states, read, sweep
 from anyaccel.ledger.lockfile import Life, LockedFile, clean, read_body, with_entry
-from anyaccel.ledger.names import LeaseName, lease_name
+from anyaccel.ledger.names import LeaseName, lease_name, list_names
 from anyaccel.ledger.record import read_locks
-from anyaccel.ledger.tenure import ENTRY, Tenure, read_tenure
+from anyaccel.ledger.states import ENTRY, Tenure, find_states, read_tenure, sweep
 from anyaccel.linux import process, system
 from anyaccel.linux.descriptors import has_lock, open_files
 from anyaccel.linux.teardown import KILL_SECONDS, Teardown, Visit, find_carriers
@@ -47,26 +46,27 @@ def end_lease(state: StateDirectory, lease_id: str, *, grace: float, force: bool
         Sorted ids of the signalled processes.
 
     Raises:
-        NoStateDirectoryError: When there is no state directory.
         LeaseNotFoundError: When no active lease has this id.
         LeasePermissionError: When the lease belongs to another user, and this process is not root's.
         LedgerError: When the lease is still held in the end, also after signals; when the lease is held by this
             process, is on behalf of others, or is released at the beginning of the call; when several other users have
             files with this id; or when a system call fails.
     """
-    with state.opened() as directory:
+    with state.opened(wanted=f"no lease {lease_id!r} is active") as directory:
         files, owner = _files(state, directory, lease_id)
         for lease in files:
             if lease.pid == os.getpid() and process.me() == (lease.pid, lease.start):
                 raise LedgerError(
                     f"lease {lease_id} is held by this very process", hint="call release() on the lease itself"
                 )
-        if key := next((tenure.key for lease in files if (tenure := _ownerless(directory, lease))), ""):
+        states = find_states(directory, files)
+        on_behalf = [lease for lease in files if states[lease.name].life is Life.ON_BEHALF]
+        if key := next((tenure.key for lease in on_behalf if (tenure := read_tenure(directory, lease))), ""):
             raise LedgerError(
                 f"lease {lease_id} is on behalf of {key}, whose processes were not started with the lease",
                 hint=f"end those; 'anyaccel release --forget {lease_id}' releases the device even if they still run",
             )
-        rest = Teardown(partial(_find_holders, directory, files), grace=grace, user=owner, inside=False, force=force)
+        rest = Teardown(partial(_find_holders, directory, files), grace=grace, owner=owner, force=force)
         while _select_active(directory, files):
             pause = rest.step()
             # Without a process of the owner, the lease is about to end, unless a foreign process keeps it: a killed
@@ -89,13 +89,12 @@ def drop_lease(state: StateDirectory, lease_id: str) -> tuple[int, ...]:
         Sorted ids of the visible processes, other than this one, that still run with the devices.
 
     Raises:
-        NoStateDirectoryError: When there is no state directory.
         LeaseNotFoundError: When no active lease has this id.
         LeasePermissionError: When the lease belongs to another user, also for root.
         LedgerError: When a system call fails, or the lease is released meanwhile; or when the files are removed, but
             a process keeps the lock on a device, or no descriptor is free to unlock it.
     """
-    with state.opened() as directory:
+    with state.opened(wanted=f"no lease {lease_id!r} is active") as directory:
         files, owner = _files(state, directory, lease_id)
         if os.geteuid() != owner:
             raise LeasePermissionError(
@@ -110,7 +109,7 @@ def drop_lease(state: StateDirectory, lease_id: str) -> tuple[int, ...]:
         for lease in files:
             os.unlink(lease.name, dir_fd=directory)
         devices = {lease.device for lease in files}
-        others = [lease for lease in read(directory).leases if lease.device in devices]
+        others = [lease for lease in list_names(directory).leases if lease.device in devices]
         # A process may hold another share of the same device by another lease: that lock must stay.
         locks -= _device_locks(directory, _select_active(directory, others))
     try:
@@ -137,15 +136,14 @@ def renew(state: StateDirectory, lease_id: str, tenure: Tenure, note: str | None
     that a renewal has written are removed, since another process may have taken the lease for ended.
 
     Raises:
-        NoStateDirectoryError: When there is no state directory.
         LeaseNotFoundError: When no lease has this id, or it has ended.
         LeasePermissionError: When the lease is active and belongs to another user, also for root.
         LedgerError: When a process holds the lease, when the directory stays locked, or a file cannot be written or
             removed.
     """
     # The lock keeps requests from publishing a lease of the same devices meanwhile.
-    with state.locked() as directory:
-        files = read(directory).find_lease(lease_id)
+    with state.locked(wanted=f"lease {lease_id} has ended") as directory:
+        files = list_names(directory).find_lease(lease_id)
         former = [read_tenure(directory, lease) for lease in files]
         without = [lease for lease, old in zip(files, former, strict=True) if old is None]
         if _select_active(directory, without):
@@ -225,7 +223,7 @@ def _files(state: StateDirectory, directory: int, lease_id: str) -> tuple[list[L
         LedgerError: When several users, but not this one, have files with this id, also for root.
         FileNotFoundError: When the lease is released during the call.
     """
-    files = _select_active(directory, read(directory).find_lease(lease_id))
+    files = _select_active(directory, list_names(directory).find_lease(lease_id))
     owners = {os.stat(lease.name, dir_fd=directory, follow_symlinks=False).st_uid for lease in files}
     if not files:
         raise LeaseNotFoundError(
@@ -249,16 +247,6 @@ def _files(state: StateDirectory, directory: int, lease_id: str) -> tuple[list[L
     return files, owner
 
 
-def _ownerless(directory: int, lease: LeaseName) -> Tenure | None:
-    """Return the tenure of a lease that lasts now by the tenure alone; None for any other lease, also an ended one.
-
-    Raises:
-        OSError: When the lock cannot be tested.
-    """
-    state = find_states(directory, (lease,))[lease.name]
-    return read_tenure(directory, lease) if state.life is Life.ON_BEHALF else None
-
-
 def _select_active(directory: int, files: Iterable[LeaseName]) -> list[LeaseName]:
     """Return the leases that have not ended, after tests of locks and tenures and, if needed, a scan of all processes.
 
@@ -267,15 +255,14 @@ def _select_active(directory: int, files: Iterable[LeaseName]) -> list[LeaseName
     Raises:
         OSError: When a lock cannot be tested.
     """
-    found: dict[str, LeaseState] = find_states(directory, files := tuple(files))
+    found = find_states(directory, files := tuple(files))
     return [lease for lease in files if found[lease.name].life is not Life.OVER]
 
 
 def _find_holders(directory: int, files: Iterable[LeaseName], visit: Visit) -> bool:
     """Visit each other process with the lock of a file or with a mark, as the kernel confirms; skip missing files.
 
-    A process with both is visited twice. For a lock, the second argument of ``visit`` confirms always; for a mark, the
-    mark is read again. Processes that this process may not inspect are passed over.
+    A process with both is visited twice. Processes that this process may not inspect are passed over.
 
     Returns:
         Whether the scan for marks was complete.
@@ -289,7 +276,8 @@ def _find_holders(directory: int, files: Iterable[LeaseName], visit: Visit) -> b
             found = os.stat(lease.name, dir_fd=directory, follow_symlinks=False)
             wanted.add((found.st_dev, found.st_ino))
     for pid in {pid for pid, _ in _locked(wanted)} - {os.getpid()}:
-        visit(pid, lambda _: True)
+        if (start := process.start_time(pid)) is not None:
+            visit(pid, start)
     return find_carriers(lease.mark for lease in files)(visit)
 
 

@@ -9,11 +9,10 @@ from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType, TracebackType
 
 from anyaccel.errors import LedgerError
-from anyaccel.ledger import listing, record
 from anyaccel.ledger.directory import StateDirectory
-from anyaccel.ledger.lockfile import DeviceLock, DeviceLocks, Life, LockedFile
+from anyaccel.ledger.lockfile import DeviceLock, DeviceLocks, Life, LockedFile, clean, with_entry
 from anyaccel.ledger.names import ENDLESS, Period, boot, lease_name, parse_lease
-from anyaccel.ledger.tenure import Tenure
+from anyaccel.ledger.states import Tenure, find_states, sweep
 from anyaccel.linux.mark import Mark
 from anyaccel.model import Value, field
 from anyaccel.model.extent import Extent
@@ -205,9 +204,9 @@ class Lease:
         left = [lease for file in self._files.values() if (lease := parse_lease(file.name))]
         self._close()
         with self._state.opened() as directory:
-            states = listing.find_states(directory, left)
+            states = find_states(directory, left)
             over = [name for name, state in states.items() if state.life is Life.OVER]
-            listing.sweep(directory, over)
+            sweep(directory, over)
             return len(over) == len(left)
 
     def quarantine(self, reason: str) -> None:
@@ -220,7 +219,7 @@ class Lease:
         """
         for file in self._files.values():
             with contextlib.suppress(OSError):  # without space the reason is lost, but the devices are kept
-                file.rewrite(record.add_reason(file.read(), reason))
+                file.rewrite(with_entry(file.read(), "quarantined", clean(reason)))
 
     def release(self) -> None:
         """Release the devices. Needs neither the lock of the ledger nor free space; a second call has no effect.

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 
 from anyaccel._typing import TypeVar
@@ -16,10 +15,10 @@ from anyaccel.ledger.acquisition import Acquisition, Choose, OnWait
 from anyaccel.ledger.blocks import DeviceBlock, change_blocks, check_permission, new_block_id, read_blocks
 from anyaccel.ledger.directory import NoStateDirectoryError, StateDirectory, find
 from anyaccel.ledger.lease import Lease, Place, Want
-from anyaccel.ledger.listing import Listing, find_states, read, sweep
 from anyaccel.ledger.lockfile import Life, clean
-from anyaccel.ledger.names import MAX_PRIORITY, LeaseName
+from anyaccel.ledger.names import MAX_PRIORITY, LeaseName, Listing, list_names
 from anyaccel.ledger.record import LeaseRecord, TicketRecord, list_leases
+from anyaccel.ledger.states import find_states, sweep
 from anyaccel.ledger.tickets import current_policy, find_ended, list_holdings, own_user, policy_for_display, with_past
 from anyaccel.linux import mark as marks
 from anyaccel.linux import process
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from anyaccel.ledger.handovers import HandoverFile
-    from anyaccel.ledger.tenure import Tenure
+    from anyaccel.ledger.states import Tenure
     from anyaccel.policy import OverLimit
 
 _Found = TypeVar("_Found")
@@ -271,7 +270,7 @@ class Ledger:
         with self._state.locked(make=True) as directory:
             check_permission(self._state, os.fstat(directory).st_uid)
             # With the directory locked: no lease can be published that this choice does not know.
-            listing = read(directory)
+            listing = list_names(directory)
             over = find_ended(directory, listing)
             start = (begin - time.time() + process.boot_seconds()) * 1000
             used = {
@@ -477,7 +476,7 @@ class Ledger:
         """
         try:
             with self._state.opened() as directory:
-                return tuple(inspect(directory, read(directory)))
+                return tuple(inspect(directory, list_names(directory)))
         except NoStateDirectoryError:
             return ()
 
@@ -526,8 +525,7 @@ class Ledger:
         """
         from anyaccel.ledger.ending import end_lease
 
-        with _not_found(f"no lease {lease_id!r} is active"):
-            return end_lease(self._state, lease_id, grace=grace, force=force)
+        return end_lease(self._state, lease_id, grace=grace, force=force)
 
     def renew(self, lease_id: str, tenure: Tenure, *, note: str | None = None) -> None:
         """Replace the tenure of an own lease on behalf of other processes; each file is replaced in one step.
@@ -546,8 +544,7 @@ class Ledger:
         """
         from anyaccel.ledger.ending import renew
 
-        with _not_found(f"lease {lease_id} has ended", hint="acquire the devices anew"):
-            renew(self._state, lease_id, tenure, note)
+        renew(self._state, lease_id, tenure, note)
 
     def cancel(self, ticket_id: str, *, seconds: float = 30.0) -> int:
         """Remove an own waiting request from the line, or any request as root; wait until the request has left.
@@ -568,8 +565,7 @@ class Ledger:
         """
         from anyaccel.ledger.tickets import cancel
 
-        with _not_found(f"no request waits with ticket {ticket_id!r}"):
-            return cancel(self._state, ticket_id, seconds=seconds)
+        return cancel(self._state, ticket_id, seconds=seconds)
 
     def drop_lease(self, lease_id: str) -> tuple[int, ...]:
         """Free the devices of an own lease, although processes go on using them; none is signalled.
@@ -588,8 +584,7 @@ class Ledger:
         """
         from anyaccel.ledger.ending import drop_lease
 
-        with _not_found(f"no lease {lease_id!r} is active"):
-            return drop_lease(self._state, lease_id)
+        return drop_lease(self._state, lease_id)
 
     def explain_refusal(self, lease_id: str) -> str:
         """Return the reason why a lease does not cover this process, as a clause; empty if the lease does.
@@ -614,19 +609,6 @@ class Ledger:
 
     def __repr__(self) -> str:
         return f"<Ledger {self.path}{'' if self.shared else ' (not shared)'}>"
-
-
-@contextlib.contextmanager
-def _not_found(missing: str, *, hint: str = "") -> Iterator[None]:
-    """Context in which a missing state directory means that a lease or ticket does not exist.
-
-    Raises:
-        LeaseNotFoundError: When the state directory is missing.
-    """
-    try:
-        yield
-    except NoStateDirectoryError as error:
-        raise LeaseNotFoundError(f"{missing}: {error}", hint=hint) from error
 
 
 def _covers(directory: int, lease: LeaseName) -> bool:

@@ -44,7 +44,7 @@ class Life(Enum):
     KEPT = "kept"
     """The lock is free and the process gone, but a process that was started with the lease lives, or may live."""
     ON_BEHALF = "on behalf"
-    """No process holds the lock, but the tenure of the lease lasts; see :mod:`anyaccel.ledger.tenure`."""
+    """No process holds the lock, but the tenure of the lease lasts; see :mod:`anyaccel.ledger.states`."""
     OVER = "over"
     """No reason is left: the file is debris."""
 

@@ -1,4 +1,6 @@
-"""Names of files in the state directory, and the encoding of device ids in these names.
+"""Names of files in the state directory: their list, their content, and the encoding of device ids in them.
+
+Leases are counted by name first, and by lock only if the answer depends on a lock.
 
 The name of a lease is ``v2.<id>.<vendor>.<extent>.<pid>.<starttime>.<mark>.<nonce>``, so the taken devices can be
 counted by names alone.
@@ -28,18 +30,20 @@ import os
 import re
 import zlib
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from functools import cache, lru_cache
+from collections.abc import Collection, Iterable, Mapping
+from functools import cache, cached_property, lru_cache
+from operator import attrgetter
 
 from anyaccel._typing import NamedTuple
 from anyaccel.linux import mark as marks
 from anyaccel.linux.process import UNSEEN, me
 from anyaccel.model.device import UNITS_PER_DEVICE
-from anyaccel.model.extent import ANY_SLOTS, DIVIDED, Extent
+from anyaccel.model.extent import ANY_SLOTS, DIVIDED, NOTHING, Extent
+
+_PID, _MARK = attrgetter("pid"), attrgetter("mark")
 
 HANDOVER = "handover."
 """Beginning of the names of files of handovers; see :mod:`anyaccel.ledger.handovers`."""
-HANDOVER_BODY = rb"(?P<boot>[0-9a-f]{8}) (?P<lease>[0-9a-f]{12}) (?P<state>given|changing) *\n"
-"""Content of a file of handovers."""
 MAX_PRIORITY = 1_000_000  # keeps the rank below within seven digits
 _RANK_OF_PRIORITY_0 = 5_000_000
 _LONGEST = 128
@@ -392,3 +396,101 @@ def _read_wanted(text: str) -> frozenset[int] | None:
     if text == _IN_BODY or len(packed) % 4:
         return None
     return frozenset(int.from_bytes(packed[at : at + 4]) for at in range(0, len(packed), 4))
+
+
+class Summary(NamedTuple):
+    """The content of the names of several leases.
+
+    Attributes:
+        leases: The parsed names.
+        pids: Processes that took the leases.
+        marks: Marks of the leases.
+        taken: The taken extents by device name.
+    """
+
+    leases: tuple[LeaseName, ...]
+    pids: frozenset[int]
+    marks: frozenset[marks.Mark]
+    taken: Mapping[str, Extent]
+
+
+@lru_cache(maxsize=2)
+def _summarize(named: tuple[str, ...]) -> Summary:
+    """Summarize the names of leases. A name of another version counts as a lease of the whole device.
+
+    Only a name without a readable device is left out. An acquisition lists the directory twice, and mostly finds the
+    same leases: with 256 leases, acquire and release take 0.5 ms of processor time, and 1.6 ms without this cache.
+    """
+    leases = tuple(filter(None, map(parse_lease, named)))
+    return Summary(leases, frozenset(map(_PID, leases)), frozenset(map(_MARK, leases)), sum_taken(leases))
+
+
+class Listing:
+    """The names in the state directory at one moment.
+
+    Args:
+        named: Names of leases, also of ended leases and of other versions.
+        tickets: Names of tickets, in the order of service.
+        hidden: Names of unfinished or leftover files.
+    """
+
+    def __init__(self, named: list[str], tickets: list[str], hidden: list[str]) -> None:
+        self._named = named
+        self.tickets = tickets
+        self.hidden = hidden
+
+    @cached_property
+    def summary(self) -> Summary:
+        """The summary of the names of leases, computed on first use: most waiting requests do not need the summary."""
+        return _summarize(tuple(self._named))
+
+    @property
+    def leases(self) -> tuple[LeaseName, ...]:
+        """The parsed names of leases, also of ended leases and of other versions; see :attr:`summary`."""
+        return self.summary.leases
+
+    def find_lease(self, lease_id: str) -> list[LeaseName]:
+        """Return the parsed names of a lease, also of an ended lease; none for an unknown or empty id.
+
+        Each device has a name, and after a recovery further names for further processes.
+        """
+        return [lease for lease in self.leases if lease.id == lease_id and lease.id]
+
+
+def sum_taken(leases: Iterable[LeaseName], over: Collection[str] = ()) -> dict[str, Extent]:
+    """Sum the taken extents by device name, up to the whole device, without the leases whose names are in ``over``.
+
+    A device of a lease counts once, although after a recovery several processes have a file for it.
+    """
+    found: dict[str, Extent] = {}
+    counted = set()
+    for lease in leases:
+        # With the extent: a user who copies the identity of another user's lease hides no part of that lease.
+        part = lease.id, lease.device, lease.extent
+        if lease.name not in over and part not in counted:
+            counted.add(part)
+            found[lease.device] = found.get(lease.device, NOTHING).joined(lease.extent)
+    return found
+
+
+def list_names(directory: int) -> Listing:
+    """List the state directory of a descriptor by kind of name, which the first letter tells; omit other kinds.
+
+    Only the tickets are sorted. Names are not parsed, and files are not opened. OSError passes.
+    """
+    named, tickets, hidden = [], [], []
+    for name in os.listdir(directory):
+        first = name[0]
+        if first == "v":
+            named.append(name)
+        elif first == "t":
+            tickets.append(name)
+        elif first == ".":
+            hidden.append(name)
+    tickets.sort()
+    return Listing(named, tickets, hidden)
+
+
+def fits(choice: Mapping[str, Extent], taken: Mapping[str, Extent]) -> bool:
+    """Return whether each chosen extent is free; a device without an entry in ``taken`` is free."""
+    return all(taken.get(device, NOTHING).leaves(extent) for device, extent in choice.items())

@@ -9,10 +9,9 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 
-from anyaccel.ledger.listing import LeaseState, Listing, find_states
-from anyaccel.ledger.lockfile import Life, clean, find_obstacle, read_body, read_object, with_entry
-from anyaccel.ledger.names import LeaseName, boot, without_scope
-from anyaccel.ledger.tenure import RENEWED, read_tenure
+from anyaccel.ledger.lockfile import Life, clean, find_obstacle, read_body, read_object
+from anyaccel.ledger.names import LeaseName, Listing, boot, without_scope
+from anyaccel.ledger.states import RENEWED, LeaseState, find_states, read_tenure
 from anyaccel.linux import process
 from anyaccel.linux.process import pid_namespace
 from anyaccel.linux.users import unmapped, user_name
@@ -224,16 +223,6 @@ def write_body(request: str, note: str, *, confined: bool = False, **more: Any) 
 lease_body = lru_cache(maxsize=64)(write_body)
 """:func:`write_body` for a lease, whose body does not depend on the time: the cache saves a tenth of acquire and
 release."""
-
-
-def add_reason(body: bytes, reason: str) -> bytes:
-    """Return the body of a lease with the reason why it is kept although no process uses its devices.
-
-    Args:
-        body: The current content; see :func:`anyaccel.ledger.lockfile.with_entry`.
-        reason: The reason, for display; cut to 250 characters.
-    """
-    return with_entry(body, "quarantined", clean(reason))
 
 
 def read_words(body: bytes) -> dict[str, Any]:

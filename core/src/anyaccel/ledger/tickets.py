@@ -24,13 +24,14 @@ from anyaccel.errors import ConfigurationError, LeaseNotFoundError, LeasePermiss
 from anyaccel.ledger.blocks import read_blocks
 from anyaccel.ledger.directory import StateDirectory
 from anyaccel.ledger.lease import Want
-from anyaccel.ledger.listing import Listing, find_states, owner_of, read, stat_of
 from anyaccel.ledger.lockfile import Life, LockedFile, probe_lock, read_body, read_number, read_object
 from anyaccel.ledger.names import (
+    Listing,
     TicketName,
     hash_device,
     hashes,
     is_inner,
+    list_names,
     listed_in_name,
     new_nonce,
     parse_ticket,
@@ -46,6 +47,7 @@ from anyaccel.ledger.record import (
     since_1970,
     write_body,
 )
+from anyaccel.ledger.states import find_states, owner_of, stat_of
 from anyaccel.linux import process
 from anyaccel.linux.fork import tidy_in_child
 from anyaccel.linux.users import outside
@@ -306,13 +308,12 @@ def cancel(state: StateDirectory, ticket_id: str, *, seconds: float) -> int:
     is gone or unlocked.
 
     Raises:
-        NoStateDirectoryError: When there is no state directory.
         LeaseNotFoundError: When no request waits with this ticket, or the ticket is leaving the line at this moment.
         LeasePermissionError: When the ticket belongs to another user.
         LedgerError: When the ticket is still there after ``seconds``, and stays cancelled; or when the directory cannot
             be used, or a system call fails.
     """
-    with state.opened() as directory:
+    with state.opened(wanted=f"no request waits with ticket {ticket_id!r}") as directory:
         try:
             return _cancel(state, directory, ticket_id, seconds)
         except FileNotFoundError as error:
@@ -334,7 +335,7 @@ def _cancel(state: StateDirectory, directory: int, ticket_id: str, seconds: floa
         LedgerError: When a ticket is still there after ``seconds``.
         OSError: When a ticket cannot be opened, or its lock cannot be tested.
     """
-    names = filter(None, map(parse_ticket, read(directory).tickets))
+    names = filter(None, map(parse_ticket, list_names(directory).tickets))
     found = [
         ticket for ticket in names if ticket.id == ticket_id and probe_lock(directory, ticket.name)[0] is not Life.OVER
     ]
@@ -651,7 +652,7 @@ def find_ended(directory: int, listing: Listing) -> frozenset[str]:
     """Return the names of listed leases that have ended, whether their files are left or gone; nothing is removed.
 
     A lease without a lock has not ended while its holder leaves the kernel, a process carries the mark, or the tenure
-    lasts: see :func:`~anyaccel.ledger.listing.find_states`.
+    lasts: see :func:`~anyaccel.ledger.states.find_states`.
 
     Raises:
         OSError: When a lock cannot be tested, as for want of descriptors.

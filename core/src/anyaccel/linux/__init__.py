@@ -11,7 +11,6 @@ __all__, __getattr__, __dir__ = face(
         "anyaccel.linux.system": ("call",),
         "anyaccel.linux.teardown": (
             "GRACE_SECONDS",
-            "Confirm",
             "Visit",
             "Teardown",
             "combine_finds",

@@ -5,7 +5,6 @@ from anyaccel.linux.files import write_whole as write_whole
 from anyaccel.linux.process import pid_namespace as pid_namespace
 from anyaccel.linux.system import call as call
 from anyaccel.linux.teardown import GRACE_SECONDS as GRACE_SECONDS
-from anyaccel.linux.teardown import Confirm as Confirm
 from anyaccel.linux.teardown import Teardown as Teardown
 from anyaccel.linux.teardown import Visit as Visit
 from anyaccel.linux.teardown import combine_finds as combine_finds

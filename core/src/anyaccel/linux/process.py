@@ -8,7 +8,7 @@ import os
 import select
 import time
 from _thread import get_native_id
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from functools import cache
 
 from anyaccel.linux import system
@@ -188,13 +188,13 @@ def describe_end(status: int | None) -> str:
         return f"was killed by signal {-status}"
 
 
-def send(pid: int, number: int, still: Callable[[], bool]) -> bool:
+def send(pid: int, start: int, number: int) -> bool:
     """Send a signal to a process, unless its id was reused in the meantime.
 
     Args:
         pid: Process id.
+        start: Start time of the process.
         number: The signal.
-        still: Returns whether the id still means the intended process; called once the id cannot be reused.
 
     Returns:
         Whether the signal was sent; False after any error of the kernel, such as a missing permission.
@@ -204,7 +204,7 @@ def send(pid: int, number: int, still: Callable[[], bool]) -> bool:
     except OSError:
         return False
     try:
-        if not still():
+        if not started_at(pid, start):  # asked once the descriptor keeps the id from being reused
             return False
         signal.pidfd_send_signal(descriptor, number)
     except OSError:  # it has ended, or has become another user's

@@ -19,7 +19,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
 
 from anyaccel.linux import mark as marks
 from anyaccel.linux import process
@@ -35,10 +34,8 @@ _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5
 _SHARE = 4.0
 """Length of a pause in times of the scan before it: scans take at most a fifth of one processor."""
 
-Confirm = Callable[[int], bool]
-"""Return whether an id still means the process that was found; called once the id cannot be reused."""
-Visit = Callable[[int, Confirm], None]
-"""Handle a living process as soon as it is found: a process that forks and exits all the time has a new id soon."""
+Visit = Callable[[int, int], object]
+"""Handle a living process, by id and start time, once it is found: after a fork and an exit it would have a new id."""
 Find = Callable[[Visit], bool]
 """Visit the living processes that are to end, except this process; return whether the scan was complete."""
 
@@ -49,8 +46,10 @@ def find_carriers(wanted: Iterable[Mark]) -> Find:
 
     def find(visit: Visit) -> bool:
         def visit_other(pid: int, mark: Mark) -> None:
-            if pid != os.getpid():
-                visit(pid, lambda pid: marks.carries(pid, mark))
+            start = process.start_time(pid)
+            # The mark again: the id may have been reused before the start time was read.
+            if pid != os.getpid() and start is not None and marks.carries(pid, mark):
+                visit(pid, start)
 
         return marks.visit_carriers(wanted, visit_other)
 
@@ -79,7 +78,7 @@ def find_tree(roots: Mapping[int, int]) -> Find:
                 known[pid] = start
                 left += _children_of(pid)
                 if pid != own and not process.gone(pid, 0):
-                    visit(pid, partial(process.started_at, start=start))
+                    visit(pid, start)
         known.pop(own, None)
         return True
 
@@ -112,8 +111,8 @@ class Teardown:
         find: Finder of the processes.
         grace: Seconds between SIGTERM and SIGKILL, from the first step on; infinite to wait for :meth:`kill` or
             :meth:`allow`.
-        user: Owner of the processes; the user of this process when None.
-        inside: Whether this process has started the processes, so that all of its descendants count.
+        owner: Owner of processes that this process has not started, whose other carriers are left alone. None for
+            processes of this user, and all descendants of this process.
         force: Whether processes that do not end are killed; if not, the time is up after the grace.
         patience: Seconds between SIGKILL and the end of the time, in which the processes may leave the kernel.
         ask: The signal that asks the processes to end; 0 for none.
@@ -132,8 +131,7 @@ class Teardown:
         find: Find,
         *,
         grace: float,
-        user: int | None = None,
-        inside: bool = True,
+        owner: int | None = None,
         force: bool = True,
         patience: float = KILL_SECONDS,
         ask: int = signal.SIGTERM,
@@ -145,8 +143,8 @@ class Teardown:
         self.expired = False
         self._find = find
         self._grace = grace
-        self._user = os.geteuid() if user is None else user
-        self._inside = inside
+        self._user = os.geteuid() if owner is None else owner
+        self._inside = owner is None
         self._force = force
         self.patience = patience
         self._ask = ask
@@ -187,9 +185,9 @@ class Teardown:
         self.own, self.others = {}, {}
         fresh = False
 
-        def visit(pid: int, confirm: Confirm) -> None:
+        def visit(pid: int, start: int) -> None:
             nonlocal fresh
-            fresh |= self._meet(pid, confirm)
+            fresh |= self._meet(pid, start)
 
         complete = self._find(visit)
         now = time.monotonic()
@@ -202,48 +200,42 @@ class Teardown:
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)
         return max(_SHORTEST_PAUSE, min(pause, self._until - now))
 
-    def _meet(self, pid: int, confirm: Confirm) -> bool:
+    def _meet(self, pid: int, start: int) -> bool:
         """Enter a process into ``own`` or ``others``; ask or kill a process that counts.
 
         Returns:
             True for the first signal of a kind to the process; else False, also for a process that has ended.
         """
-        start, user = process.start_time(pid), process.user(pid)
-        if start is None or user is None or self.own.get(pid) == start:
+        user = process.user(pid)
+        if user is None or self.own.get(pid) == start:
             return False
         if not self._counts(pid, start, user):
             self.others[pid] = start
             return False
         self.own[pid] = start
-        return self._signal(pid, start, confirm)
+        return self._signal(pid, start)
 
     def _counts(self, pid: int, start: int, user: int) -> bool:
         """Return whether a process is to end: of the user, or a descendant, and this process may signal it.
 
-        With ``inside``, a descendant with another user id still counts once its ancestors have ended.
+        Without an ``owner``, a descendant with another user id still counts once its ancestors have ended.
         """
         if self._inside and user != self._user and process.descends(pid):
             self._below.add((pid, start))  # the process still counts once its ancestors have ended
         return (user == self._user or (pid, start) in self._below) and process.may_signal(pid)
 
-    def _signal(self, pid: int, start: int, confirm: Confirm) -> bool:
-        """Ask a process to end, once, or kill it; no signal is sent unless the process is still meant and still counts.
+    def _signal(self, pid: int, start: int) -> bool:
+        """Ask a process to end, once, or kill it.
 
         Returns:
             True for the first signal of a kind, whether or not the kernel has sent it.
         """
-
-        def still() -> bool:
-            user = process.user(pid)
-            meant = process.started_at(pid, start) and confirm(pid)
-            return meant and user is not None and self._counts(pid, start, user)
-
         signalled = pid, start, self.killing
         first = signalled not in self._asked
         if self.killing:
-            process.send(pid, signal.SIGKILL, still)
-        elif first and (not self._ask or process.send(pid, self._ask, still)):
-            process.send(pid, signal.SIGCONT, still)  # a stopped process handles SIGTERM only after SIGCONT
+            process.send(pid, start, signal.SIGKILL)
+        elif first and (not self._ask or process.send(pid, start, self._ask)):
+            process.send(pid, start, signal.SIGCONT)  # a stopped process handles SIGTERM only after SIGCONT
         self._asked.add(signalled)
         self.asked.add(pid)
         return first

@@ -5,8 +5,7 @@ from anyaccel._faces import face
 __all__, __getattr__, __dir__ = face(
     __name__,
     {
-        "anyaccel.pool.actor": ("Actor",),
-        "anyaccel.pool.actors": ("Actors",),
+        "anyaccel.pool.actor": ("Actor", "Actors"),
         "anyaccel.pool.dispatcher": ("PROCESSORS", "Broker", "LocalEngine", "broker_of"),
         "anyaccel.pool.call": ("BrokenPoolError", "Call", "Options"),
         "anyaccel.pool.engine": ("Engine", "PoolSettings", "find_engine"),

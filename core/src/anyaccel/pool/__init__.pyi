@@ -1,5 +1,5 @@
 from anyaccel.pool.actor import Actor as Actor
-from anyaccel.pool.actors import Actors as Actors
+from anyaccel.pool.actor import Actors as Actors
 from anyaccel.pool.call import BrokenPoolError as BrokenPoolError
 from anyaccel.pool.call import Call as Call
 from anyaccel.pool.call import Options as Options

@@ -1,23 +1,28 @@
-"""Actors: an object in a worker, and calls of the object's methods."""
+"""Actors: objects in workers, each in a process of its own, and calls of their methods; streams are actors, too."""
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import Future
 from functools import partial
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, Unpack, overload
 
+from anyaccel.durations import Duration
 from anyaccel.errors import BrokenWorkerError, WorkerError
-from anyaccel.pool.call import AwaitableFuture, Call, CallFuture, Options, get_call_name
-from anyaccel.pool.messages import MessageKind, dumps
+from anyaccel.pool.call import AwaitableFuture, Call, CallFuture, Options
+from anyaccel.pool.messages import MessageKind, Pickled, dumps
 from anyaccel.pool.reactor import reactor
+from anyaccel.pool.results import Batches, MapResults, Results, UnorderedOptions, cancel_all, check_batch, read_end
 
 if TYPE_CHECKING:
     from anyaccel.pool.engine import Engine
+    from anyaccel.pool.progress import ProgressCallback
 
 T = TypeVar("T")
+A = TypeVar("A")
 R = TypeVar("R")
 P = ParamSpec("P")
 Method = str | Callable[..., Any]
@@ -33,40 +38,81 @@ def get_method_name(method: Method) -> str:
     return method if isinstance(method, str) else method.__name__
 
 
-class Callee:
-    """The receiver of method calls: one actor, or a group of equal ones.
+class ActorGroup:
+    """One actor, or several equal ones, with a common queue of method calls; from request to exit of the last.
 
-    Private methods run in the thread of the reactor, like everything that concerns a worker.
+    A single actor dies for good. One of several that has died is replaced as soon as there are calls, unless it could
+    not be constructed: the next one would fail as well. Private methods run in the thread of the reactor, like
+    everything that concerns a worker.
 
-    Attributes:
+    Args:
+        core: The engine.
         name: Name of the class in messages.
         options: Options of the calls.
+        size: Number of actors; None for a single one, which is not replaced.
+
+    Attributes:
+        core: The engine.
+        name: Name of the class in messages.
+        options: Options of the calls.
+        pipelined: Whether calls may be sent while others run, because no other worker could run them.
         queue: Method calls that wait.
+        actors: The actors that live, or are being constructed.
+        first: The actor that was made first.
         closed: Whether no more calls are taken; set by :meth:`close` and :meth:`stop` at once.
         closing: Whether the processes exit after the queued calls; set in the reactor's thread, behind the notes of the
             calls that were made before: a worker without calls may be about to get these.
         death: Why no call can be run any more, or None.
-        ready: Future of the construction.
+        ready: Future of the process id of a single actor; else of those of the first actors, without replacements.
     """
 
     ready: AwaitableFuture[Any]
 
-    def __init__(self, core: Engine, name: str, options: Options) -> None:
+    def __init__(self, core: Engine, name: str, options: Options, size: int | None = None) -> None:
+        self.core = core
         self.name = name
         self.options = options
+        self.pipelined = size is None
         self.queue: deque[Call] = deque()
-        self.closed = False
-        self.closing = False
+        self.closed = self.closing = False
         self.death: WorkerError | None = None
-        self._core = core
+        self._size = size or 1
+        self._work: Pickled | tuple[Any, ...] = ()
+        self.first = ActorState(self)
+        self.actors = [self.first, *(ActorState(self) for _ in range(self._size - 1))]
+        self._begun = tuple(self.actors)
+        if size is None:
+            self.ready = self.first.construction.future
+        else:
+            self.ready = AwaitableFuture()
+            self.ready.set_running_or_notify_cancel()
+            for state in self._begun:
+                state.construction.future.add_done_callback(self._on_made)
 
-    @property
-    def plain(self) -> bool:
-        """Whether answers are read as plain data."""
-        return self._core.settings.preparation.plain
+    def begin(self, work: Pickled | tuple[Any, ...]) -> None:
+        """Start the construction of the actors; after an error, those that were begun go on.
 
-    def call(self, method: Method, args: Any, kwargs: Any) -> CallFuture[Any]:
+        Args:
+            work: Class, arguments, keyword arguments and ``max_concurrency``; pickled if there are several actors.
+
+        Raises:
+            RuntimeError: When the pool was shut down, or belongs to the parent of this process.
+            BrokenPoolError: When the pool is broken.
+            AnyaccelError: When the engine cannot take calls, for instance without a machine; see its ``enter``.
+        """
+        self._work = work
+        for state in self._begun:
+            self.core.enter(state.construction, work)
+
+    # Calls
+
+    def call(self, method: str, args: Any, kwargs: dict[str, Any] | None) -> CallFuture[Any]:
         """Pickle a call of a method, copy the buffers, and queue the call behind earlier calls.
+
+        Args:
+            method: Name of the method.
+            args: Its arguments; of a batch, a tuple of them for each call.
+            kwargs: Its keyword arguments; None for a batch.
 
         Returns:
             The future of its result. An exception of pickling fails it, also for a closed actor or in a forked child,
@@ -75,7 +121,7 @@ class Callee:
         Raises:
             RuntimeError: When the actor was closed and is not dead, or belongs to the parent of this process.
         """
-        call = self.prepare(get_call_name(method, args))
+        call = self.prepare(method)
         try:
             call.body = dumps((method, args, kwargs))
         except Exception as error:  # noqa: BLE001 - the future reports it
@@ -89,7 +135,7 @@ class Callee:
 
         The caller sets ``body``, and queues the call with :meth:`enter`.
         """
-        call = Call(f"{self.name}.{method}", self.options, self._on_cancel)
+        call = Call(f"{self.name}.{method}", self.options, self.core.on_cancel)
         call.kind = MessageKind.METHOD
         return call
 
@@ -101,40 +147,77 @@ class Callee:
         Raises:
             RuntimeError: When the actor was closed and is not dead, or belongs to the parent of this process.
         """
-        if self._core.foreign:
-            self._core.check_open()
+        if self.core.foreign:
+            self.core.check_open()
         if self.death is None and self.closed:
             raise RuntimeError(f"the actor {self.name} was closed and takes no more calls")
-        self._core.copy_arguments(call)
+        self.core.copy_arguments(call)
         reactor().call_soon(partial(self._enter, call))
 
     def _enter(self, call: Call) -> None:
         """Queue a call, even a cancelled one, and have a worker take calls; fail the call if the actor is dead."""
-        if self.death is not None:
-            call.fail(self._make_gone_error(self.death))
-            return
         self.queue.append(call)
-        self._pull()
+        if self.death is not None:
+            self._fail_waiting(self.death)
+            return
+        workers = (state.member for state in self.actors)
+        able = [worker for worker in workers if worker is not None and (self.pipelined or worker.free)]
+        if able:
+            min(able, key=lambda worker: len(worker.outstanding)).pull()
+        self._replace()
 
-    def _pull(self) -> None:
-        """Have a worker take calls from the queue; each subclass defines how."""
-        raise NotImplementedError
+    def next_for(self, worker: Any) -> Call | None:
+        """Take the next pending call from the queue; drop calls before it that were cancelled or have an outcome.
+
+        Returns:
+            The call; None if there is none, or the worker does not accept it now. Then the call stays in the queue.
+        """
+        while self.queue and not self.queue[0].is_pending():  # cancelled
+            self.queue.popleft()
+        if not self.queue or not worker.accepts(self.queue[0]):
+            return None
+        return self.queue.popleft()
+
+    def put_back(self, calls: list[Call]) -> None:
+        """Put calls back in front of the queue, in the given order; no worker takes them now.
+
+        The caller reports the death of their actor next, by :meth:`ActorState.on_gone`.
+        """
+        self.queue.extendleft(reversed(calls))
+
+    def _fail_waiting(self, death: WorkerError) -> None:
+        """Remove all queued calls, and fail each with a new error: an exception keeps the traceback of each raise.
+
+        It has the exit status and the cause of the death.
+        """
+        waiting = tuple(self.queue)
+        self.queue.clear()
+        for call in waiting:
+            status = getattr(death, "exit_status", None)
+            error = BrokenWorkerError(f"the actor {self.name} has gone: {death}", exit_status=status)
+            error.__cause__ = death.__cause__
+            call.fail(error)
+
+    # The end
 
     def close(self) -> None:
         """Take no more calls; the processes exit after the queued calls. Returns at once; any thread may call it.
 
         No effect in a forked child.
         """
-        if not self._core.foreign:
+        if not self.core.foreign:
             reactor().call_soon(self._close)  # before the flag: an interrupt may come in between
             self.closed = True
 
     def _close(self) -> None:
-        """Take no more calls, and shut down workers without work; each subclass defines how.
+        """Take no more calls, and shut down workers without work.
 
-        A worker with work is shut down by the engine after the last call.
+        A worker that has calls, or is not made yet, is shut down by the engine after the last call.
         """
-        raise NotImplementedError
+        self.closed = self.closing = True
+        for worker in [state.member for state in self.actors]:
+            if worker is not None and not (worker.outstanding or self.queue or worker.ending):
+                worker.shut_down()
 
     def stop(self, grace: float) -> None:
         """Take no more calls, and have the reactor stop the workers; return before they end. Any thread may call it.
@@ -144,121 +227,118 @@ class Callee:
         Args:
             grace: Seconds between SIGTERM and SIGKILL.
         """
-        if not self._core.foreign:
+        if not self.core.foreign:
             reactor().call_soon(partial(self._stop, grace))
             self.closed = True
 
     def _stop(self, grace: float) -> None:
-        """Take no more calls, and stop the workers; without a worker, fail the calls. Each subclass defines how."""
-        raise NotImplementedError
+        """Take no more calls, and stop the workers without replacements; queued calls fail with the last actor.
 
-    def _make_gone_error(self, death: WorkerError) -> BrokenWorkerError:
-        """Make the error of a single call: a new one, because an exception keeps the traceback of each raise.
-
-        It has the exit status and the cause of the death.
+        The construction of an actor without a worker fails at once, and the engine drops it.
         """
-        error = BrokenWorkerError(
-            f"the actor {self.name} has gone: {death}", exit_status=getattr(death, "exit_status", None)
-        )
-        error.__cause__ = death.__cause__
-        return error
+        self.closed = self.closing = True
+        self._size = 0
+        for state in tuple(self.actors):
+            if state.member is not None:
+                state.member.stop(grace)
+            else:
+                state.on_gone(BrokenWorkerError("it was killed before it had been made"))
+                self.core.on_cancel(state.construction)
+        if not self.actors:  # a call that another thread is about to queue must fail, not wait
+            self.death = self.death or BrokenWorkerError("it was killed")
 
-    def _fail_waiting(self, death: WorkerError) -> None:
-        """Remove all queued calls, and fail each with a new error."""
-        waiting = tuple(self.queue)
-        self.queue.clear()
-        for call in waiting:
-            call.fail(self._make_gone_error(death))
+    def on_actor_gone(self, state: ActorState, death: WorkerError) -> None:
+        """Remove a dead actor; construct missing actors if calls wait. No effect the second time.
 
-    def _on_cancel(self, call: Call) -> None:
-        """Have the engine drop a cancelled method call; a method that has started goes on. In the reactor's thread."""
-        self._core.on_cancel(call)
+        A single actor, and one whose construction has failed, makes the group smaller for good. If no actor is left and
+        none may be made, the group is dead and its queued calls fail.
+        """
+        if state not in self.actors:
+            return
+        self.actors.remove(state)
+        if self.pipelined or state.get_failure() is not None:
+            self._size -= 1
+        self._replace()
+        if self._size <= 0 and not self.actors:
+            self.death = self.death or death
+            self._fail_waiting(self.death)
+
+    def _replace(self) -> None:
+        """Construct replacements of dead actors while calls wait.
+
+        A replacement that the engine refuses, as in a closed or broken pool, fails, which makes the group smaller.
+        """
+        while self.queue and len(self.actors) < self._size:
+            state = ActorState(self)
+            self.actors.append(state)
+            try:
+                self.core.enter(state.construction, self._work)
+            except Exception as error:  # noqa: BLE001 - the calls report it
+                state.on_gone(BrokenWorkerError(f"it cannot be made again: {error}"))
+
+    def _on_made(self, _: Future[Any]) -> None:
+        """Set the outcome of :attr:`ready` after the last construction of a first actor.
+
+        The outcome is the exception of the first failed actor by position, if any, else the process ids.
+        """
+        if not all(state.construction.future.done() for state in self._begun):
+            return
+        failure = next(filter(None, (state.get_failure() for state in self._begun)), None)
+        if failure is not None:
+            self.ready.set_exception(failure)
+        else:
+            self.ready.set_result([state.construction.future.result() for state in self._begun])
 
 
-class ActorState(Callee):
-    """A single actor, from request to exit.
+class ActorState:
+    """One actor of a group, from request to exit.
 
     Attributes:
-        member: Its worker, once there is one: a class of the engine with ``accepts``, ``pull``, ``shut_down``,
-            ``stop``.
+        group: Its group, which has the calls.
+        member: Its worker, once there is one: a class of the engine with ``accepts``, ``free``, ``outstanding``,
+            ``ending``, ``pull``, ``shut_down``, ``stop``.
         construction: The call that makes the object.
-        pipelined: Whether calls may be sent while others run, because no other worker could run them.
+        death: Why it is dead, or None.
     """
 
-    pipelined = True
-
-    def __init__(self, core: Engine, name: str, options: Options) -> None:
-        super().__init__(core, name, options)
+    def __init__(self, group: ActorGroup) -> None:
+        self.group = group
         self.member: Any = None
-        self.construction = Call(name, Options(needs=options.needs, max_calls=1), self._on_cancel)
+        self.death: WorkerError | None = None
+        self.construction = Call(group.name, Options(needs=group.options.needs, max_calls=1), self._on_cancel)
         self.construction.kind = MessageKind.CONSTRUCT
         self.construction.actor = self
-        self.ready = self.construction.future
-        self.ready.add_done_callback(self._on_constructed)
+        self.construction.future.add_done_callback(self._on_constructed)
 
-    def _pull(self) -> None:
-        """Have the worker take calls from the queue; no effect without a worker."""
-        if self.member is not None:
-            self.member.pull()
+    def get_failure(self) -> BaseException | None:
+        """Return the exception of the construction, which must be over; None if it succeeded.
 
-    def _close(self) -> None:
-        """Take no more calls, and shut down a worker without work.
-
-        A worker that has calls, or is not made yet, is shut down by the engine after the last call.
+        A cancelled construction gives a new BrokenWorkerError each time.
         """
-        self.closed = self.closing = True
-        member = self.member
-        if member is not None and not (member.outstanding or self.queue or member.ending):
-            member.shut_down()
-
-    def _stop(self, grace: float) -> None:
-        """Take no more calls, and stop the worker.
-
-        Unanswered calls fail when the worker has exited. Without a worker, the construction and the queued calls fail
-        at once, and the engine drops the construction.
-        """
-        self.closed = self.closing = True
-        if self.member is not None:
-            self.member.stop(grace)
-        else:
-            self.on_gone(BrokenWorkerError("it was killed before it had been made"))
-            self._core.on_cancel(self.construction)
-
-    def next_for(self, member: Any) -> Call | None:
-        """Take the next pending call from the queue; drop calls before it that were cancelled or have an outcome.
-
-        Returns:
-            The call; None if there is none, or the worker does not accept it now. Then the call stays in the queue.
-        """
-        while self.queue and not self.queue[0].is_pending():  # cancelled
-            self.queue.popleft()
-        if not self.queue or not member.accepts(self.queue[0]):
-            return None
-        return self.queue.popleft()
-
-    def put_back(self, calls: list[Call]) -> None:
-        """Put calls back in front of the queue, in the given order; no worker takes them now.
-
-        The caller fails the calls of a dead actor, by :meth:`on_gone`.
-        """
-        self.queue.extendleft(reversed(calls))
+        future = self.construction.future
+        return BrokenWorkerError("its construction was cancelled") if future.cancelled() else future.exception()
 
     def set_death(self, death: WorkerError) -> None:
-        """Record why no call will be run any more; the first reason counts."""
+        """Record why it is dead, for a single actor also in the group; the first reason counts.
+
+        The queued calls wait for :meth:`on_gone`.
+        """
         self.death = self.death or death
+        if self.group.pipelined:
+            self.group.death = self.group.death or death
 
     def on_gone(self, death: WorkerError) -> None:
-        """Fail the construction and the queued calls, because the worker has gone.
+        """Fail the construction, and remove the actor from the group, because the worker has gone.
 
-        Calls that the worker was given are left to the engine. The first recorded death stays the reason for the
+        Calls that the worker was given are left to the engine. The first recorded death stays the reason for the queued
         calls. No effect on a construction with an outcome.
         """
         self.set_death(death)
         self.construction.fail(death)
-        self._fail_waiting(self.death or death)
+        self.group.on_actor_gone(self, self.death or death)
 
     def _on_constructed(self, future: Future[Any]) -> None:
-        """Record the death and fail the queued calls if the construction has failed; else no effect.
+        """End the actor if the construction has failed; else no effect.
 
         Also no effect if it was cancelled: :meth:`_on_cancel` does the same.
         """
@@ -269,16 +349,93 @@ class ActorState(Callee):
             self.on_gone(death)
 
     def _on_cancel(self, call: Call) -> None:
-        """Have the engine drop a cancelled call; a cancelled construction ends the actor and fails its calls.
+        """Have the engine drop the cancelled construction, which ends the actor.
 
-        A method that has started goes on. After a cancelled construction, a worker that the actor has by then is
-        stopped with the pool's grace.
+        A worker that the actor has by then is stopped with the pool's grace.
         """
-        super()._on_cancel(call)
-        if call is self.construction:
-            if self.member is not None:  # the object may have been made just now
-                self.member.stop(self._core.settings.grace)
-            self.on_gone(BrokenWorkerError("its construction was cancelled"))
+        core = self.group.core
+        core.on_cancel(call)
+        if self.member is not None:  # the object may have been made just now
+            self.member.stop(core.settings.grace)
+        self.on_gone(BrokenWorkerError("its construction was cancelled"))
+
+
+class Stream(Results[T]):
+    """The yielded items of a function, each without delay.
+
+    For one ``for`` or ``async for``. The worker is some items ahead and then waits. When the stream ends early - by an
+    exception, by :meth:`close`, or because nothing refers to it any more - the function is ended: in its ``yield`` like
+    a generator that is closed, elsewhere with the pool's time of grace.
+
+    Args:
+        group: The actor that has the :class:`YieldedItems`.
+        grace: Seconds between SIGTERM and SIGKILL of its process.
+        owner: The pool, which must live as long as the stream.
+    """
+
+    def __init__(self, group: ActorGroup, grace: float, owner: object) -> None:
+        super().__init__()
+        self._group = group
+        self._grace = grace
+        self._owner = owner
+        for _ in range(group.options.ahead):
+            self._take()
+        self._watch_references()
+
+    def _take(self) -> None:
+        """Have the worker produce a further item, and append its future.
+
+        If the pool was shut down, or belongs to the parent of this process, no item is requested; the iteration raises
+        the RuntimeError after the items requested before.
+        """
+        try:
+            self._futures.append(self._group.call("take", (), {}))
+        except RuntimeError as error:  # the pool was shut down: raised after the items that are there
+            if not self._futures:
+                self._failure = error
+
+    def _accept(self, value: tuple[T, ...]) -> None:
+        """Store the item of the first future, and have a further item produced.
+
+        An empty tuple is the end: the other requests are cancelled, and the actor is closed.
+        """
+        self._futures.popleft()
+        self._values.extend(value)
+        if value:
+            self._take()
+        else:
+            cancel_all(self._futures)
+            self._futures.clear()
+            self._group.close()
+
+    def _make_canceller(self) -> Callable[[], None]:
+        """Return a function that ends the stream's function, without a reference to the stream."""
+        return partial(_end_stream, self._group, self._futures, self._grace)
+
+
+def _end_stream(group: ActorGroup, takes: deque[AwaitableFuture[Any]], grace: float) -> None:
+    """End the function of a stream left before the end.
+
+    Returns at once. The ``takes`` are cancelled first. If the construction is not over, only the construction is
+    cancelled then. Else, while an item is produced, the process is stopped; without an item in production, the
+    generator is closed and the process exits after that, unless it is exiting already.
+
+    Args:
+        group: The actor of the stream.
+        takes: The futures of requested items, which are cancelled and removed.
+        grace: Seconds between SIGTERM and SIGKILL.
+    """
+    cancel_all(takes)
+    runs = any(not take.done() for take in takes)
+    takes.clear()
+    if not group.ready.done() and group.ready.cancel():
+        return
+    if runs:
+        group.stop(grace)
+    elif not group.closed:
+        with contextlib.suppress(RuntimeError):  # the pool was shut down just now, which ends the actor as well
+            group.call("end", (), {})
+        group.close()
 
 
 class Actor(Generic[T]):
@@ -308,11 +465,11 @@ class Actor(Generic[T]):
         [1, 3, 6]
     """
 
-    def __init__(self, state: Callee) -> None:
-        self._state = state
-        self.ready = state.ready
+    def __init__(self, group: ActorGroup) -> None:
+        self._group = group
+        self.ready = group.ready
         # A finalizer runs in any thread that collects garbage, perhaps under one of our locks: it only leaves a note.
-        weakref.finalize(self, reactor().call_soon, state.close).atexit = False
+        weakref.finalize(self, reactor().call_soon, group.close).atexit = False
 
     def __enter__(self) -> Self:
         return self
@@ -352,7 +509,7 @@ class Actor(Generic[T]):
             RuntimeError: When the actor was closed and is not dead, or belongs to the parent of this process.
             AttributeError: When a callable has no name, such as a partial.
         """
-        return self._state.call(get_method_name(method), args, kwargs)
+        return self._group.call(get_method_name(method), args, kwargs)
 
     def close(self) -> None:
         """Take no more calls; the process exits after the queued calls.
@@ -360,20 +517,150 @@ class Actor(Generic[T]):
         Returns at once. A later call raises RuntimeError or, once the process has exited, fails its future. No effect
         in a forked child.
         """
-        self._state.close()
+        self._group.close()
 
     def kill(self) -> None:
         """Take no more calls, have the process killed, and return at once. No effect in a forked child.
 
         Calls without an answer fail: when the process has exited, or soon if none was started.
         """
-        self._state.stop(0)
+        self._group.stop(0)
 
     def __reduce__(self) -> str:
         raise TypeError(
-            f"the actor {self._state.name} belongs to the process that made it and cannot be sent to another"
+            f"the actor {self._group.name} belongs to the process that made it and cannot be sent to another"
         )
 
     def __repr__(self) -> str:
-        state = "gone" if self._state.death else "closing" if self._state.closed else "alive"
-        return f"<{type(self).__name__} {self._state.name}: {state}>"
+        state = "gone" if self._group.death else "closing" if self._group.closed else "alive"
+        return f"<{type(self).__name__} {self._group.name}: {state}>"
+
+
+class Actors(Actor[T]):
+    """A group of equal actors, used as one; made by :meth:`anyaccel.Pool.actors`.
+
+    ``actors.method(...)`` calls a method of one that is free, and returns a future. An actor that has died is replaced
+    as soon as there are calls for it, unless its construction failed; the calls that it ran fail, or are run again as
+    often as the pool's ``retries`` says.
+
+    Attributes:
+        ready: Future of the process ids of the first actors, without later replacements.
+
+    Examples:
+        >>> class Model:
+        ...     def score(self, x):
+        ...         return 2 * x
+        >>> with anyaccel.Pool("GPU:1", machine="sim:H100:2") as pool:
+        ...     models = pool.actors(Model, 2)
+        ...     print(list(models.map("score", [1, 2, 3])))
+        [2, 4, 6]
+    """
+
+    @overload
+    def map(
+        self,
+        method: Callable[[T, A], R],
+        iterable: Iterable[A],
+        /,
+        **options: Unpack[UnorderedOptions],
+    ) -> Results[R]: ...
+
+    @overload
+    def map(
+        self,
+        method: str,
+        /,
+        *iterables: Iterable[Any],
+        **options: Unpack[UnorderedOptions],
+    ) -> Results[Any]: ...
+
+    def map(
+        self,
+        method: Method,
+        /,
+        *iterables: Iterable[Any],
+        timeout: Duration | None = None,
+        batch: int | None = None,
+        progress: bool | ProgressCallback = False,
+    ) -> Results[Any]:
+        """Call a method over arguments; the results come in their order. See :meth:`anyaccel.Pool.map`.
+
+        All calls are submitted at once. An exception of pickling is raised in place of the results of its batch. When
+        the iteration ends early, the calls that wait are cancelled, and running methods go on.
+
+        Args:
+            method: The method as an attribute of its class, for type checkers, or its name; see :meth:`call`.
+            iterables: Its arguments, one from each; the shortest decides.
+            timeout: Time from now until all results must be there; None for no limit.
+            batch: Number of calls that travel in one message; None for 1.
+            progress: As for :meth:`anyaccel.Pool.map`.
+
+        Raises:
+            ValueError: When ``batch`` is no whole number of 1 or more.
+            RuntimeError: When there are arguments, and the actors were closed and are not dead, or belong to the parent
+                of this process.
+            UsageError: When ``timeout`` is no duration; no call was submitted then.
+            AttributeError: When a callable has no name, such as a partial.
+        """
+        return self._run_all(method, iterables, timeout, batch, progress, in_order=True)
+
+    @overload
+    def map_unordered(
+        self,
+        method: Callable[[T, A], R],
+        iterable: Iterable[A],
+        /,
+        **options: Unpack[UnorderedOptions],
+    ) -> Results[R]: ...
+
+    @overload
+    def map_unordered(
+        self,
+        method: str,
+        /,
+        *iterables: Iterable[Any],
+        **options: Unpack[UnorderedOptions],
+    ) -> Results[Any]: ...
+
+    def map_unordered(
+        self,
+        method: Method,
+        /,
+        *iterables: Iterable[Any],
+        timeout: Duration | None = None,
+        batch: int | None = None,
+        progress: bool | ProgressCallback = False,
+    ) -> Results[Any]:
+        """Call a method over arguments, as :meth:`map` does, but return the results in the order of completion.
+
+        The results of a batch come together, when the whole batch is over.
+        """
+        return self._run_all(method, iterables, timeout, batch, progress, in_order=False)
+
+    def _run_all(
+        self,
+        method: Method,
+        iterables: tuple[Iterable[Any], ...],
+        timeout: Duration | None,
+        batch: int | None,
+        progress: bool | ProgressCallback,
+        *,
+        in_order: bool,
+    ) -> Results[Any]:
+        """Submit a method over zipped arguments in batches; return the results, in order or as soon as they are there.
+
+        Raises:
+            ValueError, RuntimeError, UsageError: As for :meth:`map`.
+            AttributeError: When ``method`` is a callable without a name; a name that the object lacks fails its call.
+        """
+        check_batch(batch=batch)
+        end = read_end(timeout)
+        batches = Batches(
+            zip(*iterables, strict=False),
+            lambda part, _: self._group.call(get_method_name(method), part, None),
+            size=batch or 1,
+            prefetch_limit=0,
+            in_order=in_order,
+            progress=progress,
+        )
+        return MapResults(batches, end, plain=self._group.core.settings.preparation.plain)

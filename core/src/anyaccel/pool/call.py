@@ -7,7 +7,7 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from concurrent.futures import BrokenExecutor, Future, InvalidStateError
 from concurrent.futures._base import CANCELLED, PENDING
 from functools import partial
@@ -19,7 +19,7 @@ from anyaccel.durations import Duration, read_seconds
 from anyaccel.errors import RemoteError, UsageError, WorkerError
 from anyaccel.linux.fork import tidy_in_child
 from anyaccel.model import Allocation, Request, Value
-from anyaccel.pool.messages import Message, MessageKind, Pickled, call_each, call_each_method, loads
+from anyaccel.pool.messages import Message, MessageKind, Pickled, loads
 from anyaccel.pool.reactor import allow_forks, reactor, run_guarded
 
 if TYPE_CHECKING:
@@ -217,7 +217,8 @@ class CallFuture(AwaitableFuture[T]):
             RuntimeError: When this process is a fork of the one that made the call, and the call was not over before.
             UsageError: When ``timeout`` is no duration.
         """
-        timeout = read_seconds("timeout", timeout, least=-inf)
+        if timeout is not None:
+            timeout = read_seconds("timeout", timeout, least=-inf)
         call = self._call
         if call is not None and call.foreign:
             raise RuntimeError(f"the answer to {call.name} goes to the process that this one was forked from")
@@ -456,14 +457,11 @@ def read_exception(message: Message, *, plain: bool) -> BaseException:
     return shown
 
 
-def get_call_name(function: Any, args: Sequence[Any] = ()) -> str:
+def get_call_name(function: Any) -> str:
     """Return the name of a call in messages: the qualified name of the function.
 
-    A method given by name keeps that name. A callable without a name goes by the plain name of its class. A batch goes
-    by the name of the function or method in it, the first of ``args``.
+    A method given by name keeps that name. A callable without a name goes by the plain name of its class.
     """
-    if function is call_each or function is call_each_method:
-        function = args[0]
     return function if isinstance(function, str) else getattr(function, "__qualname__", None) or type(function).__name__
 
 

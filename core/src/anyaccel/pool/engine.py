@@ -40,7 +40,7 @@ _NUMBER = re.compile(r"\d{6,12}(?=-)")
 LONGEST = 80
 GROUP = "anyaccel.engines"
 """Group of the entry points of engines; each is a function that takes a :class:`PoolSettings`."""
-LOCAL = "local", "anyaccel.engines.local:open_engine"
+LOCAL = "local", "anyaccel.pool.dispatcher:open_engine"
 """Name and entry point of the local engine, found without a search because most pools use it."""
 
 
@@ -278,7 +278,13 @@ class Engine(Protocol):
             raise BrokenPoolError(str(self.broken)) from self.broken.__cause__
 
     def submit(
-        self, options: Options, function: Callable[..., Any], args: Any, kwargs: Any, *, late: bool = False
+        self,
+        options: Options,
+        function: Callable[..., Any],
+        args: Any,
+        kwargs: dict[str, Any] | None,
+        *,
+        late: bool = False,
     ) -> CallFuture[Any]:
         """Run a function as soon as there are a worker and the needed devices; return the future of the result.
 
@@ -287,8 +293,8 @@ class Engine(Protocol):
         Args:
             options: Options of the call.
             function: The function.
-            args: Its arguments.
-            kwargs: Its keyword arguments.
+            args: Its arguments; of a batch, a tuple of them for each call.
+            kwargs: Its keyword arguments; None for a batch.
             late: Whether the call belongs to a ``map`` that was taken before the pool was closed. The local engine
                 takes such a call also after that; if the pool is broken, the future fails. Other engines ignore this.
 
@@ -297,7 +303,7 @@ class Engine(Protocol):
             BrokenPoolError: When the pool is broken.
             AnyaccelError: When the local engine cannot detect the machine, or finds no directory for leases.
         """
-        call = Call(get_call_name(function, args), options, self.on_cancel)
+        call = Call(get_call_name(function), options, self.on_cancel)
         self.enter(call, (function, args, kwargs), late=late)
         return call.future
 
@@ -317,16 +323,9 @@ class Engine(Protocol):
         """
 
     def copy_arguments(self, call: Call) -> None:
-        """Copy the buffers of a queued call to private memory, so that later changes by the caller have no effect.
-
-        No effect without buffers, or if the call was sent meanwhile.
-        """
-        body = call.body
-        if body is not None and body.buffers:
-            copy = body.copy()
-            with self.lock:
-                if call.body is body:  # it was not sent meanwhile
-                    call.body = copy
+        """Copy the buffers of a call to private memory, so that later changes by the caller have no effect."""
+        if call.body is not None:
+            call.body = call.body.copy()
 
     def on_cancel(self, call: Call) -> None:
         """Drop a cancelled call, and stop the worker of a running call, unless the call is a method of an actor."""

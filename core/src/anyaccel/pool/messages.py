@@ -19,12 +19,11 @@ import select
 import socket
 import struct
 import sys
-import time
 import types
 import weakref
 from array import array
 from collections import ChainMap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from functools import cache, partial
 from typing import Any, ClassVar, NamedTuple
@@ -53,12 +52,12 @@ class Pickled(NamedTuple):
 
     Attributes:
         data: The pickle.
-        buffers: Large buffers that it refers to, in order: memory of the value itself, not copies.
+        buffers: Large buffers that it refers to, in order: memory of the value itself, or copies.
         stored: Data and buffers in shared memory, if they were written there; then the other two are empty.
     """
 
     data: bytes
-    buffers: list[memoryview]
+    buffers: Sequence[memoryview | bytes]
     stored: SharedParts | None = None
 
     @property
@@ -68,7 +67,7 @@ class Pickled(NamedTuple):
 
     def copy(self) -> Pickled:
         """Return a copy of which the buffers are independent of the value's memory; itself if there are no buffers."""
-        return Pickled(self.data, [memoryview(bytes(buffer)) for buffer in self.buffers]) if self.buffers else self
+        return Pickled(self.data, [*map(bytes, self.buffers)]) if self.buffers else self
 
     def to_shared_memory(self) -> Pickled:
         """Return a copy in shared memory, for one worker, which may write to the memory.
@@ -516,99 +515,6 @@ def _close(descriptors: Sequence[int]) -> None:
     """Close descriptors."""
     for descriptor in descriptors:
         os.close(descriptor)
-
-
-class Batch(NamedTuple):
-    """The outcome of a batch of calls.
-
-    Attributes:
-        results: The results of the calls before the first that failed.
-        failure: The exception of that one; None if all returned.
-        seconds: Duration of the batch, from the first coroutine on if a call returned a coroutine.
-    """
-
-    results: list[Any]
-    failure: Exception | None
-    seconds: float
-
-
-def call_each(function: Callable[..., Any], batch: list[tuple[Any, ...]]) -> Any:
-    """Call a function with the arguments of each call of a batch, until the first failure; runs in a worker.
-
-    The exception of the failed call is returned, not raised, except SystemExit and others that are no Exception. A
-    result that is a generator counts as a failure.
-
-    Returns:
-        A :class:`Batch`; from the first call that returns a coroutine on, the coroutine of :func:`_await_each`.
-    """
-    results: list[Any] = []
-    began = time.monotonic()
-    failure = None
-    try:
-        left = iter(batch)
-        for arguments in left:
-            value = function(*arguments)
-            if type(value) is types.CoroutineType:
-                return _await_each(function, results, value, left)
-            refuse_generator(value)
-            results.append(value)
-    except Exception as error:  # noqa: BLE001 - it belongs to one call, and the results before it count
-        failure = error
-    return Batch(results, failure, time.monotonic() - began)
-
-
-def refuse_generator(value: Any) -> None:
-    """Raise an error if the result of a call is a generator; a generator is closed before, unless asynchronous.
-
-    Raises:
-        TypeError: When the value is a generator, asynchronous or not; the message names :meth:`anyaccel.Pool.stream`.
-    """
-    if isinstance(value, (types.GeneratorType, types.AsyncGeneratorType)):
-        name = value.__qualname__
-        value.close() if isinstance(value, types.GeneratorType) else None
-        raise TypeError(f"{name} yields its results one by one; call it with pool.stream({name}, ...)")
-
-
-async def _await_each(
-    function: Callable[..., Any],
-    results: list[Any],
-    first: types.CoroutineType[Any, Any, Any],
-    left: Iterator[tuple[Any, ...]],
-) -> Batch:
-    """Continue :func:`call_each` from the first call that returned a coroutine up to the first failure.
-
-    The batch has the results of the calls before, too; its duration counts from here. Exceptions and generators count
-    as in :func:`call_each`.
-
-    Args:
-        function: The function. Later calls may return a value instead of a coroutine.
-        results: The results of the calls before.
-        first: The coroutine.
-        left: Arguments of the calls after.
-    """
-    began = time.monotonic()
-    failure = None
-    try:
-        value = await first
-        refuse_generator(value)
-        results.append(value)
-        for arguments in left:
-            value = function(*arguments)
-            value = await value if type(value) is types.CoroutineType else value
-            refuse_generator(value)
-            results.append(value)
-    except Exception as error:  # noqa: BLE001 - as in call_each()
-        failure = error
-    return Batch(results, failure, time.monotonic() - began)
-
-
-def call_each_method(actor: Any, method: str, batch: list[tuple[Any, ...]]) -> Any:
-    """Call a method of an actor, by name, for each call of a batch, and return what :func:`call_each` returns.
-
-    Raises:
-        AttributeError: When there is no such method.
-    """
-    return call_each(getattr(actor, method), batch)
 
 
 class YieldedItems:

@@ -14,14 +14,12 @@ from anyaccel.errors import UsageError
 from anyaccel.launcher.options import StartOptions, check_options
 from anyaccel.linux.fork import tidy_in_child
 from anyaccel.model import Allocation, replace
-from anyaccel.pool.actor import Actor, ActorState
-from anyaccel.pool.actors import ActorGroup, Actors
+from anyaccel.pool.actor import Actor, ActorGroup, Actors, Stream
 from anyaccel.pool.call import AHEAD, CallFuture, Options, check_whole, get_call_name, is_whole
 from anyaccel.pool.engine import USUAL, Engine, Logs, PoolSettings, Preparation, open_engine, pickled_call
-from anyaccel.pool.messages import YieldedItems, call_each, dumps, dumps_whole
-from anyaccel.pool.progress import ProgressCallback
+from anyaccel.pool.messages import YieldedItems, dumps, dumps_whole
 from anyaccel.pool.reactor import reactor
-from anyaccel.pool.results import Batches, MapResults, Results, Stream, UnorderedOptions, check_batch, read_end
+from anyaccel.pool.results import Batches, MapResults, Results, UnorderedOptions, check_batch, read_end
 from anyaccel.scheduler import RequestLike, parse_request
 
 if TYPE_CHECKING:
@@ -29,6 +27,7 @@ if TYPE_CHECKING:
 
     from anyaccel.launcher.time_limit import EarlySignal
     from anyaccel.pool.gang import GangFuture
+    from anyaccel.pool.progress import ProgressCallback
     from anyaccel.probe.machine import Machine
 
 
@@ -264,7 +263,7 @@ class Submitter(Executor):
         limit = core.get_prefetch_limit(options)
         batches = Batches(
             arguments,
-            lambda part, late: core.submit(options, call_each, (fn, part), {}, late=late),
+            lambda part, late: core.submit(options, fn, part, None, late=late),
             size=1 if batch is None and (single or not limit) else batch,
             prefetch_limit=limit,
             in_order=in_order,
@@ -294,11 +293,11 @@ class Submitter(Executor):
             RuntimeError: When the pool was shut down, or is broken.
             AnyaccelError: When the engine cannot take calls, for instance without a machine.
         """
-        state = ActorState(self._core, get_call_name(fn), replace(self._options, concurrency=1, retries=0))
+        group = ActorGroup(self._core, get_call_name(fn), replace(self._options, concurrency=1, retries=0))
         stream: Stream[T] = Stream(
-            state, self._core.settings.grace, self
+            group, self._core.settings.grace, self
         )  # first: after an interrupt, its finalizer ends the worker
-        self._core.enter(state.construction, (YieldedItems, (fn, args, kwargs), {}, 1))
+        group.begin((YieldedItems, (fn, args, kwargs), {}, 1))
         return stream
 
     def gang(self, hosts: int, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> GangFuture[T]:
@@ -350,9 +349,9 @@ class Submitter(Executor):
             RuntimeError: When the pool was shut down, or is broken.
             AnyaccelError: When the engine cannot take calls, for instance without a machine.
         """
-        state = ActorState(self._core, get_call_name(cls), replace(self._options, retries=0))
-        actor: Actor[T] = Actor(state)  # first: after an interrupt, its finalizer ends the worker
-        self._core.enter(state.construction, (cls, args, kwargs, self._options.concurrency))
+        group = ActorGroup(self._core, get_call_name(cls), replace(self._options, retries=0))
+        actor: Actor[T] = Actor(group)  # first: after an interrupt, its finalizer ends the worker
+        group.begin((cls, args, kwargs, self._options.concurrency))
         return actor
 
     def actors(self, cls: Callable[P, T], n: int, /, *args: P.args, **kwargs: P.kwargs) -> Actors[T]:
@@ -376,9 +375,9 @@ class Submitter(Executor):
         """
         check_whole(1, n=n)
         work = dumps((cls, args, kwargs, self._options.concurrency)).copy()
-        group = ActorGroup(self._core, get_call_name(cls), self._options, work, n)
+        group = ActorGroup(self._core, get_call_name(cls), self._options, n)
         actors: Actors[T] = Actors(group)  # first: after an interrupt, its finalizer ends the workers
-        group.begin()
+        group.begin(work)
         return actors
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 import weakref
@@ -16,11 +15,10 @@ from typing import TYPE_CHECKING, Any, Self, TypedDict, TypeVar
 from anyaccel.durations import Duration, read_seconds
 from anyaccel.pool.call import AwaitableFuture, CallFuture, is_whole, read_exception
 from anyaccel.pool.messages import Message, MessageKind
-from anyaccel.pool.progress import ProgressCallback, ProgressCounter, find_display
 from anyaccel.pool.reactor import allow_forks, reactor
 
 if TYPE_CHECKING:
-    from anyaccel.pool.actor import ActorState
+    from anyaccel.pool.progress import ProgressCallback, ProgressCounter
 
 T = TypeVar("T")
 Arguments = tuple[Any, ...]
@@ -158,8 +156,7 @@ class Batches:
 
     Args:
         arguments: Arguments of the calls; all are taken at once.
-        submit: Submits a batch for :func:`anyaccel.pool.messages.call_each`; its second argument says whether there
-            were batches before.
+        submit: Submits a batch; its second argument says whether there were batches before.
         size: Calls of a batch; None to choose by their durations.
         prefetch_limit: Maximum number of batches that wait for workers, if the size is chosen.
         in_order: Whether results come in the order of the calls, or as soon as they are there.
@@ -187,8 +184,11 @@ class Batches:
         self._submit = submit
         self._size = size
         self._tail = max(1, prefetch_limit // 2)
-        callback = (progress if callable(progress) else find_display(len(parts))) if progress and parts else None
-        self._counter = None if callback is None else ProgressCounter(len(parts), callback)
+        self._counter: ProgressCounter | None = None
+        if progress and parts:
+            from anyaccel.pool.progress import make_counter
+
+            self._counter = make_counter(len(parts), progress)
         self._in_order = in_order
         self._lock = threading.Lock()
         self._calls: set[Future[Any]] = set()
@@ -330,85 +330,6 @@ class MapResults(Results[T]):
         self._values.extend(values)
         if failure is not None:
             self._failure = read_exception(Message(MessageKind.ERROR, failure, [], []), plain=self._plain)
-
-
-class Stream(Results[T]):
-    """The yielded items of a function, each without delay.
-
-    For one ``for`` or ``async for``. The worker is some items ahead and then waits. When the stream ends early - by an
-    exception, by :meth:`close`, or because nothing refers to it any more - the function is ended: in its ``yield`` like
-    a generator that is closed, elsewhere with the pool's time of grace.
-
-    Args:
-        state: The actor that has the :class:`YieldedItems`.
-        grace: Seconds between SIGTERM and SIGKILL of its process.
-        owner: The pool, which must live as long as the stream.
-    """
-
-    def __init__(self, state: ActorState, grace: float, owner: object) -> None:
-        super().__init__()
-        self._state = state
-        self._grace = grace
-        self._owner = owner
-        for _ in range(state.options.ahead):
-            self._take()
-        self._watch_references()
-
-    def _take(self) -> None:
-        """Have the worker produce a further item, and append its future.
-
-        If the pool was shut down, or belongs to the parent of this process, no item is requested; the iteration raises
-        the RuntimeError after the items requested before.
-        """
-        try:
-            self._futures.append(self._state.call("take", (), {}))
-        except RuntimeError as error:  # the pool was shut down: raised after the items that are there
-            if not self._futures:
-                self._failure = error
-
-    def _accept(self, value: tuple[T, ...]) -> None:
-        """Store the item of the first future, and have a further item produced.
-
-        An empty tuple is the end: the other requests are cancelled, and the actor is closed.
-        """
-        self._futures.popleft()
-        self._values.extend(value)
-        if value:
-            self._take()
-        else:
-            cancel_all(self._futures)
-            self._futures.clear()
-            self._state.close()
-
-    def _make_canceller(self) -> Callable[[], None]:
-        """Return a function that ends the stream's function, without a reference to the stream."""
-        return partial(_end_stream, self._state, self._futures, self._grace)
-
-
-def _end_stream(state: ActorState, takes: deque[AwaitableFuture[Any]], grace: float) -> None:
-    """End the function of a stream left before the end.
-
-    Returns at once. The ``takes`` are cancelled first. If the construction is not over, only the construction is
-    cancelled then. Else, while an item is produced, the process is stopped; without an item in production, the
-    generator is closed and the process exits after that, unless it is exiting already.
-
-    Args:
-        state: The actor of the stream.
-        takes: The futures of requested items, which are cancelled and removed.
-        grace: Seconds between SIGTERM and SIGKILL.
-    """
-    cancel_all(takes)
-    runs = any(not take.done() for take in takes)
-    takes.clear()
-    construction = state.construction.future
-    if not construction.done() and construction.cancel():
-        return
-    if runs:
-        state.stop(grace)
-    elif not state.closed:
-        with contextlib.suppress(RuntimeError):  # the pool was shut down just now, which ends the actor as well
-            state.call("end", (), {})
-        state.close()
 
 
 def check_batch(**sizes: object) -> None:

@@ -16,13 +16,14 @@ import signal
 import socket
 import sys
 import threading
+import time
 import types
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import CancelledError
 from functools import partial
 from queue import SimpleQueue
-from types import CoroutineType
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any, NoReturn
 
 from anyaccel.errors import WorkerError
@@ -30,7 +31,6 @@ from anyaccel.launcher.inside import ProcessSetup
 from anyaccel.linux.process import set_name
 from anyaccel.pool.messages import (
     ATOMS,
-    Batch,
     Message,
     MessageKind,
     Pickled,
@@ -39,7 +39,6 @@ from anyaccel.pool.messages import (
     dumps_error,
     loads,
     receive,
-    refuse_generator,
     send,
 )
 
@@ -224,9 +223,35 @@ class MessageLoop:
             raise WorkerError(f"the warm-up on {where} failed: {type(error).__name__}: {error}") from error
 
     def _call_function(self, message: Message) -> Any:
-        """Unpickle a call, run the function, and return the value."""
-        function, args, kwargs = self._unpickle(message)
-        return function(*args, **kwargs)
+        """Unpickle a call, run the function, and return the value; see :meth:`_call`."""
+        return self._call(*self._unpickle(message))
+
+    def _call(self, function: Callable[..., Any], args: Any, kwargs: dict[str, Any] | None) -> Any:
+        """Call a function, and return the value as :meth:`_finish` does.
+
+        Without ``kwargs``, it is a batch: the function is called with each tuple of arguments in ``args``, in turn,
+        until the first failure.
+
+        Returns:
+            The value. Of a batch, the list of the values before the first failure, the pickled exception of that or
+            None, and the duration of the batch in seconds.
+
+        Raises:
+            BaseException: Of the function; of a batch, only those that are no Exception, and those by which
+                :meth:`_perform` knows that the event loop was closed.
+        """
+        if kwargs is not None:
+            return self._finish(function(*args, **kwargs))
+        values, failure, began = [], None, time.monotonic()
+        for arguments in args:
+            try:
+                values.append(self._finish(function(*arguments)))
+            except Exception as error:
+                if self.loop is not None and self.loop.ended(error):
+                    raise
+                failure = self._describe(error).data
+                break
+        return values, failure, time.monotonic() - began
 
     def _construct(self, message: Message) -> bool:
         """Construct the object of the actor, with lanes for simultaneous methods; answer with process id or exception.
@@ -273,15 +298,10 @@ class MessageLoop:
         return {message.number for message in self.waiting if message.kind == MessageKind.SKIP}
 
     def _call_method(self, message: Message) -> Any:
-        """Unpickle a method call, run the method, and return the value.
-
-        A method that is a function gets the object as its first argument.
-        """
+        """Unpickle a method call, run the method, and return the value; see :meth:`_call`."""
         with self.lock:
             method, args, kwargs = self._unpickle(message)
-        if callable(method):
-            return method(self.actor, *args, **kwargs)
-        return getattr(self.actor, method)(*args, **kwargs)
+        return self._call(getattr(self.actor, method), args, kwargs)
 
     def _run_in_lane(self, message: Message) -> None:
         """Run a method and answer. A SystemExit is kept for the main thread.
@@ -297,10 +317,10 @@ class MessageLoop:
             self.channel.shutdown(socket.SHUT_RD)
 
     def _perform(self, call: Callable[[Message], Any], message: Message) -> bool:
-        """Run a call, finish its coroutine, flush the outputs, and answer with the value or the exception.
+        """Run a call, flush the outputs, and answer with the value or the exception.
 
-        A generator, or a value that cannot be pickled or sent, is answered with an exception. So are KeyboardInterrupt
-        and others that are no Exception. A :class:`Batch` is answered as a tuple, with its failure pickled.
+        A value that cannot be pickled or sent is answered with an exception. So are KeyboardInterrupt and others that
+        are no Exception.
 
         Returns:
             False if the caller has closed the channel, or the event loop was closed, which is not answered; True also
@@ -311,14 +331,7 @@ class MessageLoop:
             OSError: When no memory or descriptor is left to send even the exception.
         """
         try:
-            value = call(message)
-            if isinstance(value, CoroutineType):
-                value = self._finish(value)
-            refuse_generator(value)
-            if type(value) is Batch:
-                failure = None if value.failure is None else self._describe(value.failure).data
-                value = (value.results, failure, value.seconds)
-            body = self.dumps(value)
+            body = self.dumps(call(message))
             _flush()
         except SystemExit:
             raise
@@ -337,15 +350,22 @@ class MessageLoop:
         return dump_call_error(error, self.dumps_error)
 
     def _finish(self, value: Any) -> Any:
-        """Run a coroutine in the event loop, started if needed, and wait; return the value or raise the exception.
+        """Return the value of a call: of a coroutine, what it returns in the event loop, started if needed.
 
-        Args:
-            value: The coroutine.
+        Raises:
+            BaseException: The exception of the coroutine.
+            TypeError: When it is a generator, asynchronous or not; the message names :meth:`anyaccel.Pool.stream`.
         """
-        with self.lock:
-            if self.loop is None:
-                self.loop = Loop()
-        return self.loop.finish(value)
+        if isinstance(value, CoroutineType):
+            with self.lock:
+                if self.loop is None:
+                    self.loop = Loop()
+            value = self.loop.finish(value)
+        if isinstance(value, (GeneratorType, AsyncGeneratorType)):
+            name = value.__qualname__
+            value.close() if isinstance(value, GeneratorType) else None
+            raise TypeError(f"{name} yields its results one by one; call it with pool.stream({name}, ...)")
+        return value
 
     def _unpickle(self, message: Message) -> Any:
         """Unpickle a call, with the shared globals for functions sent by value.
@@ -516,11 +536,14 @@ class Loop:
     """The event loop of this process, in a thread of its own, so that tasks go on between calls."""
 
     def __init__(self) -> None:
+        import asyncio  # not at the top: most workers run no coroutine
+
         self._closing = False
-        self._begun = threading.Event()
+        # With a factory, or the loop would be that of the calling thread, too.
+        self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+        self._loop = self._runner.get_loop()
         self._thread = threading.Thread(target=self._run, name="anyaccel loop", daemon=True)
         self._thread.start()
-        self._begun.wait()
 
     def finish(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Run a coroutine in the loop's thread, and wait; return the value or raise the exception.
@@ -551,21 +574,16 @@ class Loop:
     def close(self) -> None:
         """Cancel all tasks, stop the loop, and return when the tasks' clean-up is over."""
         self._closing = True
-        self._loop.call_soon_threadsafe(self._end.set)
+        self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
 
     def _run(self) -> None:
         """Run the event loop until :meth:`close`, then cancel its tasks; a task that raises SystemExit ends alone."""
-        import asyncio  # not at the top: most workers run no coroutine
-
-        with asyncio.Runner() as runner:
-            self._loop = runner.get_loop()
-            self._end = asyncio.Event()
-            self._begun.set()
-            while not self._end.is_set():
+        with self._runner:
+            while not self._closing:
                 # Of a task that a call has left behind; asyncio logs the exception like any other of a task.
                 with contextlib.suppress(KeyboardInterrupt, SystemExit):
-                    runner.run(self._end.wait())
+                    self._loop.run_forever()
 
 
 def _redirect(descriptors: list[int]) -> None:

@@ -8,10 +8,20 @@ from functools import cached_property, lru_cache, partial
 from itertools import takewhile
 
 from anyaccel._typing import NamedTuple
-from anyaccel.model import Allocation, Device, Extent, Grant, Health, Inventory, Request, Term, replace, slot_numbers
+from anyaccel.model import (
+    DIVIDED,
+    Allocation,
+    Device,
+    Extent,
+    Grant,
+    Health,
+    Inventory,
+    Request,
+    Term,
+    replace,
+    slot_numbers,
+)
 from anyaccel.model.extent import bits, union
-from anyaccel.policy import Need
-from anyaccel.scheduler.names import NameRegistry
 from anyaccel.scheduler.placement import (
     Layout,
     Occupancy,
@@ -30,6 +40,9 @@ from anyaccel.text import listed
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from threading import Lock
+
+    from anyaccel.policy import Need
+    from anyaccel.scheduler.names import NameRegistry
 
 Placed = tuple[tuple[Spot, ...], ...]
 """Devices of one machine for a request, term by term."""
@@ -114,10 +127,15 @@ class Books:
         with self._lock:
             return tuple(self._holders(self.layout.positions[device_id]))
 
-    def _holders(self, position: int) -> Iterator[Allocation]:
-        """Yield the allocations of the device at a position, in order of arrival."""
+    def _holders(self, position: int, *, divided: bool = True) -> Iterator[Allocation]:
+        """Yield the allocations of the device at a position, in order of arrival.
+
+        Args:
+            position: The device.
+            divided: Whether to include allocations of parts of the device that are not listed.
+        """
         for key, spots in self._spots.items():
-            if any(spot.position == position for spot in spots):
+            if any(spot.position == position and (divided or not spot.divided) for spot in spots):
                 yield self.held[key]
 
     def _resolve(self, request: Request) -> Resolved:
@@ -160,10 +178,11 @@ class Books:
         self.occupancy, self._short = Occupancy(self.layout), False
         for key, allocation in self.held.items():
             spots = []
-            for each in allocation.shares:
+            for each, former in zip(allocation.shares, self._spots[key], strict=True):
                 position = self.layout.positions[each.device.id]
                 device = self.layout.devices[position]
-                spot = self.occupancy.spot_within(position, extent_within(each, device))
+                extent = DIVIDED if former.divided else extent_within(each, device)
+                spot = self.occupancy.spot_within(position, extent)
                 self.occupancy.take((spot,))
                 self._short |= device.usable and spot.units < each.units
                 spots.append(spot)
@@ -184,25 +203,28 @@ class Books:
         Raises:
             KeyError: When no device has one of the ids.
         """
-        made = tuple(self._occupied(device_id, extent) for device_id, extent in held.items())
+        spots = tuple(
+            self.occupancy.spot_within(self.layout.positions[device_id], extent) for device_id, extent in held.items()
+        )
+        made = []
+        for spot, extent in zip(spots, held.values(), strict=True):
+            device = self.layout.devices[spot.position]
+            part = share(device, spot.units, slot_numbers(spot.slots))
+            made.append(Grant(term=Term(names=(device.type,), units=extent.units), shares=(part,)))
         request = Request(terms=tuple(grant.term for grant in made))
-        return self.enter(Allocation(id=holder, request=request, grants=made, machine=self.machine), note)
+        allocation = Allocation(id=holder, request=request, grants=tuple(made), machine=self.machine)
+        return self.enter(allocation, note, spots)
 
-    def _occupied(self, device_id: str, extent: Extent) -> Grant:
-        """Return the grant for the free part of a foreign extent on a device; nothing is taken.
+    def enter(self, allocation: Allocation, note: str, spots: tuple[Spot, ...] | None = None) -> Allocation:
+        """Enter an allocation in the books: take its parts of devices, and keep its note. Returns the allocation.
 
-        Raises:
-            KeyError: When no device has the id.
+        Args:
+            allocation: The allocation.
+            note: Description of its holder.
+            spots: The place of each share; None for the place that the share itself says.
         """
-        position = self.layout.positions[device_id]
-        device = self.layout.devices[position]
-        spot = self.occupancy.spot_within(position, extent)
-        part = share(device, spot.units, slot_numbers(spot.slots))
-        return Grant(term=Term(names=(device.type,), units=extent.units), shares=(part,))
-
-    def enter(self, allocation: Allocation, note: str) -> Allocation:
-        """Enter an allocation in the books: take its parts of devices, and keep its note. Returns the allocation."""
-        spots = tuple(self.occupancy.spot_of(each) for each in allocation.shares)
+        if spots is None:
+            spots = tuple(self.occupancy.spot_of(each) for each in allocation.shares)
         self.occupancy.take(spots)
         self._spots[allocation.id] = spots
         self.held[allocation.id] = allocation
@@ -232,7 +254,7 @@ class Books:
         for other in (position, *self.layout.kin.get(position, ())):
             device = self.layout.devices[other].id
             by = "" if other == position else f", its part {device}" if parts >> other & 1 else f", all of {device}"
-            for holder in self._holders(other):
+            for holder in self._holders(other, divided=other == position):
                 found.setdefault(holder.id, f"{holder.id} ({self._notes.get(holder.id) or holder.request}{by})")
         return found
 

@@ -185,11 +185,13 @@ class Spot(NamedTuple):
         position: The device.
         units: Units of the device, in 1/10000.
         slots: Slots of the device, as a bit mask: every slot for a whole device, 0 for a device without slots.
+        divided: Whether this stands for a part that is not listed: it bars the device, and none of the listed parts.
     """
 
     position: int
     units: int
     slots: int = 0
+    divided: bool = False
 
 
 class Occupancy:
@@ -241,8 +243,13 @@ class Occupancy:
     def spot_within(self, position: int, extent: Extent) -> Spot:
         """Return the free part of a foreign extent on a device; nothing is taken.
 
-        Only free slots of the extent count. On a device without slots, an extent with slots means the whole device.
+        Only free slots of the extent count. On a device without slots, an extent with slots means the whole device, and
+        so does a divided one on a device without listed parts.
         """
+        if extent.divided:
+            if position in self._layout.parts:
+                return Spot(position, 0, divided=True)
+            extent = Extent()
         free = self.slots.get(position)
         if free is None:  # the extent may name slots that this device lacks: its holder sees another partitioning
             units = extent.units if extent.slots < 0 else UNITS_PER_DEVICE
@@ -276,7 +283,7 @@ class Occupancy:
             self._set(position, self.units[position] + sign * spot.units)
             return
         self._own[position] += sign * spot.units
-        for other in kin:
+        for other in (position,) if spot.divided else kin:
             self._barred[other] -= sign
         for each in (position, *kin):
             self._set(each, 0 if self._barred[each] else self._own[each])

@@ -15,7 +15,6 @@ import os
 import signal
 import stat
 import time
-from functools import partial
 
 from anyaccel.configuration import user_directory
 from anyaccel.durations import Duration, read_seconds
@@ -335,9 +334,8 @@ def _supervised(job: Job) -> bool:
 
 def _ask(job: Job) -> bool:
     """Send SIGTERM and SIGCONT to a job's supervisor; return whether the supervisor exists."""
-    still = partial(_supervised, job)
     # A stopped supervisor handles SIGTERM once SIGCONT has come.
-    return process.send(job.pid, signal.SIGTERM, still) and process.send(job.pid, signal.SIGCONT, still)
+    return _supervised(job) and all(process.send(job.pid, job.start, each) for each in (signal.SIGTERM, signal.SIGCONT))
 
 
 def check_success(job: Job) -> None:

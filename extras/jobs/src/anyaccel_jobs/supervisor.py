@@ -37,7 +37,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from anyaccel.linux import Confirm, Visit
+    from anyaccel.linux import Visit
 
 _ASKED = frozenset({signal.SIGTERM, signal.SIGINT})
 """Signals that cancel the job."""
@@ -137,10 +137,10 @@ class Supervisor:
         everything = combine_finds(find_carriers([mark]), find_tree(dict([process.me()])))
 
         def find(tell: Visit) -> bool:
-            def tell_its_own(pid: int, confirm: Confirm) -> None:
+            def tell_its_own(pid: int, start: int) -> None:
                 # What has left its process group is the command's to end.
                 if status is not None or rest.killing or process.group_of(pid) == child:
-                    tell(pid, confirm)
+                    tell(pid, start)
 
             return everything(tell_its_own)
 

@@ -82,7 +82,7 @@ class Driver(Engine):
         return self.cluster.gang(self, options, hosts, name, work)
 
     def enter(self, call: Call, work: Pickled | tuple[Any, ...], *, late: bool = False) -> None:  # noqa: ARG002
-        """Queue a call, submit calls to the cluster as far as ``max_workers`` permits, and copy the call's buffers.
+        """Copy a call's buffers, queue it, and submit calls to the cluster as far as ``max_workers`` permits.
 
         An exception of pickling fails the call.
 
@@ -103,12 +103,11 @@ class Driver(Engine):
             self.check_open()
             call.fail(error)
             return
-        call.body = body
+        call.body = body.copy()
         with self.lock:
             self.check_open()
             self._waiting.append(call)
         self.submit_waiting()
-        self.copy_arguments(call)
 
     def submit_waiting(self) -> None:
         """Submit queued calls to the cluster until ``max_workers`` is reached; drop cancelled calls at the front.
@@ -148,7 +147,7 @@ class Driver(Engine):
         Raises:
             NeverFitsError: When no node can serve its request any more.
         """
-        options = call.options if call.actor is None else call.actor.options
+        options = call.options if call.actor is None else call.actor.group.options
         plan = _CPU_PLAN if options.needs is None else self.cluster.plan(options.needs)
         key = (call.name, call.kind, id(options), id(plan))
         found = self._places.get(key)
@@ -220,7 +219,7 @@ class Driver(Engine):
             waiting, members = list(self._waiting), list(self.members)
         for call in waiting:
             if call.actor is not None:
-                call.actor.close()
+                call.actor.group.close()
         for member in members:
             member.close()
         if not members and not waiting and not self.drained.is_set():
@@ -464,6 +463,7 @@ class RemoteActor(RemoteWork):
         super().__init__(driver, call)
         assert call.actor is not None  # noqa: S101 - it makes the object
         self._state: ActorState = call.actor
+        self._group = self._state.group
         self._state.member = self
         self._host: RemoteHost | None = None
         self._gone = self.ending = False
@@ -489,7 +489,7 @@ class RemoteActor(RemoteWork):
     def free(self) -> bool:
         """Whether the actor can run a further method call."""
         constructs = self._state.construction.number in self.running
-        return not (constructs or self.ending) and len(self.running) < self._state.options.concurrency
+        return not (constructs or self.ending) and len(self.running) < self._group.options.concurrency
 
     def accepts(self, call: Call) -> bool:
         """Reserve a place for a call, which follows in :meth:`run`; return False if the actor is not free."""
@@ -500,7 +500,7 @@ class RemoteActor(RemoteWork):
 
     def pull(self) -> None:
         """Take and send queued calls up to the limit of concurrency."""
-        while (call := self._state.next_for(self)) is not None:
+        while (call := self._group.next_for(self)) is not None:
             self.run(call)
 
     def run(self, call: Call) -> None:
@@ -543,7 +543,7 @@ class RemoteActor(RemoteWork):
 
     def close(self) -> None:
         """Close the actor after the queued calls, because the pool takes no more calls."""
-        self._state.close()
+        self._group.close()
 
     def shut_down(self) -> None:
         """Ask the process to exit, and stop the process after the grace period, of at least a second."""
@@ -623,8 +623,8 @@ class RemoteActor(RemoteWork):
             self.pull()
         call.body = None
         set_outcome(call, answer.message(call.number), plain=self.driver.settings.preparation.plain)
-        if lives and self._state.closing:
-            self._state.close()
+        if lives and self._group.closing:
+            self._group.close()
 
     def on_lost(self, error: BaseException) -> None:
         """End the actor and fail or retry its calls, because the cluster has lost its host."""
@@ -645,7 +645,7 @@ class RemoteActor(RemoteWork):
         again = [] if self.stopped else [call for call in outstanding if call.may_be_retried]
         for call in again:
             call.retry()
-        self._state.put_back(again)
+        self._group.put_back(again)
         for call in outstanding:
             if call not in again:
                 call.fail(death)

@@ -15,12 +15,12 @@ import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from functools import lru_cache, partial
-from typing import Any, Protocol
+from typing import Protocol
 
 from anyaccel.engines.remote.messages import Answer, Order, PoolSpec, Started, make_failure
-from anyaccel.errors import BrokenWorkerError, WorkerError
+from anyaccel.errors import BrokenWorkerError
 from anyaccel.model import Allocation, replace
-from anyaccel.pool.actor import ActorState
+from anyaccel.pool.actor import ActorGroup
 from anyaccel.pool.call import BrokenPoolError, Call, Options
 from anyaccel.pool.dispatcher import Broker, LocalEngine
 from anyaccel.pool.messages import Message, MessageKind, Pickled, dumps_error, loads
@@ -30,6 +30,8 @@ NOTICE_SECONDS = 0.1
 """Seconds that a call runs before its pool is told."""
 POLL_SECONDS = 0.2
 """Interval in seconds between two checks whether a call was cancelled."""
+END_POLL_SECONDS = 0.05
+"""Interval in seconds between two checks whether an actor is over."""
 
 
 class NodeAdapter(Protocol):
@@ -102,12 +104,10 @@ def wait_for_answer(call: Call) -> Answer:
     A call without such an answer gets one here: a cancelled or failed call a failure, and a call of a broken pool the
     exception of the worker's setup, of the kind BROKEN.
     """
-    while not wait(call, POLL_SECONDS):
-        pass
-    if call.future.cancelled():
-        return make_failure(BrokenWorkerError("it was cancelled"))
     try:
         answer: Answer = call.future.result()
+    except CancelledError:
+        return make_failure(BrokenWorkerError("it was cancelled"))
     except BrokenPoolError as error:
         cause = error.__cause__ or error
         text = "".join(getattr(cause.__cause__, "args", ())[:1])
@@ -246,11 +246,6 @@ def set_log(call: Call, log: str | None) -> None:
         call.log = log
 
 
-def make_pickled(data: bytes, buffers: tuple[bytes, ...]) -> Pickled:
-    """Make the body of a call from the bytes that the cluster has transported."""
-    return Pickled(data, [memoryview(each) for each in buffers])
-
-
 class ActorHost:
     """Hosts an actor. Each running call occupies a thread of the cluster's process.
 
@@ -262,24 +257,22 @@ class ActorHost:
 
     def __init__(self, spec: bytes, make_node: Callable[[PoolSpec], NodeAdapter], order: bytes) -> None:
         self._order: Order = loads(order)
-        self._gone = threading.Event()
-        self._death: BaseException = BrokenWorkerError("it was killed before it had been made")
-        self._state: ActorState | None = None
+        self._unmade: BaseException | None = None  # why there is no object and will be none
+        self._group: ActorGroup | None = None
         try:
             self._host = find_host(spec, make_node)
             options = self._host.node.options(self._order)
             self._options = replace(options, concurrency=self._order.concurrency)
         except Exception as error:  # noqa: BLE001 - the caller's pool reports it
-            self._death = error
-            self._gone.set()
+            self._unmade = error
 
     def started(self) -> Started | Answer:
         """Return the node and the expected devices of the actor, or the failure of the host's construction.
 
-        After the end of the actor, the reason for that is returned as a failure.
+        An actor that was stopped before the construction of its object is a failure, too.
         """
-        if self._gone.is_set():
-            return make_failure(self._death)
+        if self._unmade is not None:
+            return make_failure(self._unmade)
         return Started(self._host.node.name, self._host.node.expected(self._options))
 
     def call(self, method: str, log: str | None, data: bytes, *buffers: bytes) -> Answer:
@@ -294,28 +287,27 @@ class ActorHost:
             data: The pickled call.
             buffers: Memory that the pickle refers to.
         """
+        body = Pickled(data, buffers)
         if not method:
-            self._state = _HostedActor(self._host.core, self._order.name, self._options)
-            self._state.on_end = self._set_death
-        state, body = self._state, make_pickled(data, buffers)
-        assert state is not None  # noqa: S101 - the construction comes first
-        call = state.prepare(method) if method else state.construction
-        if method:
+            self._group = ActorGroup(self._host.core, self._order.name, self._options)
+            call = self._group.first.construction
+            enter_call(self._host, call, body, log)
+        else:
+            assert self._group is not None  # noqa: S101 - the construction comes first
+            call = self._group.prepare(method)
             call.body = body
             relay_answer(call)
             set_log(call, log)
             try:
-                state.enter(call)
+                self._group.enter(call)
             except RuntimeError as error:
                 return make_failure(error)
-        else:
-            enter_call(self._host, call, body, log)
         return wait_for_answer(call)._replace(started=self._host.started(call))
 
     def close(self) -> None:
         """Let the object's process exit after the queued calls; returns at once. No effect before the construction."""
-        if self._state is not None:
-            self._state.close()
+        if self._group is not None:
+            self._group.close()
 
     def stop(self, grace: float) -> None:
         """End the object's process, and return at once; without a process, the actor is over at once.
@@ -323,10 +315,10 @@ class ActorHost:
         Args:
             grace: Seconds between SIGTERM and SIGKILL.
         """
-        if self._state is not None:
-            self._state.stop(grace)
+        if self._group is not None:
+            self._group.stop(grace)
         else:
-            self._gone.set()
+            self._unmade = BrokenWorkerError("it was killed before it had been made")
 
     def ended(self, unwanted: Callable[[], bool] = lambda: False) -> Answer:
         """Wait until the object's process and its descendants have exited; return the reason as a failure.
@@ -336,34 +328,20 @@ class ActorHost:
         Args:
             unwanted: Polled meanwhile; once it returns True, the process is killed.
         """
-        while not self._gone.wait(POLL_SECONDS):
+        while (death := self._find_death()) is None:
             if unwanted():
                 self.stop(0)
-        # The devices are released only when the process has exited, and the cluster counts them by this task.
+            time.sleep(END_POLL_SECONDS)
         if hasattr(self, "_host"):
-            while self._has_process():
-                time.sleep(POLL_SECONDS / 10)
             self._host.leave()
-        return make_failure(self._death)
+        return make_failure(death)
 
-    def _has_process(self) -> bool:
-        """Return whether the local engine still has the actor's worker: until its devices are to be released."""
-        member = None if self._state is None else self._state.member
-        living: set[object] = set(self._host.core.members)
-        return member is not None and member in living
+    def _find_death(self) -> BaseException | None:
+        """Return why the actor is over; None as long as its process lives, or may still be made.
 
-    def _set_death(self, death: BaseException) -> None:
-        """Record why the actor is over, and let :meth:`ended` return."""
-        self._death = death
-        self._gone.set()
-
-
-class _HostedActor(ActorState):
-    """An actor with a report to the host at the end."""
-
-    on_end: Any = None
-
-    def on_gone(self, death: WorkerError) -> None:
-        """Fail the construction and the queued calls, and report the death to the host."""
-        super().on_gone(death)
-        self.on_end(self.death)
+        The process counts until its devices are to be released, because the cluster counts these by this task.
+        """
+        if self._group is None:
+            return self._unmade
+        member = self._group.first.member
+        return None if member in self._host.core.members else self._group.death
