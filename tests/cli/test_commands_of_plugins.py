@@ -24,12 +24,15 @@ def main(args):
 def bring(acme):
     """Install a distribution that brings a command."""
 
-    def bring(source, name="greet"):
+    def bring(source, name="greet", summary=""):
         site = acme.parent
         (site / "greeting.py").write_text(source)
         info = site / "greeting-1.0.dist-info"
         info.mkdir()
-        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: greeting\nVersion: 1.0\n")
+        metadata = "Metadata-Version: 2.1\nName: greeting\nVersion: 1.0\n" + (
+            f"Summary: {summary}\n" if summary else ""
+        )
+        (info / "METADATA").write_text(metadata)
         (info / "entry_points.txt").write_text(f"[anyaccel.commands]\n{name} = greeting\n")
 
     return bring
@@ -44,9 +47,9 @@ def test_a_command_of_a_plugin_is_one_of_ours(bring, anyaccel):
 
 
 def test_it_is_shown_where_commands_are(bring, anyaccel):
-    bring(COMMAND)
+    bring(COMMAND, summary="greet persons")
     assert re.search(
-        r"^Commands of plug-ins:\n  greet +greet a person \(greeting\)$", anyaccel("--help").stdout, re.MULTILINE
+        r"^Commands of plug-ins:\n  greet +greet persons \(greeting\)$", anyaccel("--help").stdout, re.MULTILINE
     )
     shown = anyaccel("help", "greet")
     assert "Greet a person." in shown.stdout

@@ -81,7 +81,7 @@ def test_answers_are_checked_in_our_process(careless):
     device = Device(id="c0", index=0, model="C", vendor="careless")
     vendor = careless()
     assert reason_of(lambda: vendor.container([device])) == (
-        "anyaccel_container: ContainerEdits must name absolute paths of printable text (got 'relative')."
+        "anyaccel_container: paths in ContainerEdits must be absolute paths of printable text (got 'relative')."
     )
     context = EnvContext(devices=(device,), shares={})
     assert "may only touch variables" in reason_of(lambda: vendor.env([device], context))

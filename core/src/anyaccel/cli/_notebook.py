@@ -9,7 +9,7 @@ from anyaccel.cli import output
 from anyaccel.cli import sample as samples
 from anyaccel.cli.arguments import Parser
 from anyaccel.cli.devices_table import DeviceColumn, choose_columns, lay_out, plain_table
-from anyaccel.cli.options import add_wait
+from anyaccel.cli.options import add_wait, wait_options
 from anyaccel.errors import AnyaccelError, UsageError
 from anyaccel.inventory.detect import detect
 from anyaccel.launcher.use import get_process_lease, use
@@ -81,13 +81,7 @@ def _perform(line: str) -> Any:
         return None
     if alone or not words:
         return _show_machine(held)
-    options = {
-        "wait": 0 if args.no_wait else args.wait,
-        "priority": args.priority,
-        "note": args.note or "notebook",
-        "avoid_busy": args.avoid_busy,
-    }
-    return use(args.request, **options)  # running the cell again changes nothing
+    return use(args.request, **wait_options(args))  # running the cell again changes nothing
 
 
 def _parser() -> Parser:
@@ -103,6 +97,7 @@ def _parser() -> Parser:
         "request", nargs="*", metavar="REQUEST", help="the devices to hold, such as GPU:1; 'release' releases them"
     )
     add_wait(parser)
+    parser.set_defaults(note="notebook", time=None)
     parser.add_argument("-h", "--help", action="store_true", help="show this")
     return parser
 

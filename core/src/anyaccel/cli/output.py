@@ -58,17 +58,6 @@ def print_lines(lines: Iterable[str]) -> None:
     print_raw("".join(f"{printable(line)}\n" for line in lines))
 
 
-def print_bytes(data: bytes) -> None:
-    """Print the output of a command of this user unchanged, escape sequences included.
-
-    Raises:
-        BrokenPipeError: When the reader has closed the pipe.
-        AnyaccelError: When writing fails for another reason.
-    """
-    if sys.stdout is not None:
-        print_raw(data)
-
-
 def print_folded(text: str) -> None:
     """Print one line of data, broken between words to the width of the terminal."""
     print_lines(folded(text, width()) if is_terminal() else [text])
@@ -111,9 +100,9 @@ def take_fields(value: object, *names: str) -> dict[str, Any]:
     return {name: None if field == "" else field for name, field in fields.items()}
 
 
-def moment(seconds: float) -> str:
-    """Format a time in seconds since 1970 for programs, in UTC."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+def moment(seconds: float | None) -> str | None:
+    """Format a time in seconds since 1970 for programs, in UTC; None stays None."""
+    return None if seconds is None else time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
 def print_help(text: str) -> None:

@@ -224,7 +224,7 @@ def groups() -> dict[str, dict[str, str]]:
         title: {name: text for name, text in group.items() if name not in extras.COMMANDS or name in found}
         for title, group in GROUPS.items()
     }
-    further = {name: _summary(*place) for name, place in found.items() if name not in COMMANDS}
+    further = {name: _summary(place[1]) for name, place in found.items() if name not in COMMANDS}
     return ours | ({"Commands of plug-ins": further} if further else {})
 
 
@@ -233,25 +233,15 @@ def commands() -> dict[str, str]:
     return {name: text for group in groups().values() for name, text in group.items()}
 
 
-def _summary(target: str, distribution: str) -> str:
-    """Read the first sentence of a plug-in's module, without running the module."""
-    import ast
-    import contextlib
-    from importlib.util import find_spec
+def _summary(distribution: str) -> str:
+    """Describe a command of a plug-in by the summary of its distribution; its module is not imported."""
+    from importlib.metadata import PackageNotFoundError, metadata
 
-    with contextlib.suppress(
-        Exception
-    ):  # anything may be wrong with a plug-in; the help names its command all the same
-        package, _, module = target.partition(".")
-        spec: Any = find_spec(package)
-        folder = spec.submodule_search_locations
-        path = f"{os.path.join(folder[0], *module.split('.'))}.py" if module else spec.origin
-        with open(path, "rb") as file:
-            told = " ".join(str(ast.get_docstring(ast.parse(file.read()))).split())
-        sentence = told.partition(". ")[0].rstrip(".")
-        if sentence and sentence != "None":
-            return f"{sentence[0].lower()}{sentence[1:]} ({distribution})"
-    return f"a command of {distribution}"
+    try:
+        told = metadata(distribution).get("Summary")
+    except (PackageNotFoundError, ValueError):  # a distribution without a name
+        told = None
+    return f"{told} ({distribution})" if told else f"a command of {distribution}"
 
 
 def defaults(command: str) -> dict[str, Any]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 
+import anyaccel
 from anyaccel.cli import output
 from anyaccel.cli.output import take_fields
 from anyaccel.cli.table import print_table
 from anyaccel.errors import UsageError
-from anyaccel.model import Problem
-from anyaccel.probe.machine import parse_machine
-from anyaccel.vendors.discovery import Source
-from anyaccel.vendors.process import answer_in, ask, find_process, problem_in
+from anyaccel.model import Problem, VendorReport
+from anyaccel.vendors.discovery import Source, installed
+from anyaccel.vendors.process import find_process, known
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,24 +31,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
-    machine = parse_machine(args.machine)
-    task = (
-        "detect" if args.vendor else "products"
-    )  # detection finds more faults; it is slower, and runs on request only
-    answers, problems = ask(task, machine, timeout=args.probe_timeout)
+    # Every vendor is asked, on this machine or not, and for products as well: this finds the most faults.
+    inventory = anyaccel.detect(args.machine, timeout=args.probe_timeout, everybody=True)
+    sources = {source.vendor: source for source in installed()[0]}
+    of_products = {problem.vendor: problem for problem in known()[1]}
     entries = {
-        vendor: _entry(
-            source,
-            outcome.value or {},
-            answer_in(task, source, outcome)[1]
-            if task == "products"
-            else problem_in(source, outcome, "anyaccel_detect"),
-            find_process(source).printed(),
-        )
-        for vendor, (source, outcome) in answers.items()
+        report.vendor: _entry(report, sources.get(report.vendor), report.problem or of_products.get(report.vendor))
+        for report in inventory.vendors
     }
-    # Plug-ins whose entry point is wrong have no process, and no answer.
-    entries |= {problem.vendor: _entry(Source(vendor=problem.vendor, target=""), {}, problem) for problem in problems}
     unknown = [vendor for vendor in args.vendor if vendor not in entries]
     if unknown:
         raise UsageError(
@@ -86,18 +76,16 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def _entry(source: Source, answer: dict[str, Any], problem: Problem | None, printed: str = "") -> dict[str, Any]:
-    info = answer.get("info", {})
+def _entry(report: VendorReport, source: Source | None, problem: Problem | None) -> dict[str, Any]:
+    """Return a plug-in as JSON; without a source, which a plug-in with a wrong entry point lacks, it has no process."""
     of_problem = ("hook", "reason", "next_step", "details")
     return {
-        "vendor": source.vendor,
+        "vendor": report.vendor,
         "state": "failed" if problem else "ok",
-        "resource": info.get("resource"),
-        "kind": info.get("kind"),
-        "env_vars": info.get("env_vars", []),
-        "url": info.get("url"),
-        "target": source.target or None,
-        **take_fields(problem or source, "distribution", "version"),
+        **take_fields(report, "resource", "kind", "env_vars"),
+        "url": find_process(source).info.url or None if source and report.resource else None,
+        "target": source.target if source else None,
+        **take_fields(report, "distribution", "version"),
         **(take_fields(problem, *of_problem) if problem else dict.fromkeys(of_problem)),
-        "printed": printed or None,
+        "printed": find_process(source).printed() or None if source else None,
     }

@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 
-import anyaccel
 from anyaccel.cli import output
-from anyaccel.cli.options import machine_options, name_devices, survey
+from anyaccel.cli.options import name_devices, survey
 from anyaccel.cli.output import take_fields
 from anyaccel.cli.table import Column, print_table
 from anyaccel.ledger import Ledger
@@ -17,7 +16,9 @@ from anyaccel.text import clock, elapsed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from anyaccel.model import Inventory
+    from typing import Any
+
+    from anyaccel.ledger import LeaseRecord, TicketRecord
 
 EXAMPLES = (
     ("anyaccel queue", "who waits, first to be served first"),
@@ -50,76 +51,69 @@ def main(args: argparse.Namespace) -> int:
     if args.machine:
         from anyaccel.launcher.scope import Scope
 
-        inventory = _detect(args)
+        inventory = survey(args)
         devices = frozenset(Scope.make(inventory, os.environ).ids)
     waiting = ledger.tickets(devices=devices)
     # A device whose holder has ended is what most waits are about.
     found = [record for record in ledger.leases() if devices is None or record.device in devices]
-    kept = [lease for lease in found if lease.state == "kept"]
-    blocked = [record for record in found if record.state in BLOCKED]
+    kept = [record for record in found if record.state == "kept"]
     if args.json:
-        tickets = [
-            {
-                "ticket": ticket.id,
-                "place": place,
-                **take_fields(ticket, "priority", "behind", "seconds"),
-                "starts": None if ticket.starts is None else output.moment(ticket.starts),
-                "reason": ticket.reason,
-                **take_fields(ticket, "user", "pid"),
-                "waited_seconds": round(ticket.waited, 3),
-                "used_device_seconds": None if ticket.used is None else round(ticket.used, 3),
-                **take_fields(ticket, "responsive", "request", "note", "command"),
-            }
-            for place, ticket in enumerate(waiting, start=1)
-        ]
-        ended = [
-            {
-                "lease": lease.id,
-                "vendor": vendor_and_id(lease.device)[0] or None,
-                "device": vendor_and_id(without_scope(lease.device))[1],
-                **take_fields(lease, "user", "carriers", "reason", "hint"),
-            }
-            for lease in kept
-        ]
-        withheld = [
-            {
-                "vendor": vendor_and_id(record.device)[0] or None,
-                "device": vendor_and_id(without_scope(record.device))[1],
-                **take_fields(record, "state", "user", "reason"),
-                "until": None if record.until is None else output.moment(record.until),
-            }
-            for record in blocked
-        ]
-        output.print_json("queue/1", {"tickets": tickets, "kept": ended, "withheld": withheld})
-    elif waiting:
-        rows = [
-            (
-                str(place),
-                ticket.request or "-",
-                ticket.user,
-                elapsed(ticket.waited),
-                "unknown" if ticket.starts is None else clock(ticket.starts),
-                ticket.reason,
-                ticket.note or "-",
-                ticket.id,
-                str(ticket.pid),
-                "-" if ticket.used is None else f"{ticket.used / 3600:.1f}h",
-            )
-            for place, ticket in enumerate(waiting, start=1)
-        ]
-        print_table(_COLUMNS, rows)
+        content = {
+            "tickets": [{"place": place, **_ticket_json(ticket)} for place, ticket in enumerate(waiting, start=1)],
+            "kept": [_device_json(record, "user", "carriers", "hint") | {"lease": record.id} for record in kept],
+            "withheld": [
+                _device_json(record, "state", "user") | {"until": output.moment(record.until)}
+                for record in found
+                if record.state in BLOCKED
+            ],
+        }
+        output.print_json("queue/1", content)
+        return 0
+    if waiting:
+        print_table(_COLUMNS, [(str(place), *_row(ticket)) for place, ticket in enumerate(waiting, start=1)])
     else:
         output.print_line("No request waits.")
-    if not args.json:
-        blocks = [block for block in ledger.blocks() if devices is None or not devices.isdisjoint(block.devices)]
-        if kept or blocks:
-            named = inventory or _detect(args)  # for the names of the devices alone
-            for lease in kept:
-                output.say(f"{name_devices([lease.device], named)} is {lease.reason}; {lease.hint}")
-            for block in blocks:
-                output.say(f"{name_devices(block.devices, named)}: {block.describe()}")
+    blocks = [block for block in ledger.blocks() if devices is None or not devices.isdisjoint(block.devices)]
+    if kept or blocks:
+        named = inventory or survey(args)  # for the names of the devices alone
+        for lease in kept:
+            output.say(f"{name_devices([lease.device], named)} is {lease.reason}; {lease.hint}")
+        for block in blocks:
+            output.say(f"{name_devices(block.devices, named)}: {block.describe()}")
     return 0
 
 
-def _detect(args: argparse.Namespace) -> Inventory:
-    return anyaccel.detect(**machine_options(args)) if args.json else survey(args)
+def _ticket_json(ticket: TicketRecord) -> dict[str, Any]:
+    """Return a waiting request as JSON."""
+    return {
+        "ticket": ticket.id,
+        **take_fields(ticket, "priority", "behind", "seconds"),
+        "starts": output.moment(ticket.starts),
+        "reason": ticket.reason,
+        **take_fields(ticket, "user", "pid"),
+        "waited_seconds": round(ticket.waited, 3),
+        "used_device_seconds": None if ticket.used is None else round(ticket.used, 3),
+        **take_fields(ticket, "responsive", "request", "note", "command"),
+    }
+
+
+def _device_json(record: LeaseRecord, *names: str) -> dict[str, Any]:
+    """Return a device that is kept or withheld as JSON, with the reason and further fields of its record."""
+    vendor, _ = vendor_and_id(record.device)
+    _, device = vendor_and_id(without_scope(record.device))
+    return {"vendor": vendor or None, "device": device, **take_fields(record, "reason", *names)}
+
+
+def _row(ticket: TicketRecord) -> tuple[str, ...]:
+    """Return the cells of a waiting request, without its place."""
+    return (
+        ticket.request or "-",
+        ticket.user,
+        elapsed(ticket.waited),
+        "unknown" if ticket.starts is None else clock(ticket.starts),
+        ticket.reason,
+        ticket.note or "-",
+        ticket.id,
+        str(ticket.pid),
+        "-" if ticket.used is None else f"{ticket.used / 3600:.1f}h",
+    )

@@ -187,8 +187,8 @@ def _holder_json(record: LeaseRecord) -> dict[str, Any]:
         **take_fields(record, "slots", "through", "state", "reason", "hint", "carriers"),
         "pid": record.pid or None,
         "user": record.user,
-        "since": None if record.since is None else output.moment(record.since),
-        "until": None if record.until is None else output.moment(record.until),
+        "since": output.moment(record.since),
+        "until": output.moment(record.until),
         **take_fields(record, "request", "note", "command", "confined"),
     }
 

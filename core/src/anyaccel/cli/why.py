@@ -42,7 +42,7 @@ def main(args: argparse.Namespace) -> int:
     waits = verdict.ever_fits and not verdict.fits_now
     start = estimate_start(wanted, time=args.time, inventory=inventory) if waits else None
     if args.json:
-        told = None if start is None else output.moment(start)
+        told = output.moment(start)
         output.print_json("why/1", {"request": str(wanted), **verdict.to_json(), "starts": told})
     else:
         for line in (verdict.message, *verdict.hint.splitlines()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, Protocol
@@ -266,13 +267,11 @@ class Mask:
                 raise self.refusal(value)
             return [] if self._empty == "nothing" else None
         found: dict[str, Device] = {}
-        known: dict[str, Sequence[Device] | None] = {}
+        # Cached: an untrusted value may repeat an entry ten thousand times, and ids are compared with every device.
+        find = functools.cache(lambda entry: self._find_devices(entry, devices))
         for part in value.split(","):
             entry = part.strip() if self._blanks else part
-            # Untrusted values may repeat an entry ten thousand times, and ids are compared with every device.
-            if entry not in known:  # a mask may repeat one ten thousand times
-                known[entry] = self._find_devices(entry, devices)
-            rule = self._enter(entry, known[entry], found)
+            rule = self._enter(entry, find(entry), found)
             if rule == "error":
                 raise self.refusal(value)
             if rule == "void":

@@ -45,6 +45,8 @@ DEVICE_ID = r"[!#-&(-+\--~]{1,128}"
 """Printable ASCII without space, comma and quotes."""
 PART = r"(?=.{1,128}$)/sys(/(?!\.{1,2}(/|$))[A-Za-z0-9:@+_.-]+)+"
 """A directory below ``/sys``, written in one way only."""
+LIBRARY = r"[^/\s]{7,128}"
+"""Beginning of the file name of a shared library, at least as long as ``libx.so``."""
 MOST_GROUP = (1 << 32) - 2
 """Highest number of a group that Linux gives."""
 SLOTS = tuple(count for count in range(1, MOST_SLOTS + 1) if UNITS_PER_DEVICE % count == 0)
@@ -53,7 +55,7 @@ MOST_VALUE = 64 << 10  # MAX_ARG_STRLEN of execve(2) is 128 KiB, for name and va
 """Bytes that the value of a variable may have; the kernel takes twice as many."""
 NOT_A_VENDORS = r"PATH|HOME|USER|SHELL|IFS|LD_.*|PYTHON.*|ANYACCEL_.*"
 """Variables that no plug-in may own, since they decide what code runs."""
-PATTERNS = (VENDOR, RESOURCE, KIND, VARIABLE, TAG, DEVICE_ID, PART, NOT_A_VENDORS)
+PATTERNS = (VENDOR, RESOURCE, KIND, VARIABLE, TAG, DEVICE_ID, PART, LIBRARY, NOT_A_VENDORS)
 """The patterns of the rules, as text: a vendor's process, which compares no rules, need not compile these."""
 
 
@@ -68,20 +70,14 @@ def info_faults(value: Any, vendor: str) -> Iterator[str]:
     yield from _mismatches(RESOURCE, "PluginInfo.resource", [value.resource])
     yield from _mismatches(KIND, "PluginInfo.kind", [value.kind])
     yield from _mismatches(VARIABLE, "PluginInfo.env_vars", value.env_vars)
-    for name in value.runtimes:
-        # A short beginning such as "lib" would take every process for one that has loaded the runtime.
-        if len(name) < len("libx.so") or "/" in name or not name.isprintable():
-            yield f"PluginInfo.runtimes must be names of shared libraries, such as 'libacme.so' (got {name!r:.80})"
-    yield from _mismatches(VARIABLE, "PluginInfo.ray_switch", [value.ray_switch] if value.ray_switch else [])
+    # A short beginning such as "lib" would take every process for one that has loaded the runtime.
+    yield from _mismatches(LIBRARY, "PluginInfo.runtimes", value.runtimes)
+    yield from _mismatches(VARIABLE, "PluginInfo.ray_switch", filter(None, [value.ray_switch]))
     if any(count < 1 for count in value.counts) or list(value.counts) != sorted(set(value.counts)):
         yield f"PluginInfo.counts must be numbers of devices from 1 on, in ascending order (got {value.counts})"
-    for node in value.control_nodes:
-        if not _is_path(node):
-            yield f"PluginInfo.control_nodes must be absolute paths of printable text (got {node!r})"
-    if not value.masked_software.isprintable():
-        yield f"PluginInfo.masked_software must be printable text (got {value.masked_software!r:.80})"
-    if not value.exclusive.isprintable():
-        yield f"PluginInfo.exclusive must be printable text (got {value.exclusive!r:.80})"
+    yield from _unprintable("PluginInfo.control_nodes", value.control_nodes, path=True)
+    yield from _unprintable("PluginInfo.masked_software", [value.masked_software])
+    yield from _unprintable("PluginInfo.exclusive", [value.exclusive])
     yield from _variable_faults(value)
 
 
@@ -118,6 +114,7 @@ def detected_faults(value: Any, vendor: str) -> Iterator[str]:
     yield from _division_faults(devices)
     parts = [part for device in devices for part in device.occupies]
     yield from _mismatches(PART, "Device.occupies", parts)
+    yield from _unprintable("Device.nodes", (node for device in devices for node in device.nodes), path=True)
     yield from _repeated("a part in Device.occupies", parts)
     yield from _repeated("Device.id", [device.id for device in devices])
     yield from _repeated("Device.index", [device.index for device in devices])
@@ -128,9 +125,6 @@ def detected_faults(value: Any, vendor: str) -> Iterator[str]:
             yield f"Device.index must not be negative (got {device.index} for {device.id!r})"
         if device.memory_bytes is not None and device.memory_bytes <= 0:
             yield f"Device.memory_bytes must be positive or None (got {device.memory_bytes} for {device.id!r})"
-        for node in device.nodes:
-            if not _is_path(node):
-                yield f"Device.nodes must be absolute paths of printable text (got {node!r} for {device.id!r})"
 
 
 def _division_faults(devices: Sequence[Device]) -> Iterator[str]:
@@ -219,9 +213,8 @@ def container_faults(value: Any, *_: object) -> Iterator[str]:
     for group in value.groups:
         if not 0 <= group <= MOST_GROUP:
             yield f"ContainerEdits.groups must be numbers of groups, from 0 to {MOST_GROUP} (got {group})"
-    for path in (*value.nodes, *(path for mount in value.mounts for path in (mount.source, mount.target))):
-        if not _is_path(path):
-            yield f"ContainerEdits must name absolute paths of printable text (got {path!r})"
+    mounted = (path for mount in value.mounts for path in (mount.source, mount.target))
+    yield from _unprintable("paths in ContainerEdits", (*value.nodes, *mounted), path=True)
 
 
 def product_faults(value: Any, *_: object) -> Iterator[str]:
@@ -239,8 +232,11 @@ def product_faults(value: Any, *_: object) -> Iterator[str]:
                 )
 
 
-def _is_path(text: str) -> bool:
-    return text.startswith("/") and text.isprintable()
+def _unprintable(what: str, texts: Iterable[str], *, path: bool = False) -> Iterator[str]:
+    """Yield the texts that are not printable, or no absolute paths."""
+    for text in texts:
+        if not text.isprintable() or (path and not text.startswith("/")):
+            yield f"{what} must be {'absolute paths of ' * path}printable text (got {text!r:.80})"
 
 
 def _mismatches(pattern: str, what: str, values: Iterable[Any]) -> Iterator[str]:

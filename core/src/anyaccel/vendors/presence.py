@@ -158,21 +158,17 @@ def select_present(
         facts: The machine.
         environ: The environment of the detection.
     """
-    functions: set[tuple[int, int | None]] | None = None
-    asked = False
-    found: dict[str, Presence | None] = {}
-    for vendor, signs in said.items():
-        if signs is None or any(name in environ for name in signs.variables):
-            found[vendor] = signs
-            continue
-        if not asked:  # once, and only for vendors without a variable that is set
-            functions, asked = _functions(facts), True
+    home = environ.get("HOME", "")
+    list_functions = functools.cache(lambda: _functions(facts))  # once, and only if no variable decides
+
+    def shows(signs: Presence) -> bool:
+        if any(name in environ for name in signs.variables) or _on_bus(signs, list_functions()):
+            return True
         # A runtime without a driver may be installed for a user alone.
-        home = environ.get("HOME", "")
         paths = (f"{home}{path[1:]}" if path.startswith("~/") else path for path in signs.paths)
-        if _on_bus(signs, functions) or any(map(facts.glob, filter(os.path.isabs, paths))):
-            found[vendor] = signs
-    return found
+        return any(map(facts.glob, filter(os.path.isabs, paths)))
+
+    return {vendor: signs for vendor, signs in said.items() if signs is None or shows(signs)}
 
 
 def select_makers(said: Mapping[str, Presence | None], products: Iterable[str]) -> Mapping[str, Presence | None]:

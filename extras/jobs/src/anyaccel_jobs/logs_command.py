@@ -47,6 +47,6 @@ def main(args: argparse.Namespace) -> int:
         while True:
             live = args.follow and wait(job, timeout=_LOOK_SECONDS).live  # asked before: no last word is missed
             while data := file.read(_CHUNK):
-                output.print_bytes(data)
+                output.print_raw(data)  # unchanged: it is of this user's command
             if not live:
                 return 0
