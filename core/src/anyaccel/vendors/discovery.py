@@ -59,13 +59,10 @@ def installed(environ: Mapping[str, str] | None = None) -> tuple[list[Source], l
         way_out = f"'pip install anyaccel-{missing[0]}', or take it out"
         raise UsageError(_not_installed(ALLOW_VARIABLE, missing[0], {source.vendor for source in found}, way_out))
     chosen = [*named, *(source for source in found if not items or source.vendor in wanted)]
-    # The scan is needed for the warning alone where all plug-ins are named by module.
-    unknown = [vendor for vendor in denied if all(source.vendor != vendor for source in (*named, *found))]
-    if unknown:
-        known = {source.vendor for source in (*named, *(found or scan()))}
-        for vendor in unknown:
-            if vendor not in known:
-                _warn_unknown(vendor, tuple(sorted(known)))
+    known = tuple(sorted({source.vendor for source in (*named, *found)}))
+    for vendor in denied if found else ():  # what is installed is unknown without a scan
+        if vendor not in known:
+            _warn_unknown(vendor, known)
     return _unique(source for source in chosen if source.vendor not in denied)
 
 
