@@ -15,7 +15,6 @@ from anyaccel.policy import PLAIN, Holding, Policy, Usage, Waiting, sum_usage
 from anyaccel.scheduler.books import Arrangement, Books, Placed, RequestPlan
 from anyaccel.scheduler.grammar import parse_request
 from anyaccel.scheduler.names import NameRegistry
-from anyaccel.scheduler.placement import Validate
 from anyaccel.scheduler.ticket import Queue, Ticket, notify, settled
 
 TYPE_CHECKING = False
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 
     from anyaccel.model.verdict import Verdict
     from anyaccel.scheduler.demand import Demand
+    from anyaccel.scheduler.placement import Validate
 
 RequestLike = str | Sequence[str] | Request
 """Accepted forms of a request: text, texts that form one request, or a value."""

@@ -22,8 +22,6 @@ from anyaccel.model import (
     slot_numbers,
 )
 from anyaccel.model.extent import bits, union
-from anyaccel.policy import Need
-from anyaccel.scheduler.names import NameRegistry
 from anyaccel.scheduler.placement import (
     Layout,
     Occupancy,
@@ -42,6 +40,9 @@ from anyaccel.text import listed
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from threading import Lock
+
+    from anyaccel.policy import Need
+    from anyaccel.scheduler.names import NameRegistry
 
 Placed = tuple[tuple[Spot, ...], ...]
 """Devices of one machine for a request, term by term."""

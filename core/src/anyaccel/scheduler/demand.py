@@ -6,12 +6,13 @@ from collections.abc import Iterable, Sequence
 
 from anyaccel.model import UNITS_PER_DEVICE, Term, Value
 from anyaccel.model.extent import bits
-from anyaccel.scheduler.books import RequestPlan
-from anyaccel.scheduler.placement import Layout
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from decimal import Decimal
+
+    from anyaccel.scheduler.books import RequestPlan
+    from anyaccel.scheduler.placement import Layout
 
 
 class Demand(Value):

@@ -265,10 +265,15 @@ def _taken(books: Books, wanted: Sequence[Wanted]) -> Reason:
 
 def _most_free(layout: Layout, free: Occupancy, mask: int, term: Term) -> str:
     """Return the largest free part of a device: of a share by memory in GiB, else in devices."""
-    if not term.memory_bytes:
-        return format_units(max((free.units[at] for at in bits(mask)), default=0))
+    if term.memory_bytes:
+        return f"{_free_memory(layout, free, mask) / (1 << 30):.1f}GiB"
+    return format_units(max((free.units[at] for at in bits(mask)), default=0))
+
+
+def _free_memory(layout: Layout, free: Occupancy, mask: int) -> int:
+    """Return the most memory in bytes that is free on one of the devices in a bit mask; unknown memory counts as 0."""
     sizes = (free.units[at] * (layout.devices[at].memory_bytes or 0) // UNITS_PER_DEVICE for at in bits(mask))
-    return f"{max(sizes, default=0) / (1 << 30):.1f}GiB"
+    return max(sizes, default=0)
 
 
 def _devices(wanted: Iterable[Wanted]) -> int:
@@ -369,8 +374,7 @@ def _less_memory(layout: Layout, free: Occupancy, term: Term) -> Iterator[Term]:
 
     Nothing if no memory is free, or as much as the term asks for.
     """
-    able = bits(layout.serving(replace(term, memory_bytes=1)))
-    most = max((free.units[at] * (layout.devices[at].memory_bytes or 0) // UNITS_PER_DEVICE for at in able), default=0)
+    most = _free_memory(layout, free, layout.serving(replace(term, memory_bytes=1)))
     unit = next((unit for unit in (1 << 30, 1 << 20) if most >= unit), 1)
     if 0 < most < term.memory_bytes:
         yield replace(term, memory_bytes=most // unit * unit)

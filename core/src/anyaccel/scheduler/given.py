@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from anyaccel.errors import UsageError
-from anyaccel.model import UNITS_PER_DEVICE, Device, Request, Term
+from anyaccel.model import UNITS_PER_DEVICE, Device, Request, Term, slot_mask
 from anyaccel.model.extent import bits
 from anyaccel.scheduler.topology import Topology
 
@@ -76,10 +76,5 @@ def choose_devices(devices: Sequence[Device], count: int, including: Collection[
     topology, free = Topology(devices), (1 << len(devices)) - 1
     if not including:
         return tuple(devices[position] for position in bits(topology.best_set(free, count) if count else 0))
-    chosen = sum(1 << positions[each] for each in set(including))
-    while chosen.bit_count() < count:
-        rest = free & ~chosen
-        chosen |= 1 << max(
-            bits(rest), key=lambda at: (topology.affinity(at, chosen), -topology.affinity(at, rest), -at)
-        )
+    chosen = topology.grow(slot_mask(positions[each] for each in including), free, count)
     return tuple(devices[position] for position in bits(chosen))

@@ -101,12 +101,13 @@ def _parse_term(text: str) -> tuple[Term, bool]:
         linked="linked" in given,
         mixed="mixed" in given,
     )
-    count = _check_filters(text, term)
     if colon and _MEMORY.fullmatch(quantity):
-        term = _with_memory(text, term, quantity)
-    else:
-        units = _parse_quantity(text, names, quantity) if colon else (count or 1) * UNITS_PER_DEVICE
-        term = replace(term, units=units)
+        term = replace(term, units=0, memory_bytes=_parse_memory(text, quantity))
+    elif colon:
+        term = replace(term, units=_parse_quantity(text, names, quantity))
+    count = _check_term(text, term)
+    if count and not colon:
+        term = replace(term, units=count * UNITS_PER_DEVICE)
     return _written(term), "else" in given
 
 
@@ -120,12 +121,15 @@ def _parse_signs(names: str) -> tuple[str, dict[str, str]]:
     return names, given
 
 
-def _check_filters(text: str, term: Term) -> int | None:
-    """Check the filters of a term; return the number of devices that a filter names, or None.
+def _check_term(text: str, term: Term) -> int | None:
+    """Check the quantity and the filters of a term; return the number of devices that a filter names, or None.
 
     Raises:
-        RequestError: When a filter is unknown, invalid, or given twice, or names devices beside several names.
+        RequestError: When the quantity is invalid, or a filter is unknown, invalid, or given twice, or names devices
+            beside several names.
     """
+    if fault := _memory_fault(term) if term.memory_bytes else _units_fault(term):
+        _refuse(text, fault)
     try:
         count = counted(term)
     except ValueError as error:
@@ -160,19 +164,16 @@ def _parse_names(text: str, names: str) -> tuple[str, ...]:
     return tuple(reversed(distinct.values()))
 
 
-def _with_memory(text: str, term: Term, quantity: str) -> Term:
-    """Return the term with a share by memory as its quantity.
+def _parse_memory(text: str, quantity: str) -> int:
+    """Parse a share by memory; return bytes.
 
     Raises:
-        RequestError: When the quantity is no amount of memory, or the term cannot have one.
+        RequestError: When the quantity is no amount of memory.
     """
     try:
-        found = replace(term, units=0, memory_bytes=size(quantity))
+        return size(quantity)
     except ValueError as error:
         _refuse(text, f"a share by memory {error}")
-    if fault := _memory_fault(found):
-        _refuse(text, fault)
-    return found
 
 
 def _memory_fault(term: Term) -> str:
@@ -188,7 +189,7 @@ def _parse_quantity(text: str, names: str, quantity: str) -> int:
     """Parse a decimal quantity of devices; return units.
 
     Raises:
-        RequestError: When the quantity is not from 0.0001 to 1, or a whole number up to :data:`MAX_DEVICES`.
+        RequestError: When the quantity is no decimal, or has too many digits.
     """
     match = _DECIMAL.fullmatch(quantity)
     if match is None:
@@ -199,21 +200,19 @@ def _parse_quantity(text: str, names: str, quantity: str) -> int:
         _refuse(text, f"a share must have at most {_DECIMALS} decimals (got {shown(quantity)}){way_out}")
     if len(whole) > len(str(MAX_DEVICES)):  # before int(), which is quadratic in the number of digits
         _refuse(text, f"a quantity must be at most {MAX_DEVICES} devices (got {shown(quantity)})")
-    units = int(whole) * UNITS_PER_DEVICE + int(rest.ljust(_DECIMALS, "0"))
-    fault = _units_fault(names, units)
-    if fault:
-        _refuse(text, fault)
-    return units
+    return int(whole) * UNITS_PER_DEVICE + int(rest.ljust(_DECIMALS, "0"))
 
 
-def _units_fault(names: str, units: int) -> str:
-    """Describe an invalid quantity; empty for a valid one."""
+def _units_fault(term: Term) -> str:
+    """Describe a quantity in units that is not from 0.0001 to 1, or a whole number up to :data:`MAX_DEVICES`."""
+    units = term.units
     if units <= 0:
         return "a quantity must be more than 0; leave the term out to ask for none"
     if units > MAX_DEVICES * UNITS_PER_DEVICE:
         return f"a quantity must be at most {MAX_DEVICES} devices (got {format_units(units)})"
     whole, rest = divmod(units, UNITS_PER_DEVICE)
     if whole and rest:
+        names = str(term).partition(":")[0]
         return (
             f"a quantity above one device must be whole (got {format_units(units)}); "
             f"ask for {names}:{whole} or {names}:{whole + 1}"
@@ -261,10 +260,7 @@ def _checked(request: Request) -> Request:
             raise RequestError(
                 f"a term's names must each be a letter, then letters, digits and . _ - (got {shown(term.names)})"
             )
-        fault = _memory_fault(term) if term.memory_bytes else _units_fault("|".join(term.names), term.units)
-        if fault:
-            _refuse(str(term), fault)
-        _check_filters(str(term), term)
+        _check_term(str(term), term)
     return request
 
 

@@ -7,16 +7,16 @@ from collections.abc import Callable, Generator, Hashable, Iterable, Iterator
 from itertools import chain
 
 from anyaccel.errors import NotFreeError
-from anyaccel.model import Allocation, Request
-from anyaccel.policy import Waiting
-from anyaccel.scheduler.books import RequestPlan
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import asyncio
     import logging
 
+    from anyaccel.model import Allocation, Request
     from anyaccel.model.verdict import Verdict
+    from anyaccel.policy import Waiting
+    from anyaccel.scheduler.books import RequestPlan
 
 
 class Ticket:

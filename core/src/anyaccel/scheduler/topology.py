@@ -8,6 +8,7 @@ cells instead of devices is what keeps large machines cheap.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
+from functools import partial
 from itertools import combinations, islice
 
 from anyaccel.model import Device, slot_mask
@@ -173,9 +174,10 @@ class Topology:
         return best
 
     def _greedy(self, free: int, count: int, *, linked: bool) -> int:
-        """Grow sets from a few promising devices, cell by cell, and return the best; 0 if none grows to ``count``."""
+        """Grow sets from a few promising devices, and return the best; 0 if none grows to ``count``."""
         seeds = sorted(self._lows(free), key=lambda low: self._room(low, free, count))[:_SEEDS]
-        grown = {self._grow(seed, free, count, linked=linked) for seed in seeds} - {0}
+        starts = [self._alike(seed, free, count, linked=linked) for seed in seeds]
+        grown = {self.grow(start, free, count, linked=linked) for start in starts} - {0}
         return max(sorted(grown), key=lambda chosen: self.value(chosen, free), default=0)
 
     def _lows(self, mask: int) -> Iterator[int]:
@@ -197,24 +199,33 @@ class Topology:
         size = (around & free).bit_count()
         return size < count, rank, size if size >= count else -size
 
-    def _grow(self, seed: int, free: int, count: int, *, linked: bool) -> int:
-        """Grow a set of ``count`` devices from a device by adding the nearest cells; 0 if there are never enough."""
-        chosen, allowed, position = 0, free, seed
-        while True:
-            cell = self._cell_of[position] & allowed
-            if linked and not self.linked[position] & cell:
-                cell = 1 << position
-            chosen |= first(cell, count - chosen.bit_count())
-            missing = count - chosen.bit_count()
-            if not missing:
-                return chosen
-            allowed &= ~chosen & (self.linked[position] if linked else -1)
+    def grow(self, chosen: int, free: int, count: int, *, linked: bool = False) -> int:
+        """Add devices of ``free`` to a set, those first that are connected best to the set and least to the rest.
+
+        Returns:
+            The set of ``count`` devices; 0 if there are not so many, or with ``linked`` not so many that are linked.
+        """
+        while (missing := count - chosen.bit_count()) > 0:
+            rest = allowed = free & ~chosen
+            for position in bits(chosen) if linked else ():
+                allowed &= self.linked[position]
             if allowed.bit_count() < missing:
                 return 0
-            position = max(
-                self._lows(allowed),
-                key=lambda near: (self.affinity(near, chosen), -self.affinity(near, free), -near),
-            )
+            best = max(self._lows(allowed), key=partial(self._fit, chosen, rest))
+            chosen |= self._alike(best, allowed, missing, linked=linked)
+        return chosen
+
+    def _alike(self, low: int, allowed: int, count: int, *, linked: bool) -> int:
+        """Return the lowest device of a cell with the next ones of the cell, at most ``count`` in all.
+
+        Each of them fits a set as well as the first does. With ``linked``, a cell without links gives one device.
+        """
+        cell = self._cell_of[low] & allowed
+        return first(cell, count) if self.linked[low] & cell or not linked else 1 << low
+
+    def _fit(self, chosen: int, rest: int, position: int) -> tuple[int, int, int]:
+        """Return the sort key of a device to be added to a set."""
+        return self.affinity(position, chosen), -self.affinity(position, rest), -position
 
 
 def _link_levels(devices: Sequence[Device]) -> list[list[int]]:
