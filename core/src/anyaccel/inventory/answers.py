@@ -187,13 +187,11 @@ def check_products(machine: Machine, answers: Answers, names: VendorNames) -> di
         if len(owners) > 1:
             raise MachineError(f"{name!r} is a product of {' and '.join(owners)}: set ANYACCEL_PLUGINS to one of them")
         if not owners:
-            import difflib
-
             from anyaccel.extras import plugin_remedy
+            from anyaccel.text import suggest
 
             listed = sorted({name for listed in known.values() for name in listed})
-            close = difflib.get_close_matches(name, listed, n=3, cutoff=0.5)
-            way_out = f"did you mean {', '.join(close)}?" if close else "see 'anyaccel plugins' for what is installed"
+            way_out = suggest(name, listed, "see 'anyaccel plugins' for what is installed", cutoff=0.5)
             way_out = plugin_remedy(name) or way_out
             failed = [problem for source, outcome in answers.values() if (problem := problem_in(source, outcome, ""))]
             if failed:

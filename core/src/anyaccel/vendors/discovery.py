@@ -8,6 +8,7 @@ from functools import cache
 
 from anyaccel.errors import UsageError
 from anyaccel.model import Problem, ProblemKind, Value
+from anyaccel.text import suggest
 from anyaccel.vendors.entry_points import entry_points
 
 GROUP = "anyaccel"
@@ -92,14 +93,9 @@ def make_problem(source: Source, kind: ProblemKind, reason: str, hook: str = "",
 
 
 def _not_installed(variable: str, vendor: str, known: Collection[str], way_out: str) -> str:
-    import difflib
-
-    close = difflib.get_close_matches(vendor.casefold(), known, n=3, cutoff=0.5)
-    if close:
-        way_out = f"did you mean {' or '.join(close)}?"
     return (
         f"{variable} must name vendors whose plug-ins are installed (got {vendor!r}; installed:"
-        f" {', '.join(sorted(known)) or 'none'}); {way_out}"
+        f" {', '.join(sorted(known)) or 'none'}); {suggest(vendor.casefold(), known, way_out, cutoff=0.5)}"
     )
 
 
