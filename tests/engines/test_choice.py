@@ -14,7 +14,7 @@ def test_an_engine_that_does_not_exist():
 
 THIRD = """
 from anyaccel.model import replace
-from anyaccel.engines.local import open_engine as open_local
+from anyaccel.pool.dispatcher import open_engine as open_local
 
 def open_engine(settings):
     if settings.address != "nowhere":

@@ -217,7 +217,8 @@ class CallFuture(AwaitableFuture[T]):
             RuntimeError: When this process is a fork of the one that made the call, and the call was not over before.
             UsageError: When ``timeout`` is no duration.
         """
-        timeout = read_seconds("timeout", timeout, least=-inf)
+        if timeout is not None:
+            timeout = read_seconds("timeout", timeout, least=-inf)
         call = self._call
         if call is not None and call.foreign:
             raise RuntimeError(f"the answer to {call.name} goes to the process that this one was forked from")

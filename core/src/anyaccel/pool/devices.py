@@ -196,12 +196,16 @@ class WorkerLease(OpenLease):
 
         No effect without a handover. If no thread can be started, the caller waits. A failure of a vendor is logged.
         """
-        if self.handover is None:
-            return
-        try:
-            threading.Thread(target=super().take_back, name="anyaccel handover").start()
-        except RuntimeError:  # the interpreter is exiting, or no thread is left
-            super().take_back()
+        if self.handover is not None:
+            run_aside(super().take_back)
+
+
+def run_aside(call: Callable[[], object], *, daemon: bool = False) -> None:
+    """Run a call that asks vendors, in a new thread; here if none can be started, so that the caller waits for them."""
+    try:
+        threading.Thread(target=call, name="anyaccel handover", daemon=daemon).start()
+    except RuntimeError:  # the interpreter is exiting, or no thread is left
+        call()
 
 
 class Quarantine:

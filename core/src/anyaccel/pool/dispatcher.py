@@ -27,6 +27,7 @@ from anyaccel.errors import (
     BrokenWorkerError,
     LedgerError,
     TaskTimeoutError,
+    UsageError,
     WorkerError,
     WorkerStartError,
 )
@@ -55,6 +56,7 @@ from anyaccel.pool.devices import (
     WorkerLease,
     check_request,
     find_private_directory,
+    run_aside,
 )
 from anyaccel.pool.engine import Engine, PoolSettings
 from anyaccel.pool.messages import MOST_INLINE, Message, MessageKind, Pickled, dumps
@@ -76,7 +78,8 @@ PROCESSORS = len(os.sched_getaffinity(0))
 MOST_AHEAD, MOST_AHEAD_BYTES = 32, 1 << 12
 """Limits of the method calls that are pipelined to an actor: their number, and the bytes of each.
 
-Together they fit into the buffer of its channel, so that sending never blocks.
+Together they fit into the buffer of its channel, so that sending never blocks. Measured with methods that do nothing:
+3,000 calls take 130 us of processor time each, of caller and worker; one at a time, 320 us.
 """
 MOST_DEVICES = 64
 """Assumed maximum of simultaneous workers with devices, for pools without ``max_workers``."""
@@ -177,8 +180,7 @@ class Broker:
         self.choice: Callable[[Request], Choice] = choice or partial(make_choice, inventory)
         self._note = note
         self._queues: dict[object, CallQueue] = {}
-        self._idle: list[WorkerProcess] = []
-        self._evicted: set[WorkerProcess] = set()
+        self._idle: list[WorkerProcess] = []  # an evicted one stays here until it has gone
         self._resolved: dict[object, LocalRequest] = {}
         self._changes = 0
         self._due = self._checking = False
@@ -277,7 +279,7 @@ class Broker:
                 self._request_devices(queue, resolved)
                 return True
             if (useless := self._find_evictable(queue, roomy=roomy)) is not None:
-                self._evict(useless)
+                useless.shut_down()
                 return True
         return False
 
@@ -292,10 +294,7 @@ class Broker:
         if lease is None or lease.handover is None:
             worker.launch(call)
         else:
-            try:  # a vendor may take long
-                threading.Thread(target=_hand_over, args=(worker, call), name="anyaccel handover", daemon=True).start()
-            except RuntimeError:  # no thread is left: all calls wait for the vendor
-                _hand_over(worker, call)
+            run_aside(partial(_hand_over, worker, call), daemon=True)  # a vendor may take long
 
     def _has_room(self, queue: CallQueue) -> bool:
         """Return whether the pool of a queue has room for a further process.
@@ -498,7 +497,7 @@ class Broker:
         worker.idle_since = time.monotonic()
         self._idle.append(worker)
         if self._is_wanted_elsewhere(worker):
-            self._evict(worker)
+            worker.shut_down()
             return
         if worker.lease is not None and not self._checking:
             self._checking = True
@@ -507,15 +506,14 @@ class Broker:
             self.serve()
 
     def forget_worker(self, worker: WorkerProcess) -> None:
-        """Remove a worker from the idle and the evicted workers; no effect on any other worker."""
-        self._evicted.discard(worker)
+        """Remove a worker from the idle workers; no effect on any other worker."""
         if worker in self._idle:
             self._idle.remove(worker)
 
     def _take_idle(self, engine: LocalEngine, alike: object) -> WorkerProcess | None:
         """Remove and return the most recently used idle worker of a pool for calls of a kind; None if there is none.
 
-        So the others reach their idle time. Workers that are ending are passed over.
+        So the others reach their idle time. Workers that are ending, such as evicted ones, are passed over.
         """
         # A linear search: the list is no longer than the number of processes.
         for place in range(len(self._idle) - 1, -1, -1):
@@ -536,22 +534,14 @@ class Broker:
             The worker; None if there is none, or an evicted worker that helps is still ending: that may suffice, and
             the queue is served again then.
         """
-        if not self._idle:
-            return None
         if roomy:
-            near = self.scope.excluded_by(queue.ids)
-            helpful = {worker for worker in (*self._evicted, *self._idle) if not worker.ids.isdisjoint(near)}
+            near = self.scope.excluded_by(queue.ids) if self._idle else frozenset()
+            helpful = [worker for worker in self._idle if not worker.ids.isdisjoint(near)]
         else:
             limited = queue.engine.settings.max_workers is not None
-            helpful = {worker for worker in queue.engine.members if limited or worker.busies_processor}
-        return next((worker for worker in self._idle if worker in helpful and not helpful & self._evicted), None)
-
-    def _evict(self, *workers: WorkerProcess) -> None:
-        """Move workers, which must be idle, to the evicted workers, and shut down each."""
-        for worker in workers:
-            self._idle.remove(worker)
-            self._evicted.add(worker)
-            worker.shut_down()
+            own = (worker for worker in self._idle if worker.engine is queue.engine)
+            helpful = [worker for worker in own if limited or worker.busies_processor]
+        return None if not helpful or any(worker.ending for worker in helpful) else helpful[0]
 
     def _check_idle(self) -> None:
         """Evict idle workers with devices: each past its idle time, and the first for which another process waits.
@@ -561,12 +551,13 @@ class Broker:
         The next check follows after :data:`LOOK_SECONDS` if idle workers with devices are left.
         """
         now = time.monotonic()
-        holders = [worker for worker in self._idle if worker.lease is not None]
+        holders = [worker for worker in self._idle if worker.lease is not None and not worker.ending]
         evicted = [worker for worker in holders if worker.idle_since + worker.engine.settings.idle <= now]
         # One at a time: how many of them the other process needs is not known.
         wanted = [worker for worker in holders if worker not in evicted and self._is_wanted_elsewhere(worker)]
-        self._evict(*evicted, *wanted[:1])
-        self._checking = any(worker.lease is not None for worker in self._idle)
+        for worker in (*evicted, *wanted[:1]):
+            worker.shut_down()
+        self._checking = any(not worker.ending for worker in holders)
         if self._checking:
             reactor().call_later(LOOK_SECONDS, self._check_idle)
 
@@ -651,7 +642,7 @@ class WorkerProcess:
         """Handle the last messages of the process, then its end.
 
         The scheduled stop is cancelled, the control group is removed, which tells of a kill for memory, and the engine
-        requeues or fails the calls and releases the devices.
+        requeues or fails the calls and releases the devices. Then the channel is closed.
         """
         self.ending = True
         self._process.shut(socket.SHUT_RDWR)  # from now on, sends fail instead of filling a channel without a reader
@@ -664,6 +655,7 @@ class WorkerProcess:
 
             self.killed = remove_group(self._group)
         self.engine.on_gone(self, gone)
+        self._process.close()
 
     def on_stuck(self, reason: str) -> None:
         """Record why the process counts as stuck, and have the engine quarantine its devices and fail its calls."""
@@ -686,12 +678,14 @@ class WorkerProcess:
         return list(self.running.values())
 
     @property
+    def _takes_calls(self) -> bool:
+        """Whether the worker may be given a further call: it neither is ending nor constructs an actor."""
+        return not (self.ending or (self.actor is not None and self.actor.construction.number in self.running))
+
+    @property
     def free(self) -> bool:
         """Whether the worker would run a further call at once: never while it is ending or constructs an actor."""
-        running, actor = self.running, self.actor
-        if self.ending or (actor is not None and actor.construction.number in running):
-            return False
-        return not running or len(running) < self.options.concurrency
+        return self._takes_calls and (not self.running or len(self.running) < self.options.concurrency)
 
     def accepts(self, call: Call) -> bool:
         """Return whether a method call may be sent: to run at once, or pipelined behind the calls of this actor.
@@ -704,21 +698,11 @@ class WorkerProcess:
         """
         if self.free:  # beside other calls, a send might block on a stopped process, and with it all pools
             return not self.running or self._process.has_room(self.pull)
-        state, body = self.actor, call.body
-        return (
-            state is not None
-            and state.group.pipelined
-            and self.options.concurrency == 1
-            and not self.ending
-            and state.construction.number not in self.running
-            and len(self.running) < MOST_AHEAD
-            and body is not None
-            and body.stored is None
-            and not body.buffers
-            and len(body.data) <= MOST_AHEAD_BYTES
-            and call.log is None
-            and self.engine.settings.logs is None
-        )
+        pipelined = self.actor is not None and self.actor.group.pipelined and self.options.concurrency == 1
+        if not (pipelined and self._takes_calls and len(self.running) < MOST_AHEAD):
+            return False
+        body, logged = call.body, call.log is not None or self.engine.settings.logs is not None
+        return body is not None and not logged and body.stored is None and body.size <= MOST_AHEAD_BYTES
 
     def pull(self) -> bool:
         """Send queued calls: as many as an actor accepts, or one to a free worker without an actor.
@@ -1166,7 +1150,7 @@ class LocalEngine(Engine):
             with contextlib.suppress(OSError):
                 call.body = body.to_shared_memory()
                 return
-        call.body = body.copy()
+        super().copy_arguments(call)
 
     def _enter(self, broker: Broker, call: Call) -> None:
         """Record a call and give it to the broker; runs in the reactor's thread.
@@ -1416,6 +1400,20 @@ class LocalEngine(Engine):
         """
         sent = (call for worker in list(self.members) for call in worker.outstanding)
         return [*list(self._calls.values()), *sent, *(call for group in self._groups for call in list(group.queue))]
+
+
+def open_engine(settings: PoolSettings) -> LocalEngine:
+    """Make the local engine of a pool; the machine is detected when it is needed first.
+
+    Raises:
+        UsageError: When the settings have the address of a cluster.
+        EnforcementError: When workers must be confined or held to memory, and the kernel cannot.
+    """
+    if settings.address is not None:
+        raise UsageError(
+            f"address is for the engines of a cluster, such as engine='ray' (got {settings.address!r:.60})"
+        )
+    return LocalEngine(lambda: broker_of(settings.machine, settings.declare, shared=settings.shared), settings)
 
 
 _brokers: weakref.WeakValueDictionary[object, Broker] = weakref.WeakValueDictionary()

@@ -40,7 +40,7 @@ _NUMBER = re.compile(r"\d{6,12}(?=-)")
 LONGEST = 80
 GROUP = "anyaccel.engines"
 """Group of the entry points of engines; each is a function that takes a :class:`PoolSettings`."""
-LOCAL = "local", "anyaccel.engines.local:open_engine"
+LOCAL = "local", "anyaccel.pool.dispatcher:open_engine"
 """Name and entry point of the local engine, found without a search because most pools use it."""
 
 
@@ -323,16 +323,9 @@ class Engine(Protocol):
         """
 
     def copy_arguments(self, call: Call) -> None:
-        """Copy the buffers of a queued call to private memory, so that later changes by the caller have no effect.
-
-        No effect without buffers, or if the call was sent meanwhile.
-        """
-        body = call.body
-        if body is not None and body.buffers:
-            copy = body.copy()
-            with self.lock:
-                if call.body is body:  # it was not sent meanwhile
-                    call.body = copy
+        """Copy the buffers of a call to private memory, so that later changes by the caller have no effect."""
+        if call.body is not None:
+            call.body = call.body.copy()
 
     def on_cancel(self, call: Call) -> None:
         """Drop a cancelled call, and stop the worker of a running call, unless the call is a method of an actor."""

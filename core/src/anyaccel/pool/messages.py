@@ -52,12 +52,12 @@ class Pickled(NamedTuple):
 
     Attributes:
         data: The pickle.
-        buffers: Large buffers that it refers to, in order: memory of the value itself, not copies.
+        buffers: Large buffers that it refers to, in order: memory of the value itself, or copies.
         stored: Data and buffers in shared memory, if they were written there; then the other two are empty.
     """
 
     data: bytes
-    buffers: list[memoryview]
+    buffers: Sequence[memoryview | bytes]
     stored: SharedParts | None = None
 
     @property
@@ -67,7 +67,7 @@ class Pickled(NamedTuple):
 
     def copy(self) -> Pickled:
         """Return a copy of which the buffers are independent of the value's memory; itself if there are no buffers."""
-        return Pickled(self.data, [memoryview(bytes(buffer)) for buffer in self.buffers]) if self.buffers else self
+        return Pickled(self.data, [*map(bytes, self.buffers)]) if self.buffers else self
 
     def to_shared_memory(self) -> Pickled:
         """Return a copy in shared memory, for one worker, which may write to the memory.

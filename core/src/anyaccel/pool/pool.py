@@ -18,7 +18,6 @@ from anyaccel.pool.actor import Actor, ActorGroup, Actors, Stream
 from anyaccel.pool.call import AHEAD, CallFuture, Options, check_whole, get_call_name, is_whole
 from anyaccel.pool.engine import USUAL, Engine, Logs, PoolSettings, Preparation, open_engine, pickled_call
 from anyaccel.pool.messages import YieldedItems, dumps, dumps_whole
-from anyaccel.pool.progress import ProgressCallback
 from anyaccel.pool.reactor import reactor
 from anyaccel.pool.results import Batches, MapResults, Results, UnorderedOptions, check_batch, read_end
 from anyaccel.scheduler import RequestLike, parse_request
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
 
     from anyaccel.launcher.time_limit import EarlySignal
     from anyaccel.pool.gang import GangFuture
+    from anyaccel.pool.progress import ProgressCallback
     from anyaccel.probe.machine import Machine
 
 

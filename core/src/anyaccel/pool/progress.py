@@ -78,6 +78,12 @@ class ProgressCounter:
             logging.getLogger("anyaccel").exception("the progress callback failed and is not called again")
 
 
+def make_counter(total: int, progress: bool | ProgressCallback) -> ProgressCounter | None:
+    """Return a counter of calls for a function, or for a display if ``progress`` is True; None if none can be shown."""
+    callback = progress if callable(progress) else find_display(total)
+    return None if callback is None else ProgressCounter(total, callback)
+
+
 def find_display(total: int) -> ProgressCallback | None:
     """Open a display of progress on standard error: of tqdm, if that is installed, else a line.
 

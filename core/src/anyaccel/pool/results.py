@@ -10,13 +10,15 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from functools import partial
 from math import inf
-from typing import Any, Self, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypedDict, TypeVar
 
 from anyaccel.durations import Duration, read_seconds
 from anyaccel.pool.call import AwaitableFuture, CallFuture, is_whole, read_exception
 from anyaccel.pool.messages import Message, MessageKind
-from anyaccel.pool.progress import ProgressCallback, ProgressCounter, find_display
 from anyaccel.pool.reactor import allow_forks, reactor
+
+if TYPE_CHECKING:
+    from anyaccel.pool.progress import ProgressCallback, ProgressCounter
 
 T = TypeVar("T")
 Arguments = tuple[Any, ...]
@@ -182,8 +184,11 @@ class Batches:
         self._submit = submit
         self._size = size
         self._tail = max(1, prefetch_limit // 2)
-        callback = (progress if callable(progress) else find_display(len(parts))) if progress and parts else None
-        self._counter = None if callback is None else ProgressCounter(len(parts), callback)
+        self._counter: ProgressCounter | None = None
+        if progress and parts:
+            from anyaccel.pool.progress import make_counter
+
+            self._counter = make_counter(len(parts), progress)
         self._in_order = in_order
         self._lock = threading.Lock()
         self._calls: set[Future[Any]] = set()

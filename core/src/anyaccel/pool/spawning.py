@@ -63,7 +63,7 @@ class WorkerOwner(Protocol):
 
 
 class Process:
-    """A process of a fork server, and the channel to it.
+    """A process of a fork server, and the channel to it. Receives its own events while it is a spare.
 
     Args:
         server: The fork server.
@@ -74,16 +74,17 @@ class Process:
         number: Number of the process at the fork server.
         channel: Our end of the channel.
         end: The process's end of the channel, kept open here to read unread messages after the process has exited.
-        owner: The receiver of its events; None while it is a spare, whose end has no consequences.
+        mark: The mark of a spare, which has had no setup: none.
 
     Raises:
         BrokenPipeError, ConnectionResetError: When the fork server has died.
         OSError: When there are no descriptors left.
     """
 
+    mark: Mark = ()
+
     def __init__(self, server: WorkerServer, *, ahead: bool) -> None:
         self.server = server
-        self.owner: WorkerOwner | None = None
         self._open = True
         self.channel, self.end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.channel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
@@ -96,11 +97,6 @@ class Process:
         except OSError:
             self.close()
             raise
-
-    @property
-    def mark(self) -> Mark:
-        """The mark of the process and its descendants; empty before the setup."""
-        return () if self.owner is None else self.owner.mark
 
     def send(
         self, kind: MessageKind, body: Pickled | bytes = b"", descriptors: Sequence[int] = (), *, number: int = 0
@@ -201,16 +197,12 @@ class Process:
         self.channel.close()
         self.end.close()
 
-    def ended(self, gone: Gone) -> None:
-        """Report the end of the process and its descendants to the owner, if any; then close the channel."""
-        if self.owner is not None:
-            self.owner.ended(gone)
+    def ended(self, _: Gone) -> None:
+        """Close the channel of a spare that has ended, which has no other consequences."""
         self.close()
 
-    def on_stuck(self, reason: str) -> None:
-        """Report a stuck process, which ignores SIGKILL, to the owner, if any."""
-        if self.owner is not None:
-            self.owner.on_stuck(reason)
+    def on_stuck(self, _: str) -> None:
+        """Do nothing: a spare has no devices."""
 
 
 class WorkerServer(client.ForkServer):
@@ -250,7 +242,8 @@ class WorkerServer(client.ForkServer):
         """Fork a worker, or take the spare; have the fork server keep the leases, and watch the channel.
 
         Args:
-            owner: The receiver of its events; ``owner.read`` is called whenever the channel is readable.
+            owner: The receiver of its events from now on, which closes the channel at the end; ``owner.read`` is called
+                whenever the channel is readable.
             grace: Seconds between SIGTERM and SIGKILL for processes that it leaves behind.
             leases: Descriptors that are kept until it and everything that it started have exited.
             ahead: Whether the worker that was forked ahead may be taken; no other is forked in its place.
@@ -265,7 +258,8 @@ class WorkerServer(client.ForkServer):
         except OSError:
             process.close()
             raise
-        process.owner = owner
+        with self.lock:
+            self.children[process.number] = owner
         self._reactor.watch(process.channel.fileno(), owner.read)
         return process
 
@@ -329,7 +323,7 @@ class WorkerServer(client.ForkServer):
         self._control.close()
         self._end(children, Gone(reason=f"its fork server {describe_end(code)}"))
 
-    def _end(self, children: list[Process], gone: Gone) -> None:
+    def _end(self, children: list[WorkerOwner], gone: Gone) -> None:
         """Kill the processes with the marks of some workers; :meth:`_continue` reports each worker as gone or stuck.
 
         The first scan is done before the return: if no process is left to kill, the owners are told before the return,
@@ -338,7 +332,7 @@ class WorkerServer(client.ForkServer):
         rest = Teardown(find_carriers(child.mark for child in children), grace=0)
         self._continue(rest, children, gone)
 
-    def _continue(self, rest: Teardown, children: list[Process], gone: Gone) -> None:
+    def _continue(self, rest: Teardown, children: list[WorkerOwner], gone: Gone) -> None:
         """Do a step of the teardown, and schedule the next; after the last, call ``on_stuck`` or ``ended`` of workers.
 
         A worker is stuck if a process of this user still carries its mark; the teardown begins anew for these after

@@ -536,11 +536,14 @@ class Loop:
     """The event loop of this process, in a thread of its own, so that tasks go on between calls."""
 
     def __init__(self) -> None:
+        import asyncio  # not at the top: most workers run no coroutine
+
         self._closing = False
-        self._begun = threading.Event()
+        # With a factory, or the loop would be that of the calling thread, too.
+        self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+        self._loop = self._runner.get_loop()
         self._thread = threading.Thread(target=self._run, name="anyaccel loop", daemon=True)
         self._thread.start()
-        self._begun.wait()
 
     def finish(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Run a coroutine in the loop's thread, and wait; return the value or raise the exception.
@@ -571,21 +574,16 @@ class Loop:
     def close(self) -> None:
         """Cancel all tasks, stop the loop, and return when the tasks' clean-up is over."""
         self._closing = True
-        self._loop.call_soon_threadsafe(self._end.set)
+        self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
 
     def _run(self) -> None:
         """Run the event loop until :meth:`close`, then cancel its tasks; a task that raises SystemExit ends alone."""
-        import asyncio  # not at the top: most workers run no coroutine
-
-        with asyncio.Runner() as runner:
-            self._loop = runner.get_loop()
-            self._end = asyncio.Event()
-            self._begun.set()
-            while not self._end.is_set():
+        with self._runner:
+            while not self._closing:
                 # Of a task that a call has left behind; asyncio logs the exception like any other of a task.
                 with contextlib.suppress(KeyboardInterrupt, SystemExit):
-                    runner.run(self._end.wait())
+                    self._loop.run_forever()
 
 
 def _redirect(descriptors: list[int]) -> None:

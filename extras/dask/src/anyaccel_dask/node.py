@@ -24,13 +24,12 @@ from anyaccel.engines.remote import (
     Started,
     close_host,
     load_cached,
-    make_pickled,
     run_call,
     without_durations,
 )
 from anyaccel.ledger import find
 from anyaccel.model import Allocation, Inventory, encode
-from anyaccel.pool import CPU, Broker, Options, broker_of
+from anyaccel.pool import CPU, Broker, Options, Pickled, broker_of
 from distributed import Worker, WorkerPlugin, get_worker
 from distributed.utils import sync
 from distributed.worker import secede as _secede
@@ -207,7 +206,7 @@ def run(spec: bytes, call: tuple[bytes, str, str | None], data: bytes, buffers: 
 
     task = _Task(key, devices=load_cached(order).request is not None)
     with task.begun():
-        body = make_pickled(data, buffers)
+        body = Pickled(data, buffers)
         return pickle.dumps(run_call(spec, DaskNodeAdapter, order, log, body, ended=task.unwanted.is_set, begun=begun))
 
 

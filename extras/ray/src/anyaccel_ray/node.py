@@ -9,9 +9,9 @@ import threading
 import time
 from collections.abc import Iterator
 
-from anyaccel.engines.remote import ActorHost, Order, PoolSpec, Started, make_pickled, run_call
+from anyaccel.engines.remote import ActorHost, Order, PoolSpec, Started, run_call
 from anyaccel.model import Allocation, Inventory
-from anyaccel.pool import CPU, LocalEngine, Options, loads
+from anyaccel.pool import CPU, LocalEngine, Options, Pickled, loads
 
 from anyaccel_ray.connection import import_ray
 from anyaccel_ray.given import Given, check_known, given_broker, held_slots, identify_devices, plain
@@ -102,7 +102,7 @@ def run(spec: bytes, call: bytes, data: bytes, *buffers: bytes) -> bytes:
         return not spared(key)
 
     with _uninterrupted() as interrupted:
-        answer = run_call(spec, RayNodeAdapter, order, log, make_pickled(data, buffers), ended=ended, begun=begun)
+        answer = run_call(spec, RayNodeAdapter, order, log, Pickled(data, buffers), ended=ended, begun=begun)
         if noticed:
             remove(key)
     return pickle.dumps(answer)

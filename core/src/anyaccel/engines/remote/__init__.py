@@ -20,7 +20,6 @@ __all__, __getattr__, __dir__ = face(
             "NodeAdapter",
             "close_host",
             "load_cached",
-            "make_pickled",
             "run_call",
         ),
         "anyaccel.engines.remote.messages": ("Answer", "Order", "PoolSpec", "Started"),

@@ -14,7 +14,6 @@ from anyaccel.engines.remote.host import ActorHost as ActorHost
 from anyaccel.engines.remote.host import NodeAdapter as NodeAdapter
 from anyaccel.engines.remote.host import close_host as close_host
 from anyaccel.engines.remote.host import load_cached as load_cached
-from anyaccel.engines.remote.host import make_pickled as make_pickled
 from anyaccel.engines.remote.host import run_call as run_call
 from anyaccel.engines.remote.messages import Answer as Answer
 from anyaccel.engines.remote.messages import Order as Order

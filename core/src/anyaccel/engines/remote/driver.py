@@ -82,7 +82,7 @@ class Driver(Engine):
         return self.cluster.gang(self, options, hosts, name, work)
 
     def enter(self, call: Call, work: Pickled | tuple[Any, ...], *, late: bool = False) -> None:  # noqa: ARG002
-        """Queue a call, submit calls to the cluster as far as ``max_workers`` permits, and copy the call's buffers.
+        """Copy a call's buffers, queue it, and submit calls to the cluster as far as ``max_workers`` permits.
 
         An exception of pickling fails the call.
 
@@ -103,12 +103,11 @@ class Driver(Engine):
             self.check_open()
             call.fail(error)
             return
-        call.body = body
+        call.body = body.copy()
         with self.lock:
             self.check_open()
             self._waiting.append(call)
         self.submit_waiting()
-        self.copy_arguments(call)
 
     def submit_waiting(self) -> None:
         """Submit queued calls to the cluster until ``max_workers`` is reached; drop cancelled calls at the front.

@@ -104,12 +104,10 @@ def wait_for_answer(call: Call) -> Answer:
     A call without such an answer gets one here: a cancelled or failed call a failure, and a call of a broken pool the
     exception of the worker's setup, of the kind BROKEN.
     """
-    while not wait(call, POLL_SECONDS):
-        pass
-    if call.future.cancelled():
-        return make_failure(BrokenWorkerError("it was cancelled"))
     try:
         answer: Answer = call.future.result()
+    except CancelledError:
+        return make_failure(BrokenWorkerError("it was cancelled"))
     except BrokenPoolError as error:
         cause = error.__cause__ or error
         text = "".join(getattr(cause.__cause__, "args", ())[:1])
@@ -248,11 +246,6 @@ def set_log(call: Call, log: str | None) -> None:
         call.log = log
 
 
-def make_pickled(data: bytes, buffers: tuple[bytes, ...]) -> Pickled:
-    """Make the body of a call from the bytes that the cluster has transported."""
-    return Pickled(data, [memoryview(each) for each in buffers])
-
-
 class ActorHost:
     """Hosts an actor. Each running call occupies a thread of the cluster's process.
 
@@ -294,7 +287,7 @@ class ActorHost:
             data: The pickled call.
             buffers: Memory that the pickle refers to.
         """
-        body = make_pickled(data, buffers)
+        body = Pickled(data, buffers)
         if not method:
             self._group = ActorGroup(self._host.core, self._order.name, self._options)
             call = self._group.first.construction
