@@ -433,7 +433,7 @@ def kernel(monkeypatch):
 
 
 def test_a_real_group_is_made_entered_and_removed(kernel):
-    path, _ = cgroup.make({"hugetlb.2MB.max": str(6 << 20)}, None)
+    path = cgroup.make({"hugetlb.2MB.max": str(6 << 20)}, None).path
     with open(f"{path}/hugetlb.2MB.max", encoding="ascii") as file:
         assert file.read() == f"{6 << 20}\n"
     command = "cat /proc/self/cgroup; exec sleep 60"
@@ -456,11 +456,11 @@ def test_a_limit_that_the_real_kernel_refuses_leaves_no_group(kernel):
 def test_what_a_killed_launcher_left_is_removed_by_the_next(kernel):
     program = (
         "import sys; from anyaccel.linux import cgroup; cgroup.ROOT = sys.argv[1];"
-        "print(cgroup.make({'hugetlb.2MB.max': str(2 << 20)}, None)[0])"
+        "print(cgroup.make({'hugetlb.2MB.max': str(2 << 20)}, None).path)"
     )
     left = subprocess.check_output([sys.executable, "-c", program, kernel], text=True).strip()
     assert os.path.isdir(left)
-    path, _ = cgroup.make({"hugetlb.2MB.max": str(2 << 20)}, None)
+    path = cgroup.make({"hugetlb.2MB.max": str(2 << 20)}, None).path
     try:
         assert not os.path.exists(left)
         assert os.path.isdir(path)

@@ -14,7 +14,6 @@ import os
 import re
 from collections.abc import Collection, Iterator, Mapping
 
-from anyaccel._typing import NamedTuple
 from anyaccel.linux.process import exists
 
 ROOT = "/sys/fs/cgroup"
@@ -30,7 +29,7 @@ _BINDING = ("memory.max", "memory.high", SWAP, "dmem.max", "cpu.max", "cpuset.cp
 _SCOPE = "systemd-run --user --scope --quiet --collect --"
 
 
-class Place(NamedTuple):
+class Place:
     """A group, made or to be made below.
 
     Attributes:
@@ -39,8 +38,8 @@ class Place(NamedTuple):
             empty if none is needed.
     """
 
-    path: str
-    before: tuple[str, ...] = ()
+    def __init__(self, path: str, before: tuple[str, ...] = ()) -> None:
+        self.path, self.before = path, before
 
 
 class UnavailableError(Exception):
@@ -128,7 +127,8 @@ def make(lines: Mapping[str, str], through: Mapping[str, str] | None) -> Place:
         OSError: When the kernel refuses a limit; then no group is left.
     """
     controllers = {name.partition(".")[0] for name in lines}
-    directory, before = find_place(controllers, through)
+    above = find_place(controllers, through)
+    directory = above.path
     if missing := controllers - {*_read(f"{directory}/cgroup.subtree_control").split()}:
         _write(f"{directory}/cgroup.subtree_control", " ".join(f"+{each}" for each in sorted(missing)))
     _tidy(directory)
@@ -141,7 +141,7 @@ def make(lines: Mapping[str, str], through: Mapping[str, str] | None) -> Place:
         with contextlib.suppress(OSError):
             os.rmdir(path)
         raise
-    return Place(path, before)
+    return Place(path, above.before)
 
 
 def remove(path: str) -> int | None:
