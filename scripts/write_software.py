@@ -17,7 +17,7 @@ COLUMN = "vendor's own software"
 FAKES = "fakes"
 BEGIN, END = "<!-- begin: software -->", "<!-- end: software -->"
 STATES = {
-    True: "compared with the vendor's own software on recorded machines",
+    True: "compared with the vendor's own software",
     False: "recordings replayed, the vendor's software replaced by fakes",
 }
 ROW = re.compile(r"\| \[(?P<name>.*)\]\(\.\./\.\./plugins/(?P<vendor>\w+)/README\.md\) \|")

@@ -272,13 +272,6 @@ def test_a_file_that_makes_no_sense_withholds_nothing(claim, ledger, state, text
     claim().do("take('a')")
 
 
-def test_a_list_that_is_too_long_to_be_read_is_refused_and_the_former_one_stays(ledger):
-    drain = ledger.drain(["a"], "the fan is loud")
-    with pytest.raises(LedgerError, match=r"at most 1,048,576 bytes and 10,000 entries are read"):
-        ledger.drain([f"device {number}" for number in range(90_000)], "a move")
-    assert [block.id for block in ledger.blocks()] == [drain.id]
-
-
 def test_blocks_of_the_machines_directory_outlast_a_boot(ledger, state, tmp_path, monkeypatch):
     """A boot empties the directories below /run."""
     monkeypatch.setattr(blocks, "MACHINE_WIDE", str(state))

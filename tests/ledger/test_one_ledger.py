@@ -144,9 +144,6 @@ def test_root_takes_devices_while_users_hold_and_wait(as_user):
 def test_setup_brings_over_what_a_user_holds_and_from_then_on_all_see_it(as_user, ends):
     alice, old, root = as_user(ALICE), as_user(ALICE), as_user(0, ledger=False)
     alice.do("take('a', note='mine')")
-    alice.do(
-        "with ledger.lock_handovers(['a']) as changed: changed['a'].write(next(iter(ledger.leases())).id, 'given')"
-    )
     root.do(SETUP)
     rival = as_user(ALICE)
     with pytest.raises(ClaimantError, match=f"a is held by {ALICE} \\(process {alice.pid}\\)"):
@@ -160,10 +157,6 @@ def test_setup_brings_over_what_a_user_holds_and_from_then_on_all_see_it(as_user
     bob.begin("take('a', wait=60)")
     alice.begin(ends)
     assert bob.end() == {"a": 10_000}
-    bob.do("give()")
-    assert list(bob.do("ledger.unfinished_handovers()")) == ["a"]
-    bob.do("with ledger.lock_handovers(['a']) as changed: changed['a'].clear()")
-    assert bob.do("ledger.unfinished_handovers()") == {}
 
 
 def test_what_is_not_in_a_directory_that_was_made_by_hand_is_said_and_setup_brings_it(as_user):

@@ -141,7 +141,7 @@ _MACHINE: tuple[tuple[str, Rule, str], ...] = (
     ),
     (
         "queue.patience",
-        replace(DURATION),
+        DURATION,
         "a request that has waited this long comes first, before shares and priorities",
     ),
     *((f"limits.{name}", rule, f"{words}; root has no limit") for name, rule, words in _LIMITS),

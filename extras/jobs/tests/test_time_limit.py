@@ -279,9 +279,9 @@ def test_a_signal_that_no_process_catches_ends_none(run):
         (("--time", "1m", "--signal", "NONE@1s"), "such as USR1@60s (got 'NONE@1s')"),
         (("--time", "1m", "--signal", "0@1s"), "such as USR1@60s (got '0@1s')"),
         (("--time", "1m", "--signal", "KILL@1s"), "must be a signal that a program can catch"),
-        (("--signal", "USR1@60s"), "signal USR1@1m00s is sent before a time limit, and there is none"),
+        (("--signal", "USR1@60s"), "signal USR1@1m is sent before a time limit, and there is none"),
         (("--signal", "USR1@60s"), "give a time limit as well: --time"),
-        (("--time", "10", "--signal", "USR1@60s"), "signal USR1@1m00s needs a time limit over 1m00s (got 10s)"),
+        (("--time", "10", "--signal", "USR1@60s"), "signal USR1@1m needs a time limit over 1m (got 10s)"),
     ],
 )
 def test_a_signal_that_makes_no_sense_is_refused(arguments, words, run):
@@ -342,7 +342,7 @@ def test_a_process_of_another_user_gets_no_signal_before_the_limit():
             assert (own.stdout.readline(), other.stdout.readline()) == ("\n", "\n")
             mark = hold.lease.mark
             said = TimeLimit.begin(60, early=EarlySignal.parse("USR1@1s")).send_early(mark)
-            assert said == "1s before the time limit of 1m00s: SIGUSR1 sent to 1 process"
+            assert said == "1s before the time limit of 1m: SIGUSR1 sent to 1 process"
             assert own.stdout.readline() == "caught\n"
             own.kill()
             other.kill()

@@ -316,6 +316,11 @@ MISTAKES: dict[str, Mistake] = {
     "a hook that hangs": Mistake(
         "C27", "anyaccel_stats takes longer than its deadline of ", (_at("anyaccel_stats", "while True: pass"),)
     ),
+    "an exit in the import": Mistake(
+        "C01",
+        "raised SystemExit: no driver",
+        (("import json, os, sys", "import json, os, sys\nsys.exit('no driver')"),),
+    ),
     "an interrupt as an error": Mistake(
         "C26",
         "the plug-in did not survive the check: KeyboardInterrupt",
@@ -383,6 +388,38 @@ MISTAKES: dict[str, Mistake] = {
         "C22",
         ".volt-cache', 'a') by itself",
         (_at("anyaccel_detect", "open(os.path.expanduser('~/.volt-cache'), 'a').close()"),),
+    ),
+    "a fork that returns twice": Mistake(
+        "C13", "the hooks change child processes: ", (_at("anyaccel_detect", "os.fork()"),)
+    ),
+    "another working directory": Mistake(
+        "C13", "the hooks change the working directory: ", (_at("anyaccel_detect", "os.chdir('/tmp')"),)
+    ),
+    "another locale": Mistake(
+        "C13",
+        "the hooks change the locale: ",
+        (_at("anyaccel_detect", "import locale; locale.setlocale(locale.LC_ALL, 'C')"),),
+    ),
+    "a recursion limit": Mistake(
+        "C13", "the hooks change the recursion limit: ", (_at("anyaccel_detect", "sys.setrecursionlimit(700)"),)
+    ),
+    "blocked signals": Mistake(
+        "C13",
+        "the hooks change blocked signals: ",
+        (_at("anyaccel_detect", "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})"),),
+    ),
+    "an alarm": Mistake(
+        "C13",
+        "the hooks change the alarm: ",
+        (_at("anyaccel_detect", "import signal; signal.setitimer(signal.ITIMER_REAL, 600)"),),
+    ),
+    "a limit of memory": Mistake(
+        "C13",
+        "the hooks change resource limits: RLIMIT_AS=",
+        (_at("anyaccel_detect", "import resource; resource.setrlimit(resource.RLIMIT_AS, (1 << 38, 1 << 38))"),),
+    ),
+    "standard output closed": Mistake(
+        "C13", "the hooks change open standard streams: ", (_at("anyaccel_detect", "sys.stdout.close()"),)
     ),
     "a file behind the back of ctx": Mistake(
         NOT_FOUND,
@@ -471,6 +508,9 @@ MISTAKES: dict[str, Mistake] = {
         "C27",
         "anyaccel_detect answers 9437968 bytes, and at most 8388608 are taken",
         ((NOTES, "notes=('x' * (9 << 20),) if told"),),
+    ),
+    "a generator of devices": Mistake(
+        "C09", "anyaccel_detect: Detected.devices must be tuple", (("devices=tuple(board(", "devices=(board("),)
     ),
     "a set among the attributes": Mistake(
         "C09",

@@ -239,7 +239,9 @@ class ForkServer:
         """
         if self._status is None:
             try:
-                if seconds is not None and not self._ends_within(seconds):
+                from anyaccel.linux.process import wait_for_end  # late: most servers outlive their callers
+
+                if seconds is not None and not wait_for_end([self.pid], seconds):
                     return None
                 self._status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
             except (ChildProcessError, ProcessLookupError):
@@ -252,12 +254,6 @@ class ForkServer:
             import signal
 
             os.kill(self.pid, signal.SIGKILL)
-
-    def _ends_within(self, seconds: float) -> bool:
-        """Wait until the server ends, without reaping it; return False if the time is up before."""
-        from anyaccel.linux.process import wait_for_end  # late: most servers outlive their callers
-
-        return wait_for_end([self.pid], seconds)
 
     def _send(self, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
         """Send a message, with descriptors; waits if the socket is full.

@@ -73,9 +73,8 @@ def start_monitor(
 
     No monitor is started if nothing is leased, or if no process can be made; then there is no journal entry, no monitor
     takes the other steps, and a line on standard error says so if the time limit is not enforced. A monitor that cannot
-    open the ledger takes no step either. If the lease has no end, a process that ``stays`` gets a monitor only for
-    samples or the handover, and otherwise writes the entry itself; another process gets a monitor only for the journal,
-    the handover or the cgroup.
+    open the ledger takes no step either. A lease without an end has a monitor only for the journal, the handover or the
+    cgroup.
 
     Args:
         lease: The lease.
@@ -91,17 +90,13 @@ def start_monitor(
     """
     if lease.lease is None:
         return
-    until = lease.lease.until
+    until, grouped = lease.lease.until, lease.launch.environment.group is not None
+    if until is None and lease.handover is None and not grouped and not is_journal_kept(lease.lease.path):
+        return
     meter, own = lease.start_meter(lease.lease, program), process.me()
     sampler = None
     if is_journal_wanted():
         sampler = make_sampler(lease.launch.inventory, lease.allocation.shares, meter.add_sample)
-    grouped = lease.launch.environment.group is not None
-    needless = sampler is None if stays else not is_journal_kept(lease.lease.path) and not grouped
-    if until is None and needless and lease.handover is None:
-        if stays:
-            lease.attach_writer(meter)
-        return
 
     # Not by the monitor: a process without a terminal could tell no user why it does not enforce the limit.
     ledger, mark = Ledger.open(), lease.lease.mark
@@ -129,7 +124,7 @@ def start_monitor(
 def end_in_time(lease: str, until: float) -> None:
     """Start a monitor to end the processes of a lease at a time, without a message and without a journal entry.
 
-    The processes get SIGTERM, and SIGKILL after ``GRACE_SECONDS``; again, after growing pauses, while the lease lasts.
+    The processes get SIGTERM, and SIGKILL after ``GRACE_SECONDS``; again every 10 s while the lease lasts.
     The call returns once the monitor runs.
 
     Call this function in a process with a single thread. If no process can be made, the lease is not ended, and a line
@@ -199,10 +194,8 @@ class _StatusPipe:
 
     def finish(self, status: int | None = None, *, timed_out: bool = False) -> None:
         """Send the status, and close the pipe; errors are ignored. Call it once."""
-        with contextlib.suppress(OSError):
-            os.write(self._writer, f"{'' if status is None else status} {int(timed_out)}".encode())
-        with contextlib.suppress(OSError):
-            os.close(self._writer)
+        with contextlib.suppress(OSError), open(self._writer, "wb", buffering=0) as pipe:
+            pipe.write(f"{'' if status is None else status} {int(timed_out)}".encode())
 
 
 def _read_status(pipe: int) -> tuple[int | None, bool]:

@@ -16,7 +16,7 @@ from anyaccel.linux.mark import Mark
 from anyaccel.linux.system import signal
 from anyaccel.linux.teardown import GRACE_SECONDS, find_carriers
 from anyaccel.model import Value
-from anyaccel.text import duration, elapsed, shown
+from anyaccel.text import duration, shown, span
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 STATUS = 124
 """Exit status after a time limit; that of timeout(1)."""
 _NEVER_CAUGHT = (signal.SIGKILL, signal.SIGSTOP)
-_MINUTE = 60.0
 _LOOKS = 10
 """Searches for the carriers of a mark: a program may start processes faster than one search takes."""
 
@@ -93,7 +92,7 @@ class EarlySignal(Value):
         return len(sent)
 
     def __str__(self) -> str:
-        return f"{self.name.removeprefix('SIG')}@{format_limit(self.seconds)}"
+        return f"{self.name.removeprefix('SIG')}@{span(self.seconds)}"
 
 
 def _signal(name: str) -> int:
@@ -175,7 +174,7 @@ class TimeLimit(Value):
             return ""
         count = self.early.send(mark)
         to = f"{count} process{'es' * (count != 1)}" if count else "no process, since none catches it"
-        before = f"{format_limit(self.early.seconds)} before the time limit of {format_limit(self.seconds)}"
+        before = f"{span(self.early.seconds)} before the time limit of {span(self.seconds)}"
         return f"{before}: {self.early.name} sent to {to}"
 
 
@@ -215,7 +214,7 @@ class Countdown:
 
 def describe_timeout(seconds: float) -> str:
     """Return the message for a command ended by a time limit of so many seconds, without a prefix."""
-    return f"time limit of {format_limit(seconds)} reached: ended"
+    return f"time limit of {span(seconds)} reached: ended"
 
 
 def check_early(text: str | None, seconds: float | None) -> EarlySignal | None:
@@ -244,15 +243,10 @@ def check_early(text: str | None, seconds: float | None) -> EarlySignal | None:
         )
     if early.seconds >= seconds:
         raise UsageError(
-            f"signal {early} needs a time limit over {format_limit(early.seconds)} (got {format_limit(seconds)})",
+            f"signal {early} needs a time limit over {span(early.seconds)} (got {span(seconds)})",
             hint="give a longer limit, or a shorter time after the @",
         )
     return early
-
-
-def format_limit(seconds: float) -> str:
-    """Format a time limit: below a minute in seconds, with fractions; else in two units, rounded down (``2h14m``)."""
-    return f"{seconds:g}s" if seconds < _MINUTE else elapsed(seconds)
 
 
 def print_line(text: str, descriptor: int = 2) -> None:

@@ -32,8 +32,6 @@ from anyaccel.policy import FOREVER, Block, Waiting
 NAME = "blocks.json"
 KEPT = "/var/lib/anyaccel/blocks.json"
 VERSION = 1
-_MOST_BYTES = 1 << 20
-_MOST = 10_000  # blocks that are read: a bound on the work of each request
 
 
 class _Members:
@@ -191,7 +189,7 @@ def _read(path: str, directory: str) -> tuple[DeviceBlock, ...] | None:
     """Read one file, or return the blocks of the last call if the file has not changed.
 
     Returns:
-        The blocks, empty for a file with other content or of more than 1 MiB. None for a missing or untrusted file: not
+        The blocks, empty for a file with other content. None for a missing or untrusted file: not
         to be opened, not regular, writable for group or others, or of an owner other than root and the owner of
         ``directory``.
 
@@ -220,7 +218,7 @@ def _read(path: str, directory: str) -> tuple[DeviceBlock, ...] | None:
         with open(
             descriptor, "rb", closefd=False
         ) as file:  # not before: open() refuses a directory, which any user makes
-            blocks = tuple(_decode(file.read(_MOST_BYTES)))
+            blocks = tuple(_decode(file.read()))
     finally:
         os.close(descriptor)
     _known[path] = identity, blocks
@@ -228,13 +226,13 @@ def _read(path: str, directory: str) -> tuple[DeviceBlock, ...] | None:
 
 
 def _decode(body: bytes) -> Iterable[DeviceBlock]:
-    """Decode the first 10,000 blocks; skip implausible blocks, and every block of another version.
+    """Decode blocks; skip implausible blocks, and every block of another version.
 
     Other content than a JSON object with a list of blocks gives none. Texts are cut to 250 characters.
     """
     words = read_object(body)
     listed = words.get("blocks") if words.get("v") == VERSION else None
-    for each in listed[:_MOST] if isinstance(listed, list) else ():
+    for each in listed if isinstance(listed, list) else ():
         devices = each.get("devices") if isinstance(each, dict) else None
         if not isinstance(devices, list):
             continue
@@ -289,20 +287,14 @@ def change_blocks(
 
     Raises:
         LeasePermissionError: When this user is neither root nor the owner of the state directory.
-        LedgerError: When a file cannot be written, or would be larger than what is read. No block changes now; but if
-            :data:`KEPT` was written and the other file was not, the change becomes active with the next boot.
+        LedgerError: When a file cannot be written. No block changes now; but if :data:`KEPT` was written and the other
+            file was not, the change becomes active with the next boot.
     """
     check_permission(state, os.fstat(directory).st_uid)
     gone = set(without)
     kept = [block for block in read_blocks(state) if block.id not in gone]
     listed = [{name: getattr(block, name) for name in DeviceBlock._fields} for block in (*kept, *change)]
     text = json.dumps({"v": VERSION, "blocks": listed}, indent=1) + "\n"
-    if len(text) > _MOST_BYTES or len(listed) > _MOST:  # json.dumps writes ASCII
-        raise LedgerError(
-            f"drains and reservations need {len(text):,} bytes for {len(listed):,} entries; at most {_MOST_BYTES:,} "
-            f"bytes and {_MOST:,} entries are read",
-            hint="remove others first, or give shorter notes",
-        )
     # The copy first: after an interrupt in between, the change is not active, and returns with the next boot at worst.
     paths = [*([KEPT] if state.path == MACHINE_WIDE else []), f"{state.path}/{NAME}"]
     try:

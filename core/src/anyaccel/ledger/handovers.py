@@ -15,9 +15,10 @@ from collections.abc import Iterable, Iterator
 
 from anyaccel.ledger.directory import StateDirectory
 from anyaccel.ledger.lockfile import Life
-from anyaccel.ledger.names import HANDOVER, HANDOVER_BODY, Listing, boot, decode, encode
+from anyaccel.ledger.names import HANDOVER, Listing, boot, decode, encode
 from anyaccel.ledger.states import find_states
 
+_BODY = rb"(?P<boot>[0-9a-f]{8}) (?P<lease>[0-9a-f]{12}) (?P<state>given|changing) *\n"
 LOCK_SECONDS = 60.0
 """Time for the lock of a device. Another handover takes three deadlines of the hook at most, of 10 s each."""
 
@@ -131,7 +132,7 @@ def _list_changed(directory: int) -> dict[str, str]:
 
 def _parse(data: bytes) -> tuple[str, str] | None:
     """Return the lease and the state that a file names; None for an idle device, an earlier boot, or other content."""
-    match = re.fullmatch(HANDOVER_BODY, data)
+    match = re.fullmatch(_BODY, data)
     if match is None or match["boot"].decode() != boot():
         return None
     return match["lease"].decode(), match["state"].decode()

@@ -44,8 +44,6 @@ _PID, _MARK = attrgetter("pid"), attrgetter("mark")
 
 HANDOVER = "handover."
 """Beginning of the names of files of handovers; see :mod:`anyaccel.ledger.handovers`."""
-HANDOVER_BODY = rb"(?P<boot>[0-9a-f]{8}) (?P<lease>[0-9a-f]{12}) (?P<state>given|changing) *\n"
-"""Content of a file of handovers."""
 MAX_PRIORITY = 1_000_000  # keeps the rank below within seven digits
 _RANK_OF_PRIORITY_0 = 5_000_000
 _LONGEST = 128

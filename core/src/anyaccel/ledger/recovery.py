@@ -12,13 +12,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
-import stat
 from collections.abc import Iterable, Iterator
 
 from anyaccel._typing import NamedTuple
-from anyaccel.ledger.lockfile import BODY_LIMIT, Life, read_body
-from anyaccel.ledger.names import HANDOVER, HANDOVER_BODY, LeaseName, list_names, parse_lease
+from anyaccel.ledger.lockfile import Life
+from anyaccel.ledger.names import HANDOVER, LeaseName, list_names, parse_lease
 from anyaccel.ledger.states import find_states
 from anyaccel.linux import process
 from anyaccel.linux.descriptors import has_lock, list_descriptors
@@ -50,8 +48,7 @@ def recover(directory: int, paths: Iterable[str], former: Iterable[tuple[str, in
     Args:
         directory: Descriptor of the active directory.
         paths: Paths of directories from which files may have been deleted, also with the directory.
-        former: Paths and descriptors of other directories: their present files of leases count as well as deleted ones,
-            and their files of handovers that were not undone are copied.
+        former: Paths and descriptors of other directories: their present files of leases count as well as deleted ones.
 
     Raises:
         OSError: When a file cannot be made, a lock cannot be tested, or a directory cannot be read.
@@ -68,10 +65,7 @@ def recover(directory: int, paths: Iterable[str], former: Iterable[tuple[str, in
             if lease.understood and found_states[lease.name].life is not Life.OVER:
                 with contextlib.suppress(FileNotFoundError):  # the lease has just been released
                     found = os.stat(lease.name, dir_fd=source, follow_symlinks=False)
-                    _make(directory, lease.name, found, found.st_uid, read_body(source, lease.name))
-        for name in os.listdir(source):
-            if name.startswith(HANDOVER):
-                _copy_handover(directory, source, name)
+                    _make(directory, lease.name, found, found.st_uid)
     for carrier in _carriers(places):
         _make_for(directory, carrier)
 
@@ -112,33 +106,6 @@ def remove(path: str, name: str) -> None:
         other = parse_lease(each)
         if lease and other and (other.device, other.boot, other.id) == (lease.device, lease.boot, lease.id):
             os.unlink(f"{path}/{each}")
-
-
-def _copy_handover(directory: int, source: int, name: str) -> None:
-    """Copy a file that says for which lease a vendor has changed a device, so that the next holder undoes the change.
-
-    The copy is writable for every user. A file with other content is skipped, and so is one that is in ``directory``
-    already: there a later handover has begun.
-
-    Raises:
-        OSError: When the copy cannot be made or written; none is left then.
-    """
-    body = read_body(source, name)
-    if re.fullmatch(HANDOVER_BODY, body) is None:
-        return
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        descriptor = os.open(name, flags, 0o600, dir_fd=directory)
-    except FileExistsError:
-        return
-    try:
-        os.fchmod(descriptor, 0o666)  # whatever the umask is
-        os.write(descriptor, body)  # at most 64 bytes
-    except OSError:
-        os.unlink(name, dir_fd=directory)  # an empty file stands for an idle device
-        raise
-    finally:
-        os.close(descriptor)
 
 
 def _device(path: str) -> Iterator[int]:
@@ -184,12 +151,12 @@ def _make_for(directory: int, carrier: _Carrier) -> None:
     """Make the file of a lease again for a process with its lock, with that process in the name.
 
     The owner is the owner of the lost file or, for a process other than in the lost name, the user of that process. A
-    process that has just ended gets no file. The body is copied if it can be read, except by root.
+    process that has just ended gets no file.
 
     Raises:
         OSError: When the file cannot be made.
     """
-    lease, body = carrier.lease, b""
+    lease = carrier.lease
     try:
         found = os.stat(carrier.path)
         owner, name = found.st_uid, lease.name
@@ -198,25 +165,20 @@ def _make_for(directory: int, carrier: _Carrier) -> None:
             name = name.replace(f".{lease.pid}.{lease.start}.", f".{carrier.pid}.{carrier.start}.", 1)
     except process.UNSEEN:  # the process has just ended
         return
-    # Not as root: the descriptor may by now belong to another file, which only its owner may read.
-    if os.geteuid() != 0 and stat.S_ISREG(found.st_mode):
-        with contextlib.suppress(OSError), open(carrier.path, "rb", opener=_without_blocking) as file:
-            body = file.read(BODY_LIMIT)
-    _make(directory, name, found, owner, body)
+    _make(directory, name, found, owner)
 
 
-def _make(directory: int, name: str, found: os.stat_result, owner: int, body: bytes) -> None:
+def _make(directory: int, name: str, found: os.stat_result, owner: int) -> None:
     """Make the file of a lease, unlocked, with the times of the lost file; an existing file stays as it is.
 
-    An owner that cannot be set, and a body that cannot be written, are ignored.
+    The body, which is for display, is lost: a user could have replaced the lost file by one that other users may not
+    read. An owner that cannot be set is ignored.
 
     Args:
         directory: Descriptor of the directory.
         name: Name of the file.
         found: State of the lost file.
         owner: User who may remove the file; set only by root.
-        body: Content; ignored for root, since a user could have replaced the lost file by one that other users may not
-            read.
 
     Raises:
         OSError: When the file cannot be made, or its times cannot be set; a file that was made stays.
@@ -231,14 +193,6 @@ def _make(directory: int, name: str, found: os.stat_result, owner: int, body: by
         if os.geteuid() == 0:
             with contextlib.suppress(OSError):  # in a user namespace the owner may have no number
                 os.fchown(fd, owner, -1)
-        else:
-            with contextlib.suppress(OSError):  # without space the texts are lost, but the lease counts
-                os.write(fd, body)
         os.utime(fd, ns=(found.st_atime_ns, found.st_mtime_ns))  # the start of the lease
     finally:
         os.close(fd)
-
-
-def _without_blocking(path: str, flags: int) -> int:
-    """Open a file for :func:`open`, without waiting for a writer if the file is a FIFO."""
-    return os.open(path, flags | os.O_NONBLOCK)

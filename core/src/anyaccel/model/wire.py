@@ -94,7 +94,8 @@ def read(kind: type[T], data: Any, where: str) -> tuple[T, list[str]]:
     Parts that do not fit stay unchanged.
     """
     found: list[str] = []
-    value = _reader(kind)(data, found, False)
+    annotation: Any = kind
+    value = _reader(annotation)(data, found, False)
     return value, [where + fault for fault in found]
 
 
@@ -148,7 +149,7 @@ def _scalar_reader(kind: Any) -> Reader:
     return read
 
 
-def _row_reader(kind: Any, origin: type, arguments: tuple[Any, ...]) -> Reader:
+def _row_reader(kind: Any, origin: Any, arguments: tuple[Any, ...]) -> Reader:
     """Return the reader of a tuple or a frozenset, which is a list in JSON."""
     inside = _reader(arguments[0])
     length = None if origin is frozenset or arguments[-1] is Ellipsis else len(arguments)
@@ -163,7 +164,7 @@ def _row_reader(kind: Any, origin: type, arguments: tuple[Any, ...]) -> Reader:
     return read
 
 
-def _mapping_reader(kind: Any, origin: type, arguments: tuple[Any, ...]) -> Reader:
+def _mapping_reader(kind: Any, origin: Any, arguments: tuple[Any, ...]) -> Reader:
     """Return the reader of a mapping, which is an object in JSON."""
     read_key, read_content = map(_reader, arguments)
 

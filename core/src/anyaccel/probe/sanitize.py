@@ -119,7 +119,7 @@ def _completed(item: str, replacements: Mapping[str, str]) -> str:
     return f"{head}-{os.path.commonprefix(meant)}" if meant else item  # noqa: RUF071 - these are no paths
 
 
-def _replacements(found: Found, users: Mapping[str, str], hosts: Mapping[str, str], words: set[str]) -> dict[str, str]:
+def _replacements(found: Found, users: dict[str, str], hosts: dict[str, str], words: set[str]) -> dict[str, str]:
     """Return the replacements by original; a name that is also a word of the machine is left out."""
     uuids = {text for text in found["uuid"] if text.strip("0-")}  # one of zeros alone says that there is none
     made = {text: f"{n:08x}-0000-4000-8000-{n:012x}" for n, text in _ranked(uuids)}

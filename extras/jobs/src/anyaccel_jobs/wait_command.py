@@ -9,6 +9,7 @@ import argparse
 
 from anyaccel.cli import output
 from anyaccel.launcher import time_limit
+from anyaccel.text import span
 
 from anyaccel_jobs.jobs import Job, find, list_ids, wait
 from anyaccel_jobs.jobs_command import describe
@@ -45,7 +46,7 @@ def main(args: argparse.Namespace) -> int:
 def _how(job: Job) -> str:
     """Describe an end without a telling exit status; empty for other ends."""
     if job.state == "timeout":
-        return f"reached its time limit of {time_limit.format_limit(job.time_limit or 0)}"
+        return f"reached its time limit of {span(job.time_limit or 0)}"
     return {"cancelled": "was cancelled", "lost": "is lost"}.get(job.state, "")
 
 

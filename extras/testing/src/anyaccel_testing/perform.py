@@ -18,6 +18,7 @@ from anyaccel.vendors import PRINTED_LIMIT, Source
 from anyaccel_testing.check import Check, CheckFailed, NotApplicable, State, demand
 from anyaccel_testing.subject import PRODUCTS, Subject, TestedMachine
 from anyaccel_testing.table import CHECKS
+from anyaccel_testing.watch import flush_output
 
 Answer = dict[str, str]
 
@@ -52,8 +53,7 @@ def _redirect_output() -> Iterator[None]:
     try:
         yield
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        flush_output()
         size = os.fstat(output).st_size
         # The parent reads the pipe after the answer: more than a pipe's buffer would block this process for ever.
         os.write(pipe, os.pread(output, PRINTED_LIMIT, max(0, size - PRINTED_LIMIT)))

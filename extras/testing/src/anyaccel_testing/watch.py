@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from types import FrameType
-from typing import Any, Self
+from typing import Any, Self, TextIO
 
 from anyaccel.linux import list_descriptors, process
 from anyaccel.vendors import Source
@@ -112,16 +112,26 @@ def read_process_state() -> dict[str, Any]:
     """Return the process-wide state that a hook must not change, by name, in comparable form."""
     import locale
     import logging
+    import resource
     import signal
     import threading
 
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush_output()
+    limits = [name for name in dir(resource) if name.startswith("RLIMIT_")]
     return {
         "the environment (os.environ)": dict(os.environ),
         "the working directory": os.getcwd(),
         "the umask": _read_umask(),
         "signal handlers": {int(number): signal.getsignal(number) for number in signal.valid_signals()},
+        "blocked signals": sorted(int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, ())),
+        # The time left is another one at each look.
+        "the alarm": signal.getitimer(signal.ITIMER_REAL) != (0.0, 0.0),
+        "resource limits": {name: resource.getrlimit(getattr(resource, name)) for name in limits},
+        "the priority": os.getpriority(os.PRIO_PROCESS, 0),
+        "the process group": os.getpgrp(),
+        "the recursion limit": sys.getrecursionlimit(),
+        "the trace function": sys.gettrace(),
+        "open standard streams": [is_open(stream) for stream in (sys.stdin, sys.stdout, sys.stderr)],
         "open file descriptors": dict(_list_descriptors()),
         # A library may start threads that Python does not know, so the kernel is asked as well.
         "threads": sorted(thread.name for thread in threading.enumerate()),
@@ -133,6 +143,18 @@ def read_process_state() -> dict[str, Any]:
         "the exception hook": sys.excepthook,
         "what was printed": [_count_printed(number) for number in (1, 2)],
     }
+
+
+def is_open(stream: TextIO | None) -> bool:
+    """Return True if a standard stream is there and was not closed."""
+    return stream is not None and not stream.closed
+
+
+def flush_output() -> None:
+    """Write what is buffered for standard output and error, as far as a plug-in has left these open."""
+    for stream in (sys.stdout, sys.stderr):
+        if is_open(stream):
+            stream.flush()
 
 
 def find_changes(before: dict[str, Any], after: dict[str, Any]) -> Iterator[str]:
