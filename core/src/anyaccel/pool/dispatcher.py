@@ -1352,7 +1352,7 @@ class LocalEngine(Engine):
             reactor().call_soon(self._cancel_unsent)  # methods that wait as notes in front of this one
         reactor().call_soon(self._close_actors)
         if wait and not reactor().inside:
-            self.drained.wait()
+            self.drained.result()
 
     def _cancel_unsent(self) -> None:
         """Cancel the calls that were not sent to a worker; any thread may ask."""
@@ -1384,7 +1384,7 @@ class LocalEngine(Engine):
         if not self.members:
             while self.servers:
                 self.servers.pop().remove_pool()
-            reactor().call_soon(self.drained.set)  # by a note, behind the reports of progress of the last calls
+            reactor().call_soon(self.set_drained)  # by a note, behind the reports of progress of the last calls
 
     @property
     def _groups(self) -> set[ActorGroup]:
