@@ -136,7 +136,7 @@ def test_a_vendors_rule_is_quoted(acme, anyaccel):
         (("run", "APU"), 2, "a command to run must follow '--'"),
         (("run", "--", "true"), 2, "the following arguments are required: REQUEST"),
         (("select", "APU", "--", "true"), 2, "a command after '--' belongs to 'anyaccel run'"),
-        (("stauts",), 2, "there is no command 'stauts'; did you mean 'status'?"),
+        (("stauts",), 2, "there is no command 'stauts'; did you mean status"),
         (("frobnicate",), 2, "the commands are status, top, queue"),
         (("status", "--nope"), 2, "unrecognized arguments: --nope"),
         (("run", "APU", "--wiat", "9s", "--", "true"), 2, "unrecognized arguments: --wiat 9s; did you mean --wait?"),

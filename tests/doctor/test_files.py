@@ -39,7 +39,7 @@ MACHINES = [
         "[users.erika]\nweight = 2\n[users]\nerica.devices = 4\n7777.devices = 1\n", 0o644, 0,
         [
             (f"warn  '{FILE}': there is no user 'erica'; the entry has no effect"
-            "  ->  did you mean 'erika'?")
+            "  ->  did you mean erika?")
         ],
     ),
     (

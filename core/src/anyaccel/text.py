@@ -152,6 +152,22 @@ def listed(items: Sequence[str]) -> str:
     return ", ".join(items[:_LISTED]) + more
 
 
+def suggest(name: str, known: Iterable[str], otherwise: str = "", *, most: int = 3, cutoff: float = 0.6) -> str:
+    """Return ``did you mean NAME?`` with the known names that are similar to a wrong one, or else another text.
+
+    Args:
+        name: The wrong name.
+        known: The known names.
+        otherwise: The text if no known name is similar.
+        most: Most names to return.
+        cutoff: Least similarity, from 0 to 1, as measured by :mod:`difflib`.
+    """
+    from difflib import get_close_matches
+
+    close = get_close_matches(name, list(known), most, cutoff)
+    return f"did you mean {' or '.join(close)}?" if close else otherwise
+
+
 def shown(value: object) -> str:
     """Return a wrong value for a message: its Python form, cut off after 60 characters."""
     try:

@@ -8,6 +8,7 @@ import re
 from anyaccel import extras
 from anyaccel.cli import output
 from anyaccel.errors import UsageError
+from anyaccel.text import suggest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -68,23 +69,18 @@ class Parser(argparse.ArgumentParser):
         hint = f"see '{self.prog} --help'"
         unknown = message.removeprefix("unrecognized arguments: ")
         if unknown != message:
-            from difflib import get_close_matches
-
             # argparse lists all that it does not know: the first one is the culprit.
             option = unknown.split(" ")[0].partition("=")[0]
             # Options of an extra are unknown until it is installed.
             if option in extras.OPTIONS:
                 raise extras.not_installed(f"the option {option}", extras.OPTIONS[option])
-            close = get_close_matches(option, self._option_string_actions, n=1, cutoff=0.75)
-            message += f"; did you mean {close[0]}?" if close else ""
+            message = f"{message}; {suggest(option, self._option_string_actions, cutoff=0.75)}".removesuffix("; ")
             if any(action.dest == "cmd" for action in self._actions):
                 hint += "; the command to run, with its own options, stands after '--'"
         elif match := re.search(_CHOICE, message):
-            from difflib import get_close_matches
-
             # The quotes around choices depend on Python's version.
-            close = get_close_matches(match[1], match[2].replace("'", "").split(", "), n=1)
-            message += f"; did you mean {close[0]}?" if close else ""
+            choices = match[2].replace("'", "").split(", ")
+            message = f"{message}; {suggest(match[1], choices, most=1)}".removesuffix("; ")
         raise UsageError(message, hint=hint)
 
     def _get_formatter(self) -> argparse.HelpFormatter:

@@ -12,7 +12,7 @@ from anyaccel.cli.table import Column, fit_columns, has_value, spread
 from anyaccel.errors import UsageError
 from anyaccel.model import Device, Stats, Value
 from anyaccel.model.labels import write_labels
-from anyaccel.text import cells, clock, elapsed, gibibytes, printable
+from anyaccel.text import cells, clock, elapsed, gibibytes, printable, suggest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -209,10 +209,7 @@ def choose_columns(names: str) -> tuple[DeviceColumn, ...]:
     # A column that is named twice is shown once.
     for name in dict.fromkeys(each.strip().lower().partition("/")[0] for each in names.split(",")):
         if name not in by_name:
-            import difflib
-
-            close = difflib.get_close_matches(name, by_name, n=3)
-            told = f"did you mean {' or '.join(map(repr, close))}?" if close else f"there are {', '.join(by_name)}"
+            told = suggest(name, by_name, f"there are {', '.join(by_name)}")
             raise UsageError(f"there is no column {name!r}; {told}", hint="see 'anyaccel status --help'")
         found.append(by_name[name])
     return tuple(found)

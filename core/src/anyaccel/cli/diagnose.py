@@ -20,7 +20,7 @@ from anyaccel.linux import cgroup
 from anyaccel.linux.process import exists
 from anyaccel.model import Finding, Inventory, Severity
 from anyaccel.probe import HOST
-from anyaccel.text import elapsed, listed, printable, shown
+from anyaccel.text import elapsed, listed, printable, shown, suggest
 
 LONG_SECONDS = 600.0
 """A request that has waited longer is reported."""
@@ -56,13 +56,11 @@ def diagnose_file(read: Callable[[], Configuration]) -> Iterator[Finding]:
 
 def _close_name(table: str, name: str) -> str:
     """Return the remedy for an unknown name in the table ``users`` or ``groups``."""
-    import difflib
     import grp
     import pwd
 
     known = [each.pw_name for each in pwd.getpwall()] if table == "users" else [each.gr_name for each in grp.getgrall()]
-    close = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {shown(close[0])}?" if close else "correct the name, or remove the entry"
+    return suggest(name, known, "correct the name, or remove the entry")
 
 
 def diagnose_cgroups(inventory: Inventory) -> Iterator[Finding]:

@@ -306,7 +306,7 @@ def _find_unknown(request: Request, inventory: Inventory) -> list[str]:
     for vendor, signs in read_presences(installed()[0]).items():
         if signs is None or signs.names is None:
             return []
-        known |= {vendor, signs.resource.lower(), *signs.names}
+        known |= signs.list_names(vendor)
     return [name for name in dict.fromkeys(names) if name.lower() not in known]
 
 

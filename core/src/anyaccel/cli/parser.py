@@ -10,6 +10,7 @@ from anyaccel.cli import output
 from anyaccel.cli.extensions import import_from
 from anyaccel.cli.quantities import seconds
 from anyaccel.errors import AnyaccelError, ConfigurationError, UsageError
+from anyaccel.text import suggest
 from anyaccel.vendors import begin_for
 
 TYPE_CHECKING = False
@@ -194,7 +195,8 @@ def module_of(name: str) -> ModuleType:
     if not target and name in extras.COMMANDS:
         raise extras.not_installed(f"the command {name!r}", extras.COMMANDS[name])
     if not target:
-        raise UsageError(f"there is no command {name!r}; {_close_command(name)}", hint="see 'anyaccel --help'")
+        close = suggest(name, COMMANDS, f"the commands are {', '.join(COMMANDS)}")
+        raise UsageError(f"there is no command {name!r}; {close}", hint="see 'anyaccel --help'")
     return import_from(distribution, target, f"the command {name!r} of {distribution}")
 
 
@@ -374,15 +376,6 @@ def _find_command(arguments: Sequence[str]) -> tuple[str, list[str]]:
         output.print_line(f"anyaccel {__version__}")
         raise SystemExit(0)
     return DEFAULT, list(arguments)
-
-
-def _close_command(name: str) -> str:
-    import difflib
-
-    close = difflib.get_close_matches(name, COMMANDS, n=1)
-    if close:
-        return f"did you mean {close[0]!r}?"
-    return f"the commands are {', '.join(COMMANDS)}"
 
 
 def print_help() -> NoReturn:

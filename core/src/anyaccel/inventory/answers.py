@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from anyaccel.errors import MachineError, PluginError
 from anyaccel.model import (
@@ -47,24 +47,27 @@ for pattern in contract.PATTERNS:
     re.compile(pattern)
 
 
-def make_patience(request: Request, present: Mapping[str, Presence | None], sources: Sequence[Source]) -> Enough:
-    """Return a function for the time that a request waits for vendors without an answer."""
-    named = {name.casefold() for term in request.terms for name in term.names}
-    own: dict[str, set[str]] = {}
-    for source in sources:
-        declared = present.get(source.vendor)
-        if declared is not None and declared.resource:
-            own[source.vendor] = {source.vendor.casefold(), declared.resource.casefold(), *(declared.names or ())}
+def make_patience(request: Request, present: Mapping[str, Presence | None]) -> Enough:
+    """Return a function for the time that a request waits for vendors without an answer.
+
+    Args:
+        request: The request.
+        present: The vendors that are asked, with their signs; one without known names may be the one that is meant.
+    """
+    terms = [{name.casefold() for name in term.names} for term in request.terms]
+    named = set().union(*terms)
+    awaited = {
+        vendor
+        for vendor, signs in present.items()
+        if signs is None or not signs.resource or not named.isdisjoint(signs.list_names(vendor))
+    }
 
     def enough(outcomes: Mapping[VendorProcess, Outcome]) -> float | None:
         heard = {process.source.vendor: outcome for process, outcome in outcomes.items()}
-        for vendor in present:
-            # A vendor without known names may be the one that the request means.
-            if vendor not in heard and not own.get(vendor, named).isdisjoint(named):
-                return None
+        if not awaited <= heard.keys():
+            return None
         offered = [names for vendor, outcome in heard.items() for names in _offered(vendor, outcome)]
-        served = all(any(_asks_for(term.names, names) for names in offered) for term in request.terms)
-        return GRACE_SECONDS if served else None
+        return GRACE_SECONDS if all(any(names & term for names in offered) for term in terms) else None
 
     return enough
 
@@ -79,10 +82,6 @@ def _offered(vendor: str, outcome: Outcome) -> list[set[str]]:
         ]
     except (AttributeError, LookupError, TypeError):
         return []
-
-
-def _asks_for(names: Iterable[str], offered: set[str]) -> bool:
-    return any(name.casefold() in offered for name in names)
 
 
 def interpret(source: Source, outcome: Outcome) -> tuple[VendorReport, list[Device]]:
@@ -188,13 +187,11 @@ def check_products(machine: Machine, answers: Answers, names: VendorNames) -> di
         if len(owners) > 1:
             raise MachineError(f"{name!r} is a product of {' and '.join(owners)}: set ANYACCEL_PLUGINS to one of them")
         if not owners:
-            import difflib
-
             from anyaccel.extras import plugin_remedy
+            from anyaccel.text import suggest
 
             listed = sorted({name for listed in known.values() for name in listed})
-            close = difflib.get_close_matches(name, listed, n=3, cutoff=0.5)
-            way_out = f"did you mean {', '.join(close)}?" if close else "see 'anyaccel plugins' for what is installed"
+            way_out = suggest(name, listed, "see 'anyaccel plugins' for what is installed", cutoff=0.5)
             way_out = plugin_remedy(name) or way_out
             failed = [problem for source, outcome in answers.values() if (problem := problem_in(source, outcome, ""))]
             if failed:

@@ -109,7 +109,7 @@ def _ask(
         import_meanwhile("anyaccel.inventory.memory")
     detect = functools.partial(ask, "detect", timeout=timeout, environ=environ, sources=sources)
     unnamed = [vendor for vendor, signs in present.items() if signs is None or signs.names is None]
-    enough = None if request is None else answers.make_patience(request, present, sources)
+    enough = None if request is None else answers.make_patience(request, present)
     began = time.monotonic()
     outcomes, _ = detect(machine, vendors=present, enough=enough, more={each: {"names": True} for each in unnamed})
     if machine.text == HOST:

@@ -752,26 +752,20 @@ class Acquisition:
         if not listing.tickets:
             return []
         policy = with_past(self._policy)  # only here, since few requests meet others that wait
-        plain = policy.plain  # then leases do not matter
-        held = () if plain else list_holdings(directory, listing)
-        own = self._own
-        now = process.boot_seconds()
-        turn = policy.sort_key(held, now)
-        end, found = turn(own), []
-        for name in listing.tickets:
-            each = read_ticket(directory, name, brief=plain and not policy.blocks) if name != own.key else None
-            if each is None or (plain and not policy.competes(each, own, now)):
-                continue
-            if (at := turn(each)) < end:
-                found.append((at, name, each, plain or policy.competes(each, own, now)))
-        if not plain:
-            used = sum_usage(held)
-            if any(policy.keeps_waiting(each, own, used, competes=alike) != alike for _, _, each, alike in found):
-                # Limits decide: leases whose files are left, but which have ended, must not count. The test of all
-                # locks takes longer than all the rest.
-                used = sum_usage(list_holdings(directory, listing, find_ended(directory, listing)))
-            found = [row for row in found if policy.keeps_waiting(row[2], own, used, competes=row[3])]
-        return [name for _, name, *_ in sorted(found)]
+        held = () if policy.plain else list_holdings(directory, listing)
+        own, now = self._own, process.boot_seconds()
+        brief = policy.plain and not policy.blocks
+        others = (read_ticket(directory, name, brief=brief) for name in listing.tickets if name != own.key)
+        order = policy.order([own, *filter(None, others)], held, now)
+        ahead = [(each, policy.competes(each, own, now)) for each in order[: order.index(own)]]
+        if policy.plain:
+            return [str(each.key) for each, competes in ahead if competes]
+        used = sum_usage(held)
+        if any(policy.keeps_waiting(each, own, used, competes=competes) != competes for each, competes in ahead):
+            # Limits decide: leases whose files are left, but which have ended, must not count. The test of all locks
+            # takes longer than all the rest.
+            used = sum_usage(list_holdings(directory, listing, find_ended(directory, listing)))
+        return [str(each.key) for each, competes in ahead if policy.keeps_waiting(each, own, used, competes=competes)]
 
     def count_ahead(self, directory: int, listing: Listing) -> int:
         """Count the requests ahead that keep this one waiting; 0 if each may be passed, or reserved devices are free.

@@ -314,52 +314,34 @@ def cancel(state: StateDirectory, ticket_id: str, *, seconds: float) -> int:
             be used, or a system call fails.
     """
     with state.opened(wanted=f"no request waits with ticket {ticket_id!r}") as directory:
+        named = (ticket for ticket in map(parse_ticket, list_names(directory).tickets) if ticket)
+        same = (ticket for ticket in named if ticket.id == ticket_id)
+        found = [ticket for ticket in same if probe_lock(directory, ticket.name)[0] is not Life.OVER]
+        if not found:
+            raise LeaseNotFoundError(
+                f"no request waits with ticket {ticket_id!r} in {state.path}",
+                hint="'anyaccel queue' lists the requests that wait",
+            )
         try:
-            return _cancel(state, directory, ticket_id, seconds)
+            ours = [ticket for ticket in found if _forbid_writing(directory, ticket.name)]
+            whose = None if ours else os.stat(found[0].name, dir_fd=directory, follow_symlinks=False)
         except FileNotFoundError as error:
             raise LeaseNotFoundError(f"ticket {ticket_id!r} has just left the line") from error
-
-
-def _cancel(state: StateDirectory, directory: int, ticket_id: str, seconds: float) -> int:
-    """Cancel the tickets with an id, and poll until their processes have dropped them; see :func:`cancel`.
-
-    Tickets that this user may not cancel are skipped; if there are only such tickets, that is an error.
-
-    Returns:
-        Id of the first waiting process, as the ticket's name says.
-
-    Raises:
-        FileNotFoundError: When a ticket leaves the line at this moment.
-        LeaseNotFoundError: When no live ticket has this id.
-        LeasePermissionError: When each ticket belongs to another user.
-        LedgerError: When a ticket is still there after ``seconds``.
-        OSError: When a ticket cannot be opened, or its lock cannot be tested.
-    """
-    names = filter(None, map(parse_ticket, list_names(directory).tickets))
-    found = [
-        ticket for ticket in names if ticket.id == ticket_id and probe_lock(directory, ticket.name)[0] is not Life.OVER
-    ]
-    ours = [ticket for ticket in found if _forbid_writing(directory, ticket.name)]
-    if not found:
-        raise LeaseNotFoundError(
-            f"no request waits with ticket {ticket_id!r} in {state.path}",
-            hint="'anyaccel queue' lists the requests that wait",
-        )
-    if not ours:
-        user = owner(os.stat(found[0].name, dir_fd=directory, follow_symlinks=False))["user"]
-        raise LeasePermissionError(
-            f"ticket {ticket_id} belongs to {user}; only {user} and root can cancel it", hint=f"ask {user}"
-        )
-    deadline = time.monotonic() + seconds
-    while left := [ticket for ticket in ours if probe_lock(directory, ticket.name)[0] is not Life.OVER]:
-        if time.monotonic() > deadline:
-            raise LedgerError(
-                f"ticket {ticket_id} is cancelled, but process {left[0].pid} has not noticed within {seconds:g} s:"
-                " it is stopped, or of an older version",
-                hint=f"end it with 'kill {left[0].pid}' where that is right",
+        if not ours:
+            user = owner(whose)["user"]
+            raise LeasePermissionError(
+                f"ticket {ticket_id} belongs to {user}; only {user} and root can cancel it", hint=f"ask {user}"
             )
-        time.sleep(_CANCEL_LOOK)
-    return ours[0].pid
+        deadline = time.monotonic() + seconds
+        while left := [ticket for ticket in ours if probe_lock(directory, ticket.name)[0] is not Life.OVER]:
+            if time.monotonic() > deadline:
+                raise LedgerError(
+                    f"ticket {ticket_id} is cancelled, but process {left[0].pid} has not noticed within {seconds:g} s:"
+                    " it is stopped, or of an older version",
+                    hint=f"end it with 'kill {left[0].pid}' where that is right",
+                )
+            time.sleep(_CANCEL_LOOK)
+        return ours[0].pid
 
 
 def _forbid_writing(directory: int, name: str) -> bool:

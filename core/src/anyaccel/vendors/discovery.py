@@ -8,6 +8,7 @@ from functools import cache
 
 from anyaccel.errors import UsageError
 from anyaccel.model import Problem, ProblemKind, Value
+from anyaccel.text import suggest
 from anyaccel.vendors.entry_points import entry_points
 
 GROUP = "anyaccel"
@@ -59,13 +60,10 @@ def installed(environ: Mapping[str, str] | None = None) -> tuple[list[Source], l
         way_out = f"'pip install anyaccel-{missing[0]}', or take it out"
         raise UsageError(_not_installed(ALLOW_VARIABLE, missing[0], {source.vendor for source in found}, way_out))
     chosen = [*named, *(source for source in found if not items or source.vendor in wanted)]
-    # The scan is needed for the warning alone where all plug-ins are named by module.
-    unknown = [vendor for vendor in denied if all(source.vendor != vendor for source in (*named, *found))]
-    if unknown:
-        known = {source.vendor for source in (*named, *(found or scan()))}
-        for vendor in unknown:
-            if vendor not in known:
-                _warn_unknown(vendor, tuple(sorted(known)))
+    known = tuple(sorted({source.vendor for source in (*named, *found)}))
+    for vendor in denied if found else ():  # what is installed is unknown without a scan
+        if vendor not in known:
+            _warn_unknown(vendor, known)
     return _unique(source for source in chosen if source.vendor not in denied)
 
 
@@ -95,14 +93,9 @@ def make_problem(source: Source, kind: ProblemKind, reason: str, hook: str = "",
 
 
 def _not_installed(variable: str, vendor: str, known: Collection[str], way_out: str) -> str:
-    import difflib
-
-    close = difflib.get_close_matches(vendor.casefold(), known, n=3, cutoff=0.5)
-    if close:
-        way_out = f"did you mean {' or '.join(close)}?"
     return (
         f"{variable} must name vendors whose plug-ins are installed (got {vendor!r}; installed:"
-        f" {', '.join(sorted(known)) or 'none'}); {way_out}"
+        f" {', '.join(sorted(known)) or 'none'}); {suggest(vendor.casefold(), known, way_out, cutoff=0.5)}"
     )
 
 

@@ -28,6 +28,7 @@ from anyaccel.model import (
     VisiblePart,
     replace,
 )
+from anyaccel.text import suggest
 from anyaccel.vendors import contract
 from anyaccel.vendors.discovery import Source, make_problem
 
@@ -223,10 +224,7 @@ def _registration_faults(plugin: object) -> Iterator[str]:
         function = getattr(plugin, name)
         if name not in specs:
             if hasattr(function, "anyaccel_impl"):
-                import difflib
-
-                close = difflib.get_close_matches(name, specs, n=1)
-                yield f"{name} is no hook" + (f"; did you mean {close[0]}?" if close else "")
+                yield f"{name} is no hook; {suggest(name, specs, 'anyaccel.hookspecs lists them', most=1)}"
             continue
         if not hasattr(function, "anyaccel_impl"):
             yield f"{name} lacks the decorator @hookimpl (from anyaccel.plugin import hookimpl)"

@@ -55,6 +55,10 @@ class Presence(Value):
     variables: tuple[str, ...] = ()
     names: frozenset[str] | None = None
 
+    def list_names(self, vendor: str) -> set[str]:
+        """Return the known names of the vendor's devices in requests, in lower case."""
+        return {vendor, self.resource.casefold(), *(self.names or ())}
+
 
 def read_presence(source: Source, folders: Mapping[str, Sequence[str]] | None = None) -> Presence | None:
     """Read the signs of a vendor; None when the plug-in has no such file.
