@@ -565,7 +565,7 @@ def test_a_pool_without_a_reference_ends_after_its_calls(pool):
     core, future = forgotten._core, forgotten.options(timeout=60).submit(square, 3)
     del forgotten
     assert future.result() == 9
-    until(core.drained.is_set, "its end")
+    until(core.drained.done, "its end")
 
 
 def test_a_fork_of_the_caller_has_no_pool(pool):

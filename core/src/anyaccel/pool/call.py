@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator
 from concurrent.futures import BrokenExecutor, Future, InvalidStateError
-from concurrent.futures._base import CANCELLED, PENDING
+from concurrent.futures._base import CANCELLED, PENDING, RUNNING
 from functools import partial
 from itertools import count
 from math import inf
@@ -93,10 +93,10 @@ class InterruptibleCondition(_thread.RLock, threading.Condition):  # type: ignor
     def __init__(self) -> None:
         self._waiters: deque[Any] = deque()
 
-    def wait_while(self, pending: Callable[[], bool], seconds: float | None) -> None:
-        """Return at once if ``pending`` returns False; else wait for :meth:`notify_all`, or until time is over.
+    def wait_until(self, over: Callable[[], bool], seconds: float | None) -> None:
+        """Return at once if ``over`` returns True; else wait for :meth:`notify_all`, or until time is over.
 
-        This method does not take the lock, and the caller must not hold the lock. ``pending`` is called once, after the
+        This method does not take the lock, and the caller must not hold the lock. ``over`` is called once, after the
         waiter is registered: a :meth:`notify_all` during that call ends the wait at once. The result does not tell a
         notification from a timeout. ``seconds`` is None for no limit, else 0 or more and at most
         ``threading.TIMEOUT_MAX``.
@@ -108,7 +108,7 @@ class InterruptibleCondition(_thread.RLock, threading.Condition):  # type: ignor
         waiter = _thread.allocate_lock()
         waiter.acquire()
         self._waiters.append(waiter)
-        if not (pending() and waiter.acquire(timeout=-1 if seconds is None else seconds)):
+        if over() or not waiter.acquire(timeout=-1 if seconds is None else seconds):
             with contextlib.suppress(ValueError):
                 self._waiters.remove(waiter)
 
@@ -118,71 +118,20 @@ class InterruptibleCondition(_thread.RLock, threading.Condition):  # type: ignor
             super().notify_all()
 
 
-class InterruptibleEvent:
-    """An event like ``threading.Event``, except that a signal handler may raise during :meth:`wait`."""
+class AwaitableFuture(Future[T]):
+    """A future for coroutines, too. Cancelling the awaiting task cancels the future.
+
+    A signal handler may raise during a wait, unlike with ``concurrent.futures.Future``.
+    """
 
     def __init__(self) -> None:
-        self._condition = InterruptibleCondition()
-        self._set = False
-
-    def is_set(self) -> bool:
-        """Return whether :meth:`set` was called."""
-        return self._set
-
-    def set(self) -> None:
-        """Set the event for good, and wake the waiters."""
-        with self._condition:
-            self._set = True
-            self._condition.notify_all()
-
-    def wait(self) -> None:
-        """Wait until the event is set."""
-        self._condition.wait_while(lambda: not self._set, None)
-
-
-class AwaitableFuture(Future[T]):
-    """A future for coroutines, too. Cancelling the awaiting task cancels the future."""
+        super().__init__()
+        self._condition: InterruptibleCondition = InterruptibleCondition()  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __await__(self) -> Generator[Any, None, T]:
         from asyncio import wrap_future
 
         return wrap_future(self).__await__()
-
-
-class CallFuture(AwaitableFuture[T]):
-    """The future of a call.
-
-    It can be cancelled while the call runs: the worker is ended then, with everything that it started. Only the method
-    of an actor, which may have other callers, runs to its end.
-
-    Attributes:
-        allocation: The devices that the call holds or held; None while it waits.
-        log: File with its output, if the pool has logs; None otherwise.
-    """
-
-    allocation: Allocation | None = None
-    log: str | None = None
-
-    def __init__(self, call: Call) -> None:
-        super().__init__()
-        self._condition: InterruptibleCondition = InterruptibleCondition()  # pyright: ignore[reportIncompatibleVariableOverride]
-        self._call: Call | None = call  # until it is over: no reference cycle is left for the garbage collector
-
-    def cancel(self) -> bool:
-        """Cancel the call, waiting or running, unless it is a running method; return whether it is or was cancelled.
-
-        A call that is over, or belongs to the parent process, stays as it is. The worker is ended later, by the
-        reactor; that of a method that has not started only skips the call. The done-callbacks run in this thread.
-        """
-        call = self._call
-        if call is None or call.foreign or (call.kind == MessageKind.METHOD and self.running()):
-            return self.cancelled()
-        try:
-            return super().cancel()
-        finally:
-            if self._state == CANCELLED:
-                self.release_call()
-                reactor().call_soon(partial(_on_cancelled, call))
 
     def result(self, timeout: Duration | None = None) -> T:
         """Wait for the call, and return the result.
@@ -208,27 +157,74 @@ class CallFuture(AwaitableFuture[T]):
         return super().exception(self._wait(timeout))
 
     def _wait(self, timeout: Duration | None) -> float | None:
-        """Wait at most so many seconds for the end of the call.
+        """Wait at most so many seconds for the outcome.
 
         Returns:
-            The seconds left, 0 if time is over; the whole timeout if the call was over before; None without a limit.
+            The seconds left, 0 if time is over; the whole timeout if the outcome was there; None without a limit.
+
+        Raises:
+            UsageError: When ``timeout`` is no duration.
+        """
+        if timeout is not None:
+            timeout = read_seconds("timeout", timeout, least=-inf)
+        if self._is_over():
+            return timeout
+        end = None if timeout is None else time.monotonic() + timeout
+        # A lock takes -1 as no limit, and refuses other negative numbers and large ones.
+        most = None if timeout is None else min(max(0.0, timeout), threading.TIMEOUT_MAX)
+        self._condition.wait_until(self._is_over, most)
+        return None if end is None else max(0.0, end - time.monotonic())
+
+    def _is_over(self) -> bool:
+        """Return what :meth:`done` does, without a lock, which a signal handler that raises might leave taken."""
+        return self._state not in (PENDING, RUNNING)
+
+
+class CallFuture(AwaitableFuture[T]):
+    """The future of a call.
+
+    It can be cancelled while the call runs: the worker is ended then, with everything that it started. Only the method
+    of an actor, which may have other callers, runs to its end.
+
+    Attributes:
+        allocation: The devices that the call holds or held; None while it waits.
+        log: File with its output, if the pool has logs; None otherwise.
+    """
+
+    allocation: Allocation | None = None
+    log: str | None = None
+
+    def __init__(self, call: Call) -> None:
+        super().__init__()
+        self._call: Call | None = call  # until it is over: no reference cycle is left for the garbage collector
+
+    def cancel(self) -> bool:
+        """Cancel the call, waiting or running, unless it is a running method; return whether it is or was cancelled.
+
+        A call that is over, or belongs to the parent process, stays as it is. The worker is ended later, by the
+        reactor; that of a method that has not started only skips the call. The done-callbacks run in this thread.
+        """
+        call = self._call
+        if call is None or call.foreign or (call.kind == MessageKind.METHOD and self.running()):
+            return self.cancelled()
+        try:
+            return super().cancel()
+        finally:
+            if self._state == CANCELLED:
+                self.release_call()
+                reactor().call_soon(partial(_on_cancelled, call))
+
+    def _wait(self, timeout: Duration | None) -> float | None:
+        """Wait at most so many seconds for the end of the call; see :class:`AwaitableFuture`.
 
         Raises:
             RuntimeError: When this process is a fork of the one that made the call, and the call was not over before.
             UsageError: When ``timeout`` is no duration.
         """
-        if timeout is not None:
-            timeout = read_seconds("timeout", timeout, least=-inf)
         call = self._call
         if call is not None and call.foreign:
             raise RuntimeError(f"the answer to {call.name} goes to the process that this one was forked from")
-        if call is None:
-            return timeout
-        end = None if timeout is None else time.monotonic() + timeout
-        # A lock takes -1 as no limit, and refuses other negative numbers and large ones.
-        most = None if timeout is None else min(max(0.0, timeout), threading.TIMEOUT_MAX)
-        self._condition.wait_while(call.is_pending, most)
-        return None if end is None else max(0.0, end - time.monotonic())
+        return super()._wait(timeout)
 
     def running(self) -> bool:
         """Return whether a worker runs the call and the future has no outcome yet; False for a pipelined call."""

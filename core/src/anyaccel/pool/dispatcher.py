@@ -64,9 +64,9 @@ from anyaccel.pool.reactor import Timer, reactor
 from anyaccel.probe.machine import Machine, parse_machine
 
 if TYPE_CHECKING:
-    from anyaccel.launcher.environment import WorkerGroup
     from anyaccel.launcher.time_limit import EarlySignal
     from anyaccel.ledger.acquisition import Acquisition
+    from anyaccel.linux.cgroup import Place
     from anyaccel.pool.actor import ActorGroup, ActorState
     from anyaccel.pool.gang import GangFuture
     from anyaccel.scheduler import Choice, Verdict
@@ -634,7 +634,7 @@ class WorkerProcess:
         self._process: spawning.Process
         self._launched = False
         self._ahead = True
-        self._group: WorkerGroup | None = None
+        self._group: Place | None = None
 
     # Reports of the fork server
 
@@ -1352,7 +1352,7 @@ class LocalEngine(Engine):
             reactor().call_soon(self._cancel_unsent)  # methods that wait as notes in front of this one
         reactor().call_soon(self._close_actors)
         if wait and not reactor().inside:
-            self.drained.wait()
+            self.drained.result()
 
     def _cancel_unsent(self) -> None:
         """Cancel the calls that were not sent to a worker; any thread may ask."""
@@ -1384,7 +1384,7 @@ class LocalEngine(Engine):
         if not self.members:
             while self.servers:
                 self.servers.pop().remove_pool()
-            reactor().call_soon(self.drained.set)  # by a note, behind the reports of progress of the last calls
+            reactor().call_soon(self.set_drained)  # by a note, behind the reports of progress of the last calls
 
     @property
     def _groups(self) -> set[ActorGroup]:

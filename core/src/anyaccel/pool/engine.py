@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import re
 import sys
-import threading
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import InvalidStateError
 from functools import partial
 from importlib import import_module
 from itertools import count
@@ -20,7 +21,7 @@ from anyaccel import extras
 from anyaccel.errors import UsageError, WorkerStartError
 from anyaccel.launcher.launch import plan_launch
 from anyaccel.model import Allocation, Inventory, Request, Value, replace
-from anyaccel.pool.call import BrokenPoolError, Call, CallFuture, InterruptibleEvent, Options, get_call_name
+from anyaccel.pool.call import AwaitableFuture, BrokenPoolError, Call, CallFuture, Options, get_call_name
 from anyaccel.pool.messages import PROTOCOL, Pickled, dumps_whole
 from anyaccel.pool.reactor import reactor
 from anyaccel.vendors.entry_points import entry_points
@@ -214,30 +215,27 @@ class Engine(Protocol):
         settings: The settings of the pool.
 
     Attributes:
-        lock: Protects ``members`` and, in engines of clusters, the calls that wait.
         members: Workers that live, or are being launched.
         settings: The settings of the pool.
         foreign: Whether this process is a fork of the one that made the pool.
         closed: Whether no more calls are taken.
         broken: Why no call can be run, or None.
-        drained: Set when the pool is closed and no worker is left.
+        drained: Future whose result, None, is set when the pool is closed and no worker is left.
     """
 
-    lock: threading.Lock
     members: set[Any]
     settings: PoolSettings
     foreign: bool
     closed: bool
     broken: BrokenPoolError | None
-    drained: InterruptibleEvent
+    drained: AwaitableFuture[None]
 
     def __init__(self, settings: PoolSettings) -> None:
-        self.lock = threading.Lock()
         self.members = set()
         self.settings = settings
         self.foreign = self.closed = False
         self.broken = None
-        self.drained = InterruptibleEvent()
+        self.drained = AwaitableFuture()
 
     def check(self, request: Request) -> None:
         """Raise the error of a request that can never be served.
@@ -363,10 +361,13 @@ class Engine(Protocol):
 
     def _stop(self, grace: float) -> None:
         """Stop every worker, in the reactor's thread; ``grace`` is as for :meth:`stop`."""
-        with self.lock:
-            members = list(self.members)
-        for member in members:
+        for member in tuple(self.members):
             member.stop(grace)
+
+    def set_drained(self) -> None:
+        """Set the result of ``drained``; no effect the second time."""
+        with contextlib.suppress(InvalidStateError):
+            self.drained.set_result(None)
 
     def shutdown(self, *, wait: bool, cancel_futures: bool = False) -> None:
         """Take no more calls, and end the workers when all calls have run. No effect in a forked child.

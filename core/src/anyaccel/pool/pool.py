@@ -629,8 +629,8 @@ class Pool(Submitter):
         core = self._core
         if core.foreign:
             return []
-        with core.lock:  # of engines of clusters; the local one changes the set in its own thread, so it is copied
-            members = [(member.outstanding, member.allocation) for member in tuple(core.members) if member.begun]
+        # A copy: other threads change the set.
+        members = [(member.outstanding, member.allocation) for member in tuple(core.members) if member.begun]
         return sorted(
             (
                 calls[0].name if calls else "idle",

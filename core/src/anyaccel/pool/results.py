@@ -318,15 +318,13 @@ class MapResults(Results[T]):
         """Remove the first future; store the values of its batch, and the exception of a failed call if any.
 
         Args:
-            value: The finished future of the batch, or the result of that.
+            value: The finished future of the batch.
 
         Raises:
             BaseException: The exception of the whole batch, such as a lost worker or a cancellation.
         """
         self._futures.popleft()
-        if isinstance(value, Future):
-            value = value.result()
-        values, failure, _ = value
+        values, failure, _ = value.result()
         self._values.extend(values)
         if failure is not None:
             self._failure = read_exception(Message(MessageKind.ERROR, failure, [], []), plain=self._plain)

@@ -197,11 +197,11 @@ class Process:
         self.channel.close()
         self.end.close()
 
-    def ended(self, _: Gone) -> None:
+    def ended(self, gone: Gone) -> None:  # noqa: ARG002
         """Close the channel of a spare that has ended, which has no other consequences."""
         self.close()
 
-    def on_stuck(self, _: str) -> None:
+    def on_stuck(self, reason: str) -> None:
         """Do nothing: a spare has no devices."""
 
 

@@ -41,17 +41,20 @@ class Driver(Engine):
         settings: The settings of the pool.
 
     Attributes:
+        lock: Protects the members and the calls that wait.
         cluster: The cluster.
         members: Calls and actors that were submitted to the cluster and are not over.
         name: Name of the pool, unique on the cluster.
+        numbers: Numbers for the keys of the calls on the cluster.
     """
 
     def __init__(self, cluster: Cluster[Any], settings: PoolSettings) -> None:
         super().__init__(settings)
+        self.lock = threading.Lock()
         self.cluster = cluster
         self.members: set[RemoteCall | RemoteActor] = set()
         self.name = secrets.token_hex(8)
-        self._numbers = count()
+        self.numbers = count()
         self._waiting: deque[Call] = deque()
         # The value keeps the plan and the options alive, because the key has only their ids: they take long to hash.
         self._places: dict[object, tuple[tuple[Any, bytes], Plan, Options]] = {}
@@ -168,10 +171,6 @@ class Driver(Engine):
 
         self.cluster.future(ref).add_done_callback(hand_over)
 
-    def new_key(self) -> str:
-        """Return a key for a call, unique on the cluster."""
-        return f"{self.name}/{next(self._numbers)}"
-
     def on_started(self, key: str, started: Started) -> None:
         """Record where the call of a key runs; no effect if the call is over."""
         with self.lock:
@@ -204,7 +203,7 @@ class Driver(Engine):
             call.future.cancel()
         self.finish_shutdown()
         if wait and not reactor().inside:
-            self.drained.wait()
+            self.drained.result()
             self.cluster.close()
 
     def finish_shutdown(self) -> None:
@@ -222,8 +221,8 @@ class Driver(Engine):
                 call.actor.group.close()
         for member in members:
             member.close()
-        if not members and not waiting and not self.drained.is_set():
-            self.drained.set()
+        if not members and not waiting and not self.drained.done():
+            self.set_drained()
             # In a thread of its own: it waits for the nodes, and the reactor serves other pools, too.
             threading.Thread(target=self.cluster.close, name="anyaccel close", daemon=True).start()
 
@@ -289,7 +288,7 @@ class RemoteWork:
 
     def __init__(self, driver: Driver, call: Call) -> None:
         self.driver = driver
-        self.key = driver.new_key()
+        self.key = f"{driver.name}/{next(driver.numbers)}"
         self.running: dict[int, Call] = {call.number: call}
         self.started: Started | None = None
         self.stopped = False

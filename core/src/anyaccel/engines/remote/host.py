@@ -7,13 +7,12 @@ traces of an earlier one.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, wait
 from functools import lru_cache, partial
 from typing import Protocol
 
@@ -91,15 +90,8 @@ class Host:
         return None if allocation is None else Started(self.node.name, allocation)
 
 
-def wait(call: Call, seconds: float) -> bool:
-    """Wait at most so many seconds for the end of a call; return whether the call is over."""
-    with contextlib.suppress(TimeoutError, CancelledError):
-        call.future.exception(seconds)
-    return call.future.done()
-
-
 def wait_for_answer(call: Call) -> Answer:
-    """Wait for the end of a call with :func:`relay_answer`, and return the worker's answer, unread.
+    """Wait for the end of a call of :func:`enter_call`, and return the worker's answer, unread.
 
     A call without such an answer gets one here: a cancelled or failed call a failure, and a call of a broken pool the
     exception of the worker's setup, of the kind BROKEN.
@@ -115,16 +107,6 @@ def wait_for_answer(call: Call) -> Answer:
     except Exception as error:  # noqa: BLE001 - the caller's pool reports it
         return make_failure(error)
     return answer
-
-
-def relay_answer(call: Call) -> None:
-    """Have a copy of the worker's message, unread, become the result of a call."""
-
-    def relay(message: Message) -> None:
-        """Set the result."""
-        call.succeed(Answer(message.kind, bytes(message.data), tuple(map(bytearray, message.buffers))))
-
-    call.relay = relay
 
 
 load_cached = lru_cache(maxsize=64)(loads)
@@ -202,11 +184,11 @@ def run_call(
         try:
             known = load_cached(order)
             call = Call(known.name, host.node.options(known), host.core.on_cancel)
-            enter_call(host, call, body, log)
+            enter_call(call, log, partial(host.core.enter, call, body))
         except Exception as error:  # noqa: BLE001 - the caller's pool reports it
             return make_failure(error)
         started = None
-        while not wait(call, POLL_SECONDS if started else NOTICE_SECONDS):
+        while not wait([call.future], POLL_SECONDS if started else NOTICE_SECONDS).done:
             if ended():
                 call.future.cancel()
             elif started is None and (started := host.started(call)) is not None:
@@ -217,33 +199,27 @@ def run_call(
         host.leave()
 
 
-def enter_call(host: Host, call: Call, body: Pickled, log: str | None) -> None:
-    """Queue a call in the host's local engine, with a file for the output or None; an exception fails the call.
+def enter_call(call: Call, log: str | None, enter: Callable[[], object]) -> None:
+    """Queue a call, of which a copy of the worker's message, unread, becomes the result; an exception fails the call.
 
-    The answer is relayed.
-
-    Raises:
-        OSError: When the directory of the file cannot be made.
+    Args:
+        call: The call.
+        log: File for the output, or None. Its directory is made, which may exist only where the pool is.
+        enter: Queues the call.
     """
-    relay_answer(call)
-    set_log(call, log)
+
+    def relay(message: Message) -> None:
+        """Set the result."""
+        call.succeed(Answer(message.kind, bytes(message.data), tuple(map(bytearray, message.buffers))))
+
+    call.relay = relay
     try:
-        host.core.enter(call, body)
+        if log is not None:
+            os.makedirs(os.path.dirname(log), exist_ok=True)
+            call.log = log
+        enter()
     except Exception as error:  # noqa: BLE001 - the future reports it
         call.fail(error)
-
-
-def set_log(call: Call, log: str | None) -> None:
-    """Set the file for the output of a call; make its directory, which may exist only where the pool is.
-
-    No effect if ``log`` is None.
-
-    Raises:
-        OSError: When the directory cannot be made.
-    """
-    if log is not None:
-        os.makedirs(os.path.dirname(log), exist_ok=True)
-        call.log = log
 
 
 class ActorHost:
@@ -291,17 +267,12 @@ class ActorHost:
         if not method:
             self._group = ActorGroup(self._host.core, self._order.name, self._options)
             call = self._group.first.construction
-            enter_call(self._host, call, body, log)
+            enter_call(call, log, partial(self._host.core.enter, call, body))
         else:
             assert self._group is not None  # noqa: S101 - the construction comes first
             call = self._group.prepare(method)
             call.body = body
-            relay_answer(call)
-            set_log(call, log)
-            try:
-                self._group.enter(call)
-            except RuntimeError as error:
-                return make_failure(error)
+            enter_call(call, log, partial(self._group.enter, call))
         return wait_for_answer(call)._replace(started=self._host.started(call))
 
     def close(self) -> None:
