@@ -12,7 +12,6 @@ import anyaccel as aa
 import cloudpickle
 import pytest
 from anyaccel.errors import CommandNotFoundError, EnforcementError, UsageError
-from anyaccel.launcher.environment import WorkerGroup
 from anyaccel.launcher.start import start_marked
 from anyaccel.linux import cgroup
 from waiting import until
@@ -370,9 +369,9 @@ def test_a_program_that_cannot_be_put_there_is_not_started(tree, acme, monkeypat
     made = cgroup.make
 
     def make(lines, through):
-        path, before = made(lines, through)
-        os.mkdir(f"{path}/cgroup.procs")
-        return path, before
+        place = made(lines, through)
+        os.mkdir(f"{place.path}/cgroup.procs")
+        return place
 
     monkeypatch.setattr(cgroup, "make", make)
     done = aa.run("acme/0", ["echo", "ran"], machine="sim:A1:2", memory=GIB, capture_output=True, text=True)
@@ -434,11 +433,11 @@ def kernel(monkeypatch):
 
 
 def test_a_real_group_is_made_entered_and_removed(kernel):
-    path, _ = cgroup.make({"hugetlb.2MB.max": str(6 << 20)}, None)
+    path = cgroup.make({"hugetlb.2MB.max": str(6 << 20)}, None).path
     with open(f"{path}/hugetlb.2MB.max", encoding="ascii") as file:
         assert file.read() == f"{6 << 20}\n"
     command = "cat /proc/self/cgroup; exec sleep 60"
-    with start_marked(["sh", "-c", command], (), WorkerGroup(path=path), stdout=subprocess.PIPE, text=True) as process:
+    with start_marked(["sh", "-c", command], (), cgroup.Place(path), stdout=subprocess.PIPE, text=True) as process:
         lines = iter(process.stdout.readline, "")
         assert next(line for line in lines if line.startswith("0::")) == f"0::{path.removeprefix(kernel)}\n"
         assert cgroup.remove(path) is None
@@ -457,11 +456,11 @@ def test_a_limit_that_the_real_kernel_refuses_leaves_no_group(kernel):
 def test_what_a_killed_launcher_left_is_removed_by_the_next(kernel):
     program = (
         "import sys; from anyaccel.linux import cgroup; cgroup.ROOT = sys.argv[1];"
-        "print(cgroup.make({'hugetlb.2MB.max': str(2 << 20)}, None)[0])"
+        "print(cgroup.make({'hugetlb.2MB.max': str(2 << 20)}, None).path)"
     )
     left = subprocess.check_output([sys.executable, "-c", program, kernel], text=True).strip()
     assert os.path.isdir(left)
-    path, _ = cgroup.make({"hugetlb.2MB.max": str(2 << 20)}, None)
+    path = cgroup.make({"hugetlb.2MB.max": str(2 << 20)}, None).path
     try:
         assert not os.path.exists(left)
         assert os.path.isdir(path)

@@ -116,7 +116,6 @@ def take_sample(
     inventory: Inventory,
     *,
     stats: bool = True,
-    waiters: bool = True,
     past: bool = True,
     timeout: float = 10.0,
     environ: Mapping[str, str] | None = None,
@@ -126,8 +125,7 @@ def take_sample(
     Args:
         inventory: The devices.
         stats: Whether vendors measure their devices.
-        waiters: Whether to read the waiting requests.
-        past: Whether their order counts ended leases where fair shares do, which are read from the journals.
+        past: Whether the order of requests counts ended leases where fair shares do, which are read from the journals.
         timeout: Seconds that each vendor may take.
         environ: The environment with the ledger's place; None for that of this process.
     """
@@ -145,7 +143,7 @@ def take_sample(
             for record in leases(inventory, environ):
                 found.setdefault(record.device, []).append(record)
             ledger = Ledger.open(environ)
-            tickets = ledger.tickets(past=past) if waiters else ()
+            tickets = ledger.tickets(past=past)
             names, scope = {each.id: each.name for each in inventory.devices}, Scope.make(inventory, environ)
             for block in ledger.blocks():
                 own = {scope.ids[key] for key in block.devices if key in scope.ids}

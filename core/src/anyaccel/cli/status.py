@@ -84,9 +84,7 @@ def main(args: argparse.Namespace) -> int:
 
 def _look(args: argparse.Namespace, inventory: Inventory) -> samples.Sample:
     # The number of waiting requests is shown, not their order: no journal is read.
-    return samples.take_sample(
-        inventory, stats=not args.no_stats, waiters=not args.json, past=False, timeout=args.probe_timeout
-    )
+    return samples.take_sample(inventory, stats=not args.no_stats, past=False, timeout=args.probe_timeout)
 
 
 def _watch(args: argparse.Namespace) -> None:

@@ -45,12 +45,6 @@ class Hang(Value):
     reason: str
 
 
-class Hangs(Value):
-    """The content of the file."""
-
-    hangs: tuple[Hang, ...] = ()
-
-
 def recall(sources: Sequence[Source], seconds: float, environ: Mapping[str, str]) -> dict[str, Problem]:
     """Return the problems of vendors that would exceed a time limit again.
 
@@ -97,7 +91,7 @@ def remember(
 
         with contextlib.suppress(OSError):  # a full disk, or another command that writes: the next one remembers
             os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-            write_whole(path, json.dumps(encode(Hangs(hangs=(*kept, *hung)))), 0o600)
+            write_whole(path, json.dumps(encode([*kept, *hung])), 0o600)
 
 
 def _path(environ: Mapping[str, str]) -> str:
@@ -121,8 +115,8 @@ def _read(environ: Mapping[str, str]) -> tuple[Hang, ...]:
         with open(descriptor, "rb") as file:
             if os.fstat(descriptor).st_uid != os.geteuid():
                 return ()
-            return decode(Hangs, json.loads(file.read(_LARGEST))).hangs
-    except (OSError, ValueError, RecursionError):  # no file, or a damaged one
+            return tuple(decode(Hang, each) for each in json.loads(file.read(_LARGEST)))
+    except (OSError, ValueError, TypeError, RecursionError):  # no file, or a damaged one
         return ()
 
 

@@ -267,7 +267,12 @@ def _write(path: str, data: Any) -> int:
     text = json.dumps(whole, indent=1) + "\n"
     try:
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-        with open(path, "w", encoding="utf-8") as file:
+        with open(path, "w", encoding="utf-8", opener=_open_at_once) as file:
             return file.write(text)
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}; choose another directory") from error
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open a file for writing without waiting: a FIFO without a reader raises an error."""
+    return os.open(path, flags | os.O_NONBLOCK, 0o666)

@@ -37,6 +37,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Literal
 
+    from anyaccel.linux.cgroup import Place
     from anyaccel.vendors.process import VendorProcess
 
 DEVICES_VARIABLE = "ANYACCEL_DEVICES"
@@ -46,19 +47,6 @@ Bind = bool | None
 _ENCODER = json.JSONEncoder(default=partial(plain, without=("links",)), separators=(",", ":"))
 HIDE_SECONDS = 0.4
 """Time for the plug-in of a vendor outside the allocation to say how its devices are hidden."""
-
-
-class WorkerGroup(Value):
-    """The cgroup of a worker.
-
-    Attributes:
-        path: The directory of the group.
-        before: A program and its arguments that move a process to a place from which it may enter; empty if it may
-            enter already.
-    """
-
-    path: str
-    before: tuple[str, ...] = ()
 
 
 class WorkerEnvironment(Value):
@@ -80,7 +68,7 @@ class WorkerEnvironment(Value):
     unset: frozenset[str]
     values: Mapping[str, str]
     regions: Mapping[str, tuple[str, int]] = field(default_factory=dict)
-    group: WorkerGroup | None = None
+    group: Place | None = None
     unlimited: str = ""
 
     def with_variables(self, variables: Mapping[str, str]) -> WorkerEnvironment:

@@ -16,7 +16,6 @@ from anyaccel.launcher.caps import FRACTION_VARIABLE
 from anyaccel.launcher.choosing import local_scheduler
 from anyaccel.launcher.environment import (
     WorkerEnvironment,
-    WorkerGroup,
     map_shares,
     warn_once,
     worker_environment,
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     import subprocess
     from typing import Any, NoReturn, Unpack
 
-    from anyaccel.linux.cgroup import UnavailableError
+    from anyaccel.linux.cgroup import Place, UnavailableError
     from anyaccel.probe.machine import Machine
 
 
@@ -342,22 +341,21 @@ def limit_memory(made: WorkerEnvironment, memory: int | None = None, *, direct: 
     for region, held in made.regions.values():
         most[region] = most.get(region, 0) + held
     devices = {"dmem.max": "\n".join(f"{region} {held}" for region, held in most.items())} if most else {}
-    unlimited = ""
-    # A kernel without the controller dmem can still limit host memory: the second attempt leaves devices out.
-    for limits in filter(None, (host | devices, host) if devices else (host,)):
+    through = None if direct else made.values
+    if devices:
         try:
-            path, before = cgroup.make(limits, None if direct else made.values)
+            return _add_group(made, cgroup.make(host | devices, through), memory, dmem=True)
+        except (OSError, cgroup.UnavailableError) as error:  # a kernel without dmem can still limit host memory
+            made = replace(made, unlimited=str(error))
+    if host:
+        try:
+            return _add_group(made, cgroup.make(host, through), memory, dmem=False)
         except (OSError, cgroup.UnavailableError) as error:
-            if limits is host:
-                raise _make_error(error) from error
-            unlimited = str(error)
-        else:
-            made = replace(made, unlimited=unlimited)
-            return _add_group(made, WorkerGroup(path=path, before=before), memory, dmem=limits is not host)
-    return replace(made, unlimited=unlimited)
+            raise _make_error(error) from error
+    return made
 
 
-def remove_group(group: WorkerGroup) -> str:
+def remove_group(group: Place) -> str:
     """Remove an empty cgroup; errors are ignored.
 
     A cgroup with a process inside stays. It is removed when a cgroup is made beside it, once it is empty and the
@@ -381,7 +379,7 @@ def _make_error(error: OSError | UnavailableError) -> EnforcementError:
     return EnforcementError(f"the kernel cannot limit the host memory of a worker: {error}", hint=remedy)
 
 
-def _add_group(made: WorkerEnvironment, group: WorkerGroup, memory: int | None, *, dmem: bool) -> WorkerEnvironment:
+def _add_group(made: WorkerEnvironment, group: Place, memory: int | None, *, dmem: bool) -> WorkerEnvironment:
     """Return the environment with a group, and with the limits in the allocation and in its variable.
 
     Args:

@@ -6,7 +6,7 @@ import asyncio
 import atexit
 import os
 import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from time import monotonic
 
@@ -421,7 +421,8 @@ class _QueuedRequest:
         self.place = Place()
         self.position = 0
         self.began = monotonic()
-        self._tasks: list[asyncio.Task[None]] = []
+        self._turn = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
 
     def report(self, place: int, records: tuple[LeaseRecord, ...]) -> None:  # noqa: ARG002 -- read again by each question
         """Store the queue position; the records are not kept."""
@@ -449,24 +450,17 @@ class _QueuedRequest:
         Runs in the thread of the waits.
         """
         self._stop()
-        # All: a wait that has not begun ends at once, while the one before may still release devices.
-        earlier = [task for task in self._tasks if not task.done()]
-        self._tasks = [*earlier, asyncio.get_running_loop().create_task(_after(earlier, run))]
+        self._task = asyncio.get_running_loop().create_task(self._run_in_turn(run))
+
+    async def _run_in_turn(self, run: Callable[[], Awaitable[None]]) -> None:
+        """Await the result of a function after the end of all earlier waits: one may still release devices."""
+        async with self._turn:
+            await run()
 
     def _stop(self) -> None:
         """Cancel the current wait, if any; runs in the thread of the waits."""
-        for task in self._tasks[-1:]:  # the others were cancelled before
-            task.cancel()
-
-
-async def _after(earlier: Sequence[asyncio.Task[None]], run: Callable[[], Awaitable[None]]) -> None:
-    """Wait until other tasks have ended, in any way, then await the result of a function.
-
-    A cancellation during the first wait does not reach the other tasks, and the function is not called.
-    """
-    if earlier:
-        await asyncio.wait(earlier)
-    await run()
+        if self._task is not None:
+            self._task.cancel()
 
 
 class _WaitThread:

@@ -29,8 +29,17 @@ _BINDING = ("memory.max", "memory.high", SWAP, "dmem.max", "cpu.max", "cpuset.cp
 _SCOPE = "systemd-run --user --scope --quiet --collect --"
 
 
-Place = tuple[str, tuple[str, ...]]
-"""Directory of a group, and the command that first moves a process to where it may enter; empty if none is needed."""
+class Place:
+    """A group, made or to be made below.
+
+    Attributes:
+        path: Directory of the group.
+        before: A command that first moves a process to where it may enter, with the process's own command behind it;
+            empty if none is needed.
+    """
+
+    def __init__(self, path: str, before: tuple[str, ...] = ()) -> None:
+        self.path, self.before = path, before
 
 
 class UnavailableError(Exception):
@@ -56,7 +65,7 @@ def find_place(controllers: Collection[str], through: Mapping[str, str] | None) 
         through: The environment for ``systemd-run``, which may move the worker; None to do without.
 
     Returns:
-        The directory of the group, and the words of ``systemd-run`` to put before a command; no words if not needed.
+        The group above.
 
     Raises:
         UnavailableError: When there is no such group.
@@ -67,7 +76,7 @@ def find_place(controllers: Collection[str], through: Mapping[str, str] | None) 
     binding = ""
     for group in _chain(own):
         if _usable(group, controllers):
-            return _path(group), ()
+            return Place(_path(group))
         if binding := next(_limits_of([group]), ""):
             break
     at_home = home not in _chain(own) and _usable(home, controllers)
@@ -79,7 +88,7 @@ def find_place(controllers: Collection[str], through: Mapping[str, str] | None) 
         raise UnavailableError(reason, "start it where nothing is limited, or do without")
     if at_home:
         if program := _systemd_run(through or {}):
-            return _path(home), (program, *_SCOPE.split()[1:])
+            return Place(_path(home), (program, *_SCOPE.split()[1:]))
         reason = f"this process is in the cgroup {own}, out of which its user may move nothing"
         raise UnavailableError(reason, f"start your program with '{_SCOPE} PROGRAM'")
     reason = f"no cgroup that this user may write, from {own} upwards, has the controller {names} for others"
@@ -111,14 +120,15 @@ def make(lines: Mapping[str, str], through: Mapping[str, str] | None) -> Place:
         through: See :func:`find_place`.
 
     Returns:
-        The directory of the group, and the command to put before a command that enters; see :func:`find_place`.
+        The new group.
 
     Raises:
         UnavailableError: When there is no place for the group.
         OSError: When the kernel refuses a limit; then no group is left.
     """
     controllers = {name.partition(".")[0] for name in lines}
-    directory, before = find_place(controllers, through)
+    above = find_place(controllers, through)
+    directory = above.path
     if missing := controllers - {*_read(f"{directory}/cgroup.subtree_control").split()}:
         _write(f"{directory}/cgroup.subtree_control", " ".join(f"+{each}" for each in sorted(missing)))
     _tidy(directory)
@@ -131,7 +141,7 @@ def make(lines: Mapping[str, str], through: Mapping[str, str] | None) -> Place:
         with contextlib.suppress(OSError):
             os.rmdir(path)
         raise
-    return path, before
+    return Place(path, above.before)
 
 
 def remove(path: str) -> int | None:

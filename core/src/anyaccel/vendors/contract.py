@@ -169,14 +169,9 @@ def env_faults(value: Any, owned: Sequence[str]) -> Iterator[str]:
 def visible_faults(value: Any, devices: Sequence[Device]) -> Iterator[str]:
     """Yield the faults of an answer of ``anyaccel_visible`` other than None."""
     parts = [item for item in value if isinstance(item, VisiblePart)]
-    shape = [fault for part in parts for fault in faults(part, VisiblePart, "VisiblePart")]
-    yield from shape
-    if shape:
-        return
     known = {device.id: device for device in devices}
     ids = [item.id if isinstance(item, VisiblePart) else item for item in value]
-    unknown = [repr(item) for item in ids if not isinstance(item, str) or item not in known]
-    if unknown:
+    if unknown := [repr(item) for item in ids if item not in known]:
         yield f"it must return ids of the given devices (got {', '.join(unknown)})"
     yield from _repeated("a visible id", ids)
     for part in parts:
@@ -355,7 +350,6 @@ _TABLE = (
         name="visible",
         answer=tuple[str | VisiblePart, ...] | None,
         check=lambda value, arguments: visible_faults(value, arguments["devices"]),
-        shape="",
         listed="device ids",
     ),
     Hook(name="validate", answer=str | None, check=reason_faults, shape=""),
