@@ -522,36 +522,22 @@ def _lock_turn(descriptor: int) -> tuple[int | None, int]:
 def find(environ: Mapping[str, str]) -> StateDirectory:
     """Find the state directory for an environment, and check an existing one; a missing directory is not made.
 
-    The check may write to the directory: see :meth:`StateDirectory.open`.
+    The check may write to the directory: see :meth:`StateDirectory.open`. Root takes the leases of users' own
+    directories over into the machine's, unless ``/run`` is closed to root or the environment names a directory.
 
     Raises:
         StateDirectoryError: When the directory cannot be trusted, or the environment names a relative path.
         LedgerError: When a system call fails.
     """
-    found, others = places(environ)
-    return StateDirectory(found, others)
-
-
-def places(environ: Mapping[str, str]) -> tuple[list[Location], Callable[[], Iterable[str]]]:
-    """Return the places selected by an environment; nothing is opened or made.
-
-    Returns:
-        Places of the state directory in order of precedence; and a function that finds the directories of single users,
-        whose leases root takes over. For any other user, for root without write access to ``/run``, and for a named
-        place, the function finds none.
-
-    Raises:
-        StateDirectoryError: When the environment names a relative path.
-    """
     chosen = environ.get(VARIABLE)
     if chosen:
         if not os.path.isabs(chosen):
             raise StateDirectoryError(f"{VARIABLE} must be an absolute path (got {chosen!r})")
-        return [Location(chosen.rstrip("/") or "/", MODE_PRIVATE)], tuple
+        return StateDirectory([Location(chosen.rstrip("/") or "/", MODE_PRIVATE)])
     if os.geteuid() == 0 and os.access(os.path.dirname(MACHINE_WIDE), os.W_OK):
-        return [Location(MACHINE_WIDE, MODE_SHARED)], private_directories
+        return StateDirectory([Location(MACHINE_WIDE, MODE_SHARED)], private_directories)
     own = [Location(path, MODE_PRIVATE, gone_around=True) for path in private_places(outside(os.geteuid()))]
-    return [Location(MACHINE_WIDE, None), *own], tuple
+    return StateDirectory([Location(MACHINE_WIDE, None), *own])
 
 
 def private_places(uid: int) -> list[str]:

@@ -11,7 +11,7 @@ import contextlib
 import errno
 import fcntl
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import partial
 
 from anyaccel.errors import LeaseNotFoundError, LeasePermissionError, LedgerError
@@ -19,7 +19,7 @@ from anyaccel.ledger.directory import StateDirectory
 from anyaccel.ledger.lockfile import Life, LockedFile, clean, read_body, with_entry
 from anyaccel.ledger.names import LeaseName, lease_name, list_names
 from anyaccel.ledger.record import read_locks
-from anyaccel.ledger.states import ENTRY, Tenure, find_states, read_tenure, sweep
+from anyaccel.ledger.states import ENTRY, Tenure, find_states, read_tenure, stat_of, sweep
 from anyaccel.linux import process, system
 from anyaccel.linux.descriptors import has_lock, open_files
 from anyaccel.linux.teardown import KILL_SECONDS, Teardown, Visit, find_carriers
@@ -182,10 +182,8 @@ def _replace(state: StateDirectory, directory: int, lease: LeaseName, tenure: Te
         LeaseNotFoundError: When the file is gone.
         LeasePermissionError: When the file belongs to another user.
     """
-    try:
-        found = os.stat(lease.name, dir_fd=directory, follow_symlinks=False)
-    except FileNotFoundError:
-        raise _ended(lease.id) from None
+    if (found := stat_of(directory, lease.name)) is None:
+        raise _ended(lease.id)
     if found.st_uid != os.geteuid():
         raise LeasePermissionError(
             f"lease {lease.id} belongs to {user_name(found.st_uid)}", hint="only its owner can renew it"
@@ -272,20 +270,12 @@ def _find_holders(directory: int, files: Iterable[LeaseName], visit: Visit) -> b
     """
     wanted = set()
     for lease in files:
-        with contextlib.suppress(FileNotFoundError):
-            found = os.stat(lease.name, dir_fd=directory, follow_symlinks=False)
+        if found := stat_of(directory, lease.name):
             wanted.add((found.st_dev, found.st_ino))
-    for pid in {pid for pid, _ in _locked(wanted)} - {os.getpid()}:
+    for pid in {pid for pid, descriptor in open_files(wanted) if has_lock(pid, descriptor)} - {os.getpid()}:
         if (start := process.start_time(pid)) is not None:
             visit(pid, start)
     return find_carriers(lease.mark for lease in files)(visit)
-
-
-def _locked(files: set[File]) -> Iterator[tuple[int, int]]:
-    """Yield process id and descriptor of each exclusive lock on the files that this process may see."""
-    for pid, descriptor in open_files(files):
-        if has_lock(pid, descriptor):
-            yield pid, descriptor
 
 
 def _device_locks(directory: int, files: Iterable[LeaseName]) -> set[File]:

@@ -14,7 +14,7 @@ import stat
 from collections.abc import Iterable, Iterator
 
 from anyaccel.ledger.directory import StateDirectory
-from anyaccel.ledger.lockfile import Life
+from anyaccel.ledger.lockfile import Life, read_body
 from anyaccel.ledger.names import HANDOVER, Listing, boot, decode, encode
 from anyaccel.ledger.states import find_states
 
@@ -118,15 +118,9 @@ def _list_changed(directory: int) -> dict[str, str]:
     """
     found = {}
     for name in os.listdir(directory):
-        if not name.startswith(HANDOVER) or (device := decode(name.removeprefix(HANDOVER))) is None:
-            continue
-        with contextlib.suppress(OSError):
-            descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
-            try:
-                if content := _parse(os.pread(descriptor, 64, 0)):
-                    found[device] = content[0]
-            finally:
-                os.close(descriptor)
+        device = decode(name.removeprefix(HANDOVER)) if name.startswith(HANDOVER) else None
+        if device is not None and (content := _parse(read_body(directory, name))):
+            found[device] = content[0]
     return found
 
 

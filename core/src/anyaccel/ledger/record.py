@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from anyaccel.ledger.lockfile import Life, clean, find_obstacle, read_body, read_object
 from anyaccel.ledger.names import LeaseName, Listing, boot, without_scope
-from anyaccel.ledger.states import RENEWED, LeaseState, find_states, read_tenure
+from anyaccel.ledger.states import RENEWED, LeaseState, find_states, read_tenure, stat_of
 from anyaccel.linux import process
 from anyaccel.linux.process import pid_namespace
 from anyaccel.linux.users import unmapped, user_name
@@ -286,10 +286,7 @@ def _describe(directory: int, lease: LeaseName, state: LeaseState) -> LeaseRecor
         lease: The parsed name.
         state: Reason why the lease is active.
     """
-    try:
-        found = os.stat(lease.name, dir_fd=directory, follow_symlinks=False)
-    except OSError:
-        found = None
+    found = stat_of(directory, lease.name)
     kind, reason, hint = _explain(directory, lease, state, found)
     tenure = read_tenure(directory, lease) if state.life is Life.ON_BEHALF else None
     words = read_words(read_body(directory, lease.name))

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from anyaccel._typing import NamedTuple
 from anyaccel.ledger.lockfile import Life
 from anyaccel.ledger.names import HANDOVER, LeaseName, list_names, parse_lease
-from anyaccel.ledger.states import find_states
+from anyaccel.ledger.states import find_states, stat_of
 from anyaccel.linux import process
 from anyaccel.linux.descriptors import has_lock, list_descriptors
 
@@ -62,10 +62,9 @@ def recover(directory: int, paths: Iterable[str], former: Iterable[tuple[str, in
         leases = list_names(source).leases
         found_states = find_states(source, leases)
         for lease in leases:
-            if lease.understood and found_states[lease.name].life is not Life.OVER:
-                with contextlib.suppress(FileNotFoundError):  # the lease has just been released
-                    found = os.stat(lease.name, dir_fd=source, follow_symlinks=False)
-                    _make(directory, lease.name, found, found.st_uid)
+            active = lease.understood and found_states[lease.name].life is not Life.OVER
+            if active and (found := stat_of(source, lease.name)):  # else the lease has just been released
+                _make(directory, lease.name, found, found.st_uid)
     for carrier in _carriers(places):
         _make_for(directory, carrier)
 

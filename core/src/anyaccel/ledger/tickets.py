@@ -324,11 +324,10 @@ def cancel(state: StateDirectory, ticket_id: str, *, seconds: float) -> int:
             )
         try:
             ours = [ticket for ticket in found if _forbid_writing(directory, ticket.name)]
-            whose = None if ours else os.stat(found[0].name, dir_fd=directory, follow_symlinks=False)
         except FileNotFoundError as error:
             raise LeaseNotFoundError(f"ticket {ticket_id!r} has just left the line") from error
         if not ours:
-            user = owner(whose)["user"]
+            user = owner(stat_of(directory, found[0].name))["user"]
             raise LeasePermissionError(
                 f"ticket {ticket_id} belongs to {user}; only {user} and root can cancel it", hint=f"ask {user}"
             )

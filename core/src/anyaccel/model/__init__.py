@@ -23,8 +23,7 @@ from anyaccel.model.observation import (
     Severity,
     Stats,
 )
-from anyaccel.model.plugin import PluginInfo
-from anyaccel.model.problem import Problem, ProblemKind
+from anyaccel.model.plugin import PluginInfo, Problem, ProblemKind
 from anyaccel.model.request import (
     Request,
     Term,

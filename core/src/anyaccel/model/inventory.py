@@ -8,7 +8,7 @@ from enum import Enum
 from anyaccel.model._value import Value
 from anyaccel.model.allocation import EnvEdits
 from anyaccel.model.device import Device
-from anyaccel.model.problem import Problem
+from anyaccel.model.plugin import Problem
 from anyaccel.text import memory
 
 

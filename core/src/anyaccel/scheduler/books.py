@@ -67,7 +67,7 @@ class Resolved(NamedTuple):
 class Books:
     """Allocations on one machine. Requests wait in the allocator, which has books for each machine.
 
-    :meth:`free` and :meth:`holders` are thread-safe. The other methods need the lock, except for :meth:`resolve`.
+    :meth:`free` and :meth:`holders` are thread-safe. The other methods need the lock.
 
     Args:
         inventory: The machine.
