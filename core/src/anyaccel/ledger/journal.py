@@ -478,7 +478,7 @@ def _entry(words: Mapping[str, Any], user: str) -> JournalEntry | None:
 
 def _is_plausible(entry: JournalEntry) -> bool:
     """Return whether the numbers of an entry are in their ranges: times below 2**40, at least one lease."""
-    times = entry.began, entry.ended, entry.held, entry.waited
+    times: tuple[float, ...] = (entry.began, entry.ended, entry.held, entry.waited)
     for used in entry.devices:
         times += used.observed, used.idle
         share, memory = used.utilization or 0.0, used.memory_peak_bytes or 0
