@@ -62,7 +62,7 @@ def test_a_document_satisfies_the_schema(value):
         ),
         (
             {"schema": "anyaccel.request/1", "terms": [{"names": [], "filters": [["mem"]]}]},
-            r"filters\[0\] must be tuple",
+            r"filters\[0\] must be a list",
         ),
         (
             {"schema": "anyaccel.request/1", "terms": [{"name": ["GPU"]}, {"names": "GPU"}]},

@@ -68,7 +68,7 @@ def test_fields_that_have_their_default_are_left_out():
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ([], r"Detected must be Detected \(got \[\] that is a list\)"),
+        ([], r"Detected must be an object \(got \[\] that is a list\)"),
         (
             {"unknown": 1},
             r"^Detected must have no field 'unknown': Detected has devices, driver_version, partial, notes$",

@@ -20,7 +20,7 @@ _CHOICE = r"(?s)invalid choice: '(.*)' \(choose from (.*)\)"
 """What argparse says of an argument that must be one of several."""
 
 # Its texts have no translation, and the search for one imports locale: a sixtieth of the time of a command.
-vars(argparse)["_"] = str
+argparse.__dict__["_"] = str
 
 
 class Formatter(argparse.HelpFormatter):

@@ -240,9 +240,9 @@ def _summary(distribution: str) -> str:
     from importlib.metadata import PackageNotFoundError, metadata
 
     try:
-        told = metadata(distribution).get("Summary")
+        told = " ".join(metadata(distribution).get_all("Summary") or ())
     except (PackageNotFoundError, ValueError):  # a distribution without a name
-        told = None
+        told = ""
     return f"{told} ({distribution})" if told else f"a command of {distribution}"
 
 

@@ -19,7 +19,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 from anyaccel import configuration
 from anyaccel.configuration import user_directory
@@ -27,6 +27,8 @@ from anyaccel.errors import ConfigurationError
 from anyaccel.ledger.lockfile import clean, read_number, read_object
 from anyaccel.linux.users import outside, user_name
 from anyaccel.model import Value, replace
+from anyaccel.model.device import UNITS_PER_DEVICE
+from anyaccel.model.wire import decode
 from anyaccel.policy import Usage
 
 TYPE_CHECKING = False
@@ -273,24 +275,13 @@ def _total(value: object, half_life: float) -> Usage | None:
 def _line(entry: JournalEntry, usage: Usage | None = None, half_life: float | None = None) -> bytes:
     """Encode an entry as a line of JSON, with at most 128 devices, and the user's usage if given.
 
-    Seconds are rounded to milliseconds. Request, note and program are cut to 250 characters, and unprintable ones
-    replaced; the entry's user is left out.
+    Request, note and program are cut to 250 characters, and unprintable ones replaced; the entry's user is left out.
     """
-    words = {
-        "v": VERSION,
-        "lease": entry.lease,
-        "began": round(entry.began, 3),
-        "ended": round(entry.ended, 3),
-        "held": round(entry.held, 3),
-        "waited": round(entry.waited, 3),
-        "devices": list(map(_words, entry.devices[:_MOST_DEVICES])),
-        "request": clean(entry.request),
-        "note": clean(entry.note),
-        "program": clean(entry.program),
-        "exit": entry.exit,
-        "leases": entry.leases,
-        "timeouts": entry.timeouts,
-    }
+    words: dict[str, Any] = {"v": VERSION}
+    words |= {name: getattr(entry, name) for name in JournalEntry._fields if name != "user"}
+    words["devices"] = list(map(_words, entry.devices[:_MOST_DEVICES]))
+    for name in ("request", "note", "program"):
+        words[name] = clean(words[name])
     if usage is not None:
         words["used"] = [half_life, round(usage.seconds, 3), round(usage.at, 3)]
     return json.dumps(words).encode() + b"\n"
@@ -462,64 +453,36 @@ def _entries(path: str, since: float) -> Iterator[JournalEntry]:
 
 
 def _entry(words: Mapping[str, Any], user: str) -> JournalEntry | None:
-    """Decode a line, of any writer; None for another version, or if a time is implausible.
+    """Decode a line, of any writer; None for another version, or if a value is implausible.
 
-    An end before the start counts as the start. Other implausible values are replaced by their defaults; texts are cut
-    to 250 characters.
+    An end before the start counts as the start, and an idle time is cut to the observed time. Texts are cut to 250
+    characters.
     """
-    if words.get("v") != VERSION:
+    data = {name: value for name, value in words.items() if name not in ("v", "used")} | {"user": user}
+    listed = words.get("devices")
+    rows = (each for each in listed[:_MOST_DEVICES] if isinstance(each, list)) if isinstance(listed, list) else ()
+    data["devices"] = [dict(zip(Used._fields, row, strict=False)) for row in rows]
+    try:
+        entry = decode(JournalEntry, data)
+    except ValueError:
         return None
-    times = [read_number(words.get(name)) for name in ("began", "ended", "held", "waited")]
-    if None in times:
+    if words.get("v") != VERSION or not _is_plausible(entry):
         return None
-    began, ended, held, waited = (float(each or 0) for each in times)
-    status = words.get("exit")
-    leases = _count(words.get("leases")) or 1
-    return JournalEntry(
-        lease=clean(words.get("lease")),
-        user=user,
-        began=began,
-        ended=max(began, ended),
-        held=held,
-        waited=waited,
-        devices=tuple(_used(words.get("devices"))),
-        request=clean(words.get("request")),
-        note=clean(words.get("note")),
-        program=clean(words.get("program")),
-        exit=status if type(status) is int and abs(status) < 1 << 31 else None,
-        leases=leases,
-        timeouts=min(_count(words.get("timeouts")), leases),
+    devices = (
+        replace(used, device=clean(used.device), type=clean(used.type), idle=min(used.idle, used.observed))
+        for used in entry.devices
     )
+    texts = {name: clean(getattr(entry, name)) for name in ("lease", "request", "note", "program")}
+    return replace(entry, ended=max(entry.began, entry.ended), devices=tuple(devices), **texts)
 
 
-def _used(value: Any) -> Iterable[Used]:
-    """Decode the devices of a line, 128 at most; implausible devices are skipped."""
-    for each in value[:_MOST_DEVICES] if isinstance(value, list) else ():
-        if isinstance(each, list) and len(each) == len(Used._fields) and type(each[2]) is int and 0 < each[2] <= 10_000:  # noqa: PLR2004
-            device, kind, units, *measured = each
-            yield replace(Used(device=clean(device), type=clean(kind), units=units), **_measured(*measured))
-
-
-def _measured(observed: object, utilization: object, idle: object, memory: object) -> dict[str, Any]:
-    """Decode utilization and memory peak of a device as fields of :class:`Used`; implausible values are left out.
-
-    Seconds, utilization and idle time are left out together if one is None or implausible, or if 0 s were observed.
-    The idle time is cut to the observed time.
-    """
-    found: dict[str, Any] = {}
-    seconds, busy, stood = read_number(observed), _share(utilization), read_number(idle)
-    if seconds and busy is not None and stood is not None:
-        found = {"observed": seconds, "utilization": busy, "idle": min(stood, seconds)}
-    if type(memory) is int and 0 <= memory < 1 << 60:
-        found["memory_peak_bytes"] = memory
-    return found
-
-
-def _count(value: object) -> int:
-    """Return a positive whole number below 2**40; 0 for anything else."""
-    return value if type(value) is int and 0 < value < 1 << 40 else 0
-
-
-def _share(value: object) -> float | None:
-    """Return a number from 0 to 1, also a bool, as a float; None for anything else."""
-    return float(value) if isinstance(value, (int, float)) and 0 <= value <= 1 else None
+def _is_plausible(entry: JournalEntry) -> bool:
+    """Return whether the numbers of an entry are in their ranges: times below 2**40, at least one lease."""
+    times = entry.began, entry.ended, entry.held, entry.waited
+    for used in entry.devices:
+        times += used.observed, used.idle
+        share, memory = used.utilization or 0.0, used.memory_peak_bytes or 0
+        if not (0 < used.units <= UNITS_PER_DEVICE and 0 <= share <= 1 and 0 <= memory < 1 << 60):
+            return False
+    counts = 0 <= entry.timeouts <= entry.leases < 1 << 40 and entry.leases > 0
+    return counts and abs(entry.exit or 0) < 1 << 31 and all(0 <= each < 1 << 40 for each in times)

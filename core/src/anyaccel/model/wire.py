@@ -156,7 +156,7 @@ def _row_reader(kind: Any, origin: Any, arguments: tuple[Any, ...]) -> Reader:
 
     def read(data: Any, found: list[str], made: bool) -> Any:
         if not isinstance(data, origin if made else (list, origin)) or length not in (None, len(data)):
-            found.append(_mismatch(data, kind))
+            found.append(_mismatch(data, kind, "" if made else f"a list of {length}" if length else "a list"))
             return data
         row = [_read_at(f"[{n}]", inside, content, found, made) for n, content in enumerate(data)]
         return data if made else origin(row)
@@ -170,7 +170,7 @@ def _mapping_reader(kind: Any, origin: Any, arguments: tuple[Any, ...]) -> Reade
 
     def read(data: Any, found: list[str], made: bool) -> Any:
         if not isinstance(data, origin if made else dict):
-            found.append(_mismatch(data, kind))
+            found.append(_mismatch(data, kind, "" if made else "an object"))
             return data
         contents = {}
         for key, content in data.items():
@@ -210,7 +210,7 @@ def _value_reader(kind: type[Value]) -> Reader:
         ready = isinstance(data, kind)
         if not ready:
             if not isinstance(data, dict):
-                found.append(_mismatch(data, kind))
+                found.append(_mismatch(data, kind, "" if made else "an object"))
                 return data
             wrong = [
                 f" must have no field {shown(name)}: {kind.__name__} has {', '.join(readers)}"
@@ -257,10 +257,11 @@ def hints(kind: type[Value]) -> dict[str, Any]:
     return {name: resolved[name] for name in fields(kind)}
 
 
-def _mismatch(value: Any, kind: Any) -> str:
-    """Describe a value that does not fit an annotation, without its place."""
-    plain_class = isinstance(kind, type) and getattr(kind, "__origin__", None) is None
-    name = kind.__name__ if plain_class else str(kind).replace("anyaccel.", "")
+def _mismatch(value: Any, kind: Any, name: str = "") -> str:
+    """Describe a value that does not fit an annotation, without its place; with another name for the type, if given."""
+    if not name:
+        plain_class = isinstance(kind, type) and getattr(kind, "__origin__", None) is None
+        name = kind.__name__ if plain_class else str(kind).replace("anyaccel.", "").replace("collections.abc.", "")
     if isinstance(value, (int, float)) and not _is_usual(value):
         name += ", finite and of at most 64 bits"
     return f" must be {name} (got {shown(value)} that is a {type(value).__name__})"
