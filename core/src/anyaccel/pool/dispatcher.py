@@ -216,12 +216,6 @@ class Broker:
         for call in reversed(calls):
             self._find_queue(engine, call).calls.appendleft(call)
 
-    def drop_if_empty(self, engine: LocalEngine, call: Call) -> None:
-        """Drop the queue of a cancelled call, with its place in the machine's queue, if no pending call is left."""
-        queue = self._queues.get(_queue_key(engine, call))
-        if queue is not None and queue.first() is None:
-            self._drop(queue)
-
     def take_next(self, worker: WorkerProcess) -> Call | None:
         """Remove and return the next call for a worker without work; never the construction of an actor.
 
@@ -334,15 +328,14 @@ class Broker:
         return False
 
     def _list_queues(self) -> list[CallQueue]:
-        """Return the queues with pending calls, sorted by their first call, the oldest first.
+        """Drop the queues without pending calls, with their places in the machine's queue; return the others, sorted.
 
-        Cancelled and failed calls at the front of each queue are removed. Empty queues stay registered, and are left
-        out.
+        The queue with the oldest first call comes first. Cancelled and failed calls at the front of each are removed.
         """
-        return sorted(
-            (queue for queue in self._queues.values() if queue.first() is not None),
-            key=lambda queue: queue.calls[0].number,
-        )
+        for queue in tuple(self._queues.values()):
+            if queue.first() is None:
+                self._drop(queue)
+        return sorted(self._queues.values(), key=lambda queue: queue.calls[0].number)
 
     def _find_queue(self, engine: LocalEngine, call: Call) -> CallQueue:
         """Return the queue for a call; register a new queue with the broker if there is none. The call is not queued.
@@ -1316,8 +1309,7 @@ class LocalEngine(Engine):
         """Drop the arguments and the record of a cancelled call, and stop the worker that has the call.
 
         The worker gets the pool's grace, and later answers are ignored. The worker of a method is not stopped: it only
-        skips the call unless it has started. Without a worker, the queue is dropped if no pending call is left, and the
-        queues are served.
+        skips the call unless it has started. Without a worker, the queues are served, since others may wait behind.
         """
         worker = next((worker for worker in self.members if call.number in worker.running), None)
         call.body = None
@@ -1326,7 +1318,6 @@ class LocalEngine(Engine):
         elif worker is not None:
             worker.stop(self.settings.grace, answer=False)
         elif call.number in self._calls:
-            self.broker.drop_if_empty(self, call)
             self.broker.serve()
         self.remove_call(call)
 

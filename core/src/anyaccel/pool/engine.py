@@ -345,7 +345,11 @@ class Engine(Protocol):
         self.stop(self.settings.grace)
 
     def quarantined(self) -> tuple[tuple[Allocation, str], ...]:
-        """Return the devices that are kept although their holder was ended, with reasons."""
+        """Return the devices that are kept although their holder was ended, with reasons; none by default.
+
+        On a cluster, the nodes keep such devices, and their ledgers say so.
+        """
+        return ()
 
     def stop(self, grace: float) -> None:
         """Take no more calls, cancel the queued calls, and have the reactor stop every worker; return before they end.

@@ -120,18 +120,14 @@ class Driver(Engine):
         limit = self.settings.max_workers
         while True:
             with self.lock:
-                self._drop_cancelled()
+                while self._waiting and self._waiting[0].future.done():
+                    self._waiting.popleft()
                 if not self._waiting or (limit is not None and len(self.members) >= limit):
                     return
                 call = self._waiting.popleft()
                 member = RemoteCall(self, call) if call.actor is None else RemoteActor(self, call)
                 self.members.add(member)
             member.launch(call)  # without the lock: it may wait for the cluster
-
-    def _drop_cancelled(self) -> None:
-        """Drop the finished and cancelled calls at the front of the queue; the caller holds the lock."""
-        while self._waiting and self._waiting[0].future.done():
-            self._waiting.popleft()
 
     def add(self, members: Sequence[RemoteCall]) -> None:
         """Add the calls of a gang to the members; the gang submits them.
@@ -214,8 +210,8 @@ class Driver(Engine):
         if not self.closed:
             return
         with self.lock:
-            self._drop_cancelled()
-            waiting, members = list(self._waiting), list(self.members)
+            waiting = [call for call in self._waiting if not call.future.done()]
+            members = list(self.members)
         for call in waiting:
             if call.actor is not None:
                 call.actor.group.close()
@@ -261,10 +257,6 @@ class Driver(Engine):
             member.stop(self.settings.grace)
         self.submit_waiting()
         self.finish_shutdown()
-
-    def quarantined(self) -> tuple[tuple[Allocation, str], ...]:
-        """Return nothing: the nodes keep quarantined devices, and their ledgers say so."""
-        return ()
 
 
 def make_order(name: str, options: Options, plan: Plan) -> Order:
