@@ -294,7 +294,7 @@ def survey(args: argparse.Namespace, *meanwhile: str, request: Request | None = 
 def _find_unknown(request: Request, inventory: Inventory) -> list[str]:
     """Return the alternatives of a request's terms that neither a device nor the data beside a plug-in names.
 
-    None if a plug-in has no such data: a name may be one of its products.
+    The list is empty if a plug-in has no such data: each name may be a product of its vendor.
     """
     names = [name for term in request.terms if len(term.names) > 1 for name in term.names]
     known = {name.lower() for device in inventory.devices for name in device.names}

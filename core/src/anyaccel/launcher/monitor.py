@@ -449,9 +449,9 @@ class Sampler:
             with contextlib.suppress(OSError):
                 # Not in this process: a plug-in may hang, and what it loads would stay in memory.
                 self._child, self.answer = start_helper(self._answer)
-        elif self.answer >= 0 and process.ended(self.answer):
+        elif self.answer >= 0 and process.is_readable(self.answer):
             with open(self.answer, "rb", closefd=False) as file:
-                found = _decoded(file.read())
+                found = _decoded(file.read())  # to the end: the process writes all at once, and exits
             self._end()
             self._failures = 0 if found else self._failures + 1
             if found and any(each != Stats() for each in found.values()):

@@ -28,7 +28,7 @@ from anyaccel.ledger.lockfile import clean, read_number, read_object
 from anyaccel.linux.users import outside, user_name
 from anyaccel.model import Value, replace
 from anyaccel.model.device import UNITS_PER_DEVICE
-from anyaccel.model.wire import decode, encode, plain
+from anyaccel.model.wire import decode
 from anyaccel.policy import Usage
 
 TYPE_CHECKING = False
@@ -275,15 +275,23 @@ def _total(value: object, half_life: float) -> Usage | None:
 def _line(entry: JournalEntry, usage: Usage | None = None, half_life: float | None = None) -> bytes:
     """Encode an entry as a line of JSON, with at most 128 devices, and the user's usage if given.
 
-    Request, note and program are cut to 250 characters, and unprintable ones replaced; the entry's user is left out, as
-    are fields with their default.
+    Request, note and program are cut to 250 characters, and unprintable ones replaced; the entry's user is left out.
     """
-    words = {"v": VERSION, **plain(entry, without=("user",)), "devices": encode(entry.devices[:_MOST_DEVICES])}
-    for name in words.keys() & {"request", "note", "program"}:
+    words: dict[str, Any] = {"v": VERSION}
+    words |= {name: getattr(entry, name) for name in JournalEntry._fields if name != "user"}
+    words["devices"] = list(map(_words, entry.devices[:_MOST_DEVICES]))
+    for name in ("request", "note", "program"):
         words[name] = clean(words[name])
     if usage is not None:
         words["used"] = [half_life, round(usage.seconds, 3), round(usage.at, 3)]
     return json.dumps(words).encode() + b"\n"
+
+
+def _words(used: Used) -> list[Any]:
+    """Encode a device as a list, in the order of the fields of :class:`Used`, rounded; None for what is unknown."""
+    busy = None if used.utilization is None else round(used.utilization, 4)
+    observed, idle = round(used.observed, 3), round(used.idle, 3)
+    return [used.device, used.type, used.units, observed, busy, idle, used.memory_peak_bytes]
 
 
 def is_machine_wide() -> bool:
@@ -451,6 +459,9 @@ def _entry(words: Mapping[str, Any], user: str) -> JournalEntry | None:
     characters.
     """
     data = {name: value for name, value in words.items() if name not in ("v", "used")} | {"user": user}
+    listed = words.get("devices")
+    rows = (each for each in listed[:_MOST_DEVICES] if isinstance(each, list)) if isinstance(listed, list) else ()
+    data["devices"] = [dict(zip(Used._fields, row, strict=False)) for row in rows]
     try:
         entry = decode(JournalEntry, data)
     except ValueError:
@@ -459,7 +470,7 @@ def _entry(words: Mapping[str, Any], user: str) -> JournalEntry | None:
         return None
     devices = (
         replace(used, device=clean(used.device), type=clean(used.type), idle=min(used.idle, used.observed))
-        for used in entry.devices[:_MOST_DEVICES]
+        for used in entry.devices
     )
     texts = {name: clean(getattr(entry, name)) for name in ("lease", "request", "note", "program")}
     return replace(entry, ended=max(entry.began, entry.ended), devices=tuple(devices), **texts)
@@ -467,7 +478,7 @@ def _entry(words: Mapping[str, Any], user: str) -> JournalEntry | None:
 
 def _is_plausible(entry: JournalEntry) -> bool:
     """Return whether the numbers of an entry are in their ranges: times below 2**40, at least one lease."""
-    times = entry.began, entry.ended, entry.held, entry.waited
+    times: tuple[float, ...] = (entry.began, entry.ended, entry.held, entry.waited)
     for used in entry.devices:
         times += used.observed, used.idle
         share, memory = used.utilization or 0.0, used.memory_peak_bytes or 0

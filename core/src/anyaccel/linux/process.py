@@ -127,15 +127,15 @@ def exited(pid: int) -> bool:
     except OSError:  # forbidden, the number is the id of a thread, or no descriptor is left
         return not exists(pid)
     try:
-        return ended(descriptor)
+        return is_readable(descriptor)  # once the process has exited with all threads, reaped or not
     finally:
         os.close(descriptor)
 
 
-def ended(pidfd: int) -> bool:
-    """Return whether the process of a pidfd has exited with all threads, reaped or not; does not wait."""
+def is_readable(descriptor: int) -> bool:
+    """Return whether a read would not block, also at the end of a pipe; does not wait."""
     poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
+    poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(0))
 
 

@@ -63,7 +63,7 @@ class Outcome(Value):
 
 
 class _Running:
-    """A process, from its request to its end, and its call: one at a time.
+    """A process, from its request to its end, with the present call.
 
     Attributes:
         calls: The socket for calls and answers.
