@@ -37,7 +37,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Literal
 
-    from anyaccel.linux.cgroup import Place
+    from anyaccel.linux.cgroup import WorkerGroup
     from anyaccel.vendors.process import VendorProcess
 
 DEVICES_VARIABLE = "ANYACCEL_DEVICES"
@@ -68,7 +68,7 @@ class WorkerEnvironment(Value):
     unset: frozenset[str]
     values: Mapping[str, str]
     regions: Mapping[str, tuple[str, int]] = field(default_factory=dict)
-    group: Place | None = None
+    group: WorkerGroup | None = None
     unlimited: str = ""
 
     def with_variables(self, variables: Mapping[str, str]) -> WorkerEnvironment:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import subprocess
     from typing import Any, NoReturn, Unpack
 
-    from anyaccel.linux.cgroup import Place, UnavailableError
+    from anyaccel.linux.cgroup import WorkerGroup, UnavailableError
     from anyaccel.probe.machine import Machine
 
 
@@ -355,7 +355,7 @@ def limit_memory(made: WorkerEnvironment, memory: int | None = None, *, direct: 
     return made
 
 
-def remove_group(group: Place) -> str:
+def remove_group(group: WorkerGroup) -> str:
     """Remove an empty cgroup; errors are ignored.
 
     A cgroup with a process inside stays. It is removed when a cgroup is made beside it, once it is empty and the
@@ -379,7 +379,7 @@ def _make_error(error: OSError | UnavailableError) -> EnforcementError:
     return EnforcementError(f"the kernel cannot limit the host memory of a worker: {error}", hint=remedy)
 
 
-def _add_group(made: WorkerEnvironment, group: Place, memory: int | None, *, dmem: bool) -> WorkerEnvironment:
+def _add_group(made: WorkerEnvironment, group: WorkerGroup, memory: int | None, *, dmem: bool) -> WorkerEnvironment:
     """Return the environment with a group, and with the limits in the allocation and in its variable.
 
     Args:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import subprocess
     from typing import Any, NoReturn
 
-    from anyaccel.linux.cgroup import Place
+    from anyaccel.linux.cgroup import WorkerGroup
 
 JOB_NAME = "anyaccel-job"
 """Process name of the supervisor of a detached command; the command is its only child."""
@@ -51,7 +51,7 @@ _BECOME = (
 
 
 def start_marked(
-    command: Sequence[str] | str, mark: Mark, group: Place | None = None, **options: Any
+    command: Sequence[str] | str, mark: Mark, group: WorkerGroup | None = None, **options: Any
 ) -> subprocess.Popen[Any]:
     """Start a command like :class:`subprocess.Popen`, with a mark on the command and its descendants.
 
@@ -88,7 +88,7 @@ def start_marked(
 def make_wrapper(
     program: str,
     mark: Mark,
-    group: Place | None,
+    group: WorkerGroup | None,
     environ: Mapping[str, str] | None = None,
     directory: str | None = None,
     *,

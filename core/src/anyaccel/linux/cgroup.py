@@ -29,7 +29,7 @@ _BINDING = ("memory.max", "memory.high", SWAP, "dmem.max", "cpu.max", "cpuset.cp
 _SCOPE = "systemd-run --user --scope --quiet --collect --"
 
 
-class Place:
+class WorkerGroup:
     """A group, made or to be made below.
 
     Attributes:
@@ -55,7 +55,7 @@ class UnavailableError(Exception):
         self.reason, self.remedy = reason, remedy
 
 
-def find_place(controllers: Collection[str], through: Mapping[str, str] | None) -> Place:
+def find_place(controllers: Collection[str], through: Mapping[str, str] | None) -> WorkerGroup:
     """Find the nearest group below which this process may make groups with the given controllers.
 
     A worker never leaves a group that sets a limit.
@@ -76,7 +76,7 @@ def find_place(controllers: Collection[str], through: Mapping[str, str] | None) 
     binding = ""
     for group in _chain(own):
         if _usable(group, controllers):
-            return Place(_path(group))
+            return WorkerGroup(_path(group))
         if binding := next(_limits_of([group]), ""):
             break
     at_home = home not in _chain(own) and _usable(home, controllers)
@@ -88,7 +88,7 @@ def find_place(controllers: Collection[str], through: Mapping[str, str] | None) 
         raise UnavailableError(reason, "start it where nothing is limited, or do without")
     if at_home:
         if program := _systemd_run(through or {}):
-            return Place(_path(home), (program, *_SCOPE.split()[1:]))
+            return WorkerGroup(_path(home), (program, *_SCOPE.split()[1:]))
         reason = f"this process is in the cgroup {own}, out of which its user may move nothing"
         raise UnavailableError(reason, f"start your program with '{_SCOPE} PROGRAM'")
     reason = f"no cgroup that this user may write, from {own} upwards, has the controller {names} for others"
@@ -110,7 +110,7 @@ def enter(path: str) -> None:
         raise OSError(f"this process was written into {path} and is not in it")
 
 
-def make(lines: Mapping[str, str], through: Mapping[str, str] | None) -> Place:
+def make(lines: Mapping[str, str], through: Mapping[str, str] | None) -> WorkerGroup:
     """Make an empty group with limits, and read the limits back; also remove empty groups of ended launchers.
 
     The group above may give the needed controllers to its groups for the first time.
@@ -141,7 +141,7 @@ def make(lines: Mapping[str, str], through: Mapping[str, str] | None) -> Place:
         with contextlib.suppress(OSError):
             os.rmdir(path)
         raise
-    return Place(path, above.before)
+    return WorkerGroup(path, above.before)
 
 
 def remove(path: str) -> int | None:

@@ -66,7 +66,7 @@ from anyaccel.probe.machine import Machine, parse_machine
 if TYPE_CHECKING:
     from anyaccel.launcher.time_limit import EarlySignal
     from anyaccel.ledger.acquisition import Acquisition
-    from anyaccel.linux.cgroup import Place
+    from anyaccel.linux.cgroup import WorkerGroup
     from anyaccel.pool.actor import ActorGroup, ActorState
     from anyaccel.pool.gang import GangFuture
     from anyaccel.scheduler import Choice, Verdict
@@ -627,7 +627,7 @@ class WorkerProcess:
         self._process: spawning.Process
         self._launched = False
         self._ahead = True
-        self._group: Place | None = None
+        self._group: WorkerGroup | None = None
 
     # Reports of the fork server
 
