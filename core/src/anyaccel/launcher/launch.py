@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import subprocess
     from typing import Any, NoReturn, Unpack
 
-    from anyaccel.linux.cgroup import WorkerGroup, UnavailableError
+    from anyaccel.linux.cgroup import UnavailableError, WorkerGroup
     from anyaccel.probe.machine import Machine
 
 
