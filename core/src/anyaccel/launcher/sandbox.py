@@ -454,7 +454,16 @@ def _find_aliases(path: str, mounts: list[MountPoint]) -> Iterator[str]:
 
 
 def _find_twins(path: str, mounts: list[MountPoint]) -> Iterator[str]:
-    """Yield the other names of the mount points above a file, through mounts outside of each mount point."""
+    """Yield the other names of the directories on which the mounts above a file stand.
+
+    Such a directory belongs to the file system around the mount. Another mount of that file system shows the directory
+    under another name. The file cannot be reached by that name, but Landlock permits access below the mount if it
+    permits access below the name. Further mounts of the mounted file system itself are left to :func:`_find_aliases`.
+
+    Args:
+        path: Absolute path of the file.
+        mounts: The table of mounts.
+    """
     for point in {mount.point for mount in mounts if _relative(path, mount.point)}:
         under = [mount for mount in mounts if _relative(mount.point, point) is None]
         yield from (twin for twin in _find_aliases(point, under) if twin != point)

@@ -768,11 +768,12 @@ class Acquisition:
         return [str(each.key) for each, competes in ahead if policy.keeps_waiting(each, own, used, competes=competes)]
 
     def count_ahead(self, directory: int, listing: Listing) -> int:
-        """Count the requests ahead that keep this one waiting; 0 if each may be passed, or reserved devices are free.
+        """Count the requests ahead that keep this one waiting; 0 if each may be passed. Backfill passes all or none.
 
-        Backfill passes all of them or none. Ended and silent requests are left out at the front of the line only.
-        Reserved devices are those of this user's running reservations: free if they suffice, as ``choose`` says.
-        ``place`` and ``before`` change as in :meth:`update_position`.
+        With a running reservation for this user, the reserved devices are tried first, as a request for these alone: 0
+        if they are free and suffice, as ``choose`` says, and no earlier request that may have these devices keeps this
+        one waiting. Ended and silent requests are left out at the front of the line only. ``place`` and ``before``
+        change as in :meth:`update_position`, for the devices that were tried last.
         """
         for only in self._rounds():
             self._only = only
@@ -908,8 +909,10 @@ class Acquisition:
     def descriptors(self) -> list[int]:
         """Return the descriptors to poll until the next attempt: each becomes readable on an event.
 
-        They are pidfds of processes about to end and, if there is one, the watch; pass a readable one to
-        :meth:`read_event`.
+        They are pidfds of processes that keep a suitable device although the holder of the lease has been ended: the
+        holder until its exit is complete, or a process that was started with the lease and may run for long. If there
+        is a watch, its descriptor is the last: of the ticket ahead, or of the state directory. Pass a readable
+        descriptor to :meth:`read_event`; the acquisition closes them.
         """
         return [*self._leaving, *([self._watch.fileno()] if self._watch else [])]
 

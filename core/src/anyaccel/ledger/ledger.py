@@ -359,7 +359,8 @@ class Ledger:
     def count_ahead(self, want: Want, priority: int, choose: Choose) -> int:
         """Count the earlier requests that would block a request that came now; 0 if each may be passed.
 
-        None is ahead if free devices with a running reservation for this user suffice.
+        With a running reservation for this user, only requests that may have the reserved devices count, as long as
+        these are free and suffice.
 
         Ended and silent requests are left out at the front of the line only. Without a state directory, none is ahead.
         A faulty configuration of the machine counts as none.

@@ -98,7 +98,8 @@ class Submitter(Executor):
             RuntimeError: When the pool was shut down, or belongs to the parent of this process.
             BrokenPoolError: When the setup of a worker has failed before.
             MachineError: When the machine cannot be detected; the first call of a pool detects the machine.
-            StateDirectoryError: When there is no directory for leases that can be trusted.
+            UsageError: When ``ANYACCEL_PLUGINS`` or ``ANYACCEL_ALLOCATION`` is invalid, at the same time.
+            LedgerError: When there is no directory for leases that can be trusted, or a system call fails.
         """
         return self._core.submit(self._options, fn, args, kwargs)
 

@@ -308,7 +308,11 @@ class WorkerServer(client.ForkServer):
         return spare if spare is not None and self.children.get(spare.number) is spare else None
 
     def _on_control(self) -> None:
-        """Handle a message of the fork server, or the server's death."""
+        """Handle a message of the fork server: call the owner of the worker that has ended or is stuck.
+
+        After the death of the server, wait for its exit, and kill the processes of all its workers. The owners are told
+        once the kill is over, perhaps after the return. No other server is started here.
+        """
         if not self.hear():
             self._on_death()
 
