@@ -78,10 +78,11 @@ class DeviceLease(OpenLease):
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """Descriptors of the lease, for ``pass_fds``: a process with one keeps the devices if this process exits.
+        """Descriptors of the lease, for ``pass_fds``: a process with a copy keeps the devices if this process exits.
 
-        :meth:`release` frees the devices even if other processes have descriptors; only commands of :meth:`popen` keep
-        them. Empty for a fallback to the CPU, and after the release.
+        :meth:`release` frees the devices despite such copies, unless :meth:`popen` was called before. Then the devices
+        stay leased until the last process of these commands, and the last process with a copy, has exited. Empty for a
+        fallback to the CPU, and after the release.
         """
         return self.lease.fds if self.lease else ()
 
@@ -151,9 +152,11 @@ class DeviceLease(OpenLease):
         self.release()
 
     def _repr_html_(self) -> str:
-        """Return the request, its state, held or released, and a table of the devices as HTML, for a notebook.
+        """Return an HTML table of the devices for a notebook.
 
-        The table is empty after the release, and for a fallback to the CPU, which stays held as nothing.
+        The caption has the request and its state: ``held as`` and the lease's id, or ``released``. The table is empty
+        after the release. A fallback to the CPU has an empty table and is shown as ``held as nothing``, even after the
+        release.
         """
         state = "released" if self._released else f"held as {self.id or 'nothing'}"
         return share_table(f"{self.allocation.request} {state}", () if self._released else self.allocation.shares)

@@ -417,10 +417,13 @@ class Acquisition:
         return choice
 
     def _taken(self, listing: Listing, over: Collection[str]) -> dict[str, Extent]:
-        """Return the taken extents by device name, without the leases in ``over``.
+        """Return the taken extents by device name: those of the listed leases without ``over``.
 
-        Devices that are withheld from the request, not of this round, or whose own lock was found held in this attempt,
-        count as wholly taken.
+        These devices count as wholly taken: devices that are drained or reserved for other users, which are read again
+        from disk; devices that are not of this round; devices whose own lock was found held in this attempt.
+
+        Raises:
+            LedgerError: When the drains and reservations cannot be read.
         """
         named = listing.summary
         taken = sum_taken(named.leases, over) if over else named.taken

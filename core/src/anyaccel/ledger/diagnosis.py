@@ -135,7 +135,7 @@ def _separate_users(environ: Mapping[str, str], state: StateDirectory | None = N
 def _unfinished_handovers(directory: int) -> Iterator[Finding]:
     """Warn of each device without an active lease that is still changed, or half changed, for a former holder.
 
-    Changes of an earlier boot do not count.
+    Changes of an earlier boot are not reported, although the device may still have them.
     """
     for device, lease in list_unfinished(directory, list_names(directory)).items():
         message = f"{without_scope(device)} was not put back into its idle state after lease {lease}"

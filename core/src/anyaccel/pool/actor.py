@@ -338,9 +338,10 @@ class ActorState:
         self.group.on_actor_gone(self, self.death or death)
 
     def _on_constructed(self, future: Future[Any]) -> None:
-        """End the actor if the construction has failed; else no effect.
+        """Remove the actor from its group if the construction has failed; it is not replaced.
 
-        Also no effect if it was cancelled: :meth:`_on_cancel` does the same.
+        If no actor is left, the group is dead, and queued calls fail with BrokenWorkerError. The worker is not touched
+        here: the engine ends it. No effect after a success, or after a cancellation, which :meth:`_on_cancel` handles.
         """
         cause = None if future.cancelled() else future.exception()
         if cause is not None:
@@ -383,10 +384,11 @@ class Stream(Results[T]):
         self._watch_references()
 
     def _take(self) -> None:
-        """Have the worker produce a further item, and append its future.
+        """Request a further item from the worker, and append its future.
 
-        If the pool was shut down, or belongs to the parent of this process, no item is requested; the iteration raises
-        the RuntimeError after the items requested before.
+        If the actor is closed, as after a shutdown of the pool, or if this process is a forked child, no item is
+        requested: the iteration raises RuntimeError after the items requested before. If the worker has exited already,
+        the appended future fails, and the iteration raises BrokenWorkerError instead.
         """
         try:
             self._futures.append(self._group.call("take", (), {}))

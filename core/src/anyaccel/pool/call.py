@@ -121,7 +121,8 @@ class InterruptibleCondition(_thread.RLock, threading.Condition):  # type: ignor
 class AwaitableFuture(Future[T]):
     """A future for coroutines, too. Cancelling the awaiting task cancels the future.
 
-    A signal handler may raise during a wait, unlike with ``concurrent.futures.Future``.
+    A signal handler may raise during a wait, unlike with ``concurrent.futures.Future``. In a forked child, a wait for
+    an outcome that was not there at the fork lasts until the timeout; only :class:`CallFuture` raises RuntimeError.
     """
 
     def __init__(self) -> None:
@@ -139,7 +140,6 @@ class AwaitableFuture(Future[T]):
         Raises:
             TimeoutError: When that takes longer than ``timeout``; the call goes on.
             CancelledError: When it was cancelled.
-            RuntimeError: When this process is a fork of the one that made the call, and the call was not over before.
             UsageError: When ``timeout`` is no duration.
             Exception: The exception of the call, or the reason why it was not run to its end.
         """
@@ -151,7 +151,6 @@ class AwaitableFuture(Future[T]):
         Raises:
             TimeoutError: When that takes longer than ``timeout``; the call goes on.
             CancelledError: When it was cancelled.
-            RuntimeError: When this process is a fork of the one that made the call, and the call was not over before.
             UsageError: When ``timeout`` is no duration.
         """
         return super().exception(self._wait(timeout))

@@ -220,8 +220,8 @@ class Broker:
         """Remove and return the next call for a worker without work; never the construction of an actor.
 
         Returns:
-            The call; None if no call of its kind waits, another process waits for devices of the worker, or the call
-            would overtake an older call of another queue that competes.
+            The call; None if no call of its kind waits, if another process waits for devices of the worker, or if an
+            older call of another queue competes for the same devices or for room in the pool.
         """
         queue = self._queues.get((id(worker.engine), worker.options.alike, False))
         if queue is None or self._is_wanted_elsewhere(worker):

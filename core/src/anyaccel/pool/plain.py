@@ -11,6 +11,7 @@ nesting, lengths are those of the message, there are no references, and each typ
 from __future__ import annotations
 
 import builtins
+import contextlib
 import datetime as dt
 import math
 import re
@@ -436,10 +437,11 @@ def _dtype_parts(kind: Any) -> Iterable[Any]:
     if kind.subdtype is not None:
         return kind.subdtype  # type: ignore[no-any-return]
     if kind.names is None:
-        # Dtypes of other packages, such as bfloat16, have the string of a plain void type.
-        if not _DTYPE.fullmatch(kind.str) or _numpy().dtype(kind.str) != kind:
-            raise NotPlainError(_OBJECTS)
-        return (kind.str,)
+        # Dtypes of other packages have the string of a plain void type (bfloat16), or one that numpy refuses (float8).
+        with contextlib.suppress(TypeError):
+            if _DTYPE.fullmatch(kind.str) and _numpy().dtype(kind.str) == kind:
+                return (kind.str,)
+        raise NotPlainError(_OBJECTS)
     return kind.names, [(*kind.fields[name], None)[:3] for name in kind.names], kind.itemsize
 
 
