@@ -178,7 +178,7 @@ def test_an_array_of_another_packages_numbers_is_refused(name):
     """The text of such a type is that of a plain one, or one that numpy itself refuses to read."""
     ml_dtypes = pytest.importorskip("ml_dtypes", reason="needs ml_dtypes: pip install ml_dtypes")
     with pytest.raises(NotPlainError, match="it holds an array of other things than numbers"):
-        dumps(np.zeros(3, getattr(ml_dtypes, name)))
+        read(np.zeros(3, getattr(ml_dtypes, name)))
 
 
 
