@@ -181,7 +181,6 @@ def test_an_array_of_another_packages_numbers_is_refused(name):
         read(np.zeros(3, getattr(ml_dtypes, name)))
 
 
-
 def integer(value):
     return {"int": [value.to_bytes(value.bit_length() // 8 + 1, "little")]}
 
