@@ -507,9 +507,11 @@ class LeaseRequest:
     def choose(self, taken: Mapping[str, Extent]) -> dict[str, Extent] | None:
         """Choose free devices, and keep the choice for :meth:`make_allocation`.
 
-        With ``avoid_busy``, or a filter by memory in the request, the choice also avoids devices that processes without
-        a lease use, which may be observed anew: see :meth:`UnleasedUse.find_taken`. A plug-in that fails to judge a set
-        of devices counts as refusing the set.
+        With ``avoid_busy``, the choice avoids unleased devices on which a process runs. With a memory filter in the
+        request, the choice avoids unleased devices with less free memory than the largest filter asks for; a process on
+        a device with enough free memory is no obstacle. In both cases the devices may be observed anew, and a device
+        that cannot be observed counts as free. A plug-in that fails to judge a set of devices counts as refusing the
+        set.
 
         Args:
             taken: The taken part of each device, by the ledger's names.

@@ -274,10 +274,10 @@ class _LeaseWatch:
     def run(self, until: float | None, holder: tuple[int, int], sampler: Sampler | None) -> bool:
         """Wait for the end of the lease, and sample the devices meanwhile; stop the sampler at the end or the limit.
 
-        Unless the holder enforces the time limit, send the early signal, and end the processes at ``until``; again
-        every ``_AGAIN_SECONDS`` while the lease lasts. While the ledger cannot be read, the wait goes on. A lease whose
-        state directory was deleted counts as ended. Standard error of the command is closed once the holder
-        has exited.
+        Unless a living holder enforces the time limit (``stays``), send the early signal, and end the processes at
+        ``until``; again every ``_AGAIN_SECONDS`` while the lease lasts. While the ledger cannot be read, the wait goes
+        on. A lease whose state directory was deleted counts as ended. Standard error of the command is closed once the
+        holder has exited.
 
         Args:
             until: The end of the lease's time, in seconds since the boot; None for none.
@@ -285,7 +285,8 @@ class _LeaseWatch:
             sampler: Samples the devices meanwhile; None for none.
 
         Returns:
-            Whether the time limit ended the processes; False without a ``limit`` to print.
+            Whether this watch ended the processes at the time limit. False if the holder did so, which reports it
+            through the status pipe; and False without a ``limit`` to print.
         """
         watched, timed_out = holder, False
         try:

@@ -140,10 +140,11 @@ def parse_memory(memory: object) -> int:
     """Parse a limit of host memory, and return bytes.
 
     Args:
-        memory: Bytes, or a text such as ``"8GiB"``.
+        memory: Bytes as an int, or a text such as ``"8GiB"`` or ``"1.5GB"``, which is rounded up to whole bytes.
 
     Raises:
-        UsageError: If it is no amount, or less than 1 MiB, with which no program starts.
+        UsageError: If the value has another type, such as float or bool; if the text is no amount; or if the amount is
+            less than 1 MiB, with which no program starts.
     """
     try:
         found: object = size(memory) if isinstance(memory, str) else memory

@@ -417,10 +417,12 @@ class Acquisition:
         return choice
 
     def _taken(self, listing: Listing, over: Collection[str]) -> dict[str, Extent]:
-        """Return the taken extents by device name: those of the listed leases without ``over``.
+        """Return the taken extents by device name: those of the listed leases, except the leases named in ``over``.
 
-        These devices count as wholly taken: devices that are drained or reserved for other users, which are read again
-        from disk; devices that are not of this round; devices whose own lock was found held in this attempt.
+        These devices count as wholly taken: drained devices; devices with another user's reservation that is running,
+        or that begins before the request would end; devices that are not of this round; devices whose own lock was
+        found held in this attempt. Drains and reservations are read again only if the adopted policy has some: if it
+        has none, nothing is read.
 
         Raises:
             LedgerError: When the drains and reservations cannot be read.

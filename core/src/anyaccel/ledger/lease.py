@@ -224,8 +224,9 @@ class Lease:
     def release(self) -> None:
         """Release the devices. Needs neither the lock of the ledger nor free space; a second call has no effect.
 
-        The lease ends, even if other processes still have its descriptors or carry its mark. A file that cannot be
-        removed is logged as a warning. A forked child only closes its copies.
+        The lease ends, even if other processes still have its descriptors or carry its mark. If a file of the lease
+        cannot be removed, a warning is logged, and the ledger may count the device as held until this process has
+        ended. A forked child only closes its copies.
         """
         try:
             self._release()

@@ -440,16 +440,18 @@ class Ledger:
         return dict(self._read(lambda directory, listing: list_unfinished(directory, listing).items()))
 
     def lock_handovers(self, devices: Iterable[str]) -> AbstractContextManager[Mapping[str, HandoverFile]]:
-        """Context with the locked files of handovers of devices; see :func:`~anyaccel.ledger.handovers.lock_handovers`.
+        """Context with the locked files of handovers, by device; see :func:`~anyaccel.ledger.handovers.lock_handovers`.
 
-        Entering makes missing files, and a missing state directory.
+        Entering makes missing files and a missing state directory, and waits for each locked file in turn: up to 60 s
+        for one owner of the lock, and 60 s more for each next owner.
 
         Args:
             devices: Names of the devices in the ledger.
 
         Raises:
-            LedgerBusyError: On entering, when another process keeps a file locked.
-            LedgerError: When a file cannot be opened; and in place of any OSError that leaves the body of the context.
+            LedgerBusyError: On entering, when one process keeps a file locked for 60 s.
+            LedgerError: When the directory or a file cannot be opened or locked; and in place of any OSError that
+                leaves the body of the context.
         """
         from anyaccel.ledger.handovers import lock_handovers
 
@@ -591,8 +593,9 @@ class Ledger:
         """Return the reason why a lease does not cover this process, as a clause; empty if the lease does.
 
         The reason is either that the lease has ended, or that this process was not started with the lease. An active
-        lease covers each process that was started with it and, unless the lease has a mark, the holder. An unknown
-        identity counts as ended.
+        lease with a mark covers each process that carries the mark, or a mark inside it: the holder, too, if the holder
+        carries it. A lease without a mark covers the holder, the holder's descendants, and each process that has a file
+        of the lease open. An unknown identity counts as ended.
 
         Raises:
             LedgerError: When the ledger cannot be read.

@@ -107,7 +107,10 @@ def find_group(name: str) -> int | None:
 
 
 def unknown_names(configuration: Configuration) -> tuple[str, ...]:
-    """Return the tables of a configuration without effect, such as ``users.ada``: no user or group has the name."""
+    """Return the tables of a configuration without effect, such as ``users.ada``: no user or group has the name.
+
+    A decimal number counts as known, even if no user has it.
+    """
     return tuple(
         f"{table}.{name}"
         for table, find in (("users", find_user), ("groups", find_group))

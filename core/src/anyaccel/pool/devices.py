@@ -281,10 +281,11 @@ def can_tell(inventory: Inventory, allocation: Allocation) -> bool:
 
 
 def find_remains(inventory: Inventory, allocation: Allocation, pid: int) -> str:
-    """Observe the machine, which may take seconds, and return the remains of a process on devices, as clauses.
+    """Observe the machine, which may take seconds, and return the remains of an ended process on devices, as clauses.
 
-    These are the process itself, without its descendants, in a vendor's list of processes, and memory in use on a
-    wholly leased device without processes. Empty if nothing is left, or the vendor cannot tell or fails.
+    Remains are the process itself, without its descendants, in a vendor's list of processes; or more than 1/16 of the
+    memory in use on a wholly leased device for which the vendor lists no process. Less memory counts as clean, because
+    drivers keep some. The text is empty without remains, and also if a vendor fails or does not report.
     """
     try:
         observed, _ = stats(inventory)

@@ -833,12 +833,13 @@ class WorkerProcess:
                 self._process.send(MessageKind.SKIP, number=call.number)
 
     def collect_unstarted(self, gone: Gone) -> list[Call]:
-        """Return the pending calls never started by this process, which has exited; reset them, also cancelled ones.
+        """Reset the calls that this exited process never started, and return those of them that are still pending.
 
-        Calls that were not sent count as never started. If the worker was not stopped, messages that the process has
-        not read are received; their calls count, too, and get the arguments back. That is so only for a process that
-        has answered before, or that has not even read its setup and does not replace such a process: any other process
-        may have died of its setup, and so would the next one.
+        Cancelled calls are reset, too, but not returned. Calls that were not sent count as never started. If the worker
+        was not stopped, messages that the process has not read are received; their calls count as never started, too,
+        and get their arguments back. That applies only to a process that has answered before, or to one that has not
+        even read its setup and does not replace such a process: any other process may have died of its setup, and so
+        would the next one.
         """
         self.ending = True
         message = self._process.receive_unread() if gone.forked and not self.stopped else None
@@ -1346,7 +1347,10 @@ class LocalEngine(Engine):
             self.drained.result()
 
     def _cancel_unsent(self) -> None:
-        """Cancel the calls that were not sent to a worker; any thread may ask."""
+        """Cancel, in this thread, the calls that were not sent to a worker; any thread may call this.
+
+        A method call whose note the reactor has not handled yet is not found: call again in the reactor's thread.
+        """
         for call in self.unfinished():
             if not call.sent:
                 call.future.cancel()

@@ -94,7 +94,8 @@ def make_ranked_call(
         work: A pickled function, with its arguments.
 
     Returns:
-        :func:`run_ranked`, its arguments, and no keyword arguments: the work of a call, for an engine's ``enter``.
+        The work of a call, for an engine's ``enter``: :func:`run_ranked`, the tuple of its arguments, and an empty dict
+        of keyword arguments. None in place of the dict would mean a batch.
     """
     from anyaccel.launcher.rendezvous import make_rank_variables
 
