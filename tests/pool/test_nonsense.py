@@ -1,6 +1,7 @@
 """A worker that writes nonsense to its descriptors costs its own call, with one clear error, and no other one."""
 
 import os
+import socket
 import struct
 import sys
 import time
@@ -8,7 +9,7 @@ import time
 import anyaccel as aa
 import pytest
 from anyaccel.pool import spawning
-from anyaccel.pool.messages import MessageKind, dumps, dumps_error
+from anyaccel.pool.messages import MessageKind, dumps, dumps_error, receive
 from raw_messages import head, say
 from waiting import until
 
@@ -70,6 +71,16 @@ def test_nonsense_costs_the_call_that_says_it(pool, case, kept):
     assert one.submit(pow, 2, 5).result(60) == 32
     assert spawning.fork_server().pid == server
     until(lambda: len(os.listdir("/proc/self/fd")) <= before + 4, "what was passed to be closed")
+
+
+def test_what_an_empty_packet_passes_is_closed(tmp_path):
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs, open(tmp_path / "passed", "w") as passed:
+        socket.send_fds(theirs, [b""], [passed.fileno()])
+        with pytest.raises(ValueError, match="an empty message"):
+            receive(ours)
+    with os.scandir("/proc/self/fd") as opened:
+        assert passed.name not in [os.readlink(each.path) for each in opened if os.path.exists(each.path)]
 
 
 @pytest.mark.parametrize("prepared", [False, True], ids=["plain", "with an initializer"])

@@ -45,8 +45,9 @@ def count_capacity(inventory: Inventory, request: Request, most: int = MAX_CAPAC
         At least 1. For a request that falls back to the CPU, the number of processors of this process, up to ``most``.
 
     Raises:
-        UnknownNameError: If no device has one of the names.
-        NeverFitsError: If the request does not fit at all, and does not permit the CPU.
+        UnknownNameError: If neither a device of the machine nor an installed plug-in has any of the names of a term.
+        NeverFitsError: If the request does not fit at all, and does not permit the CPU; also if an installed plug-in
+            knows the name, but the machine has no such device.
     """
     # By allocation, not by division: parts, links and vendors' rules decide what fits side by side.
     scheduler = local_scheduler(inventory)

@@ -120,7 +120,9 @@ def reserve(  # noqa: PLR0917 -- in the order of the command's arguments
     user: str,
     note: str = "",
 ) -> DeviceBlock:
-    """Reserve whole devices for a user or a group and a time, out of the devices that are certain to be free then.
+    """Reserve whole devices for a user or a group, out of the devices that are certain to be free in that time.
+
+    A drained device is never free.
 
     Args:
         inventory: The machine.
@@ -138,9 +140,10 @@ def reserve(  # noqa: PLR0917 -- in the order of the command's arguments
             or there is no such user or group.
         UnknownNameError: When no device has one of the names.
         NeverFitsError: When the machine has no such devices.
-        NotFreeError: When they may be in use then: by a lease without an earlier end, or another reservation.
+        NotFreeError: When too few of the devices are certain to be free: the others are drained, have another
+            reservation in that time, or have a lease that does not end before ``begin``.
         LeasePermissionError: When this user is neither root nor the owner of the state directory.
-        LedgerError: When the reservation cannot be written.
+        LedgerError: When the ledger stays locked, cannot be read, or the reservation cannot be written.
     """
     if not max(begin, time.time()) < end:
         raise UsageError("a reservation must end after its start, and in the future")
@@ -174,8 +177,8 @@ def reserve(  # noqa: PLR0917 -- in the order of the command's arguments
     if block is None:
         verdict = Verdict(request=request, fits_now=False, ever_fits=True)
         raise NotFreeError(
-            f"{request} cannot be reserved: too many devices may be in use then, by leases without an earlier end or"
-            " other reservations",
+            f"{request} cannot be reserved: too many devices are drained, or may be in use then, by leases without an"
+            " earlier end or other reservations",
             verdict=verdict,
             hint="'anyaccel status --columns device,user,until,note' shows them; leases get an end by --time",
         )

@@ -234,12 +234,16 @@ class CallFuture(AwaitableFuture[T]):
     def why(self) -> Verdict | None:
         """Explain why the call waits for devices.
 
+        On this machine, the verdict is that of a new, equal request, by the ledger as it is now. On a cluster, the
+        verdict only says that the cluster has not placed the call yet.
+
         Returns:
-            The verdict; None if the call needs no devices, was sent to a worker, or has a result or an exception.
+            The verdict; None if the call needs no devices, was sent to a worker, was placed by the cluster, is held
+            back by ``max_workers`` on a cluster, or is over.
 
         Raises:
-            ConfigurationError: When the machine's configuration is invalid or untrusted.
-            LedgerError: When the ledger cannot be read.
+            ConfigurationError: When the machine's configuration is invalid or untrusted; not on a cluster.
+            LedgerError: When the ledger cannot be read; not on a cluster.
         """
         call = self._call
         return None if call is None or call.sent or call.waits is None else call.waits()

@@ -451,14 +451,15 @@ def receive(channel: socket.socket, *, wait: bool = True, passes: bool = True) -
         packet, ancillary, got, _ = channel.recvmsg(_PACKET, _ANCILLARY, flags)
     except ConnectionResetError:  # reported once after the other side exited with unread messages; its own come after
         packet, ancillary, got, _ = channel.recvmsg(_PACKET, _ANCILLARY, flags)
-    if not packet:
-        if not _hung_up(channel):
-            raise ValueError("an empty message")
-        return None
     descriptors = array("i")
     for level, kind, content in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             descriptors.frombytes(content[: len(content) - len(content) % descriptors.itemsize])
+    if not packet:
+        _close(descriptors)  # an empty packet can pass some, too
+        if not _hung_up(channel):
+            raise ValueError("an empty message")
+        return None
     if len(packet) < _HEAD.size or got & _CUT:
         _close(descriptors)
         raise ValueError("a message was cut short: the process may have no descriptors left (see ulimit -n)")

@@ -307,7 +307,8 @@ class Submitter(Executor):
         Each call finds its rank in ``RANK`` and ``WORLD_SIZE``, and a port of rank 0's machine in ``MASTER_ADDR`` and
         ``MASTER_PORT``, like programs of ``torchrun``. If devices of several machines are wired together in a slice,
         the machines are those of one slice, and the ranks are their numbers in it. When a call fails, the others are
-        ended. Of the pool's options, ``needs`` and ``timeout`` count; each call has a new process.
+        ended. Of the pool's options, ``needs`` and ``timeout`` are used; ``retries`` and, on a cluster, ``max_workers``
+        are refused. Each call has a new process.
 
         Args:
             hosts: Number of machines. The engine ``"local"`` has one.
@@ -320,8 +321,9 @@ class Submitter(Executor):
 
         Raises:
             RuntimeError: When the pool was shut down, or is broken.
-            UsageError: When ``hosts`` is no whole number of 1 or more, or more than 1 with the engine ``"local"``; or
-                when the pool has ``retries``.
+            UsageError: When ``hosts`` is no whole number of 1 or more, or more than 1 with the engine ``"local"``; when
+                the pool has ``retries``; or, on a cluster, when the pool has ``max_workers``, or the cluster cannot
+                reserve several machines at once.
             NeverFitsError: When the cluster has too few machines that can serve the pool's needs.
             AnyaccelError: When no port is free, or the engine cannot take calls, for instance without a machine.
             Exception: When the function or an argument cannot be pickled.

@@ -429,7 +429,8 @@ class SharedGlobals:
     def loads(self, data: bytes | memoryview, buffers: list[memoryview] | None = None) -> Any:
         """Unpickle a value, which may run any code; functions sent by value see the globals that initializers set.
 
-        Until an initializer has set a global, functions have globals of their own.
+        Until an initializer has set a global, the functions of one module in the same pickle share their globals, and
+        those of different pickles do not. After that, all functions of a module share them, across pickles.
         """
         return self._loads(data, buffers) if self._names else loads(data, buffers)
 
