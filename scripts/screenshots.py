@@ -192,6 +192,8 @@ def draw_jobs(file: Path, width: int) -> None:
             call("run", "--detach", *options, "--", *command.split())
             if "prepare.py" in command:
                 call("wait", "1")
+                while b'"lease"' in subprocess.check_output([*anyaccel, "status", "--json"], env=environ):
+                    time.sleep(0.1)  # the supervisor has told the end, and holds the device until it has exited
         main_end, end = pty.openpty()
         call("jobs", output=end)
         os.close(end)

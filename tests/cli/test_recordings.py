@@ -20,7 +20,7 @@ DAMAGED = {
     "commands": (text(json.dumps({**SCHEMA, "commands": [{}]})), "recording.commands[0] must have the field 'argv'"),
     "entries": (
         text(json.dumps({**SCHEMA, "paths": {"/a": 1}})),
-        "recording.paths['/a'] must be RecordedPath (got 1 that is a int)",
+        "recording.paths['/a'] must be an object (got 1 that is a int)",
     ),
     "escaping": (text(json.dumps({**SCHEMA, "paths": {"/../a": {}}})), "a path must be absolute"),
     "encoding": (lambda path: path.write_bytes(b"\xff"), "must be UTF-8"),

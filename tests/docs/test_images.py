@@ -35,7 +35,7 @@ def test_the_script_draws_them(tmp_path):
     shown = {
         "status": ("alice", "bob", "carol", "nvidia/0", "H100", "drained"),
         "queue": ("GPU:4", "carol", "GPU:2", "alice", "drained"),
-        "jobs": ("done", "running", "waiting", "nvidia/1-2"),
+        "jobs": ("done", "running", "waiting", "nvidia/0-1"),
         "top": ("alice", "bob", "carol", "nvidia/0", "H100", "drained", "GPU:4", "reserved"),
     }
     for name, picture in drawn.items():
