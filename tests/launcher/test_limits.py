@@ -437,7 +437,8 @@ def test_a_real_group_is_made_entered_and_removed(kernel):
     with open(f"{path}/hugetlb.2MB.max", encoding="ascii") as file:
         assert file.read() == f"{6 << 20}\n"
     command = "cat /proc/self/cgroup; exec sleep 60"
-    with start_marked(["sh", "-c", command], (), cgroup.WorkerGroup(path), stdout=subprocess.PIPE, text=True) as process:
+    group = cgroup.WorkerGroup(path)
+    with start_marked(["sh", "-c", command], (), group, stdout=subprocess.PIPE, text=True) as process:
         lines = iter(process.stdout.readline, "")
         assert next(line for line in lines if line.startswith("0::")) == f"0::{path.removeprefix(kernel)}\n"
         assert cgroup.remove(path) is None
