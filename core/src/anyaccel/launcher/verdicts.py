@@ -227,7 +227,7 @@ def judge(
     seconds.
 
     Raises:
-        UnknownNameError: If no device has one of the names.
+        UnknownNameError: If neither a device nor an installed plug-in has any of the names of a term.
         UsageError: If the variable of the lease around this process is invalid.
         ConfigurationError: If the machine's configuration is invalid or untrusted.
         LedgerError: If the ledger cannot be read.
@@ -378,7 +378,7 @@ def _make_want(inventory: Inventory, request: Request, environ: Mapping[str, str
     ``environ`` names the lease around this process, if any.
 
     Raises:
-        UnknownNameError: If no device has one of the names.
+        UnknownNameError: If neither a device nor an installed plug-in has any of the names of a term.
         UsageError: If the variable of the lease around this process is invalid.
     """
     want = Scope.make(inventory, environ).make_want(make_choice(inventory, request), inventory)

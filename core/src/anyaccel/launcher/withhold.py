@@ -138,7 +138,7 @@ def reserve(  # noqa: PLR0917 -- in the order of the command's arguments
     Raises:
         UsageError: When the end is past or not after the start, when the request asks for a share or permits the CPU,
             or there is no such user or group.
-        UnknownNameError: When no device has one of the names.
+        UnknownNameError: When neither a device nor an installed plug-in has any of the names of a term.
         NeverFitsError: When the machine has no such devices.
         NotFreeError: When too few of the devices are certain to be free: the others are drained, have another
             reservation in that time, or have a lease that does not end before ``begin``.
