@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 
 from anyaccel.errors import UnknownNameError
 from anyaccel.model import PluginInfo, Problem, Product, Value
+from anyaccel.text import suggest
 
 _CONSTANT = re.compile(r"[A-Z][A-Za-z0-9_]*")
 
@@ -123,15 +124,11 @@ def _instance_type(
 
 
 def _way_out(name: str, known: Mapping[str, object]) -> str:
-    import difflib
-
     found = _installed()
-    close = difflib.get_close_matches(name, known, n=3, cutoff=0.7)
-    parts = [f"did you mean {' or '.join(close)}?"] if close else []
-    parts += [str(problem) for problem in found.problems]
+    parts = [suggest(name, known, cutoff=0.7), *map(str, found.problems)]
     vendors = ", ".join(found.vendors) or "none"
     parts.append(f"Names come from the plug-ins that are installed ({vendors}); 'pip install anyaccel[all]' adds ours.")
-    return " ".join(parts)
+    return " ".join(filter(None, parts))
 
 
 def __getattr__(name: str) -> str:

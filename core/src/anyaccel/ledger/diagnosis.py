@@ -29,9 +29,8 @@ _LOCK_SECONDS = 1.0  # far longer than any publication: a lock that lasts so lon
 def diagnose(environ: Mapping[str, str]) -> tuple[Finding, ...]:
     """Diagnose the state directory; an error of the ledger is not raised, but becomes the only finding, ``FAIL``.
 
-    So does a failed system call in the directory. A missing directory is not made. The first look of this
-    user in a boot makes missing files of active leases again: see
-    :meth:`anyaccel.ledger.directory.StateDirectory.open`.
+    So does a failed system call in the directory. A missing directory is not made. The first look of this user in a
+    boot makes missing files of active leases again: see :meth:`anyaccel.ledger.directory.StateDirectory.open`.
 
     Args:
         environ: The environment that may name the state directory.

@@ -236,8 +236,8 @@ class StateDirectory:
     def _make(self) -> tuple[Location, int, bool]:
         """Make and open the directory at the first possible place. A directory of a concurrent process is used as well.
 
-        If a place of higher precedence has appeared meanwhile,
-        that place is opened, and the empty directory that was made is removed.
+        If a place of higher precedence has appeared meanwhile, that place is opened, and the empty directory that was
+        made is removed.
 
         Returns:
             The place, the descriptor, and whether this process has made a directory for all users.
