@@ -13,7 +13,6 @@ from anyaccel.errors import AnyaccelError, LimitError, NeverFitsError, UsageErro
 from anyaccel.inventory.detect import survey
 from anyaccel.launcher.choosing import local_scheduler, make_choice
 from anyaccel.launcher.environment import worker_environment
-from anyaccel.launcher.open_lease import OWN
 from anyaccel.launcher.scope import Scope
 from anyaccel.ledger import BLOCKED, LeaseRecord, Ledger, Want
 from anyaccel.ledger.record import describe_ahead, describe_block, describe_obstacles
@@ -397,7 +396,11 @@ def describe_holder(record: LeaseRecord, parts: Iterable[tuple[Device, int]]) ->
     if record.state in BLOCKED:
         return f"{shown} {'are' if several else 'is'} {describe_block(record, note=True)}"
     words = record.note or record.request or record.command or record.key
-    place = OWN[record.id][1] if record.pid == os.getpid() and record.id in OWN else ""
+    place = ""
+    if record.pid == os.getpid():
+        from anyaccel.launcher.open_lease import OWN  # other commands than those that lease do without
+
+        place = OWN[record.id][1] if record.id in OWN else ""
     more = (words, record.reason, place and f"taken by this process at {place}", record.id and f"lease {record.id}")
     who = "you have" if record.uid == os.geteuid() else f"{record.user} has"
     until = "" if record.until is None else f" until {clock(record.until)}"
@@ -415,6 +418,8 @@ def describe_wait(place: int, holders: Iterable[LeaseRecord], limits: Iterable[O
         holders: The leases and withheld devices in the way.
         limits: The limits in the way.
     """
+    from anyaccel.launcher.open_lease import OWN
+
     taken = describe_obstacles(holders, {key: line for key, (_, line) in tuple(OWN.items())})
     obstacles = "; ".join(filter(None, (*(each.message() for each in limits), taken)))
     end = "th" if place % 100 in {11, 12, 13} else {1: "st", 2: "nd", 3: "rd"}.get(place % 10, "th")
