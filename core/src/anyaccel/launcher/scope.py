@@ -11,7 +11,7 @@ from anyaccel.inventory.contested import families, places
 from anyaccel.inventory.current import LEASE_VARIABLE, current
 from anyaccel.launcher.choosing import cached
 from anyaccel.ledger import LeaseRecord, Want
-from anyaccel.ledger.lockfile import DeviceLock
+from anyaccel.ledger.lease import DeviceLock
 from anyaccel.ledger.names import device_name, vendor_and_id
 from anyaccel.model import (
     DIVIDED,
