@@ -441,16 +441,14 @@ def receive(channel: socket.socket, *, wait: bool = True, passes: bool = True) -
 
     Raises:
         BlockingIOError: When there is none and ``wait`` is False.
+        ConnectionResetError: Once, when the other side has closed the channel before it had read all messages.
         ValueError: When the packet is empty, cut short, not one of our messages, or passes descriptors without leave,
             or its shared memory is too small, has holes or is not sealed; all descriptors are closed.
         OSError: When its descriptor is not of shared memory, the memory cannot be mapped, or the channel was closed
             here.
     """
     flags = _CLOSE_ON_EXEC if wait else _CLOSE_ON_EXEC | _NO_WAIT
-    try:
-        packet, ancillary, got, _ = channel.recvmsg(_PACKET, _ANCILLARY, flags)
-    except ConnectionResetError:  # reported once after the other side exited with unread messages; its own come after
-        packet, ancillary, got, _ = channel.recvmsg(_PACKET, _ANCILLARY, flags)
+    packet, ancillary, got, _ = channel.recvmsg(_PACKET, _ANCILLARY, flags)
     descriptors = array("i")
     for level, kind, content in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):

@@ -143,6 +143,8 @@ class MessageLoop:
         """
         try:
             self._run()
+        except ConnectionResetError:  # the caller has gone, with answers that it has not read
+            pass
         finally:
             if self.loop is not None:
                 self.loop.close()
