@@ -11,7 +11,7 @@ import time
 import pytest
 from anyaccel.errors import LeasePermissionError, LedgerError
 from anyaccel.ledger import Want, ending, names
-from anyaccel.ledger.states import make_tenure
+from anyaccel.ledger.entries import make_tenure
 from anyaccel.linux import mark, process
 from anyaccel.linux.users import user_name
 from anyaccel.model import Extent
@@ -399,7 +399,7 @@ def test_a_lock_that_was_passed_to_a_process_of_another_user_does_not_end_it(sha
 @root
 def test_an_ended_lease_of_another_user_is_not_renewed_because_it_has_ended(shared, ledger, state):
     alice = shared(ALICE)
-    tenure = "from anyaccel.ledger.states import make_tenure; tenure = lambda: make_tenure('pod', 600); "
+    tenure = "from anyaccel.ledger.entries import make_tenure; tenure = lambda: make_tenure('pod', 600); "
     alice.do(f"{tenure}want = Want(candidates=frozenset('a'), tenure=tenure)")
     lease = ledger.acquire(Want(candidates=frozenset("b"), tenure=lambda: make_tenure("pod 7", 600)), only_b, wait=0)
     lease.leave_to(())

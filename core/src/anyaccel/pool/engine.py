@@ -28,7 +28,7 @@ from anyaccel.vendors.entry_points import entry_points
 
 if TYPE_CHECKING:
     from anyaccel.launcher.environment import WorkerEnvironment
-    from anyaccel.launcher.options import StartOptions
+    from anyaccel.launcher.launch import StartOptions
     from anyaccel.launcher.time_limit import EarlySignal
     from anyaccel.linux.mark import Mark
     from anyaccel.pool.gang import GangFuture

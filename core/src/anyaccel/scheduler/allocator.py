@@ -14,7 +14,7 @@ from anyaccel.model import UNITS_PER_DEVICE, Allocation, Extent, Gang, Inventory
 from anyaccel.policy import PLAIN, Holding, Policy, Usage, Waiting, sum_usage
 from anyaccel.scheduler.books import Arrangement, Books, Placed, RequestPlan
 from anyaccel.scheduler.grammar import parse_request
-from anyaccel.scheduler.names import NameRegistry
+from anyaccel.scheduler.placement import NameRegistry
 from anyaccel.scheduler.ticket import Queue, Ticket, notify, settled
 
 TYPE_CHECKING = False

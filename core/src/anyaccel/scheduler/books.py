@@ -24,6 +24,7 @@ from anyaccel.model import (
 from anyaccel.model.extent import bits, union
 from anyaccel.scheduler.placement import (
     Layout,
+    NameRegistry,
     Occupancy,
     Spot,
     Validate,
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from threading import Lock
 
     from anyaccel.policy import Need
-    from anyaccel.scheduler.names import NameRegistry
 
 Placed = tuple[tuple[Spot, ...], ...]
 """Devices of one machine for a request, term by term."""

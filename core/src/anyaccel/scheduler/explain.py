@@ -10,9 +10,8 @@ from anyaccel.model import UNITS_PER_DEVICE, Device, Request, Term, VendorState,
 from anyaccel.model.extent import bits, union
 from anyaccel.model.verdict import Reason, ReasonCode, Verdict
 from anyaccel.scheduler.books import Books, RequestPlan
-from anyaccel.scheduler.filters import asked
+from anyaccel.scheduler.filters import asked, rules
 from anyaccel.scheduler.placement import Layout, Occupancy, Validate, Wanted, place, vetoed, want
-from anyaccel.scheduler.serving import rules
 from anyaccel.text import listed
 
 _TOLD = 4

@@ -10,7 +10,7 @@ from anyaccel.probe import HOST, MACHINE_VARIABLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from anyaccel.vendors.contract import HOOKS as HOOKS
     from anyaccel.vendors.contract import RECORDED as RECORDED
@@ -41,7 +41,7 @@ else:
         },
     )
     __all__ += ["DEADLINE_SECONDS", "PRELOAD", "TASKS", "begin", "begin_for", "close", "find_server"]
-    __all__ += ["import_meanwhile", "presence", "simulate", "tasks"]
+    __all__ += ["do_meanwhile", "presence", "simulate", "tasks"]
 
 IDLE_SECONDS = 60.0
 """A vendor's process ends after a minute without a call, and the fork server after a minute without a process."""
@@ -90,20 +90,19 @@ def close(*, wait: bool = True) -> None:
     client.close_all(client.ForkServer, client.END_SECONDS if wait else 0.0)
 
 
-_wanted: list[str] = []
+_later: list[Callable[[], object]] = []
 
 
-def import_meanwhile(module: str) -> None:
-    """Register a module that is imported while the first vendors answer, since the caller needs it afterwards.
+def do_meanwhile(work: Callable[[], object]) -> None:
+    """Register a function that is called while the first vendors answer, such as an import that the caller needs next.
 
-    The import begins when the calls are sent, so not at all where no vendor is called. The modules for leases and
-    launching take as long to import as a vendor takes to answer.
+    The call is made once the vendors are asked, so not at all where no vendor is asked. The modules for leases and
+    launching take as long to import as a vendor takes to answer. An exception ends the detection.
     """
-    _wanted.append(module)
+    _later.append(work)
 
 
-def import_wanted() -> None:
-    """Import the modules that :func:`import_meanwhile` registered."""
-    for module in tuple(_wanted):
-        __import__(module)
-    _wanted.clear()
+def do_registered() -> None:
+    """Call the functions that :func:`do_meanwhile` registered."""
+    while _later:
+        _later.pop(0)()

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from anyaccel.forkserver.client import ForkServer, Gone, tidy_at_exit
 from anyaccel.linux.fork import tidy_in_child
 from anyaccel.model import Value
-from anyaccel.vendors import IDLE_SECONDS, find_server, import_wanted
+from anyaccel.vendors import IDLE_SECONDS, do_registered, find_server
 from anyaccel.vendors.protocol import ANSWER, BEGUN, CALL, CHUNK, HEADER, PRINTED_LIMIT
 
 TYPE_CHECKING = False
@@ -346,7 +346,7 @@ class _Exchange:
         """Make the calls, and wait until each is answered or given up."""
         for process in self._calls:
             self._begin(process)
-        import_wanted()
+        do_registered()
         while self._waiting:
             if enough and (patience := enough(self.outcomes)) is not None:
                 self._patience = min(self._patience, time.monotonic() + patience)
