@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from anyaccel.cli.quantities import Options
-    from anyaccel.launcher.options import AcquireOptions, StartOptions
+    from anyaccel.launcher.launch import AcquireOptions, StartOptions
     from anyaccel.launcher.time_limit import TimeLimit
     from anyaccel.model import Request
 
