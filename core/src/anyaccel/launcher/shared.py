@@ -131,17 +131,19 @@ class SharedScheduler(Scheduler):
         if inventory is not None:  # leases of another machine are named by it, and the name may list its devices
             inventory = replace(inventory, machine=self.inventory.machine)
         settled = super()._update(machine, inventory)
-        waiting = {ticket.number: ticket for ticket in self._queue}
-        for number in self._waits.keys() - waiting.keys():
-            self._waits[number].stop()
-            if number not in self._infeasible:  # the request runs on the CPU
-                del self._waits[number]
-        for number, ticket in waiting.items():
+        tickets = {ticket.number: ticket for ticket in self._queue}
+        for number in self._waits.keys() - tickets.keys():  # the request runs on the CPU
+            self._waits.pop(number).stop()
+        for number, ticket in tickets.items():
+            if not ticket.plan.ever_fits:
+                if number in self._waits:
+                    self._waits[number].stop()
+                continue
             try:
                 self._wait_in_line(ticket)
             except AnyaccelError as error:  # such as a state directory that is no longer trusted
                 ticket.error = error
-                self._leave(ticket)
+                self._queue.remove(ticket)
                 wait = self._waits.pop(number, None)  # a request that the machine could never serve had none
                 if wait is not None:
                     wait.stop()
@@ -356,7 +358,7 @@ class SharedScheduler(Scheduler):
                 if pending.inventory is not self.inventory or ticket not in self._queue:
                     raise asyncio.CancelledError  # of a changed machine, another wait runs
                 ticket.allocation = self._take(opened)
-                self._leave(ticket)
+                self._queue.remove(ticket)
                 self._waits.pop(ticket.number, None)
 
         try:
@@ -373,7 +375,7 @@ class SharedScheduler(Scheduler):
         """
         with self._lock:
             self._waits.pop(ticket.number, None)
-            if not self._leave(ticket):
+            if not self._queue.remove(ticket):
                 return
             ticket.error = error
         notify([ticket])
