@@ -214,7 +214,7 @@ def _registration_faults(plugin: object) -> Iterator[str]:
 
 
 def _argument_faults(name: str, function: Callable[..., Any]) -> Iterator[str]:
-    allowed = VendorPlugin.arguments(name)
+    allowed = VendorPlugin.arguments(name.removeprefix(PREFIX))
     for parameter in _parameters(function):
         if parameter not in allowed:
             yield f"{name} takes {parameter!r}, which the hook does not pass; it passes ({', '.join(allowed)})"
