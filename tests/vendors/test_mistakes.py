@@ -202,15 +202,18 @@ def test_an_unknown_argument_names_those_that_are_passed():
 def test_a_hook_gets_the_arguments_that_it_names_in_any_form():
     passed = []
 
-    @functools.cache
     def anyaccel_fractional(device):
         passed.append(device)
         return Fractional.NO
 
+    @functools.wraps(anyaccel_fractional)
+    def decorated(*given, **named):
+        return anyaccel_fractional(*given, **named)
+
     def anyaccel_detect(*, ctx=None):
         passed.append(ctx)
 
-    plugin = load(module(anyaccel_fractional=anyaccel_fractional, anyaccel_detect=anyaccel_detect))
+    plugin = load(module(anyaccel_fractional=decorated, anyaccel_detect=anyaccel_detect))
     facts = context(EMPTY)
     assert (plugin.detect(facts), plugin.fractional(DEVICE)) == (None, Fractional.NO)
     assert passed == [facts, DEVICE]

@@ -9,7 +9,7 @@ import importlib
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -61,7 +61,8 @@ class VendorPlugin:
         plugin = self._import() if plugin is None else plugin
         if found := list(_registration_faults(plugin)):
             raise PluginError(self.problem(ProblemKind.CONTRACT, _sentence(found)))
-        self._hooks = {name: getattr(plugin, name) for name in hookspecs.HOOKS if callable(getattr(plugin, name, None))}
+        functions = {name: getattr(plugin, name, None) for name in hookspecs.HOOKS}
+        self._hooks = {name: (each, _parameters(each)) for name, each in functions.items() if callable(each)}
         self.info: PluginInfo = self.ask("info")
 
     def implements(self, hook: str) -> bool:
@@ -103,10 +104,10 @@ class VendorPlugin:
         name = PREFIX + hook.name
         if not self.implements(name):
             return hook.default(given)
-        function = self._hooks[name]
+        function, parameters = self._hooks[name]
         me = os.getpid()
         try:
-            return function(**{each: given[each] for each in _parameters(function)})
+            return function(**{each: given[each] for each in parameters})
         except (Exception, SystemExit) as error:
             raise PluginError(self._raised(error, name)) from error
         finally:
@@ -220,7 +221,6 @@ def _argument_faults(name: str, function: Callable[..., Any]) -> Iterator[str]:
             yield f"{name} takes {parameter!r}, which the hook does not pass; it passes ({', '.join(allowed)})"
 
 
-@cache
 def _parameters(function: Callable[..., Any]) -> tuple[str, ...]:
     """Return the names of a function's parameters; ``self`` of a method is none of them.
 
