@@ -332,8 +332,8 @@ class StateDirectory:
                     raise self._busy(lock_owner(os.fstat(descriptor)), seconds, subject)
             import random  # late: loading it takes longer than the lock, which is mostly free
 
-            # Random, so that rivals do not poll in lockstep; from the system, since the caller's program may have seeded
-            # the generator of random.uniform().
+            # Random, so that rivals do not poll in lockstep. Not random.uniform(): it would advance the generator that
+            # the caller's program has seeded.
             time.sleep(random.SystemRandom().uniform(pause / 2, pause))
             pause = min(_LONGEST_PAUSE, pause * 1.5)  # leave the processor to the owner of the lock
 
