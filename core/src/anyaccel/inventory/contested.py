@@ -108,27 +108,19 @@ def contest(
         control_nodes: By vendor, the device nodes that all devices of the vendor use.
         host: Whether the devices are of this host, where sysfs shows the PCI function behind a node.
     """
-    present = {vendor: devices for vendor, devices in found.items() if devices}
-    if len(present) < 2:  # noqa: PLR2004 - one vendor contests nothing
+    if sum(map(bool, found.values())) < 2:  # noqa: PLR2004 - one vendor contests nothing
         return dict(found)
-    claims: dict[Claim, set[str]] = {}
-    owns: list[tuple[str, Own, set[Claim]]] = []
-    for vendor, devices in present.items():
+    claimed: dict[tuple[str, str], set[Claim]] = {}
+    vendors: dict[Claim, set[str]] = {}
+    for vendor, devices in found.items():
         for own in families(devices, control_nodes.get(vendor, ())):
-            claimed = set(_claims(own, host=host))
-            owns.append((vendor, own, claimed))
-            for claim in claimed:
-                claims.setdefault(claim, set()).add(vendor)
-    contested = {claim for claim, vendors in claims.items() if len(vendors) > 1}
-    if not contested:
-        return dict(found)
-    refused: dict[tuple[str, str], Device] = {}
-    for vendor, own, claimed in owns:
-        if shared := sorted(claimed & contested):
-            faulty = {"health": Health.UNHEALTHY, **_words(shared, claims)}
-            refused |= {(vendor, device.id): replace(device, **faulty) for device in own.devices}
+            claims = set(_claims(own, host=host))
+            claimed |= {(vendor, device.id): claims for device in own.devices}
+            for claim in claims:
+                vendors.setdefault(claim, set()).add(vendor)
     return {
-        vendor: [refused.get((vendor, device.id), device) for device in devices] for vendor, devices in found.items()
+        vendor: [_refuse_contested(device, claimed[vendor, device.id], vendors) for device in devices]
+        for vendor, devices in found.items()
     }
 
 
@@ -147,13 +139,18 @@ def _claims(own: Own, *, host: bool) -> Iterator[Claim]:
     yield from ((DEVICE_NODE, node) for node in own.nodes)
 
 
-def _words(shared: Sequence[Claim], claims: Mapping[Claim, Collection[str]]) -> dict[str, str]:
-    """Return the reason why no request gets a device, and the way out; a PCI function is named first."""
+def _refuse_contested(device: Device, claims: Collection[Claim], vendors: Mapping[Claim, Collection[str]]) -> Device:
+    """Make a device unhealthy if a further vendor has one of its claims; a PCI function is named first."""
+    shared = sorted(claim for claim in claims if len(vendors[claim]) > 1)
+    if not shared:
+        return device
     kind, name = min(shared, key=lambda claim: claim[0] != PCI_FUNCTION)  # what lspci shows as well
-    vendors = sorted({vendor for claim in shared for vendor in claims[claim]})
-    all_of_them = "both" if len(vendors) == 2 else "all"  # noqa: PLR2004 - both
-    ways = " or ".join(f"{DENY_VARIABLE}={','.join(v for v in vendors if v != kept)}" for kept in vendors)
-    return {
-        "health_reason": f"the plug-ins {' and '.join(vendors)} {all_of_them} list {kind} {name}",
-        "health_remedy": f"leave all but one of these plug-ins out: set {ways}, or uninstall them",
-    }
+    several = sorted({vendor for claim in shared for vendor in vendors[claim]})
+    all_of_them = "both" if len(several) == 2 else "all"  # noqa: PLR2004 - both
+    ways = " or ".join(f"{DENY_VARIABLE}={','.join(v for v in several if v != kept)}" for kept in several)
+    return replace(
+        device,
+        health=Health.UNHEALTHY,
+        health_reason=f"the plug-ins {' and '.join(several)} {all_of_them} list {kind} {name}",
+        health_remedy=f"leave all but one of these plug-ins out: set {ways}, or uninstall them",
+    )
