@@ -138,15 +138,11 @@ class Catalog:
 
     def knows(self, device: int) -> bool:
         """Return True if a PCI device id belongs to a product or has a name in ``pci_names``."""
-        return device in self._pci_ids
+        return device in self._by_id or device in self._pci_names
 
     def by_pci(self, device: int, *, revision: int | None = None, subsystem: int | None = None) -> Entry | None:
         """Find the product of a PCI device id. A product also has the ids of its virtual functions."""
-        same = [
-            entry
-            for entry in self.entries
-            if device in entry.facts.get("pci", ()) or device in entry.facts.get("virtual", ())
-        ]
+        same = self._by_id.get(device, ())
         exact = (
             entry
             for entry in same
@@ -158,13 +154,8 @@ class Catalog:
 
     def has_revisions(self, device: int) -> bool:
         """Return True if the revision of a PCI device id decides about its product or its name."""
-        return device in self._revised
-
-    @cached_property
-    def _revised(self) -> frozenset[int]:
-        ids = (entry.facts.get("pci", ()) for entry in self.entries if "revisions" in entry.facts)
-        named = {device for device, revision in self._pci_names if revision is not None}
-        return frozenset(named.union(*ids))
+        named = self._pci_names.get(device, {}).keys() - {None}
+        return bool(named) or any("revisions" in entry.facts for entry in self._by_id.get(device, ()))
 
     def by_name(self, model: str) -> Entry | None:
         """Find the product with this model name, else the first product whose ``names`` match."""
@@ -190,27 +181,31 @@ class Catalog:
 
     def pci_name(self, device: int, revision: int | None = None) -> str:
         """Return the name of a PCI device id in ``pci_names``, product or not; empty if unknown."""
-        return self._pci_names.get((device, revision)) or self._pci_names.get((device, None), "")
+        names = self._pci_names.get(device, {})
+        return names.get(revision) or names.get(None, "")
 
     def products(self) -> tuple[Product, ...]:
         """Return the listed products, for the hook ``anyaccel_products``."""
         return tuple(entry.product for entry in self.entries if entry.facts.get("listed", True))
 
     @cached_property
-    def _pci_ids(self) -> frozenset[int]:
-        """PCI device ids anywhere in the file, except the ignored ones."""
-        listed = (entry.facts.get(name, ()) for entry in self.entries for name in ("pci", "virtual"))
-        return frozenset({device for ids in listed for device in ids} | {device for device, _ in self._pci_names})
+    def _by_id(self) -> Mapping[int, list[Entry]]:
+        """Products by PCI device id."""
+        found: dict[int, list[Entry]] = {}
+        for entry in self.entries:
+            for device in dict.fromkeys((*entry.facts.get("pci", ()), *entry.facts.get("virtual", ()))):
+                found.setdefault(device, []).append(entry)
+        return found
 
     @cached_property
-    def _pci_names(self) -> Mapping[tuple[int, int | None], str]:
+    def _pci_names(self) -> Mapping[int, Mapping[int | None, str]]:
         """Names by PCI device id and revision, from lines ``DEVICE REVISION NAME``; the revision may be ``-``."""
         # Lines in one long text, not a table of TOML: a catalog of 800 names is read in a third of the time.
-        lines = (line.split(None, 2) for line in self.data.get("pci_names", "").splitlines())
-        return {
-            (int(device, 16), None if revision == "-" else int(revision, 16)): name
-            for device, revision, name in (line for line in lines if line)
-        }
+        found: dict[int, dict[int | None, str]] = {}
+        for line in filter(str.strip, self.data.get("pci_names", "").splitlines()):
+            device, revision, name = line.split(None, 2)
+            found.setdefault(int(device, 16), {})[None if revision == "-" else int(revision, 16)] = name
+        return found
 
 
 def read_toml(text: str) -> dict[str, Any]:
