@@ -11,7 +11,6 @@ from anyaccel.cli.extensions import import_from
 from anyaccel.cli.quantities import seconds
 from anyaccel.errors import AnyaccelError, ConfigurationError, UsageError
 from anyaccel.text import suggest
-from anyaccel.vendors import begin_for
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -73,11 +72,6 @@ GROUPS = {
 """The commands under the titles of ``anyaccel --help``, each with what it does."""
 COMMANDS = {name: text for group in GROUPS.values() for name, text in group.items()}
 DEFAULT = "status"
-SURVEYS = {
-    *("status", "top", "metrics", "report", "run", "sweep", "hold", "select", "why", "env", "doctor", "export"),
-    *("adopt", "drain", "undrain", "reserve", "kubernetes"),
-}
-"""Commands that detect the machine's devices."""
 RUNS = {"run", "sweep", "testbed"}
 """Commands that take a command to run, after ``--``."""
 EXIT_STATUSES = (
@@ -132,9 +126,6 @@ def report_errors(perform: Callable[[], int], *, as_json: bool) -> int:
 
 
 def _perform(name: str, arguments: list[str], command: list[str] | None) -> int:
-    # Vendors' processes start before the command's modules are imported, which takes about as long.
-    if name in SURVEYS and HELP.isdisjoint(arguments):
-        begin_for(_machine(arguments) or defaults(name).get("machine", ""), os.environ)
     module = module_of(name)
     # The command that people type most has no parser: see Defaults.
     if name == DEFAULT and not arguments:
@@ -271,15 +262,6 @@ def defaults(command: str) -> dict[str, Any]:
     if os.environ.get("ANYACCEL_MACHINE"):  # the environment precedes the file
         found.pop("machine", None)
     return found
-
-
-def _machine(arguments: Sequence[str]) -> str:
-    """Return the value of ``--machine`` in arguments that are not parsed yet; empty when it is not given."""
-    for position, argument in enumerate(arguments):
-        option, equals, text = argument.partition("=")
-        if option == "--machine":
-            return text if equals else "".join(arguments[position + 1 : position + 2])
-    return ""
 
 
 class Defaults:
