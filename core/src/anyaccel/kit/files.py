@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from anyaccel.plugin import DeviceProcess, ProbeContext, QueryError
@@ -161,24 +161,21 @@ def scan(nodes: frozenset[str], proc: str = "/proc") -> dict[str, Any]:
     except OSError:
         complete = False
     for pid in sorted(int(name) for name in os.listdir(proc) if name.isdecimal()):
+        targets: set[str] = set()
         try:
-            targets = set(_targets(f"{proc}/{pid}/fd"))
+            targets.update(_link_target(f"{proc}/{pid}/fd/{each}") for each in os.listdir(f"{proc}/{pid}/fd"))
         except PermissionError:
             complete = False
+        except (FileNotFoundError, ProcessLookupError):  # the process has ended
             continue
         for node in sorted(targets & nodes):
             holders.setdefault(node, []).append(pid)
     return {"holders": holders, "complete": complete}
 
 
-def _targets(directory: str) -> Iterator[str]:
-    """Yield the targets of a process's open files; nothing for a file or process that ends during the scan."""
+def _link_target(path: str) -> str:
+    """Return the target of a link in ``/proc``; empty for a file that was closed meanwhile."""
     try:
-        numbers = os.listdir(directory)
+        return os.readlink(path)
     except (FileNotFoundError, ProcessLookupError):
-        return
-    for each in numbers:
-        try:
-            yield os.readlink(f"{directory}/{each}")
-        except (FileNotFoundError, ProcessLookupError):
-            continue
+        return ""
