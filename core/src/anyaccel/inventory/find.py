@@ -76,7 +76,7 @@ def _labeled(inventory: Inventory) -> Inventory:
         found = configuration.machine()
         names = found.names("devices")
         if names:
-            from anyaccel.inventory.labels import label
+            from anyaccel.inventory.declared import label
 
             return label(inventory, {name: found.get(f"devices.{name}.labels") for name in names})
     return inventory

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 from anyaccel.hookspecs import HOOKS
@@ -280,8 +280,7 @@ class Vendor:
     def survey(self, ctx: ProbeContext) -> list[Card]:
         """Read the files of every device. Runs in :meth:`detect`, and again in :meth:`stats`."""
         functions = self.functions(ctx)
-        ignored: Collection[int] = self.catalog.ignored if functions else ()
-        return [self.card(ctx, function) for function in functions if function.device not in ignored]
+        return [self.card(ctx, function) for function in functions if function.device not in self.catalog.ignored]
 
     def card(self, ctx: ProbeContext, function: PciFunction) -> Card:
         """Build the card of one PCI function."""
