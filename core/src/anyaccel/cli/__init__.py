@@ -124,7 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Arguments after the program's name; None for those of this process.
 
     Returns:
-        The exit status: see :data:`anyaccel.cli.parser.EXIT_STATUSES`.
+        The exit status: see :data:`anyaccel.cli.help.EXIT_STATUSES`.
     """
     arguments = sys.argv[1:] if argv is None else list(argv)
     if arguments in (["--version"], ["-V"]) and sys.stdout is not None:

@@ -13,7 +13,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import NoReturn
 
-from anyaccel.cli.parser import add_common, commands, module_of
+from anyaccel.cli.commands import commands, module_of
+from anyaccel.cli.parser import add_common
 
 VARIABLE = "_ARGCOMPLETE"
 """Variable that only the shell's function sets."""

@@ -10,7 +10,7 @@ import argparse
 import os
 
 from anyaccel.cli import output
-from anyaccel.cli.extensions import extensions
+from anyaccel.cli.commands import extensions
 from anyaccel.cli.quantities import add_grace
 from anyaccel.errors import AnyaccelError, LeaseNotFoundError, UsageError
 from anyaccel.ledger import Ledger

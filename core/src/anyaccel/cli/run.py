@@ -7,7 +7,7 @@ import os
 
 import anyaccel
 from anyaccel.cli import output
-from anyaccel.cli.extensions import extensions
+from anyaccel.cli.commands import extensions
 from anyaccel.cli.options import (
     acquire,
     add_command,
