@@ -270,10 +270,9 @@ def lay_out(
     return heading, found, [column.name for column, width in zip(shown, widths, strict=True) if not width]
 
 
-def plain_table(sample: Sample, columns: Sequence[DeviceColumn]) -> tuple[list[str], list[list[str]]]:
-    """Return the headings and the cells of the table, without padding, for a notebook."""
-    lines = (line for lines in _content(columns, _rows(sample)) for line in lines)
-    return [column.heading for column in columns], [[text.strip() for text, _ in line] for line in lines]
+def plain_rows(sample: Sample, columns: Sequence[DeviceColumn]) -> list[list[str]]:
+    """Return the cells of the table, without styles, for a notebook."""
+    return [[text for text, _ in line] for lines in _content(columns, _rows(sample)) for line in lines]
 
 
 def _rows(sample: Sample) -> list[DeviceRow]:

@@ -191,10 +191,8 @@ def acquire(
     line = output.StatusLine()
 
     def show(sentence: str) -> None:
-        nonlocal line
         if not line.used:
             waits()
-            line = output.StatusLine()  # a job has redirected standard error since
         line.show(sentence)
 
     try:

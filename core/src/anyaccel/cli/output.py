@@ -130,15 +130,16 @@ class StatusLine:
     """A progress message on standard error.
 
     On a terminal it is one line, updated in place. A log gets the first message, then at most one every ten minutes.
-
-    Attributes:
-        in_place: Whether each message replaces the one before.
     """
 
     def __init__(self) -> None:
         self._shown = 0
         self._said: float | None = None
-        self.in_place = sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+
+    @property
+    def in_place(self) -> bool:
+        """Whether each message replaces the one before; a job redirects standard error while it waits."""
+        return sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
     def show(self, message: str) -> None:
         """Show a message, cut off at the width of the terminal."""
@@ -231,7 +232,7 @@ class Screen:
 
 
 def _styled(lines: Iterable[Iterable[Span]]) -> Iterator[str]:
-    colours = is_terminal() and uses_color()
+    colours = is_terminal() and can_move_cursor() and not os.environ.get("NO_COLOR")
     for line in lines:
         # Each span is made plain by itself: a style must not begin within the text of another user.
         written = ""
@@ -240,11 +241,6 @@ def _styled(lines: Iterable[Iterable[Span]]) -> Iterator[str]:
             written += f"\x1b[{STYLES[style]}m{plain}\x1b[0m" if colours and style and plain.strip() else plain
         # A line that ends in a style ends in its reset sequence: blanks before that are part of the style.
         yield written if written.endswith("m") else written.rstrip()
-
-
-def uses_color() -> bool:
-    """Return whether the terminal shows colours."""
-    return not os.environ.get("NO_COLOR") and can_move_cursor()
 
 
 def can_move_cursor() -> bool:
