@@ -1,4 +1,4 @@
-"""Text from other users, devices and plug-ins, made safe for terminals and files; and text for people.
+"""Text from other users, devices and plug-ins, made safe for terminals; and text for people.
 
 Notes, ids, models, error messages of plug-ins, names of directories and programs come from other users, devices,
 recordings and plug-ins. No such text may steer a terminal, or add a line to printed or written text.
@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 REPLACEMENT = "\ufffd"
-_LONGEST_COMMENT = 200
 _SHOWN = 60
 _LISTED = 4
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -135,15 +134,6 @@ def cells(text: str) -> int:
 def padded(text: str, width: int) -> str:
     """Pad a printable text with blanks to a number of terminal columns."""
     return text + " " * (width - cells(text))
-
-
-def comment(text: str) -> str:
-    """Return text for a comment in any file: one line of ASCII, at most 200 characters.
-
-    Parsers of configuration files limit the length of a line, and some take a backslash at the end for a continuation.
-    """
-    line = printable(text).replace("\\", "/").encode("ascii", "replace").decode()
-    return line if len(line) <= _LONGEST_COMMENT else f"{line[: _LONGEST_COMMENT - 3]}..."
 
 
 def listed(items: Sequence[str]) -> str:
