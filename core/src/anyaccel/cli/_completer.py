@@ -8,6 +8,7 @@ that a detection of one second finds.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -15,6 +16,7 @@ from typing import NoReturn
 
 from anyaccel.cli.commands import commands, module_of
 from anyaccel.cli.parser import add_common
+from anyaccel.errors import AnyaccelError
 
 VARIABLE = "_ARGCOMPLETE"
 """Variable that only the shell's function sets."""
@@ -40,8 +42,9 @@ def complete() -> NoReturn:
         command = subparsers.add_parser(name, help=summary, allow_abbrev=False)
         if name in words:
             _declare(name, command)
-    argcomplete.autocomplete(parser, always_complete_options="long")
-    raise SystemExit(1)  # not reached: argcomplete ends the process
+    with contextlib.suppress(AnyaccelError):  # of a machine or of leases that cannot be read, nothing is offered
+        argcomplete.autocomplete(parser, always_complete_options="long")  # it ends the process
+    raise SystemExit(1)
 
 
 def _declare(name: str, parser: argparse.ArgumentParser) -> None:
@@ -75,11 +78,8 @@ def _requests(prefix: str, parsed_args: argparse.Namespace, **_: object) -> list
         parts = (form.partition("=") for form in forms())
         # Values in capitals stand for something, such as SIZE; the others are typed as they are.
         return [f"{head},{key}{equals}{value if value.islower() else ''}" for key, equals, value in parts]
-    try:
-        # A driver that hangs must not make the shell hang.
-        inventory = anyaccel.detect(getattr(parsed_args, "machine", None), timeout=_SECONDS)
-    except anyaccel.AnyaccelError:
-        return []
+    # A driver that hangs must not make the shell hang.
+    inventory = anyaccel.detect(getattr(parsed_args, "machine", None), timeout=_SECONDS)
     found = {name for device in inventory.devices for name in device.names}
     signs = [(sign, each) for sign, each in FILTERS.items() if not sign.isalpha()]
     found |= {
@@ -104,25 +104,17 @@ def _machines(prefix: str, **_: object) -> list[str]:
 
 
 def _leases(**_: object) -> list[str]:
-    from anyaccel.errors import AnyaccelError
     from anyaccel.ledger import Ledger
 
-    try:
-        return sorted({record.id for record in Ledger.open().leases()})
-    except AnyaccelError:
-        return []
+    return sorted({record.id for record in Ledger.open().leases()})
 
 
 def _own(**_: object) -> list[str]:
     """Return the jobs, tickets and leases of this user."""
     from anyaccel.cli.cancel import list_own
-    from anyaccel.errors import AnyaccelError
     from anyaccel.ledger import Ledger
 
-    try:
-        found, own = list_own(Ledger.open())
-    except AnyaccelError:
-        return []
+    found, own = list_own(Ledger.open())
     return found + own
 
 

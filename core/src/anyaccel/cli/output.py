@@ -117,7 +117,7 @@ def say(message: str) -> None:
     """
     text = printable(f"anyaccel: {message}")
     terminal = sys.stderr is not None and sys.stderr.isatty()
-    for line in folded(text, _width_of(2)) if terminal else [text]:
+    for line in folded(text, width(2)) if terminal else [text]:
         _write("stderr", f"{line}\n")
 
 
@@ -150,7 +150,7 @@ class StatusLine:
                 self._said = now
                 say(message)
             return
-        text = shortened(printable(f"anyaccel: {message}"), max(1, _width_of(2) - 1))
+        text = shortened(printable(f"anyaccel: {message}"), max(1, width(2) - 1))
         self._said = now
         self._shown, before = cells(text), self._shown
         _write("stderr", f"\r{text}{' ' * (before - self._shown)}")
@@ -159,7 +159,7 @@ class StatusLine:
         """Erase the line from the terminal, so that other output can be printed."""
         if self._shown:
             # The whole width: the user may have typed behind the message, such as ^C.
-            blanks = " " * max(self._shown, _width_of(2) - 1)
+            blanks = " " * max(self._shown, width(2) - 1)
             _write("stderr", f"\r{blanks}\r")
             self._shown = 0
 
@@ -280,15 +280,11 @@ def folded(text: str, room: int) -> list[str]:
     return [*lines, line]
 
 
-def width() -> int:
-    """Return the width of the terminal: that in COLUMNS, else that of the terminal, else 80.
+def width(descriptor: int = 1) -> int:
+    """Return the width of a terminal: that in COLUMNS, else that of the terminal, else 80.
 
     ``shutil.get_terminal_size`` returns the same; its module imports archive formats, which takes 4 ms.
     """
-    return _width_of(1)
-
-
-def _width_of(descriptor: int) -> int:
     # Shells set COLUMNS but do not export it: an exported value is the wish of the user.
     columns = os.environ.get("COLUMNS", "")
     return int(columns) if columns.isdecimal() and int(columns) > 0 else _size_of(descriptor)[0]
