@@ -131,11 +131,6 @@ def cells(text: str) -> int:
     return len(text) + wide - sum(unicodedata.combining(char) != 0 for char in text)
 
 
-def padded(text: str, width: int) -> str:
-    """Pad a printable text with blanks to a number of terminal columns."""
-    return text + " " * (width - cells(text))
-
-
 def listed(items: Sequence[str]) -> str:
     """Join the first four texts with commas, and add the number of further texts."""
     more = f" and {len(items) - _LISTED} more" if len(items) > _LISTED else ""

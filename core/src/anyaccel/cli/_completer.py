@@ -41,17 +41,13 @@ def complete() -> NoReturn:
     for name, summary in commands().items():
         command = subparsers.add_parser(name, help=summary, allow_abbrev=False)
         if name in words:
-            _declare(name, command)
+            add_common(command, name)
+            module = module_of(name)
+            module.add_arguments(command)
+            _offer(command, getattr(module, "COMPLETERS", {}))
     with contextlib.suppress(AnyaccelError):  # of a machine or of leases that cannot be read, nothing is offered
         argcomplete.autocomplete(parser, always_complete_options="long")  # it ends the process
     raise SystemExit(1)
-
-
-def _declare(name: str, parser: argparse.ArgumentParser) -> None:
-    add_common(parser, name)
-    module = module_of(name)
-    module.add_arguments(parser)
-    _offer(parser, getattr(module, "COMPLETERS", {}))
 
 
 def _offer(parser: argparse.ArgumentParser, own: Mapping[str, Callable[..., list[str]]]) -> None:

@@ -10,7 +10,7 @@ from anyaccel.cli import sample as samples
 from anyaccel.cli.sample import Holder, Sample
 from anyaccel.cli.table import Column, fit_columns, has_value, spread
 from anyaccel.errors import UsageError
-from anyaccel.model import Device, Stats, Value
+from anyaccel.model import Device, Stats, Value, replace
 from anyaccel.model.labels import write_labels
 from anyaccel.text import cells, clock, elapsed, gibibytes, printable, suggest
 
@@ -196,7 +196,7 @@ COLUMNS = (
 
 
 def choose_columns(names: str) -> tuple[DeviceColumn, ...]:
-    """Return the columns of a list of names, separated by commas.
+    """Return the columns of a list of names, separated by commas; they get room in that order.
 
     Args:
         names: The names; headings, in any case and with their unit, are understood, too.
@@ -205,13 +205,13 @@ def choose_columns(names: str) -> tuple[DeviceColumn, ...]:
         UsageError: When a name is unknown.
     """
     by_name = {column.name: column for column in COLUMNS}
-    found = []
+    found: list[DeviceColumn] = []
     # A column that is named twice is shown once.
     for name in dict.fromkeys(each.strip().lower().partition("/")[0] for each in names.split(",")):
         if name not in by_name:
             told = suggest(name, by_name, f"there are {', '.join(by_name)}")
             raise UsageError(f"there is no column {name!r}; {told}", hint="see 'anyaccel status --help'")
-        found.append(by_name[name])
+        found.append(replace(by_name[name], turn=len(found)))
     return tuple(found)
 
 
@@ -245,9 +245,7 @@ def lay_out(
         natural.append(max(cells(column.heading), *map(cells, values), 1) if wanted else 0)
         if column.name == "load" and room is not None and wanted:
             natural[at] = load  # a bar fills what room there is; without a terminal there is none
-    # Columns that were asked for get room in that order, whatever their usual turns.
-    asked = [Column(heading="", turn=turn, least=column.least) for turn, column in enumerate(columns)]
-    gap, widths = fit_columns(asked or shown, natural, room)
+    gap, widths = fit_columns(shown, natural, room)
     for row, lines in zip(rows, content, strict=True):
         for at, (column, width) in enumerate(zip(shown, widths, strict=True)):
             text, style = lines[0][at]
