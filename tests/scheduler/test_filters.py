@@ -14,8 +14,7 @@ from anyaccel.cli.parser import dispatch
 from anyaccel.errors import RequestError
 from anyaccel.model import Health, Request, Term, VendorReport, VendorState
 from anyaccel.scheduler import Choice, ReasonCode, Scheduler, parse_request
-from anyaccel.scheduler.filters import FILTERS, facts, shared_facts
-from anyaccel.scheduler.serving import serves
+from anyaccel.scheduler.filters import FILTERS, facts, serves, shared_facts
 from lanes import laned, lanes
 from small_machines import gpus, machine
 

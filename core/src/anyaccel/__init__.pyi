@@ -90,5 +90,5 @@ from anyaccel.scheduler import Scheduler as Scheduler
 from anyaccel.scheduler import Ticket as Ticket
 from anyaccel.scheduler import Verdict as Verdict
 from anyaccel.scheduler import parse_request as parse_request
-from anyaccel.scheduler.given import choose_devices as choose_devices
-from anyaccel.scheduler.given import request_devices as request_devices
+from anyaccel.scheduler.filters import request_devices as request_devices
+from anyaccel.scheduler.topology import choose_devices as choose_devices

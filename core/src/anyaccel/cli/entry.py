@@ -78,9 +78,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         from anyaccel.cli._completer import complete
 
         complete()
+    from anyaccel.vendors import begin_for
+
+    # The fork server starts before the imports that follow, which take as long: a named machine is asked for devices.
+    begin_for(_find_machine(arguments), os.environ)
     from anyaccel.cli import output
     from anyaccel.cli.parser import dispatch
 
     output.prepare_streams()
 
     return dispatch(arguments)
+
+
+def _find_machine(arguments: Sequence[str]) -> str:
+    """Return the value of ``--machine`` in arguments that are not parsed yet; empty when it is not given."""
+    for position, argument in enumerate(arguments):
+        option, equals, text = argument.partition("=")
+        if option == "--":  # the arguments of another program follow
+            return ""
+        if option == "--machine":
+            return text if equals else "".join(arguments[position + 1 : position + 2])
+    return ""

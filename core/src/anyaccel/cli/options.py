@@ -8,10 +8,11 @@ import os
 import anyaccel
 from anyaccel.cli import output
 from anyaccel.cli.quantities import BareSeconds, duration, early_signal
+from anyaccel.errors import AnyaccelError
 from anyaccel.model import Inventory, describe_parts
 from anyaccel.text import elapsed, span
 from anyaccel.vendors import close as close_vendors
-from anyaccel.vendors import import_meanwhile
+from anyaccel.vendors import do_meanwhile
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from anyaccel.cli.quantities import Options
-    from anyaccel.launcher.options import AcquireOptions, StartOptions
+    from anyaccel.launcher.launch import AcquireOptions, StartOptions
     from anyaccel.launcher.time_limit import TimeLimit
     from anyaccel.model import Request
 
@@ -182,8 +183,7 @@ def acquire(
             limit, grace and early signal of the arguments.
     """
     request = anyaccel.parse_request(args.request)
-    # The monitor needs ctypes before this process becomes the command.
-    inventory = survey(args, "anyaccel.launcher.hold", "anyaccel.launcher.monitor", "ctypes", request=request)
+    inventory = survey(args, meanwhile=prepare_lease, request=request)
     from anyaccel.launcher.hold import take
     from anyaccel.launcher.monitor import start_monitor
     from anyaccel.linux.mark import draw_for_process
@@ -213,6 +213,21 @@ def acquire(
         close_vendors(wait=False)  # they end while the monitor starts
     start_monitor(hold, program, stays=stays, limit=time_limit(args, hold) if runs else None)
     return hold.mark_process()
+
+
+def prepare_lease() -> None:
+    """Import the modules for a lease with its monitor, and read the facts about the kernel that a ledger needs.
+
+    An error of the ledger is left to the acquisition.
+    """
+    import ctypes  # noqa: F401 - for the monitor
+
+    import anyaccel.launcher.hold
+    import anyaccel.launcher.monitor  # noqa: F401
+    from anyaccel.ledger import Ledger
+
+    with contextlib.suppress(AnyaccelError):
+        Ledger.open()
 
 
 def describe_devices(hold: anyaccel.DeviceLease) -> str:
@@ -264,17 +279,22 @@ def start_options(args: argparse.Namespace) -> StartOptions:
     return found
 
 
-def survey(args: argparse.Namespace, *meanwhile: str, request: Request | None = None) -> Inventory:
+def _import_verdicts() -> None:
+    import anyaccel.launcher.verdicts  # noqa: F401
+
+
+def survey(
+    args: argparse.Namespace, *, meanwhile: Callable[[], object] = _import_verdicts, request: Request | None = None
+) -> Inventory:
     """Detect the devices of a command line's machine, and print the remarks of detection.
 
     Args:
         args: The arguments.
-        meanwhile: Modules that the command needs, imported while the vendors' processes answer; the modules for a look
-            at leases if none is given.
+        meanwhile: Called while the vendors' processes answer: it imports what the command needs next, by default the
+            modules for a look at leases.
         request: The command's request, to report unknown names among its alternatives.
     """
-    for module in meanwhile or ("anyaccel.launcher.verdicts",):
-        import_meanwhile(module)
+    do_meanwhile(meanwhile)
     inventory = anyaccel.detect(**machine_options(args))
     for report in inventory.vendors:
         if args.verbose:

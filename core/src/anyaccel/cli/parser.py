@@ -8,7 +8,6 @@ from anyaccel.cli import output
 from anyaccel.cli.commands import COMMANDS, module_of, of_plugins
 from anyaccel.cli.quantities import seconds
 from anyaccel.errors import AnyaccelError, ConfigurationError, UsageError
-from anyaccel.vendors import begin_for
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,11 +17,6 @@ if TYPE_CHECKING:
     from typing import Any
 
 DEFAULT = "status"
-SURVEYS = {
-    *("status", "top", "metrics", "report", "run", "sweep", "hold", "select", "why", "env", "doctor", "export"),
-    *("adopt", "drain", "undrain", "reserve", "kubernetes"),
-}
-"""Commands that detect the machine's devices."""
 RUNS = {"run", "sweep", "testbed"}
 """Commands that take a command to run, after ``--``."""
 HELP = {"-h", "--help"}
@@ -75,9 +69,6 @@ def report_errors(perform: Callable[[], int], *, as_json: bool) -> int:
 
 
 def _perform(name: str, arguments: list[str], command: list[str] | None) -> int:
-    # Vendors' processes start before the command's modules are imported, which takes about as long.
-    if name in SURVEYS and HELP.isdisjoint(arguments):
-        begin_for(_machine(arguments) or defaults(name).get("machine", ""), os.environ)
     module = module_of(name)
     # The command that people type most has no parser: see Defaults.
     if name == DEFAULT and not arguments:
@@ -149,15 +140,6 @@ def defaults(command: str) -> dict[str, Any]:
     if os.environ.get("ANYACCEL_MACHINE"):  # the environment precedes the file
         found.pop("machine", None)
     return found
-
-
-def _machine(arguments: Sequence[str]) -> str:
-    """Return the value of ``--machine`` in arguments that are not parsed yet; empty when it is not given."""
-    for position, argument in enumerate(arguments):
-        option, equals, text = argument.partition("=")
-        if option == "--machine":
-            return text if equals else "".join(arguments[position + 1 : position + 2])
-    return ""
 
 
 class Defaults:

@@ -15,7 +15,7 @@ from anyaccel.cli.quantities import end_moment, moment
 from anyaccel.errors import UsageError
 from anyaccel.launcher.withhold import reserve
 from anyaccel.ledger import Ledger
-from anyaccel.ledger.blocks import DeviceBlock
+from anyaccel.ledger.machine_policy import DeviceBlock
 from anyaccel.ledger.names import without_scope
 from anyaccel.linux.users import group_name, user_name
 

@@ -14,7 +14,7 @@ from anyaccel.inventory.current import narrow
 from anyaccel.model import Device, Inventory, Problem, Request, VendorReport, VendorState, replace
 from anyaccel.probe import HOST
 from anyaccel.probe.machine import Machine, parse_machine
-from anyaccel.vendors import begin, import_meanwhile
+from anyaccel.vendors import begin, do_meanwhile
 from anyaccel.vendors.discovery import ALLOW_VARIABLE, DENY_VARIABLE, Source, installed
 from anyaccel.vendors.presence import Presence, read_presences, select_makers, select_present
 
@@ -105,8 +105,7 @@ def _ask(
     from anyaccel.vendors.process import ask
 
     if facts is not None:
-        import_meanwhile("anyaccel.inventory.contested")
-        import_meanwhile("anyaccel.inventory.memory")
+        do_meanwhile(_import_rest)
     detect = functools.partial(ask, "detect", timeout=timeout, environ=environ, sources=sources)
     unnamed = [vendor for vendor, signs in present.items() if signs is None or signs.names is None]
     enough = None if request is None else answers.make_patience(request, present)
@@ -138,6 +137,12 @@ def _ask(
     control_nodes = {report.vendor: report.control_nodes for report in reports}
     contested = contest(found, control_nodes, host=machine.text == HOST)
     return reports, limited(answers.qualify_ids(contested), facts)
+
+
+def _import_rest() -> None:
+    """Import the modules for the devices of a machine that is not simulated."""
+    import anyaccel.inventory.contested
+    import anyaccel.inventory.memory  # noqa: F401
 
 
 def report_problem(problem: Problem) -> VendorReport:

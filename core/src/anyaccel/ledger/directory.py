@@ -693,7 +693,7 @@ def file_system(descriptor: int) -> str:
     An OSError for want of descriptors or memory passes.
     """
     with contextlib.suppress(*UNSEEN):
-        with open(f"/proc/self/fdinfo/{descriptor}", encoding="ascii") as info:
+        with open(f"/proc/self/fdinfo/{descriptor}", encoding="utf-8") as info:
             wanted = next((line.split()[1] for line in info if line.startswith("mnt_id:")), "")
         with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as table:
             for line in table:
