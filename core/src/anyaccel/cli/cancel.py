@@ -11,7 +11,7 @@ import os
 
 from anyaccel.cli import output
 from anyaccel.cli.commands import extensions
-from anyaccel.cli.quantities import add_grace
+from anyaccel.cli.options import add_grace
 from anyaccel.errors import AnyaccelError, LeaseNotFoundError, UsageError
 from anyaccel.ledger import Ledger
 from anyaccel.linux.teardown import GRACE_SECONDS

@@ -6,7 +6,7 @@ import os
 
 from anyaccel.cli import output
 from anyaccel.cli.commands import COMMANDS, module_of, of_plugins
-from anyaccel.cli.quantities import seconds
+from anyaccel.cli.options import seconds
 from anyaccel.errors import AnyaccelError, ConfigurationError, UsageError
 
 TYPE_CHECKING = False

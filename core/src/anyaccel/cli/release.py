@@ -6,7 +6,7 @@ import argparse
 import os
 
 from anyaccel.cli import output
-from anyaccel.cli.quantities import add_grace
+from anyaccel.cli.options import add_grace
 from anyaccel.errors import LeaseNotFoundError, UsageError
 from anyaccel.ledger import Ledger
 from anyaccel.text import listed
