@@ -140,6 +140,8 @@ def listed(items: Sequence[str]) -> str:
 def suggest(name: str, known: Iterable[str], otherwise: str = "", *, most: int = 3, cutoff: float = 0.6) -> str:
     """Return ``did you mean NAME?`` with the known names that are similar to a wrong one, or else another text.
 
+    Upper and lower case are the same.
+
     Args:
         name: The wrong name.
         known: The known names.
@@ -149,8 +151,9 @@ def suggest(name: str, known: Iterable[str], otherwise: str = "", *, most: int =
     """
     from difflib import get_close_matches
 
-    close = get_close_matches(name, list(known), most, cutoff)
-    return f"did you mean {' or '.join(close)}?" if close else otherwise
+    spelled = {each.casefold(): each for each in known}
+    close = get_close_matches(name.casefold(), spelled, most, cutoff)
+    return f"did you mean {' or '.join(spelled[each] for each in close)}?" if close else otherwise
 
 
 def shown(value: object) -> str:
