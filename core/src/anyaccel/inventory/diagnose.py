@@ -24,7 +24,7 @@ from anyaccel.probe.context import Facts
 from anyaccel.probe.machine import Machine, parse_machine
 from anyaccel.text import listed
 from anyaccel.vendors import DEADLINE_SECONDS
-from anyaccel.vendors.process import answer_in, ask
+from anyaccel.vendors.process import ask_hook
 
 ORPHANED_SHARE = 0.05
 """Part of a device's memory that drivers and firmware may use without a process."""
@@ -89,15 +89,9 @@ def _ask_vendors(machine: Machine, inventory: Inventory, timeout: float, environ
     working = [report.vendor for report in inventory.vendors if not _unusable(report)]
     if not working:
         return []
-    answers, _ = ask("diagnose", machine, timeout=timeout, environ=environ, vendors=working)
-    found: list[Diagnosis] = []
-    for vendor, (source, outcome) in answers.items():
-        findings, problem = answer_in("diagnose", source, outcome)
-        if problem is not None:
-            found.append(_of_problem(problem))
-            continue
-        found += [Diagnosis(vendor=vendor, finding=finding) for finding in findings]
-    return found
+    answers, problems = ask_hook("diagnose", machine, timeout=timeout, environ=environ, vendors=working)
+    found = [Diagnosis(vendor=source.vendor, finding=each) for source, told in answers.items() for each in told]
+    return found + [_of_problem(problem) for problem in problems if problem.vendor in working]
 
 
 def _unusable(report: VendorReport) -> bool:

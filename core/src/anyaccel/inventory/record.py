@@ -27,9 +27,8 @@ from anyaccel.model import Detected, Device, Problem, Value, VendorState, encode
 from anyaccel.probe import HOST
 from anyaccel.probe.loading import FILE_NAME, read_json
 from anyaccel.probe.machine import Machine, parse_machine
-from anyaccel.probe.private import PrivateNames
 from anyaccel.probe.recording import merge
-from anyaccel.probe.sanitize import replace_in, sanitize
+from anyaccel.probe.sanitize import PrivateNames, replace_in, sanitize
 from anyaccel.text import shown
 from anyaccel.vendors import DEADLINE_SECONDS
 from anyaccel.vendors.contract import RECORDED

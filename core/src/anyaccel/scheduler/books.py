@@ -31,7 +31,7 @@ from anyaccel.scheduler.placement import (
     Resolved,
     Spot,
     Validate,
-    extent_within,
+    extent_of,
     grants,
     share,
 )
@@ -171,8 +171,9 @@ class Books:
     def _find_spot(self, given: Share, *, divided: bool = False) -> Spot:
         """Return the part of a share that is free on the present machine; nothing is taken."""
         position = self.layout.positions[given.device.id]
-        extent = DIVIDED if divided else extent_within(given, self.layout.devices[position])
-        return self.occupancy.spot_within(position, extent)
+        alike = self.layout.devices[position].slots == given.device.slots
+        extent = extent_of(given) if alike else Extent()  # the share may be anywhere on a device with other slots
+        return self.occupancy.spot_within(position, DIVIDED if divided else extent)
 
     def hold(self, key: str, found: Resolved, placed: Placed, note: str) -> Allocation:
         """Book the placed devices for a request, under the identity ``key``, and return the allocation."""
