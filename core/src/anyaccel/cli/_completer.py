@@ -18,9 +18,6 @@ from anyaccel.cli.commands import commands, module_of
 from anyaccel.cli.parser import add_common
 from anyaccel.errors import AnyaccelError
 
-VARIABLE = "_ARGCOMPLETE"
-"""Variable that only the shell's function sets."""
-
 _SECONDS = 1.0
 _WORD = re.compile(r"[\w.+/:-]+")
 """Names that a shell takes as one word; other names of devices are not offered."""
@@ -45,9 +42,8 @@ def complete() -> NoReturn:
             module = module_of(name)
             module.add_arguments(command)
             _offer(command, getattr(module, "COMPLETERS", {}))
-    with contextlib.suppress(AnyaccelError):  # of a machine or of leases that cannot be read, nothing is offered
-        argcomplete.autocomplete(parser, always_complete_options="long")  # it ends the process
-    raise SystemExit(1)
+    argcomplete.autocomplete(parser, always_complete_options="long")
+    raise SystemExit(1)  # not reached: argcomplete ends the process
 
 
 def _offer(parser: argparse.ArgumentParser, own: Mapping[str, Callable[..., list[str]]]) -> None:
@@ -60,7 +56,18 @@ def _offer(parser: argparse.ArgumentParser, own: Mapping[str, Callable[..., list
     completers = {**_COMPLETERS, **own}
     for action in parser._actions:  # noqa: SLF001 - argparse has no other way to name them
         if action.dest in completers:
-            action.completer = completers[action.dest]  # type: ignore[attr-defined]
+            action.completer = _quiet(completers[action.dest])  # type: ignore[attr-defined]
+
+
+def _quiet(completer: Callable[..., list[str]]) -> Callable[..., list[str]]:
+    """Return a completer that offers nothing of a machine or of leases that cannot be read."""
+
+    def complete_quietly(**given: object) -> list[str]:
+        with contextlib.suppress(AnyaccelError):
+            return completer(**given)
+        return []
+
+    return complete_quietly
 
 
 def _requests(prefix: str, parsed_args: argparse.Namespace, **_: object) -> list[str]:

@@ -65,10 +65,9 @@ def _perform(line: str) -> Any:
         words = shlex.split(line)
     except ValueError as error:
         raise UsageError(f"the line cannot be split into words: {error}", hint="quote it as in a shell") from None
-    parser = _parser()
-    args = parser.parse_intermixed_args(words)
-    if args.help:
-        output.print_help(parser.format_help())
+    try:
+        args = _parser().parse_intermixed_args(words)
+    except SystemExit:  # of --help, which is printed by then
         return None
     alone = next((word for word in ALONE if word in args.request), "")
     if alone and len(words) > 1:
@@ -91,7 +90,6 @@ def _parser() -> Parser:
         description="Hold devices for this kernel; without a request, show the devices of the machine and who holds"
         " them.",
         allow_abbrev=False,
-        add_help=False,  # argparse would raise SystemExit in the kernel
     )
     parser.examples = EXAMPLES
     parser.add_argument(
@@ -99,7 +97,6 @@ def _parser() -> Parser:
     )
     add_wait(parser)
     parser.set_defaults(note="notebook", time=None)
-    parser.add_argument("-h", "--help", action="store_true", help="show this")
     return parser
 
 

@@ -39,16 +39,19 @@ class DeviceColumn(Column):
     """A column of the table of devices.
 
     Attributes:
-        name: Name for ``--columns``: the heading in lower case, without its unit.
         about: Help text.
         cell: Returns the text for a device and its style; None for a column about holders.
         of_holder: Returns the text for a holder of the device and its style.
     """
 
-    name: str
     about: str
     cell: Callable[[DeviceRow], tuple[str, str]] | None = None
     of_holder: Callable[[Holder], tuple[str, str]] | None = None
+
+    @property
+    def name(self) -> str:
+        """Name for ``--columns``: the heading in lower case, without its unit."""
+        return self.heading.lower().partition("/")[0]
 
 
 def memory_use(used: int | None, size: int | None) -> str:
@@ -90,105 +93,105 @@ def megahertz(hertz: int | None) -> str:
 
 COLUMNS = (
     DeviceColumn(
-        name="device", heading="DEVICE", about="name, which can be typed as a request",
+        heading="DEVICE", about="name, which can be typed as a request",
         cell=lambda row: (row.device.name, "bold"), turn=0,
     ),
     DeviceColumn(
-        name="type", heading="TYPE", about="accelerator type; its shortest tag where the terminal is narrow",
+        heading="TYPE", about="accelerator type; its shortest tag where the terminal is narrow",
         cell=lambda row: (row.device.type, ""), turn=6, least=8,
     ),
     DeviceColumn(
-        name="model", heading="MODEL", about="the vendor's name of the product",
+        heading="MODEL", about="the vendor's name of the product",
         cell=lambda row: (row.device.model, ""),
     ),
     DeviceColumn(
-        name="mem", heading="MEM/GiB", about="memory in use and in total, in GiB",
+        heading="MEM/GiB", about="memory in use and in total, in GiB",
         cell=lambda row: (memory_use(row.seen.memory_used_bytes, row.device.memory_bytes), ""), turn=8, right=True,
     ),
     DeviceColumn(
-        name="load", heading="LOAD", about="share of time that the device was busy",
+        heading="LOAD", about="share of time that the device was busy",
         cell=lambda row: (f"{output.percent(row.seen.utilization):>{_PERCENT}}", _load_style(row.seen.utilization)),
         turn=9, least=_PERCENT,
     ),
     DeviceColumn(
-        name="temp", heading="TEMP", about="temperature in degrees Celsius",
+        heading="TEMP", about="temperature in degrees Celsius",
         cell=lambda row: (_with(row.seen.temperature_celsius, "C"), _heat_style(row.seen.temperature_celsius)),
         turn=11, right=True,
     ),
     DeviceColumn(
-        name="power", heading="POWER", about="power drawn, in watts",
+        heading="POWER", about="power drawn, in watts",
         cell=lambda row: (_with(row.seen.power_watts, "W"), ""),
         turn=12, right=True,
     ),
     DeviceColumn(
-        name="clock", heading="CLOCK", about="clock of the compute units",
+        heading="CLOCK", about="clock of the compute units",
         cell=lambda row: (megahertz(row.seen.clock_hz), ""), right=True,
     ),
     DeviceColumn(
-        name="ecc", heading="ECC", about="memory errors that could not be corrected",
+        heading="ECC", about="memory errors that could not be corrected",
         cell=lambda row: (_with(row.seen.ecc_errors_uncorrected, ""), "bad" if row.seen.ecc_errors_uncorrected else ""),
         right=True,
     ),
     DeviceColumn(
-        name="state", heading="STATE", about="free, held, how much is free, busy without a lease, unhealthy ...",
+        heading="STATE", about="free, held, how much is free, busy without a lease, unhealthy ...",
         cell=lambda row: samples.state(row.device, row.sample, row.holders), turn=1,
     ),
     DeviceColumn(
-        name="free", heading="FREE", about="how much of the device is free",
+        heading="FREE", about="how much of the device is free",
         cell=lambda row: (samples.describe_free(row.device, row.sample), ""), right=True,
     ),
     DeviceColumn(
-        name="user", heading="USER", about="holder; with a star a user without a lease",
+        heading="USER", about="holder; with a star a user without a lease",
         of_holder=_user, turn=2, least=6,
     ),
     DeviceColumn(
-        name="share", heading="SHARE", about="how much of the device is held",
+        heading="SHARE", about="how much of the device is held",
         of_holder=lambda holder: (holder.share, ""), turn=7, right=True,
     ),
     DeviceColumn(
-        name="program", heading="PROGRAM", about="name of the holder's program",
+        heading="PROGRAM", about="name of the holder's program",
         of_holder=lambda holder: (holder.program, ""),
         turn=13, least=8,
     ),
     DeviceColumn(
-        name="command", heading="COMMAND", about="command line of a process of yours, which may hold secrets",
+        heading="COMMAND", about="command line of a process of yours, which may hold secrets",
         of_holder=lambda holder: (holder.command, ""),
     ),
     DeviceColumn(
-        name="held", heading="HELD", about="how long the device has been held",
+        heading="HELD", about="how long the device has been held",
         of_holder=lambda holder: (since(holder.since) if holder.lease else "", ""), turn=14, right=True,
     ),
     DeviceColumn(
-        name="until", heading="UNTIL", about="when the holder's time limit ends", turn=3,
+        heading="UNTIL", about="when the holder's time limit ends", turn=3,
         of_holder=lambda holder: (clock(holder.until) if holder.lease or holder.until else "", ""),
     ),
     DeviceColumn(
-        name="lease", heading="LEASE", about="identity of the lease, for 'anyaccel release'",
+        heading="LEASE", about="identity of the lease, for 'anyaccel release'",
         of_holder=lambda holder: (holder.lease, "dim"), turn=5,
     ),
     DeviceColumn(
-        name="process", heading="PROCESS", about="process that holds the device",
+        heading="PROCESS", about="process that holds the device",
         of_holder=lambda holder: (str(holder.pid or "-"), ""), turn=15, right=True,
     ),
     DeviceColumn(
-        name="note", heading="NOTE", about="the holder's note, else its request",
+        heading="NOTE", about="the holder's note, else its request",
         of_holder=lambda holder: (holder.note, ""),
         turn=4, least=16, fold=True,
     ),
     DeviceColumn(
-        name="pci", heading="PCI", about="PCI address",
+        heading="PCI", about="PCI address",
         cell=lambda row: (row.device.pci_bus_id or "-", ""),
     ),
     DeviceColumn(
-        name="numa", heading="NUMA", about="nearest NUMA node of the host",
+        heading="NUMA", about="nearest NUMA node of the host",
         cell=lambda row: (str("-" if row.device.numa_node is None else row.device.numa_node), ""), right=True,
     ),
     DeviceColumn(
-        name="labels", heading="LABELS", about="labels from the administrator's configuration",
+        heading="LABELS", about="labels from the administrator's configuration",
         cell=lambda row: (", ".join(write_labels(row.device.labels)) or "-", ""),
     ),
     DeviceColumn(
-        name="id", heading="ID", about="stable identity",
+        heading="ID", about="stable identity",
         cell=lambda row: (row.device.id, "dim"), turn=16,
     ),
 )  # fmt: skip
