@@ -53,7 +53,7 @@ def _offer(parser: argparse.ArgumentParser, own: Mapping[str, Callable[..., list
         parser: The parser of a command.
         own: Completers of the command's module, by the name of the argument.
     """
-    completers: dict[str, Callable[..., list[str]]] = {**_COMPLETERS, **own}
+    completers = {**_COMPLETERS, **own}
     for action in parser._actions:  # noqa: SLF001 - argparse has no other way to name them
         if action.dest in completers:
             action.completer = _quiet(completers[action.dest])  # type: ignore[attr-defined]
@@ -131,7 +131,7 @@ def _engines(**_: object) -> list[str]:
     return sorted(engines())
 
 
-_COMPLETERS = {
+_COMPLETERS: dict[str, Callable[..., list[str]]] = {
     "request": _requests,
     "machine": _machines,
     "lease": _leases,
