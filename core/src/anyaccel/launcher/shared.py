@@ -154,7 +154,7 @@ class SharedScheduler(Scheduler):
         """Enter every active lease of other holders into the books, in place of the last reading; return all leases.
 
         Devices that are withheld from a request with a time limit in seconds, None for no limit, are entered as well.
-        Own allocations are counted again, and each plan will try the machine again.
+        Own allocations are counted again.
 
         Raises:
             LedgerError: If the ledger cannot be read; then the last reading stays.
@@ -163,7 +163,6 @@ class SharedScheduler(Scheduler):
         self._own.list_holders = held.list_holders
         self._drop_others()
         self._own.recount()
-        self._arrangement.note(0)
         for lease, devices in held.devices.items():
             if lease not in self._own.held:
                 self._own.occupy(devices, lease, "")
