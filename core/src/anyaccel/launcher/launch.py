@@ -26,7 +26,7 @@ from anyaccel.linux.mark import Mark
 from anyaccel.linux.system import signal
 from anyaccel.model import Allocation, Inventory, Request, Share, Value, replace
 from anyaccel.scheduler import parse_request
-from anyaccel.text import shown, size
+from anyaccel.text import shown, size, suggest
 from anyaccel.vendors import DEADLINE_SECONDS
 from anyaccel.vendors import close as close_vendors
 
@@ -148,7 +148,8 @@ def check_options(function: str, given: Mapping[str, object], *known: Iterable[s
     names = [name for each in known for name in each or ()]  # __kwdefaults__ is None without keyword arguments
     for name in given:
         if name not in names:
-            raise UnknownOptionError(f"{function}() has no option {shown(name)}", hint=_suggest(name, names))
+            way_out = suggest(name, names, f"its options are {', '.join(names)}", most=1)
+            raise UnknownOptionError(f"{function}() has no option {shown(name)}", hint=way_out)
     for name, values in _VALUES.items():
         if name in given and given[name] not in values:
             raise UsageError(f"{name} must be {_join(values)} (got {shown(given[name])})")
@@ -181,14 +182,6 @@ def _join(values: tuple[object, ...]) -> str:
     """Return values as code, in a list that ends with "or"."""
     *first, last = map(repr, values)
     return f"{', '.join(first)} or {last}"
-
-
-def _suggest(name: str, names: list[str]) -> str:
-    """Return a hint with the known name nearest to a wrong name; with all known names if none is near."""
-    import difflib
-
-    close = difflib.get_close_matches(name, names, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"its options are {', '.join(names)}"
 
 
 class Launch(Value):

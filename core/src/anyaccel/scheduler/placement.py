@@ -37,7 +37,7 @@ from anyaccel.model.extent import bits, union
 from anyaccel.policy import Need
 from anyaccel.scheduler.filters import counted, rules
 from anyaccel.scheduler.topology import Topology, first
-from anyaccel.text import shown
+from anyaccel.text import shown, suggest
 
 PLACEMENTS = 2_000
 """Number of tentative placements after which a request counts as impossible to place."""
@@ -84,20 +84,12 @@ class NameRegistry:
 
     def make_error(self, name: str, there: Iterable[str]) -> UnknownNameError:
         """Make the error for an unknown name, with similar names, or else the names on the machine, as the way out."""
-        from difflib import get_close_matches
-
         from anyaccel.extras import plugin_remedy  # only errors need it
 
-        close = [self._spelled[key] for key in get_close_matches(name.lower(), sorted(self._spelled))]
         here = [self.spelled(each) for each in sorted(there)]
-        if remedy := plugin_remedy(name):
-            way_out = remedy
-        elif close:
-            way_out = f"did you mean {' or '.join(close)}?"
-        elif here:
-            way_out = f"on this machine there are {', '.join(here)}."
-        else:
-            way_out = "this machine has no devices; is the vendor's plug-in installed?"
+        on_machine = f"on this machine there are {', '.join(here)}."
+        otherwise = on_machine if here else "this machine has no devices; is the vendor's plug-in installed?"
+        way_out = plugin_remedy(name) or suggest(name, self._spelled.values(), otherwise)
         return UnknownNameError(f"unknown name {name!r}: no device and no installed plug-in goes by it; {way_out}")
 
 
