@@ -3,16 +3,23 @@
 from anyaccel.model._value import Value, field, replace
 from anyaccel.model.allocation import AGREEMENT, Allocation, EnvContext, EnvEdits, Gang, Grant, Share
 from anyaccel.model.device import (
+    ANY_SLOTS,
+    DIVIDED,
+    NOTHING,
     UNITS_PER_DEVICE,
     Detected,
     Device,
+    Extent,
     Fractional,
     Health,
     Product,
     VisiblePart,
+    format_slots,
+    join_names,
+    slot_mask,
+    slot_numbers,
     slots_by_id,
 )
-from anyaccel.model.extent import ANY_SLOTS, DIVIDED, NOTHING, Extent, format_slots, join_names, slot_mask, slot_numbers
 from anyaccel.model.inventory import Inventory, VendorReport, VendorState, parts_of
 from anyaccel.model.labels import write_labels
 from anyaccel.model.plugin import (

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 from anyaccel.model import UNITS_PER_DEVICE, Request, Term, VendorState, format_units, replace
-from anyaccel.model.extent import bits, union
+from anyaccel.model.device import bits, union
 from anyaccel.model.verdict import Reason, ReasonCode, Verdict
 from anyaccel.scheduler.books import Books, RequestPlan
 from anyaccel.scheduler.filters import asked, rules
