@@ -17,7 +17,7 @@ MACHINES = [
     (
         TYPO, 0o644, 2,
         [
-            f"fail  '{FILE}': there is no setting 'limits.devises'  ->  did you mean 'limits.devices'?",
+            f"fail  '{FILE}': there is no setting 'limits.devises'  ->  did you mean limits.devices?",
             (f"fail  '{FILE}': limits.time must be a duration such as '90s', '15m', '2h' or '1h30m' (got 3)"
             "  ->  limits.time: ..."),
         ],
@@ -131,9 +131,9 @@ def test_doctor_works_where_a_users_own_file_is_wrong(acme, own, anyaccel):
     done = anyaccel("doctor", "--quiet")
     assert done.returncode == 1
     (line,) = done.stdout.splitlines()
-    assert line == f"fail  '{path}': there is no setting 'defaults.musk'  ->  did you mean 'defaults.mask'?"
+    assert line == f"fail  '{path}': there is no setting 'defaults.musk'  ->  did you mean defaults.mask?"
     (finding,) = json.loads(anyaccel("doctor", "--quiet", "--json").stdout)["findings"]
-    assert (finding["severity"], finding["fix"]) == ("fail", "did you mean 'defaults.mask'?")
+    assert (finding["severity"], finding["fix"]) == ("fail", "did you mean defaults.mask?")
 
 
 def test_doctor_has_the_defaults_that_a_user_configured(acme, own, anyaccel):

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import anyaccel as aa
 import pytest
-from anyaccel.cli.diagnose import diagnose_leases
-from anyaccel.ledger import Ledger, states
+from anyaccel.cli.doctor import diagnose_leases
+from anyaccel.ledger import Ledger, entries
 from anyaccel.linux import groups
 
 MACHINE = "sim:H100:2"
@@ -57,10 +57,10 @@ def group():
 @pytest.fixture
 def later(monkeypatch):
     """Let the tenures of this process have begun some seconds ago."""
-    now = states.process.boot_seconds
+    now = entries.process.boot_seconds
 
     def later(seconds):
-        monkeypatch.setattr(states.process, "boot_seconds", lambda: now() + seconds)
+        monkeypatch.setattr(entries.process, "boot_seconds", lambda: now() + seconds)
 
     return later
 
@@ -118,11 +118,11 @@ def test_it_ends_unless_renewed(inventory, later):
 def test_a_lease_that_a_process_holds_is_not_renewed_and_goes_on(inventory):
     with aa.acquire("GPU:1", inventory=inventory) as held:
         with pytest.raises(aa.LedgerError, match=f"lease {held.id} is held by a process") as caught:
-            Ledger.open().renew(held.id, states.make_tenure("pod 7", 600))
+            Ledger.open().renew(held.id, entries.make_tenure("pod 7", 600))
         assert not isinstance(caught.value, aa.LeaseNotFoundError)
         assert free(inventory) == 1
     with pytest.raises(aa.LeaseNotFoundError, match="has ended"):
-        Ledger.open().renew(held.id, states.make_tenure("pod 7", 600))
+        Ledger.open().renew(held.id, entries.make_tenure("pod 7", 600))
 
 
 def test_without_a_state_directory_no_lease_is_found(inventory, state):
@@ -250,7 +250,7 @@ def test_what_it_refuses(inventory):
         with pytest.raises(aa.UsageError, match="another program starts those of this lease"):
             aa.acquire_on_behalf("GPU:1", "x", seconds=1, inventory=inventory, **limits)
     with pytest.raises(aa.UsageError, match="at most 16 control groups, with 2048 characters in all"):
-        states.make_tenure("x", 1, (("\N{SNOWMAN}" * 700, 1),))  # three bytes each, six in the lease
+        entries.make_tenure("x", 1, (("\N{SNOWMAN}" * 700, 1),))  # three bytes each, six in the lease
     assert free(inventory) == 2
 
 

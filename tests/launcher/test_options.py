@@ -36,7 +36,7 @@ def test_a_mistyped_option_is_refused_with_the_nearest_name(function, acme, of_a
         with pytest.raises(kind) as caught:
             call(**{typed: 1})
         assert str(caught.value) == f"{function}() has no option {typed!r}"
-        assert caught.value.hint == f"did you mean {meant!r}?"
+        assert caught.value.hint == f"did you mean {meant}?"
     assert aa.leases(aa.detect(MACHINE)) == ()
 
 

@@ -144,7 +144,7 @@ def serve(connection):
 
 
 PRELUDE = """
-from anyaccel.ledger.lockfile import DeviceLock
+from anyaccel.ledger.lease import DeviceLock
 
 def open_ledger(path):
     global ledger

@@ -10,7 +10,7 @@ import time
 
 import pytest
 from anyaccel.errors import LeaseNotFoundError, LedgerError
-from anyaccel.ledger import Want, blocks, tickets
+from anyaccel.ledger import Want, entries, machine_policy, tickets
 from anyaccel.ledger.names import boot, hash_device
 from anyaccel.policy import Need
 from claimant import ClaimantError
@@ -122,7 +122,7 @@ def test_a_ticket_that_could_not_be_read_once_is_read_again(claim, ledger, in_li
     in_line(1)
     monkeypatch.setattr(tickets, "_waiting", {})
     with monkeypatch.context() as scarce:
-        scarce.setattr(tickets, "read_body", lambda *_: b"")
+        scarce.setattr(entries, "read_body", lambda *_: b"")
         assert [ticket.seconds for ticket in ledger.tickets()] == [None]
     assert [ticket.seconds for ticket in ledger.tickets()] == [60.0]
 
@@ -206,7 +206,7 @@ def test_members_of_a_group_are_served_as_the_user_of_a_reservation(claim, ledge
 
 def test_a_reservation_from_before_groups_is_read(ledger, state):
     old = {"id": "1a2b3c4d", "devices": ["a"], "begin": 1.0, "end": time.time() + 600, "user": ALICE, "request": "a"}
-    (state / blocks.NAME).write_text(json.dumps({"v": 1, "blocks": [old]}))
+    (state / machine_policy.NAME).write_text(json.dumps({"v": 1, "blocks": [old]}))
     (block,) = ledger.blocks()
     assert (block.user, block.group, block.drains) == (ALICE, None, False)
 
@@ -247,9 +247,9 @@ def test_only_root_and_the_owner_of_the_directory_decide(claim, ledger, state):
     with pytest.raises(ClaimantError, match="a is drained"):
         alice.do("take('a')")
     ledger.remove_blocks([drain.id])
-    (state / blocks.NAME).unlink()
+    (state / machine_policy.NAME).unlink()
     forged = json.dumps({"v": 1, "blocks": [{"id": "x", "devices": ["a"], "reason": "mine"}]})
-    alice.do(f"print(forged := {forged!r}, file=open({str(state / blocks.NAME)!r}, 'w'))")
+    alice.do(f"print(forged := {forged!r}, file=open({str(state / machine_policy.NAME)!r}, 'w'))")
     assert ledger.blocks() == ()
     assert claim().do("take('a')") == {"a": 10_000}
     ledger.drain(["b"], "")  # the file of another user is replaced
@@ -267,20 +267,20 @@ def test_only_root_and_the_owner_of_the_directory_decide(claim, ledger, state):
     ],
 )
 def test_a_file_that_makes_no_sense_withholds_nothing(claim, ledger, state, text):
-    (state / blocks.NAME).write_text(text)
+    (state / machine_policy.NAME).write_text(text)
     assert ledger.blocks() == ()
     claim().do("take('a')")
 
 
 def test_blocks_of_the_machines_directory_outlast_a_boot(ledger, state, tmp_path, monkeypatch):
     """A boot empties the directories below /run."""
-    monkeypatch.setattr(blocks, "MACHINE_WIDE", str(state))
-    monkeypatch.setattr(blocks, "KEPT", str(tmp_path / "lib" / "blocks.json"))
-    (state / blocks.NAME).mkdir()  # as any user may in a directory for all; no file counts then
+    monkeypatch.setattr(machine_policy, "MACHINE_WIDE", str(state))
+    monkeypatch.setattr(machine_policy, "KEPT", str(tmp_path / "lib" / "blocks.json"))
+    (state / machine_policy.NAME).mkdir()  # as any user may in a directory for all; no file counts then
     assert (ledger.blocks(), ledger.leases()) == ((), ())
     with pytest.raises(LedgerError, match=r"blocks\.json cannot be written: .*; .*/lib/blocks\.json has the change"):
         ledger.drain(["a"], "")
-    (state / blocks.NAME).rmdir()
+    (state / machine_policy.NAME).rmdir()
     drain = ledger.blocks()[0]
     assert ledger.blocks() == (drain,)
     ledger.remove_blocks([drain.id])
@@ -306,7 +306,7 @@ for ask in (ledger.blocks, ledger.leases):
     if subprocess.run(["unshare", "--mount", "true"], check=False).returncode:
         pytest.skip("this system lets root mount nothing")
     environ = {**os.environ, "ANYACCEL_STATE_DIR": str(state)}
-    command = ["unshare", "--mount", sys.executable, "-c", code, str(state / blocks.NAME)]
+    command = ["unshare", "--mount", sys.executable, "-c", code, str(state / machine_policy.NAME)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
     assert done.stderr == ""
     assert done.stdout == f"the state directory {state} could not be used: Input/output error\n" * 2

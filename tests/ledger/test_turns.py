@@ -11,7 +11,7 @@ import threading
 
 import pytest
 from anyaccel.errors import DevicesBusyError
-from anyaccel.ledger import Ledger, Want, tickets
+from anyaccel.ledger import Ledger, Want, machine_policy, tickets
 from anyaccel.ledger.names import parse_lease
 from anyaccel.model import Extent
 from anyaccel.policy import Limits, Need, Policy
@@ -226,10 +226,10 @@ def test_a_user_cannot_exceed_the_machines_limits(tmp_path):
 
 def test_looking_does_not_mind_a_wrong_configuration(ledger, monkeypatch):
     def wrong(state):
-        raise tickets.ConfigurationError("it is wrong")
+        raise machine_policy.ConfigurationError("it is wrong")
 
-    monkeypatch.setattr(tickets, "current_policy", wrong)
-    assert tickets.policy_for_display(None).plain
+    monkeypatch.setattr(machine_policy, "current_policy", wrong)
+    assert machine_policy.policy_for_display(None).plain
     assert Ledger.open({"ANYACCEL_STATE_DIR": ledger.path}).tickets() == ()
 
 

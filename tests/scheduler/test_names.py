@@ -3,8 +3,7 @@
 import pytest
 from anyaccel.errors import UnknownNameError
 from anyaccel.model import Term, VendorReport, VendorState, replace
-from anyaccel.scheduler.names import NameRegistry
-from anyaccel.scheduler.placement import Layout
+from anyaccel.scheduler.placement import Layout, NameRegistry
 from small_machines import chips, gpus, machine
 
 

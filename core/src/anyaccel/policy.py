@@ -122,12 +122,14 @@ class Block(Value):
         begin: Start; minus infinity for a drain.
         end: End; infinity for a drain.
         users: Numbers of the users whose requests may have the devices; empty for no user.
+        names: Names of the devices in the ledger, where ``devices`` has their hashes.
     """
 
     devices: frozenset[Hashable]
     begin: float
     end: float
     users: Container[int | None] = ()
+    names: tuple[str, ...] = ()
 
     def meets(self, waiting: Waiting, start: float) -> bool:
         """Return whether the devices are withheld from a request with a given start.
@@ -436,6 +438,8 @@ class Policy(Value):
             waiting: The request.
             used: Held units by user; see :func:`sum_usage`.
         """
+        if self.plain:
+            return ()
         limits, found = self.limits_of(waiting.user), []
         asked = waiting.units / UNITS_PER_DEVICE
         if limits.devices is not None and not waiting.inner:

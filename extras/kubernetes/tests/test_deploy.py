@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import slice_rules
 import yaml
-from anyaccel.ledger.blocks import KEPT
+from anyaccel.ledger.machine_policy import KEPT
 from anyaccel_export.slices import DRIVER
 from anyaccel_kubernetes.kubernetes_command import KUBELET
 

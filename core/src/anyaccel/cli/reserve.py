@@ -10,12 +10,11 @@ import argparse
 
 import anyaccel
 from anyaccel.cli import output
-from anyaccel.cli.options import add_note, name_devices, survey
-from anyaccel.cli.quantities import end_moment, moment
+from anyaccel.cli.options import add_note, end_moment, moment, name_devices, survey
 from anyaccel.errors import UsageError
 from anyaccel.launcher.withhold import reserve
 from anyaccel.ledger import Ledger
-from anyaccel.ledger.blocks import DeviceBlock
+from anyaccel.ledger.machine_policy import DeviceBlock
 from anyaccel.ledger.names import without_scope
 from anyaccel.linux.users import group_name, user_name
 

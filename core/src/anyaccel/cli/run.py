@@ -7,10 +7,11 @@ import os
 
 import anyaccel
 from anyaccel.cli import output
-from anyaccel.cli.extensions import extensions
+from anyaccel.cli.commands import extensions
 from anyaccel.cli.options import (
     acquire,
     add_command,
+    add_grace,
     add_launch,
     add_request,
     add_signal,
@@ -20,16 +21,14 @@ from anyaccel.cli.options import (
     describe_devices,
     start_options,
 )
-from anyaccel.cli.quantities import add_grace
 from anyaccel.errors import RequestError, UnknownNameError, UsageError
-from anyaccel.launcher.caps import FRACTION_VARIABLE
 from anyaccel.model import Share, format_share, format_slots
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from anyaccel.launcher.options import StartOptions
+    from anyaccel.launcher.launch import StartOptions
 
 
 EXAMPLES = (
@@ -108,8 +107,11 @@ def acquire_devices(
         output.say(anyaccel.open_scheduler(hold.launch.inventory).why(hold.allocation.request).message)
         if args.time is not None:
             output.say("--time has no effect: no device is held")
-    elif args.cap and FRACTION_VARIABLE not in hold.environ:
-        output.say("--cap has no effect: it is for a share of one device whose memory is known")
+    elif args.cap:
+        from anyaccel.launcher.caps import FRACTION_VARIABLE
+
+        if FRACTION_VARIABLE not in hold.environ:
+            output.say("--cap has no effect: it is for a share of one device whose memory is known")
     _say_how(args, hold)
     return hold
 

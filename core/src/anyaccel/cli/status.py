@@ -7,9 +7,8 @@ import time
 import anyaccel
 from anyaccel.cli import output
 from anyaccel.cli import sample as samples
-from anyaccel.cli.options import machine_options, survey
+from anyaccel.cli.options import machine_options, seconds, survey
 from anyaccel.cli.output import take_fields
-from anyaccel.cli.quantities import seconds
 from anyaccel.model import UNITS_PER_DEVICE, Device, Inventory, VendorReport, VendorState
 
 TYPE_CHECKING = False
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
 
 INTERVAL = 2.0
 """Default of ``--watch``, in seconds."""
-MEANWHILE = ("anyaccel.launcher.verdicts", "anyaccel.inventory.observe", "anyaccel.cli.devices_table")
-"""Modules that the table needs, imported while the vendors' processes answer."""
 
 
 EXAMPLES = (
@@ -65,7 +62,7 @@ def main(args: argparse.Namespace) -> int:
         args.columns = choose_columns(args.columns)
     if args.watch is not None:
         _watch(args)
-    inventory = anyaccel.detect(**machine_options(args)) if args.json else survey(args, *MEANWHILE)
+    inventory = anyaccel.detect(**machine_options(args)) if args.json else survey(args, meanwhile=_import_rest)
     sample = _look(args, inventory)
     if args.json:
         output.print_json("status/1", status_json(sample))
@@ -80,6 +77,13 @@ def main(args: argparse.Namespace) -> int:
     for note in further:
         output.say(note)
     return 0
+
+
+def _import_rest() -> None:
+    """Import what the table needs once the devices are known."""
+    import anyaccel.cli.devices_table
+    import anyaccel.inventory.observe
+    import anyaccel.launcher.verdicts  # noqa: F401
 
 
 def _look(args: argparse.Namespace, inventory: Inventory) -> samples.Sample:

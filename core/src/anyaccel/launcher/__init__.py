@@ -12,9 +12,8 @@ __all__, __getattr__, __dir__ = face(
             "worker_environment",
         ),
         "anyaccel.launcher.hold": ("DeviceLease", "acquire", "take_async"),
-        "anyaccel.launcher.launch": ("Launch",),
+        "anyaccel.launcher.launch": ("AcquireOptions", "Launch"),
         "anyaccel.launcher.monitor": ("end_in_time",),
-        "anyaccel.launcher.options": ("AcquireOptions",),
         "anyaccel.launcher.rendezvous": ("Rendezvous", "make_rank_variables"),
         "anyaccel.launcher.choosing": ("KnownNames", "count_capacity", "validate"),
         "anyaccel.launcher.start": (

@@ -9,9 +9,9 @@ from anyaccel.launcher.environment import worker_environment as worker_environme
 from anyaccel.launcher.hold import DeviceLease as DeviceLease
 from anyaccel.launcher.hold import acquire as acquire
 from anyaccel.launcher.hold import take_async as take_async
+from anyaccel.launcher.launch import AcquireOptions as AcquireOptions
 from anyaccel.launcher.launch import Launch as Launch
 from anyaccel.launcher.monitor import end_in_time as end_in_time
-from anyaccel.launcher.options import AcquireOptions as AcquireOptions
 from anyaccel.launcher.rendezvous import Rendezvous as Rendezvous
 from anyaccel.launcher.rendezvous import make_rank_variables as make_rank_variables
 from anyaccel.launcher.start import JOB_NAME as JOB_NAME

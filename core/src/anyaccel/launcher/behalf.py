@@ -8,11 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from anyaccel.errors import LeaseNotFoundError, UsageError
 from anyaccel.inventory.detect import survey
 from anyaccel.launcher.hold import DeviceLease, LeaseRequest
+from anyaccel.launcher.launch import AcquireOptions, check_options
 from anyaccel.launcher.open_lease import Handover, plan_handover
-from anyaccel.launcher.options import AcquireOptions, check_options
 from anyaccel.launcher.verdicts import leases
 from anyaccel.ledger import LeaseRecord, Ledger
-from anyaccel.ledger.states import Tenure, make_tenure
+from anyaccel.ledger.entries import Tenure, make_tenure
 from anyaccel.linux.groups import group_inode
 from anyaccel.model import Device, Inventory, Request, Share, replace
 from anyaccel.scheduler import share
@@ -179,7 +179,7 @@ def acquire_on_behalf(
         shares = [share(each.device, each.units, each.slots) for each in lease.allocation.shares]
         return LeaseOnBehalf(lease.id, key, shares, (inventory, environ))
 
-    return asked.get(leave)
+    return asked.get(asked.plan_lease, leave)
 
 
 def find_on_behalf(inventory: Inventory, environ: Mapping[str, str] | None = None) -> tuple[LeaseOnBehalf, ...]:

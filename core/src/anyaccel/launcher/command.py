@@ -12,6 +12,7 @@ from anyaccel.durations import Duration, read_seconds
 from anyaccel.errors import UsageError
 from anyaccel.launcher.environment import print_error
 from anyaccel.launcher.hold import DeviceLease, take
+from anyaccel.launcher.launch import RunOptions, TakeOptions, check_options
 from anyaccel.launcher.start import make_start_error
 from anyaccel.launcher.time_limit import Countdown, TimeLimit, check_early
 from anyaccel.linux import mark as marks
@@ -21,8 +22,6 @@ from anyaccel.linux.teardown import GRACE_SECONDS, Teardown, combine_finds, find
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Unpack
-
-    from anyaccel.launcher.options import RunOptions
 
 _LONGEST_WAIT = 60.0
 """Seconds between two looks at the clock: the machine may sleep meanwhile."""
@@ -98,8 +97,6 @@ def run(request: str | Sequence[str], command: Sequence[str] | str, **options: U
         >>> done.returncode, done.stdout.split()
         (0, [b'H100'])
     """
-    from anyaccel.launcher.options import RunOptions, TakeOptions, check_options
-
     given: dict[str, Any] = {**options}
     program = _check_command(command, given)
     check_options("run", given, RunOptions.__annotations__)

@@ -11,7 +11,6 @@ from functools import partial
 
 from anyaccel.errors import EnvConflictError, PluginError
 from anyaccel.inventory.current import ALLOCATION_VARIABLE, LEASE_VARIABLE
-from anyaccel.launcher import caps
 from anyaccel.model import (
     AGREEMENT,
     Allocation,
@@ -45,6 +44,8 @@ Bind = bool | None
 """Whether workers run near their devices; None to bind only workers with whole devices of this host."""
 # Without links: a worker cannot use them, and they grow with the square of the devices, while a variable has a limit.
 _ENCODER = json.JSONEncoder(default=partial(plain, without=("links",)), separators=(",", ":"))
+_MEMORY_VARIABLES = "ANYACCEL_MEMORY_"
+"""Beginning of the names of variables about a worker's share of memory; see :mod:`anyaccel.launcher.caps`."""
 HIDE_SECONDS = 0.4
 """Time for the plug-in of a vendor outside the allocation to say how its devices are hidden."""
 
@@ -141,15 +142,17 @@ def worker_environment(
         allocation = replace(allocation, gaps=(*allocation.gaps, *gaps, *more), processors=processors)
     changes |= _own_variables(allocation, inventory, lease)
     if only is not None and only.memory_bytes:
+        from anyaccel.launcher import caps  # few workers have a part of a device
+
         changes[caps.LIMIT_VARIABLE] = str(only.memory_bytes)
-    if fraction:
-        changes[caps.FRACTION_VARIABLE] = f"{fraction:g}"
-        if cap:
+        if fraction:
+            changes[caps.FRACTION_VARIABLE] = f"{fraction:g}"
+        if fraction and cap:
             there = base.get("PYTHONPATH", "")  # an empty entry would name the working directory
             behind = [path for path in there.split(os.pathsep) if path != caps.STARTUP] if there else []
             changes["PYTHONPATH"] = os.pathsep.join([caps.STARTUP, *behind])
     # Without a variable for the machine, the worker would see the one that the base environment names.
-    stale = {caps.LIMIT_VARIABLE, caps.FRACTION_VARIABLE, LEASE_VARIABLE, MACHINE_VARIABLE}
+    stale = {name for name in base if name.startswith(_MEMORY_VARIABLES)} | {LEASE_VARIABLE, MACHINE_VARIABLE}
     unset = (unset | stale) - changes.keys() & base.keys()
     values = {**base, **changes}
     for name in unset:
@@ -413,6 +416,7 @@ def _name_enforcement(allocation: Allocation, edits: Mapping[str, EnvEdits], *, 
         edits: The edits, which name the enforcement, by vendor.
         cap: Whether frameworks are also capped.
     """
+    from anyaccel.launcher import caps
 
     def named(share: Share) -> Share:
         edit = edits.get(share.device.vendor, EnvEdits())

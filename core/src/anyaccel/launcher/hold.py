@@ -9,28 +9,27 @@ from types import TracebackType
 
 from anyaccel._typing import TypeVar
 from anyaccel.durations import read_seconds
-from anyaccel.errors import DeadlockError, DevicesBusyError, LimitError, NeverFitsError, NotFreeError, UsageError
+from anyaccel.errors import (
+    AnyaccelError,
+    DeadlockError,
+    DevicesBusyError,
+    LimitError,
+    NeverFitsError,
+    NotFreeError,
+    UsageError,
+)
 from anyaccel.inventory.detect import survey
 from anyaccel.launcher.choosing import local_scheduler, make_choice
-from anyaccel.launcher.launch import Launch, check_start, plan_launch, remove_group
-from anyaccel.launcher.open_lease import OpenLease, plan_handover
-from anyaccel.launcher.options import AcquireOptions, check_options
+from anyaccel.launcher.launch import AcquireOptions, Launch, check_options, check_start, plan_launch, remove_group
+from anyaccel.launcher.open_lease import OWN, OpenLease, plan_handover
 from anyaccel.launcher.scope import Scope
-from anyaccel.launcher.verdicts import (
-    describe_wait,
-    has_other_threads,
-    judge,
-    log_wait,
-    make_limit_error,
-    note_own,
-    own_leases,
-)
-from anyaccel.ledger import Lease, LeaseRecord, Ledger
+from anyaccel.ledger import Lease, LeaseRecord, Ledger, Place
 from anyaccel.linux import mark as marks
 from anyaccel.model import NOTHING, Allocation, Device, Extent, Grant, Inventory, Request, Stats, replace
 from anyaccel.model.allocation import share_table
 from anyaccel.scheduler import ReasonCode, Verdict, parse_request
 from anyaccel.scheduler.filters import asked_memory
+from anyaccel.text import printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
 
     from anyaccel.ledger.acquisition import Acquisition
 
+AnyLease = TypeVar("AnyLease", bound=OpenLease)
 T = TypeVar("T")
 MarkMaker = Callable[[Collection[marks.Mark]], marks.Mark]
 """Returns the mark of a lease, given the marks that are taken; see :class:`anyaccel.ledger.Want`."""
@@ -218,7 +218,8 @@ def acquire(request: str | Sequence[str] | Request, **options: Unpack[AcquireOpt
         H100 0
         False
     """
-    return _make_request("acquire", request, options).get(keep)
+    pending = _make_request("acquire", request, options)
+    return pending.get(pending.plan_lease, keep)
 
 
 async def acquire_async(request: str | Sequence[str] | Request, **options: Unpack[AcquireOptions]) -> DeviceLease:
@@ -238,7 +239,7 @@ async def acquire_async(request: str | Sequence[str] | Request, **options: Unpac
     import asyncio
 
     pending = await asyncio.to_thread(_make_request, "acquire_async", request, options)
-    return await pending.get_async(keep)
+    return await pending.get_async(pending.plan_lease, keep)
 
 
 def _make_request(function: str, request: str | Sequence[str] | Request, options: AcquireOptions) -> LeaseRequest:
@@ -267,8 +268,7 @@ def keep(lease: DeviceLease) -> DeviceLease:
     Raises:
         OSError, ValueError: If the kernel refuses the mark; the caller ends the lease.
     """
-    note_own(lease.mark_process().begin_entry().lease)
-    return lease
+    return lease.mark_process().begin_entry().note_line()
 
 
 def take(
@@ -291,7 +291,8 @@ def take(
         grouped: Whether the plan of the lease starts every process on the devices, so that a cgroup can limit shares.
         options: Options of :func:`acquire`; the names are not checked, nor values such as that of ``unallocated``.
     """
-    return LeaseRequest(request, mark, options, tell=tell, grouped=grouped).get(lambda lease: lease)
+    pending = LeaseRequest(request, mark, options, tell=tell, grouped=grouped)
+    return pending.get(pending.plan_lease, lambda lease: lease)
 
 
 async def take_async(
@@ -307,7 +308,7 @@ async def take_async(
     import asyncio
 
     pending = await asyncio.to_thread(LeaseRequest, request, mark, options, grouped=True)
-    return await pending.get_async(lambda lease: lease)
+    return await pending.get_async(pending.plan_lease, lambda lease: lease)
 
 
 class LeaseRequest:
@@ -321,10 +322,13 @@ class LeaseRequest:
         options: Options of :func:`acquire`.
         tell: As for :func:`take`.
         grouped: As for :func:`take`.
+        place: The queue position of an earlier request to be continued; None for a request of its own.
 
     Attributes:
         request: The request.
         inventory: The machine.
+        made: The lease, once there is one.
+        began: Start of the wait, by the monotonic clock.
         on_cpu: Whether no device can ever serve the request, so that it falls back to the CPU. Then the following
             attributes are missing.
         ledger: The leases of the machine.
@@ -349,13 +353,14 @@ class LeaseRequest:
         *,
         tell: Callable[[str], object] | None = None,
         grouped: bool = False,
+        place: Place | None = None,
     ) -> None:
         self.request = parse_request(request)
         self._options, self._grouped, self._tell = options, grouped, tell
         environ = options.get("environ")
         self.environ = os.environ if environ is None else environ
         self._confined = check_start(options) or options.get("confined", False)
-        time, self._note = read_seconds("time", options.get("time"), positive=True), options.get("note", "")
+        time, self.note = read_seconds("time", options.get("time"), positive=True), options.get("note", "")
         if time == float("inf"):
             raise UsageError("time must be finite (got inf)", hint="leave it out for no limit")
         names = "machine", "declare", "timeout"
@@ -364,7 +369,7 @@ class LeaseRequest:
         # choose() sets these, and the ledger calls it again whenever another process was faster.
         self._grants: tuple[Grant, ...] = ()
         self._attempt: Acquisition | None = None
-        self._made: DeviceLease | None = None
+        self.made: OpenLease | None = None
         self._choice = make_choice(self.inventory, self.request)
         self.on_cpu = not self._choice.ever_fits
         if self.on_cpu:
@@ -380,19 +385,20 @@ class LeaseRequest:
         self.want = replace(want, seconds=time, confined=self._confined, mark=mark)
         wait = read_seconds("wait", options.get("wait"))
         self._terms: dict[str, Any] = {"wait": wait, "priority": options.get("priority", 0)}
-        self._terms |= {"note": self._note, "on_wait": self._report_wait}
+        self._terms |= {"note": self.note, "on_wait": self._report_wait, "place": place}
         self._on_wait = options.get("on_wait")
         self._blocks = False
-        self._began = monotonic()
+        self.began = monotonic()
 
-    def get(self, finish: Callable[[DeviceLease], T]) -> T:
+    def get(self, make: Callable[[Lease | None], AnyLease], finish: Callable[[AnyLease], T]) -> T:
         """Wait for the devices, have the vendors change these for the holder, and return the result of ``finish``.
 
         An error or an interrupt at any point leaves no device leased, unless ``finish`` has left the lease to others
-        before. Errors of the ledger, of the start plan, of the vendors, of ``on_wait`` and of ``finish`` pass through.
+        before. Errors of the ledger, of the vendors, of ``on_wait``, ``make`` and ``finish`` pass through.
 
         Args:
-            finish: Called with the lease, on the CPU with a lease of nothing; its result goes to the caller.
+            make: Makes the open lease, such as :meth:`plan_lease`; called with None on the CPU, for a lease of nothing.
+            finish: Called with the open lease, after the vendors' changes; its result goes to the caller.
 
         Raises:
             NeverFitsError: If the request is over a limit of the user.
@@ -402,7 +408,7 @@ class LeaseRequest:
         try:
             # Only a wait without limit can be a deadlock: another one ends by itself.
             self._blocks = not self.on_cpu and self._terms["wait"] is None
-            made = self._make_lease(None if self.on_cpu else self._begin().get())
+            made = self._open(make, None if self.on_cpu else self._begin().get())
             made.hand_over()
             return finish(made)
         except (DevicesBusyError, LimitError) as error:
@@ -411,19 +417,26 @@ class LeaseRequest:
             self._undo()
             raise
 
-    async def get_async(self, finish: Callable[[DeviceLease], T]) -> T:
+    async def get_async(self, make: Callable[[Lease | None], AnyLease], finish: Callable[[AnyLease], T]) -> T:
         """Wait like :meth:`get` on the running event loop; no deadlock is reported, since other tasks may release.
 
-        The vendors' changes are made in a thread; the start plan and ``finish`` run on the loop.
+        The vendors make and undo their changes in a thread; ``make`` and ``finish`` run on the loop.
         """
+        import asyncio
+
         try:
-            made = self._make_lease(None if self.on_cpu else await self._begin().get_async())
-            await made.hand_over_async()
+            made = self._open(make, None if self.on_cpu else await self._begin().get_async())
+            if made.handover is not None:
+                await asyncio.to_thread(made.hand_over)
             return finish(made)
         except (DevicesBusyError, LimitError) as error:
             raise self._explain(error) from error
         except BaseException:
-            self._undo()
+            if self.made is not None and self.made.handover is not None:
+                # Also for a cancelled task, whose thread goes on: the end of the lease waits for that.
+                await asyncio.shield(asyncio.to_thread(self._undo))
+            else:
+                self._undo()
             raise
 
     def _begin(self) -> Acquisition:
@@ -440,9 +453,9 @@ class LeaseRequest:
 
         Does nothing before the acquisition has begun. The errors are those of :meth:`DeviceLease.release`.
         """
-        if self._made is not None:
-            self._made.release()
-        elif self._attempt is not None:  # an interrupt between the lease and its DeviceLease
+        if self.made is not None:
+            self.made.release()
+        elif self._attempt is not None:  # an interrupt between the lease and its OpenLease
             self._attempt.undo()
 
     def _report_wait(self, place: int, records: tuple[LeaseRecord, ...]) -> None:
@@ -466,27 +479,40 @@ class LeaseRequest:
         if self._on_wait is not None:
             self._on_wait(place, holders)
             return
+        from anyaccel.launcher.verdicts import describe_wait
+
         sentence = describe_wait(place, holders, self._attempt.limits)
         if self._tell is not None:
             self._tell(sentence)
         else:  # a program gets one sentence, not one for each change
+            import logging
+
             self._attempt.on_wait = None
-            log_wait(sentence)
+            logging.getLogger("anyaccel.wait").warning("anyaccel: %s", printable(sentence))
 
     def _refuse_deadlock(self) -> None:
         """Check that the request does not wait for leases of this process that no other thread could release.
 
-        Leases of :func:`~anyaccel.launcher.verdicts.note_own` in the same state directory count. Leases of other
-        processes do not count, since they may end.
+        Leases of :meth:`OpenLease.note_line` in the same state directory count. Leases of other processes do not count,
+        since they may end.
 
         Raises:
-            DeadlockError: If this process has such leases and no other Python thread, and the request does not fit
-                beside them, or exceeds a limit of the user or group with them.
+            DeadlockError: If this process has such leases and no other Python thread, not even a daemon, and the
+                request does not fit beside them, or exceeds a limit of the user or group with them.
             ConfigurationError: If the machine's configuration is invalid or untrusted.
             LedgerError: If the ledger cannot be read.
         """
-        own = own_leases(self.ledger.path)
-        if not own or has_other_threads():
+        own = {
+            key: (lease, place)
+            for key, (lease, place) in tuple(OWN.items())
+            if lease.path == self.ledger.path and not lease.released and lease.intact
+        }
+        if not own:
+            return
+        import threading
+
+        # A daemon of a library counts, too: no call can tell what a thread will do.
+        if any(thread is not threading.current_thread() for thread in threading.enumerate()):
             return
         taken: dict[str, Extent] = {}
         for lease, _ in own.values():
@@ -535,22 +561,28 @@ class LeaseRequest:
         lease_id = lease.id if lease else ""
         return Allocation(id=lease_id, request=self.request, grants=self._grants, confined=self._confined)
 
-    def _make_lease(self, lease: Lease | None) -> DeviceLease:
-        """Plan the launch and the handover, and make the lease, kept for :meth:`_undo`; errors pass through.
+    def plan_lease(self, lease: Lease | None) -> DeviceLease:
+        """Plan the launch, and make the open lease; errors pass through.
 
-        A limit of host memory makes a cgroup, and with ``grouped`` also shares whose memory the kernel can limit. The
-        vendors do not change the devices yet.
+        A limit of host memory makes a cgroup, and with ``grouped`` also shares whose memory the kernel can limit.
         """
         allocation = self.make_allocation(lease)
         terms: dict[str, Any] = {"environ": self.environ, "lease": allocation.id, "grouped": self._grouped}
         # After the choice of devices, since the environment depends on them: an error here releases the lease.
         launch = plan_launch(allocation, self.inventory, self._options, **terms)
-        waited = monotonic() - self._began if lease else 0.0
-        self._made = DeviceLease(launch, lease, note=self._note if lease else "", waited=waited)
-        self._made.handover = plan_handover(allocation.id, allocation.devices, self.inventory, self.environ)
-        return self._made
+        waited = monotonic() - self.began if lease else 0.0
+        return DeviceLease(launch, lease, note=self.note if lease else "", waited=waited)
 
-    def _explain(self, error: DevicesBusyError | LimitError) -> NotFreeError | NeverFitsError:
+    def _open(self, make: Callable[[Lease | None], AnyLease], lease: Lease | None) -> AnyLease:
+        """Make the open lease, kept for :meth:`_undo`, and plan the handover; no vendor changes a device yet."""
+        made = make(lease)
+        self.made = made
+        if lease is not None:
+            given = made.allocation
+            made.handover = plan_handover(given.id, given.devices, self.inventory, self.environ, self.ledger)
+        return made
+
+    def _explain(self, error: DevicesBusyError | LimitError) -> AnyaccelError:
         """Make the error of a refused request.
 
         Returns:
@@ -563,6 +595,8 @@ class LeaseRequest:
             LedgerError: If the ledger cannot be read.
         """
         if isinstance(error, LimitError):
+            from anyaccel.launcher.verdicts import make_limit_error
+
             return make_limit_error(self.request, error)
         verdict = self._judge()
         told = any(reason.code is ReasonCode.WAITING_BEHIND for reason in verdict.reasons)
@@ -576,6 +610,8 @@ class LeaseRequest:
 
         The errors are those of :func:`anyaccel.launcher.verdicts.judge`.
         """
+        from anyaccel.launcher.verdicts import judge
+
         terms = {"time": self.want.seconds, "priority": self._terms["priority"]}
         return judge(self.inventory, self.request, self.ledger, self.environ, **terms)
 

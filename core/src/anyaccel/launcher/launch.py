@@ -1,7 +1,8 @@
-"""The start plan of a process with devices, and the ways to start a process by it.
+"""The start plan of a process with devices, the options of it, and the ways to start a process by it.
 
-An aspect of a start is an option of :class:`anyaccel.launcher.options.StartOptions` and a field here. All starts use
-the plan: those of :func:`anyaccel.run`, of a lease, of a pool, of a sweep and of the command line.
+An aspect of a start is an option of :class:`StartOptions` and a field of :class:`Launch`. All starts use the plan:
+those of :func:`anyaccel.run`, of a lease, of a pool, of a sweep and of the command line. Type checkers read the options
+from ``**options: Unpack[...]``; :func:`check_options` refuses unknown options at run time.
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
+from anyaccel._typing import TypedDict
 from anyaccel.durations import Duration
-from anyaccel.errors import EnforcementError
+from anyaccel.errors import EnforcementError, UnknownOptionError, UsageError
 from anyaccel.inventory.detect import survey
-from anyaccel.launcher.caps import FRACTION_VARIABLE
 from anyaccel.launcher.choosing import local_scheduler
 from anyaccel.launcher.environment import (
     WorkerEnvironment,
@@ -21,25 +22,166 @@ from anyaccel.launcher.environment import (
     worker_environment,
 )
 from anyaccel.launcher.inside import ProcessSetup
-from anyaccel.launcher.options import StartOptions, check_options, parse_memory
 from anyaccel.linux.mark import Mark
 from anyaccel.linux.system import signal
 from anyaccel.model import Allocation, Inventory, Request, Share, Value, replace
 from anyaccel.scheduler import parse_request
+from anyaccel.text import shown, size, suggest
 from anyaccel.vendors import DEADLINE_SECONDS
 from anyaccel.vendors import close as close_vendors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import subprocess
-    from typing import Any, NoReturn, Unpack
+    from collections.abc import Callable, Collection, Iterable
+    from typing import IO, Any, Literal, NoReturn, Unpack
 
+    from anyaccel.launcher.environment import Bind
+    from anyaccel.launcher.sandbox import Enforce
+    from anyaccel.ledger import OnWait
     from anyaccel.linux.cgroup import UnavailableError, WorkerGroup
     from anyaccel.probe.machine import Machine
+
+    Stream = int | IO[Any] | None
 
 
 DMEM = "cgroup dmem"
 """Name of the enforcement of a share whose memory the cgroup controller ``dmem`` limits."""
+_VALUES: Mapping[str, tuple[object, ...]] = {
+    "unallocated": ("hide", "inherit"),
+    "mask": ("id", "index"),
+    "enforce": (True, False, "try"),
+}
+_LEAST_MEMORY = 1 << 20
+
+
+class StartOptions(TypedDict, total=False):
+    """Options of the start of a process with devices; each is an aspect of :class:`Launch`.
+
+    Attributes:
+        unallocated: Whether vendors outside the allocation are hidden, or keep the variables of the environment.
+        mask: Whether masks name devices by stable id or by index, if the vendor's runtime accepts both.
+        cap: Whether PyTorch and TensorFlow are also capped at the share of memory.
+        bind: Whether the process runs on the processors nearest to its devices, if the machine names them; None for
+            whole devices only.
+        memory: Limit of host memory for the process and its descendants, without swap: bytes, or a text such as
+            ``"8GiB"``.
+        enforce: Whether the kernel denies the process the device nodes of all other devices: True to insist, ``"try"``
+            to go without if the kernel cannot.
+    """
+
+    unallocated: Literal["hide", "inherit"]
+    mask: Literal["id", "index"]
+    cap: bool
+    bind: Bind
+    memory: int | str | None
+    enforce: Enforce
+
+
+class TakeOptions(StartOptions, total=False):
+    """Options of a request for devices and of the start; see :func:`anyaccel.acquire`."""
+
+    inventory: Inventory | None
+    machine: str | Machine | None
+    declare: Mapping[str, int] | None
+    environ: Mapping[str, str] | None
+    wait: Duration | None
+    priority: int
+    note: str
+    avoid_busy: bool
+    time: Duration | None
+    on_wait: OnWait | None
+
+
+class AcquireOptions(TakeOptions, total=False):
+    """Options of :func:`anyaccel.acquire`."""
+
+    timeout: Duration
+    confined: bool
+
+
+class RunOptions(TakeOptions, total=False):
+    """Options of :func:`anyaccel.run`, with the time limit and the options of :func:`subprocess.run`."""
+
+    grace: Duration
+    signal: str | None
+    input: Any
+    capture_output: bool
+    timeout: Duration | None
+    check: bool
+    bufsize: int
+    executable: str | bytes | os.PathLike[Any] | None
+    stdin: Stream
+    stdout: Stream
+    stderr: Stream
+    preexec_fn: Callable[[], object] | None
+    close_fds: bool
+    shell: bool
+    cwd: str | bytes | os.PathLike[Any] | None
+    universal_newlines: bool | None
+    text: bool | None
+    encoding: str | None
+    errors: str | None
+    restore_signals: bool
+    start_new_session: bool
+    pass_fds: Collection[int]
+    user: str | int | None
+    group: str | int | None
+    extra_groups: Iterable[str | int] | None
+    umask: int
+    pipesize: int
+    process_group: int | None
+
+
+def check_options(function: str, given: Mapping[str, object], *known: Iterable[str] | None) -> None:
+    """Check the names of a function's options, and the values of ``unallocated``, ``mask``, ``enforce`` and ``memory``.
+
+    Args:
+        function: Name of the function, for the message.
+        given: The options.
+        known: Names of the options of the function, such as the keys of :class:`StartOptions`; None for no names.
+
+    Raises:
+        UnknownOptionError: If the function has no such option.
+        UsageError: If a value is invalid.
+    """
+    names = [name for each in known for name in each or ()]  # __kwdefaults__ is None without keyword arguments
+    for name in given:
+        if name not in names:
+            way_out = suggest(name, names, f"its options are {', '.join(names)}", most=1)
+            raise UnknownOptionError(f"{function}() has no option {shown(name)}", hint=way_out)
+    for name, values in _VALUES.items():
+        if name in given and given[name] not in values:
+            raise UsageError(f"{name} must be {_join(values)} (got {shown(given[name])})")
+    memory = given.get("memory")
+    if memory is not None:
+        parse_memory(memory)
+
+
+def parse_memory(memory: object) -> int:
+    """Parse a limit of host memory, and return bytes.
+
+    Args:
+        memory: Bytes as an int, or a text such as ``"8GiB"`` or ``"1.5GB"``, which is rounded up to whole bytes.
+
+    Raises:
+        UsageError: If the value has another type, such as float or bool; if the text is no amount; or if the amount is
+            less than 1 MiB, with which no program starts.
+    """
+    try:
+        found: object = size(memory) if isinstance(memory, str) else memory
+    except ValueError as error:
+        raise UsageError(f"memory {error}") from None
+    # bool is an int: memory=True would be one byte.
+    if isinstance(found, bool) or not isinstance(found, int) or found < _LEAST_MEMORY:
+        raise UsageError(f"memory must be at least 1MiB, in bytes or as a text such as '8GiB' (got {memory!r:.60})")
+    return found
+
+
+def _join(values: tuple[object, ...]) -> str:
+    """Return values as code, in a list that ends with "or"."""
+    *first, last = map(repr, values)
+    return f"{', '.join(first)} or {last}"
 
 
 class Launch(Value):
@@ -134,8 +276,7 @@ class Launch(Value):
     def make_setup(self, environ: Mapping[str, str] | None = None) -> ProcessSetup:
         """Make the steps by which a running process follows this plan, with mark, cgroup and changed variables.
 
-        Variables that are not in the environment of the plan are unset. Frameworks are capped only with the option
-        ``cap``, and if the plan has a fraction of the memory.
+        Variables that are not in the environment of the plan are unset.
 
         Args:
             environ: The environment of the process; the one from which the plan was made if None.
@@ -151,7 +292,7 @@ class Launch(Value):
             group=None if made.group is None else made.group.path,
             set=changes,
             unset=unset,
-            cap=self.inside.cap and FRACTION_VARIABLE in made.values,
+            cap=self.inside.cap,
         )
 
     @property

@@ -18,11 +18,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import select
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from anyaccel import configuration
 from anyaccel.errors import AnyaccelError, ConfigurationError
@@ -94,17 +95,16 @@ def start_monitor(
     if until is None and lease.handover is None and not grouped and not is_journal_kept(lease.lease.path):
         return
     meter, own = lease.start_meter(lease.lease, program), process.me()
-    sampler = None
-    if is_journal_wanted():
-        sampler = make_sampler(lease.launch.inventory, lease.allocation.shares, meter.add_sample)
-
+    shares = lease.allocation.shares if is_journal_wanted() else ()
+    sampler = make_sampler(lease.launch.inventory, shares, meter.add_sample)
     # Not by the monitor: a process without a terminal could tell no user why it does not enforce the limit.
     ledger, mark = Ledger.open(), lease.lease.mark
+    end = limit or TimeLimit.for_lease(lease.lease, None, GRACE_SECONDS)
 
     def watch(error: int) -> int:
-        timed_out = _LeaseWatch(ledger, meter.lease, mark, limit, error, stays=stays).run(until, own, sampler)
+        ended = _LeaseWatch(ledger, meter.lease, end, mark, sampler, error=error, stays=stays).run(own)
         exit_status, reported = _read_status(_STATUS)
-        meter.finish(exit_status, timed_out=timed_out or reported)
+        meter.finish(exit_status, timed_out=reported or (ended and limit is not None))
         lease.take_back()
         lease.remove_group()
         return 0
@@ -138,8 +138,9 @@ def end_in_time(lease: str, until: float) -> None:
         LedgerError: If the ledger cannot be opened.
         OSError: If no descriptor is free.
     """
-    ledger = Ledger.open()
-    pipe = _start(lambda error: _LeaseWatch(ledger, lease, (), None, error).run(until, (0, 0), None))
+    sampler = Sampler(Inventory(machine=HOST, devices=()), 0.0, print)
+    watch = _LeaseWatch(Ledger.open(), lease, TimeLimit(seconds=0.0, until=until), (), sampler)
+    pipe = _start(lambda _: watch.run((0, 0)))
     if pipe is None:
         _warn_unlimited(lease)
     else:
@@ -249,46 +250,54 @@ def _detach(status: int, *, keep_error: bool) -> int:
 
 
 class _LeaseWatch:
-    """Waits for the end of a lease, and ends the processes of the lease at the time limit.
+    """Waits for the end of a lease, samples the devices meanwhile, and ends the processes at the time limit.
 
     Args:
         ledger: The ledger.
         lease: Identity of the lease.
+        limit: The time limit of the lease; None for none.
         mark: The mark of the lease, whose carriers get the early signal.
-        limit: The time limit of the command; None for none.
+        sampler: Samples the devices.
         error: Descriptor of the command's standard error; -1 for none. The watch closes it after the exit of the
             command, so that a reader of it waits for the command alone.
         stays: Whether the holder enforces the time limit itself while it lives.
     """
 
     def __init__(
-        self, ledger: Ledger, lease: str, mark: Mark, limit: TimeLimit | None, error: int, *, stays: bool = False
+        self,
+        ledger: Ledger,
+        lease: str,
+        limit: TimeLimit | None,
+        mark: Mark,
+        sampler: Sampler,
+        *,
+        error: int = -1,
+        stays: bool = False,
     ) -> None:
         self._ledger = ledger
         self._lease = lease
         self._limit = limit
         self._countdown = Countdown(limit, mark, self._print)
+        self._sampler = sampler
         self._error = error
         self._stays = stays
 
-    def run(self, until: float | None, holder: tuple[int, int], sampler: Sampler | None) -> bool:
-        """Wait for the end of the lease, and sample the devices meanwhile; stop the sampler at the end or the limit.
+    def run(self, holder: tuple[int, int]) -> bool:
+        """Wait for the end of the lease; stop the sampler then, or at the time limit.
 
-        Unless a living holder enforces the time limit (``stays``), send the early signal, and end the processes at
-        ``until``; again every ``_AGAIN_SECONDS`` while the lease lasts. While the ledger cannot be read, the wait goes
-        on. A lease whose state directory was deleted counts as ended. Standard error of the command is closed once the
+        Unless a living holder enforces the time limit (``stays``), send the early signal, and end the processes at the
+        limit; again every ``_AGAIN_SECONDS`` while the lease lasts. While the ledger cannot be read, the wait goes on.
+        A lease whose state directory was deleted counts as ended. Standard error of the command is closed once the
         holder has exited.
 
         Args:
-            until: The end of the lease's time, in seconds since the boot; None for none.
             holder: Process id and start time of the process that became the command.
-            sampler: Samples the devices meanwhile; None for none.
 
         Returns:
             Whether this watch ended the processes at the time limit. False if the holder did so, which reports it
-            through the status pipe; and False without a ``limit`` to print.
+            through the status pipe.
         """
-        watched, timed_out = holder, False
+        watched, timed_out, again = holder, False, 0.0
         try:
             while (carriers := self._find_carriers()) is not None:
                 # Watch another carrier of the mark: its exit is the next moment at which the lease can end.
@@ -296,22 +305,20 @@ class _LeaseWatch:
                     self._close_error()
                     pid = next(iter(carriers), 0)
                     watched = pid, process.start_time(pid) or 0
-                moment = None
-                if not self._holder_enforces(holder):
-                    self._countdown.step()
-                    if until is not None and process.boot_seconds() >= until:
-                        if sampler is not None:
-                            sampler.stop()
-                        timed_out = self._end(printed=timed_out)
-                        until = process.boot_seconds() + _AGAIN_SECONDS
+                left = math.inf
+                # In doubt the holder lives.
+                self._stays = self._stays and not process.gone(*holder)
+                if self._limit is not None and not self._stays:
+                    left = self._countdown.step() or again - process.boot_seconds()
+                    if left <= 0:
+                        self._sampler.stop()
+                        self._end(self._limit, printed=timed_out)
+                        timed_out, again = True, process.boot_seconds() + _AGAIN_SECONDS
                         continue
-                    moments = [each for each in (until, self._countdown.early_at) if each is not None]
-                    moment = min(moments, default=None)
-                _wait(watched[0], moment, sampler)
+                _wait(watched[0], left, self._sampler)
             return timed_out
         finally:
-            if sampler is not None:
-                sampler.stop()
+            self._sampler.stop()
 
     def _find_carriers(self) -> tuple[int, ...] | None:
         """Return the processes that keep the lease, empty while the holder lives; None once the lease has ended.
@@ -324,36 +331,16 @@ class _LeaseWatch:
             # Deleted with its parent, a directory is an error, not an empty ledger: no later look would find the lease.
             return () if os.path.isdir(self._ledger.path) else None
 
-    def _holder_enforces(self, holder: tuple[int, int]) -> bool:
-        """Return whether the holder lives and enforces the time limit; False for good once the holder is gone.
-
-        In doubt the holder lives. At the moment when it is gone, an early signal that was due already is dropped: the
-        holder has sent the signal.
-        """
-        if self._stays and process.gone(*holder):
-            self._stays = False
-            if (early := self._countdown.early_at) is not None and process.boot_seconds() >= early:
-                self._countdown.early_at = None  # the holder has sent it
-        return self._stays
-
-    def _end(self, *, printed: bool) -> bool:
-        """Print the time limit, and end the processes of the lease: SIGTERM, grace, SIGKILL.
+    def _end(self, limit: TimeLimit, *, printed: bool) -> None:
+        """Print the time limit, unless printed before, and end the processes of the lease: SIGTERM, grace, SIGKILL.
 
         Returns once the lease has ended, or the processes that are left cannot be ended; errors of the ledger are
-        ignored. Without a limit, nothing is printed.
-
-        Args:
-            printed: Whether the time limit is on standard error already.
-
-        Returns:
-            Whether there is a time limit to record.
+        ignored.
         """
-        limit = self._limit
-        if limit is not None and not printed:
+        if not printed:
             self._print(limit.message)  # before the end: a shell shows its prompt once the command has exited
         with contextlib.suppress(AnyaccelError):
-            self._ledger.end_lease(self._lease, grace=GRACE_SECONDS if limit is None else limit.grace, force=True)
-        return limit is not None
+            self._ledger.end_lease(self._lease, grace=limit.grace, force=True)
 
     def _print(self, text: str) -> None:
         """Print a line on the command's standard error, if open; give up after ``_PRINT_SECONDS``.
@@ -377,35 +364,32 @@ class _LeaseWatch:
             self._error = -1
 
 
-def _wait(pid: int, until: float | None, sampler: Sampler | None) -> None:
-    """Wait for the exit of a process or a moment, and sample the devices meanwhile.
+def _wait(pid: int, seconds: float, sampler: Sampler) -> None:
+    """Wait for the exit of a process or the end of a time, and sample the devices meanwhile.
 
     The wait takes ``_LONGEST_PAUSE`` at most, and ``_LOOK_SECONDS`` if the process cannot be watched. Exceptions of the
     sampler's ``tell`` pass through.
 
     Args:
         pid: The process; 0 for none.
-        until: The moment, in seconds since the boot, which go on while the machine sleeps; None for none.
-        sampler: Samples the devices; None for none.
+        seconds: The time, which goes on while the machine sleeps.
+        sampler: Samples the devices.
     """
     exited = -1
     with contextlib.suppress(OSError):  # it has exited, or no descriptor is free
         exited = os.pidfd_open(pid) if pid else -1
-    end = process.boot_seconds() + (_LONGEST_PAUSE if exited >= 0 else _LOOK_SECONDS)
+    end = process.boot_seconds() + min(seconds, _LONGEST_PAUSE if exited >= 0 else _LOOK_SECONDS)
     try:
-        while (left := min(end, end if until is None else until) - process.boot_seconds()) > 0:
+        while (left := end - process.boot_seconds()) > 0:
             poll = select.poll()
-            if exited >= 0:
-                poll.register(exited, select.POLLIN)
-            if sampler is not None:
-                left = min(left, sampler.seconds)
-                if sampler.answer >= 0:
-                    poll.register(sampler.answer, select.POLLIN)
-            ready = poll.poll(left * 1000 + 1)  # rounded up: a poll that ends too early would spin
+            for descriptor in (exited, sampler.answer):
+                if descriptor >= 0:
+                    poll.register(descriptor, select.POLLIN)
+            # Rounded up: a poll that ends too early would spin.
+            ready = poll.poll(min(left, sampler.seconds) * 1000 + 1)
             if any(descriptor == exited for descriptor, _ in ready):
                 return
-            if sampler is not None:
-                sampler.step()
+            sampler.step()
     finally:
         if exited >= 0:
             os.close(exited)
@@ -415,8 +399,8 @@ class Sampler:
     """Samples devices without blocking: the caller calls :meth:`step` when a sample is due or has arrived.
 
     Args:
-        inventory: The machine, with the leased devices alone.
-        every: Seconds between two samples; the first pauses are shorter.
+        inventory: The machine, with the leased devices alone; without devices, no sample is taken.
+        every: Seconds between two samples; the first pauses are shorter. No sample is taken if 0.
         tell: Called with each sample, by device id.
 
     Attributes:
@@ -428,7 +412,7 @@ class Sampler:
         self._every = every
         self._tell = tell
         self._gap = min(FIRST_SECONDS, every)
-        self._at = time.monotonic() + self._gap
+        self._at = time.monotonic() + self._gap if inventory.devices and every else math.inf
         self._failures = 0
         self._child = 0
         self.answer = -1
@@ -436,7 +420,7 @@ class Sampler:
     @property
     def seconds(self) -> float:
         """Seconds until the next sample; infinite while a sample is being taken, and after the last."""
-        return float("inf") if self.answer >= 0 else max(0.0, self._at - time.monotonic())
+        return math.inf if self.answer >= 0 else max(0.0, self._at - time.monotonic())
 
     def step(self) -> None:
         """Begin a sample that is due, or pass an arrived sample to ``tell``; does nothing otherwise.
@@ -462,7 +446,7 @@ class Sampler:
 
     def stop(self) -> None:
         """Stop sampling for good; kill and reap the process of a sample in progress. A second call has no effect."""
-        self._at = float("inf")
+        self._at = math.inf
         self._end()
 
     def _answer(self, write: int) -> int:
@@ -503,37 +487,30 @@ class Sampler:
 
 
 def make_sampler(
-    inventory: Inventory, shares: tuple[Share, ...], tell: Callable[[Mapping[str, Stats]], object]
-) -> Sampler | None:
-    """Make the sampler of leased devices.
+    inventory: Inventory, shares: Sequence[Share], tell: Callable[[Mapping[str, Stats]], object]
+) -> Sampler:
+    """Make the sampler of leased devices, which is independent of later changes of the working directory.
+
+    It takes no sample of a simulated machine, or if the user wants none, or if the user's configuration cannot be read.
 
     Args:
         inventory: The machine.
         shares: The leased shares; declared devices are left out.
         tell: As for :class:`Sampler`.
-
-    Returns:
-        The sampler, which is independent of later changes of the working directory; None if the machine is simulated,
-        if no device is left, if the user wants no samples, or if the user's configuration cannot be read.
     """
     devices = tuple({share.device.id: share.device for share in shares if not share.device.declared}.values())
-    machine = inventory.machine
-    if not devices or machine.startswith(SIMULATION):
-        return None
-    try:
-        every = float(configuration.user().get("journal.sample_every"))
-    except ConfigurationError:
-        return None
-    if not every:
-        return None
+    machine, every = inventory.machine, 0.0
+    if not machine.startswith(SIMULATION):
+        with contextlib.suppress(ConfigurationError):
+            every = float(configuration.user().get("journal.sample_every"))
     if machine != HOST:
         machine = os.path.abspath(machine)  # the monitor changes its working directory
     return Sampler(replace(inventory, machine=machine, devices=devices), every, tell)
 
 
 def _decoded(data: bytes) -> dict[str, Stats] | None:
-    """Parse an answer, a JSON object; None if it is anything else, or has invalid values."""
+    """Parse an answer; None if the process was killed before it wrote all."""
     try:
         return {name: decode(Stats, words) for name, words in json.loads(data).items()}
-    except (ValueError, AttributeError, TypeError):  # no JSON; no object; no values
+    except ValueError:
         return None

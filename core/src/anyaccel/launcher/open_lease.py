@@ -25,6 +25,7 @@ from anyaccel.linux import mark as marks
 from anyaccel.linux.fork import renew_in_child, tidy_in_child
 from anyaccel.model import Allocation, Device, Inventory, Stats, replace
 from anyaccel.probe import HOST
+from anyaccel.text import printable
 from anyaccel.vendors.process import hand_over, vendor_process
 
 TYPE_CHECKING = False
@@ -345,6 +346,20 @@ class OpenLease:
             self._carried = True
         return self
 
+    def note_line(self) -> Self:
+        """Remember the lease and the line of the program that acquired it, until the release; return the same object.
+
+        If only the release of such leases could serve a later request that waits without limit, and this process has no
+        other thread, that request raises DeadlockError; messages about waits name the lines. So call this only for a
+        lease that the program itself releases: the wait for another one would end. Does nothing if nothing is held.
+        """
+        # Without a lock: another thread may note a lease at the same time, so the items are copied first.
+        for key in [key for key, (other, _) in tuple(OWN.items()) if other.released]:
+            OWN.pop(key, None)
+        if self.lease is not None:
+            OWN[self.lease.id] = self.lease, _find_calling_line()
+        return self
+
     def attach_writer(self, writer: EntryWriter, *, at_exit: bool = True) -> None:
         """Set the writer of the journal entry; a former writer must have finished.
 
@@ -396,6 +411,10 @@ class OpenLease:
             finally:
                 self.take_back()
 
+    def release(self) -> None:
+        """Call :meth:`end_lease`; a subclass has more to end."""
+        self.end_lease()
+
     def hand_over(self) -> None:
         """Have the vendors change the devices for the holder, which must not have started; see :class:`Handover`.
 
@@ -407,30 +426,6 @@ class OpenLease:
         if self.handover is not None:
             self.handover.give()
 
-    async def hand_over_async(self) -> None:
-        """Like :meth:`hand_over`, in a thread: a vendor may take long.
-
-        After an error or a cancellation, the lease is ended, and the exception passes through.
-        """
-        if self.handover is None:
-            return
-        import asyncio
-
-        try:
-            await asyncio.to_thread(self.handover.give)
-        except BaseException:  # also a cancelled task, whose thread goes on: take_back() waits for that
-            await self.end_async()
-            raise
-
-    async def end_async(self) -> None:
-        """Like :meth:`end_lease`, in a thread if vendors must undo a change; the thread outlives a cancellation."""
-        if self.handover is None:
-            self.end_lease()
-            return
-        import asyncio
-
-        await asyncio.shield(asyncio.to_thread(self.end_lease))
-
     def take_back(self) -> None:
         """Have the vendors undo the handover of the devices, unless a holder is left; see :meth:`Handover.take_back`.
 
@@ -439,6 +434,20 @@ class OpenLease:
         handover, self.handover = self.handover, None
         if handover is not None:
             handover.take_back()
+
+
+OWN: dict[str, tuple[Lease, str]] = {}
+"""Leases that this process holds for itself, with the line that acquired each: only the program releases them."""
+tidy_in_child(OWN.clear)
+
+
+def _find_calling_line() -> str:
+    """Return ``file:line`` of the innermost frame outside this package, or else of the outermost frame."""
+    frame = sys._getframe(1)  # noqa: SLF001 - inspect.stack() reads source files, and takes milliseconds
+    package = __name__.partition(".")[0]
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == package:
+        frame = frame.f_back
+    return printable(f"{frame.f_code.co_filename}:{frame.f_lineno}")
 
 
 _open_writers: set[EntryWriter] = set()

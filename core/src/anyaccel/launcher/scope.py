@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import zlib
+from binascii import crc32
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -11,7 +11,7 @@ from anyaccel.inventory.contested import families, places
 from anyaccel.inventory.current import LEASE_VARIABLE, current
 from anyaccel.launcher.choosing import cached
 from anyaccel.ledger import LeaseRecord, Want
-from anyaccel.ledger.lockfile import DeviceLock
+from anyaccel.ledger.lease import DeviceLock
 from anyaccel.ledger.names import device_name, vendor_and_id
 from anyaccel.model import (
     DIVIDED,
@@ -76,7 +76,7 @@ class Scope(Value):
     def _make(cls, inventory: Inventory, leased: str) -> Scope:
         """Make the names for a process with the lease ``leased``, or for a process without a lease if that is empty."""
         # A name is part of a file name, so a machine's text of any length becomes a short number.
-        prefix = "" if inventory.machine == HOST else f"{zlib.crc32(os.fsencode(inventory.machine)):08x}|"
+        prefix = "" if inventory.machine == HOST else f"{crc32(os.fsencode(inventory.machine)):08x}|"
         if leased:
             prefix += f"{leased}|"
         names = {device.id: _names(device, prefix) for device in inventory.devices}
@@ -264,9 +264,9 @@ def _find_places(inventory: Inventory, vendor: str) -> Iterator[tuple[Device, tu
     report = inventory.report(vendor)
     own = [device for device in inventory.of_vendor(vendor) if not device.declared]
     nodes = {
-        device.id: family.nodes
-        for family in families(own, report.control_nodes if report else ())
-        for device in family.devices
+        device.id: own_nodes
+        for family, own_nodes in families(own, report.control_nodes if report else ())
+        for device in family
     }
     found = [(device, places(device, nodes[device.id])) for device in own]
     users = Counter(path for device, paths in found if device.parent is None for path in paths)

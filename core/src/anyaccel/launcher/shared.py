@@ -13,9 +13,9 @@ from time import monotonic
 from anyaccel.errors import AnyaccelError, DevicesBusyError, LimitError
 from anyaccel.launcher.choosing import KnownNames, validate
 from anyaccel.launcher.hold import LeaseRequest
-from anyaccel.launcher.open_lease import OpenLease, plan_handover
-from anyaccel.launcher.verdicts import ActiveLeases, apply_limits, make_limit_error, note_own
-from anyaccel.ledger import Choose, LeaseRecord, Ledger, Place
+from anyaccel.launcher.open_lease import OpenLease
+from anyaccel.launcher.verdicts import ActiveLeases, apply_limits
+from anyaccel.ledger import LeaseRecord, Ledger, Place
 from anyaccel.linux import mark as marks
 from anyaccel.linux.fork import renew_in_child, tidy_in_child
 from anyaccel.model import Allocation, Extent, Inventory, replace
@@ -26,7 +26,10 @@ from anyaccel.scheduler.ticket import notify
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from anyaccel.launcher.options import AcquireOptions
+    from anyaccel.launcher.launch import AcquireOptions
+    from anyaccel.launcher.scope import Scope
+    from anyaccel.ledger import Lease
+    from anyaccel.model import Request
 
 _LAST = 1 << 62
 
@@ -128,17 +131,19 @@ class SharedScheduler(Scheduler):
         if inventory is not None:  # leases of another machine are named by it, and the name may list its devices
             inventory = replace(inventory, machine=self.inventory.machine)
         settled = super()._update(machine, inventory)
-        waiting = {ticket.number: ticket for ticket in self._queue}
-        for number in self._waits.keys() - waiting.keys():
-            self._waits[number].stop()
-            if number not in self._infeasible:  # the request runs on the CPU
-                del self._waits[number]
-        for number, ticket in waiting.items():
+        tickets = {ticket.number: ticket for ticket in self._queue}
+        for number in self._waits.keys() - tickets.keys():  # the request runs on the CPU
+            self._waits.pop(number).stop()
+        for number, ticket in tickets.items():
+            if not ticket.plan.ever_fits:
+                if number in self._waits:
+                    self._waits[number].stop()
+                continue
             try:
                 self._wait_in_line(ticket)
             except AnyaccelError as error:  # such as a state directory that is no longer trusted
                 ticket.error = error
-                self._leave(ticket)
+                self._queue.remove(ticket)
                 wait = self._waits.pop(number, None)  # a request that the machine could never serve had none
                 if wait is not None:
                     wait.stop()
@@ -149,7 +154,7 @@ class SharedScheduler(Scheduler):
         """Enter every active lease of other holders into the books, in place of the last reading; return all leases.
 
         Devices that are withheld from a request with a time limit in seconds, None for no limit, are entered as well.
-        Own allocations are counted again, and each plan will try the machine again.
+        Own allocations are counted again.
 
         Raises:
             LedgerError: If the ledger cannot be read; then the last reading stays.
@@ -158,7 +163,6 @@ class SharedScheduler(Scheduler):
         self._own.list_holders = held.list_holders
         self._drop_others()
         self._own.recount()
-        self._arrangement.note(0)
         for lease, devices in held.devices.items():
             if lease not in self._own.held:
                 self._own.occupy(devices, lease, "")
@@ -201,60 +205,50 @@ class SharedScheduler(Scheduler):
         # Earlier requests of this program have tickets in the machine's queue, but maybe not yet.
         if self._rivals(waiting, plan.mask, (), self._queue.firsts()):
             return None
-        pending = self._make_request(plan, waiting)
-        attempt = opened = None
+        pending = self._make_request(plan, waiting, note=note)
         try:
-            choose, priority = self._make_choose(pending), waiting.priority
-            attempt = self._ledger.begin(pending.want, choose, wait=0, priority=priority, note=note)
-            lease = attempt.get()
-            opened = OpenLease(lease, pending.make_allocation(lease), note=note)
-            note_own(lease)  # not in _wait(): its thread has no line of the program to name
-            self._plan_handover(opened, pending)
-            opened.hand_over()
-            return self._take(opened)
+            # Not in _wait(): its thread has no line of the program to name.
+            return pending.get(pending.open_lease, lambda opened: self._take(opened.note_line()))
         except DevicesBusyError:
             return None
-        except LimitError as error:
-            raise make_limit_error(plan.request, error) from error
         except BaseException:
-            if opened is not None:
-                self._remove_lease(opened)
-                opened.end_lease()
-                self._leases.pop(opened.allocation.id, None)
-            elif attempt is not None:  # an interrupt between the lease and its OpenLease
-                attempt.undo()
+            if pending.made is not None:  # it has ended
+                self._remove_lease(pending.made)
+                self._leases.pop(pending.made.allocation.id, None)
             raise
 
-    def _make_request(self, plan: RequestPlan, waiting: Waiting) -> LeaseRequest:
+    def _make_request(
+        self, plan: RequestPlan, waiting: Waiting, *, note: str = "", wait: _QueuedRequest | None = None
+    ) -> _SharedRequest:
         """Make the request to the ledger for a plan that can fit, on the present machine.
 
         The lease gets the mark of this process, and stays active as long as a process carries that mark, unless it is
         released. The errors are those of :class:`LeaseRequest`.
+
+        Args:
+            plan: The plan.
+            waiting: The request as the queue policy sees it.
+            note: Owner of the allocation.
+            wait: The wait in the machine's queue; None for a request that does not wait.
         """
-        inventory, time = self.inventory, waiting.seconds
-        options: AcquireOptions = {"environ": self._environ, "inventory": inventory, "time": time}
-        return LeaseRequest(plan.request, marks.draw_for_process, options)
+        options: AcquireOptions = {
+            "environ": self._environ,
+            "inventory": self.inventory,
+            "time": waiting.seconds,
+            "priority": waiting.priority,
+            "note": note,
+            "wait": 0 if wait is None else None,
+        }
+        return _SharedRequest(plan.request, options, self._add_occupied, wait)
 
-    def _make_choose(self, pending: LeaseRequest) -> Choose:
-        """Return the function to choose devices for a request; parts counted by :meth:`occupy` are taken, too."""
-
-        def choose(taken: Mapping[str, Extent]) -> dict[str, Extent] | None:
-            both = dict(taken)
-            for key, allocation in list(self._held.items()):
-                if key not in self._leases:
-                    for name, extent in pending.scope.to_ledger(allocation.grants).items():
-                        both[name] = both[name].joined(extent) if name in both else extent
-            return pending.choose(both)
-
-        return choose
-
-    def _plan_handover(self, opened: OpenLease, pending: LeaseRequest) -> None:
-        """Set the handover of a new lease, None if no vendor has a change to make; no device is changed yet.
-
-        Vendors' processes may be started; a vendor whose process fails counts as a vendor without a change.
-        """
-        given = opened.allocation
-        opened.handover = plan_handover(given.id, given.devices, pending.inventory, self._environ, self._ledger)
+    def _add_occupied(self, taken: Mapping[str, Extent], scope: Scope) -> Mapping[str, Extent]:
+        """Return the taken extents by the ledger's names, with the parts counted by :meth:`occupy`."""
+        both = dict(taken)
+        for key, allocation in list(self._held.items()):
+            if key not in self._leases:
+                for name, extent in scope.to_ledger(allocation.grants).items():
+                    both[name] = both[name].joined(extent) if name in both else extent
+        return both
 
     def _take(self, opened: OpenLease) -> Allocation:
         """Enter a new lease into the books, mark this process for good, and begin the journal entry.
@@ -330,7 +324,7 @@ class SharedScheduler(Scheduler):
             ahead = wait.position - 1
         elif plan.ever_fits and waiting.number == _LAST:  # a newcomer
             pending = self._make_request(plan, waiting)
-            ahead = self._ledger.count_ahead(pending.want, waiting.priority, self._make_choose(pending))
+            ahead = self._ledger.count_ahead(pending.want, waiting.priority, pending.choose)
         else:
             ahead = 0
         others = ahead - len(found)
@@ -346,54 +340,32 @@ class SharedScheduler(Scheduler):
             AnyaccelError: If the request to the ledger cannot be made.
             RuntimeError: If the process is exiting, or no thread can be started.
         """
-        pending = self._make_request(ticket.plan, ticket.waiting)
         wait = self._waits.setdefault(ticket.number, _QueuedRequest())
-        wait.start(lambda: self._wait(ticket, pending, wait))
+        pending = self._make_request(ticket.plan, ticket.waiting, note=ticket.note, wait=wait)
+        wait.start(lambda: self._wait(ticket, pending))
 
-    async def _wait(self, ticket: Ticket, pending: LeaseRequest, wait: _QueuedRequest) -> None:
+    async def _wait(self, ticket: Ticket, pending: _SharedRequest) -> None:
         """Wait for the lease of a ticket, and settle and notify the ticket with the allocation, or with the error.
 
         The devices are handed over before; see also :meth:`_take`. After an error, the lease is ended first. If the
         ticket was cancelled, or the machine changed, in the meantime, the lease is released, and the ticket stays as it
         is. So it does if the task of the wait is cancelled. A limit of the user becomes a NeverFitsError.
         """
-        choosing = self._make_choose(pending)
 
-        def choose(taken: Mapping[str, Extent]) -> Mapping[str, Extent] | None:
-            waits = pending.inventory is self.inventory and self._waits.get(ticket.number) is wait
-            return choosing(taken) if waits else None  # the wait is about to be stopped, or restarted
-
-        opened = None
-        try:
-            lease = await self._ledger.begin(
-                pending.want,
-                choose,
-                priority=ticket.priority,
-                note=ticket.note,
-                on_wait=wait.report,
-                place=wait.place,
-            ).get_async()
-            waited = monotonic() - wait.began
-            opened = OpenLease(lease, pending.make_allocation(lease), note=ticket.note, waited=waited)
-            self._plan_handover(opened, pending)
-            await opened.hand_over_async()
+        def give(opened: OpenLease) -> None:
             with self._lock:
-                given = pending.inventory is self.inventory and ticket in self._queue
-                if given:
-                    ticket.allocation = self._take(opened)
-                    self._leave(ticket)
-                    self._waits.pop(ticket.number, None)
+                if pending.inventory is not self.inventory or ticket not in self._queue:
+                    raise asyncio.CancelledError  # of a changed machine, another wait runs
+                ticket.allocation = self._take(opened)
+                self._queue.remove(ticket)
+                self._waits.pop(ticket.number, None)
+
+        try:
+            await pending.get_async(pending.open_lease, give)
         except Exception as error:  # noqa: BLE001 -- raised in the code that awaits the ticket
-            if opened is not None:
-                await opened.end_async()
-            if isinstance(error, LimitError):  # the configuration was changed
-                error = make_limit_error(ticket.plan.request, error)
             self._fail(ticket, error)
-            return
-        if given:
+        else:
             notify([ticket])
-        else:  # cancelled in between, or the machine has changed: then another wait runs
-            await opened.end_async()
 
     def _fail(self, ticket: Ticket, error: Exception) -> None:
         """Forget the wait of a ticket; then settle and notify the ticket with an error unless it has left the queue.
@@ -402,10 +374,48 @@ class SharedScheduler(Scheduler):
         """
         with self._lock:
             self._waits.pop(ticket.number, None)
-            if not self._leave(ticket):
+            if not self._queue.remove(ticket):
                 return
             ticket.error = error
         notify([ticket])
+
+
+class _SharedRequest(LeaseRequest):
+    """A request of a shared scheduler to the ledger.
+
+    Args:
+        request: The request.
+        options: As for :class:`LeaseRequest`.
+        add_occupied: Adds the parts that the scheduler counts to the taken extents, given with the ledger's names.
+        wait: The wait in the machine's queue; None for a request that does not wait.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        options: AcquireOptions,
+        add_occupied: Callable[[Mapping[str, Extent], Scope], Mapping[str, Extent]],
+        wait: _QueuedRequest | None,
+    ) -> None:
+        if wait is not None:
+            options["on_wait"] = wait.report
+        super().__init__(request, marks.draw_for_process, options, place=None if wait is None else wait.place)
+        if wait is not None:
+            self.began = wait.began
+        self._add_occupied = add_occupied
+
+    def choose(self, taken: Mapping[str, Extent]) -> dict[str, Extent] | None:
+        """Choose free devices like the base class; parts that the scheduler counts are taken, too."""
+        return super().choose(self._add_occupied(taken, self.scope))
+
+    def open_lease(self, lease: Lease | None) -> OpenLease:
+        """Make the open lease, without a start plan: no process is started here."""
+        waited = monotonic() - self.began
+        return OpenLease(lease, self.make_allocation(lease), note=self.note, waited=waited)
+
+    def _explain(self, error: DevicesBusyError | LimitError) -> AnyaccelError:
+        """Make the error of a refused request; :meth:`SharedScheduler._judge` has the reasons of busy devices."""
+        return super()._explain(error) if isinstance(error, LimitError) else error
 
 
 class _QueuedRequest:
@@ -469,7 +479,6 @@ class _WaitThread:
     def __init__(self) -> None:
         self._lock = renew_in_child(threading.Lock())
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._inherited: list[asyncio.AbstractEventLoop] = []
         tidy_in_child(self._drop_in_child)
 
     def call(self, function: Callable[..., None], *arguments: object) -> None:
@@ -519,10 +528,8 @@ class _WaitThread:
         loop.close()
 
     def _drop_in_child(self) -> None:
-        """Drop the parent's loop in a forked child; a reference stays, since closing it would affect the parent."""
-        if self._loop is not None:
-            self._inherited.append(self._loop)
-            self._loop = None
+        """Drop the parent's loop in a forked child, where the registered exit keeps it from being closed."""
+        self._loop = None
 
 
 _wait_thread = _WaitThread()

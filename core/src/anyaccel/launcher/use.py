@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 from anyaccel.errors import AlreadyLoadedError, UsageError
 from anyaccel.launcher.hold import DeviceLease, LeaseRequest, keep
 from anyaccel.launcher.inside import bind_thread
+from anyaccel.launcher.launch import AcquireOptions, check_options
 from anyaccel.linux import mark as marks
 from anyaccel.linux.descriptors import list_mapped
 from anyaccel.linux.fork import tidy_in_child
@@ -18,8 +19,6 @@ from anyaccel.scheduler import parse_request
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Self, Unpack
-
-    from anyaccel.launcher.options import AcquireOptions
 
 _calls: list[object] = []
 """Calls of :func:`use` in progress; only the first may go on. A lock could stay locked after an interrupt."""
@@ -165,8 +164,6 @@ def use(request: str | Sequence[str] | Request, **options: Unpack[AcquireOptions
         ...     len(devices.devices), len(anyaccel.current().devices)
         (2, 2)
     """
-    from anyaccel.launcher.options import AcquireOptions, check_options
-
     check_options("use", options, AcquireOptions.__annotations__)
     for name in ("memory", "confined", "enforce", "environ"):
         if options.get(name) not in (None, False):
@@ -184,7 +181,7 @@ def use(request: str | Sequence[str] | Request, **options: Unpack[AcquireOptions
         if used is None:
             pending = LeaseRequest(wanted, marks.draw_for_process, options)
             refuse_if_loaded(pending.inventory)  # before the wait: a late error would waste it
-            used = made = pending.get(_begin)
+            used = made = pending.get(pending.plan_lease, _begin)
         else:
             used.repeat(wanted)
         _calls.remove(me)

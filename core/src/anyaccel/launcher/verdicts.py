@@ -1,15 +1,10 @@
-"""Report and watch the leases of a machine, judge whether a new request would be served now, and describe waits.
-
-A wait ends when another process, or another thread of this one, releases devices. If only this process could release
-what a request needs, and it has no other thread, the wait would never end.
-"""
+"""Report and watch the leases of a machine, judge whether a new request would be served now, and describe waits."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import os
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from time import time as since_1970
 
@@ -21,7 +16,6 @@ from anyaccel.launcher.environment import worker_environment
 from anyaccel.launcher.scope import Scope
 from anyaccel.ledger import BLOCKED, LeaseRecord, Ledger, Want
 from anyaccel.ledger.record import describe_ahead, describe_block, describe_obstacles
-from anyaccel.linux.fork import tidy_in_child
 from anyaccel.model import (
     ANY_SLOTS,
     DIVIDED,
@@ -36,24 +30,17 @@ from anyaccel.model import (
     slot_mask,
 )
 from anyaccel.scheduler import Reason, ReasonCode, Verdict, parse_request
-from anyaccel.text import LONGEST_DURATION, clock, printable, span
+from anyaccel.text import LONGEST_DURATION, clock, span
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Self
 
-    from anyaccel.ledger import Lease
     from anyaccel.policy import OverLimit
 
 LOOK_SECONDS = 1.0
 """Seconds between two looks at the ledger."""
-LOGGER = "anyaccel.wait"
-"""Logger that gets the description of a wait in a Python program."""
 _LISTED = 4
-
-_own: dict[str, tuple[Lease, str]] = {}
-"""Leases that this process holds for itself, with the line that acquired each: only the program releases them."""
-tidy_in_child(_own.clear)
 
 
 def why(
@@ -393,56 +380,6 @@ def _find_gaps(request: Request, inventory: Inventory, environ: Mapping[str, str
     return ()
 
 
-def note_own(lease: Lease | None) -> None:
-    """Remember a lease of this process and the acquiring line of the program; drop released leases.
-
-    If only the release of such leases could serve a later request that waits without limit, and this process has no
-    other thread, that request raises DeadlockError; messages about waits name the lines.
-
-    Args:
-        lease: The lease. Pass only a lease that the program itself releases: the wait for another one would end. With
-            None, for no devices, nothing is done.
-    """
-    if lease is None:
-        return
-    # Without a lock: another thread may note a lease at the same time, so the items are copied first.
-    for key in [key for key, (other, _) in tuple(_own.items()) if other.released]:
-        _own.pop(key, None)
-    _own[lease.id] = lease, _find_calling_line()
-
-
-def own_leases(path: str) -> Mapping[str, tuple[Lease, str]]:
-    """Return the leases of :func:`note_own` in a state directory, with their lines, by id.
-
-    Released leases are left out, and leases whose files were removed. A forked child has none of its parent's.
-    """
-    return {
-        key: (lease, place)
-        for key, (lease, place) in tuple(_own.items())
-        if lease.path == path and not lease.released and lease.intact
-    }
-
-
-def has_other_threads() -> bool:
-    """Return whether this process has another Python thread, which could release devices while this one waits.
-
-    Every thread counts, also a daemon, and the reactor of a pool.
-    """
-    # A daemon of a library counts, too: no call can tell what a thread will do.
-    import threading
-
-    return any(thread is not threading.current_thread() for thread in threading.enumerate())
-
-
-def _find_calling_line() -> str:
-    """Return ``file:line`` of the innermost frame outside this package, or else of the outermost frame."""
-    frame = sys._getframe(1)  # noqa: SLF001 - inspect.stack() reads source files, and takes milliseconds
-    package = __name__.partition(".")[0]
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == package:
-        frame = frame.f_back
-    return printable(f"{frame.f_code.co_filename}:{frame.f_lineno}")
-
-
 def describe_holder(record: LeaseRecord, parts: Iterable[tuple[Device, int]]) -> str:
     """Return a clause with user, devices and end of a lease; then purpose, odd state and id in parentheses.
 
@@ -459,7 +396,11 @@ def describe_holder(record: LeaseRecord, parts: Iterable[tuple[Device, int]]) ->
     if record.state in BLOCKED:
         return f"{shown} {'are' if several else 'is'} {describe_block(record, note=True)}"
     words = record.note or record.request or record.command or record.key
-    place = _own[record.id][1] if record.pid == os.getpid() and record.id in _own else ""
+    place = ""
+    if record.pid == os.getpid():
+        from anyaccel.launcher.open_lease import OWN  # other commands than those that lease do without
+
+        place = OWN[record.id][1] if record.id in OWN else ""
     more = (words, record.reason, place and f"taken by this process at {place}", record.id and f"lease {record.id}")
     who = "you have" if record.uid == os.geteuid() else f"{record.user} has"
     until = "" if record.until is None else f" until {clock(record.until)}"
@@ -477,21 +418,13 @@ def describe_wait(place: int, holders: Iterable[LeaseRecord], limits: Iterable[O
         holders: The leases and withheld devices in the way.
         limits: The limits in the way.
     """
-    taken = describe_obstacles(holders, {key: line for key, (_, line) in tuple(_own.items())})
+    from anyaccel.launcher.open_lease import OWN
+
+    taken = describe_obstacles(holders, {key: line for key, (_, line) in tuple(OWN.items())})
     obstacles = "; ".join(filter(None, (*(each.message() for each in limits), taken)))
     end = "th" if place % 100 in {11, 12, 13} else {1: "st", 2: "nd", 3: "rd"}.get(place % 10, "th")
     ahead = describe_ahead(place - 1) if place > 1 else "the devices are in use without a lease"
     return f"waiting ({place}{end}): {obstacles or ahead}"
-
-
-def log_wait(sentence: str) -> None:
-    """Log the description of a wait as a warning in one printable line.
-
-    It goes to standard error, unless the program configures :mod:`logging`.
-    """
-    import logging
-
-    logging.getLogger(LOGGER).warning("anyaccel: %s", printable(sentence))
 
 
 class LeaseWatch:

@@ -7,12 +7,11 @@ import time
 from collections.abc import Mapping, Sequence
 
 from anyaccel.errors import NotFreeError, UnknownNameError, UsageError
-from anyaccel.inventory.labels import find_named
+from anyaccel.inventory.declared import find_named
 from anyaccel.launcher.choosing import local_scheduler, make_choice
 from anyaccel.launcher.scope import Scope
 from anyaccel.ledger import Ledger
-from anyaccel.ledger.blocks import DeviceBlock
-from anyaccel.ledger.machine_policy import find_group, find_user
+from anyaccel.ledger.machine_policy import DeviceBlock, find_group, find_user
 from anyaccel.model import Device, Extent, Inventory, Request
 from anyaccel.scheduler import Verdict, asked, goes_by, parse_request
 

@@ -19,13 +19,14 @@ import select
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cached_property
+from itertools import chain
 
 from anyaccel.errors import DevicesBusyError, LeaseCancelledError, LimitError
 from anyaccel.ledger import record, tickets
-from anyaccel.ledger.blocks import find_barred, find_reserved, read_blocks
 from anyaccel.ledger.directory import BUSY_SECONDS, StateDirectory
-from anyaccel.ledger.lease import Lease, Place, Want
-from anyaccel.ledger.lockfile import DeviceLocks, Life, LockedFile, describe_lock, probe_lock, with_entry
+from anyaccel.ledger.entries import ENTRY, Life, LockedFile, find_active, find_debris, probe_lock, sweep, with_entry
+from anyaccel.ledger.lease import DeviceLocks, Lease, Place, Want, describe_lock
+from anyaccel.ledger.machine_policy import current_policy, read_blocks, with_blocks, with_past
 from anyaccel.ledger.names import (
     ENDLESS,
     LeaseName,
@@ -42,21 +43,11 @@ from anyaccel.ledger.names import (
     sum_taken,
 )
 from anyaccel.ledger.record import LeaseRecord
-from anyaccel.ledger.states import ENTRY, find_debris, find_states, sweep
-from anyaccel.ledger.tickets import (
-    TicketFile,
-    current_policy,
-    find_ended,
-    hashed,
-    list_holdings,
-    own_user,
-    read_ticket,
-    with_blocks,
-    with_past,
-)
+from anyaccel.ledger.tickets import TicketFile, find_ended, hashed, list_holdings, read_ticket
 from anyaccel.linux import mark as marks
 from anyaccel.linux import process
 from anyaccel.linux.inotify import FileEvents
+from anyaccel.linux.users import outside
 from anyaccel.model import replace
 from anyaccel.model.device import MOST_SLOTS, UNITS_PER_DEVICE
 from anyaccel.model.extent import ANY_SLOTS, Extent
@@ -373,11 +364,12 @@ class Acquisition:
     def _rounds(self) -> tuple[frozenset[str] | None, ...]:
         """Return the devices for each round of an attempt: devices reserved for this user, if any; then None for all.
 
-        A reservation must be running. The reservations are read again if the policy that was read last has blocks.
+        A reservation must be running. A device is left out if it is drained, too, or if the request would last into
+        another user's reservation.
         """
-        if not self._policy.blocks:
-            return (None,)
-        reserved = self._want.candidates & find_reserved(self._state, self.facts)
+        now = process.boot_seconds()
+        own = (block.names for block in self._policy.blocks if block.reserves(self.facts, now))
+        reserved = self._want.candidates.intersection(chain.from_iterable(own)) - self._find_barred()
         return (reserved, None) if reserved else (None,)
 
     def _select(self, directory: int, listing: Listing) -> dict[str, Extent] | None:
@@ -421,27 +413,21 @@ class Acquisition:
 
         These devices count as wholly taken: drained devices; devices with another user's reservation that is running,
         or that begins before the request would end; devices that are not of this round; devices whose own lock was
-        found held in this attempt. Drains and reservations are read again only if the adopted policy has some: if it
-        has none, nothing is read.
-
-        Raises:
-            LedgerError: When the drains and reservations cannot be read.
+        found held in this attempt.
         """
         named = listing.summary
         taken = sum_taken(named.leases, over) if over else named.taken
         others = () if self._only is None else self._want.candidates - self._only
-        return {**taken, **dict.fromkeys((*self._contradicted, *self._barred(), *others), Extent())}
+        return {**taken, **dict.fromkeys((*self._contradicted, *self._find_barred(), *others), Extent())}
 
-    def _barred(self) -> list[str]:
-        """Return the candidates and wholes that are drained, or reserved for another user before the request would end.
-
-        Empty if the policy that was read last has no blocks; else the blocks are read again.
-        """
+    def _find_barred(self) -> frozenset[str]:
+        """Return the candidates and wholes that are drained, or reserved for another user before the request ends."""
         if not self._policy.blocks:
-            return []
+            return frozenset()
+        now = process.boot_seconds()
         # By name, not by the policy's hashes: another device may share the hash of a drained one.
-        barred = find_barred(self._state, self.facts)
-        return [device for device in self._want.concerned if device in barred]
+        barred = (block.names for block in self._policy.blocks if block.meets(self.facts, now))
+        return self._want.concerned.intersection(chain.from_iterable(barred))
 
     def _count_out(self, directory: int, leases: Iterable[LeaseName]) -> None:
         """Test leases, add the ended ones to ``_over``, and watch processes that keep suitable devices afterwards.
@@ -454,10 +440,10 @@ class Acquisition:
             OSError: When the lock of a lease cannot be tested, as for want of descriptors.
         """
         asked = {lease.name: lease for lease in leases if lease.name not in self._over}
-        for name, state in find_states(directory, asked.values()).items():
-            if state.life is Life.OVER:
-                self._over.add(name)
-            elif state.life is Life.LEAVING:
+        active = find_active(directory, asked.values())
+        self._over |= asked.keys() - active.keys()
+        for name, state in active.items():
+            if state.life is Life.LEAVING:
                 self._follow(asked[name], asked[name].pid)
             elif state.life is Life.ON_BEHALF:
                 self._look_soon = True  # no event tells the end of a tenure
@@ -629,7 +615,7 @@ class Acquisition:
             LeaseRecord(id="", device=device, units=UNITS_PER_DEVICE, state="outside", reason=reason)
             for device, reason in self._contradicted.items()
         )
-        barred = self._barred()
+        barred = self._find_barred()
         blocks = (each for block in read_blocks(self._state) for each in block.records() if each.device in barred)
         return (*(each for each in found if each.units and each.device in self._want.concerned), *outside, *blocks)
 
@@ -673,7 +659,7 @@ class Acquisition:
             LimitError: When the request is over such a limit.
         """
         self._policy = policy
-        longest = policy.limits_of(own_user()).seconds if not policy.plain else None
+        longest = policy.limits_of(outside(os.geteuid())).seconds if not policy.plain else None
         given = self._asked.seconds
         self._want = self._asked if longest is None or given is not None else replace(self._asked, seconds=longest)
         vars(self).pop("facts", None)
@@ -695,7 +681,7 @@ class Acquisition:
             number=_LAST,
             since=self._since,
             priority=self._priority,
-            user=own_user(),
+            user=outside(os.geteuid()),
             seconds=want.seconds,
             needs=tuple(map(hashed, want.needs)),
             wants=hashes(want.candidates),
@@ -731,15 +717,15 @@ class Acquisition:
         rivals = self._rivals(directory, listing)
         now, ended, passed = process.monotonic_ns(), list[str](), 0
         for position, name in enumerate(rivals):
-            life, found = probe_lock(directory, name)
-            if life is Life.OVER:
+            locked, found = probe_lock(directory, name)
+            if not locked:
                 ended.append(name)
             elif found is None or not tickets.is_silent(found, now, position):
                 break
             passed += 1
         ahead = rivals[passed:]
         self.place = len(ahead)
-        self.before = next((name for name in reversed(ahead) if probe_lock(directory, name)[0] is not Life.OVER), None)
+        self.before = next((name for name in reversed(ahead) if probe_lock(directory, name)[0]), None)
         self._passes = self.before is not None and self._may_pass(directory, listing, ahead)
         if self._passes:
             self.before = None
@@ -903,7 +889,7 @@ class Acquisition:
             return True
         except (OSError, ImportError):  # no inotify instance is left, or none is supported: poll instead
             return False
-        return before is None or probe_lock(directory, before)[0] is Life.OVER
+        return before is None or not probe_lock(directory, before)[0]
 
     def _forget_leaving(self) -> None:
         """Close the pidfds of processes that were watched until their end."""
@@ -957,7 +943,8 @@ class Acquisition:
         if self._ticket is None:  # no watch yet: random pauses, so that rivals do not poll in lockstep
             import random
 
-            pause = random.uniform(0.0002, 0.001) if self.before is None else IMPATIENT_SECONDS  # noqa: S311
+            # Not random.uniform(): it would advance the generator that the caller's program has seeded.
+            pause = random.SystemRandom().uniform(0.0002, 0.001) if self.before is None else IMPATIENT_SECONDS
         elif self._look_soon:
             pause, self._look_soon = _SECOND_LOOK, False
         elif self._watch is None or not self._watch.path:

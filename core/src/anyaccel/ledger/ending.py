@@ -15,11 +15,10 @@ from collections.abc import Iterable
 from functools import partial
 
 from anyaccel.errors import LeaseNotFoundError, LeasePermissionError, LedgerError
+from anyaccel.ledger import entries
 from anyaccel.ledger.directory import StateDirectory
-from anyaccel.ledger.lockfile import Life, LockedFile, clean, read_body, with_entry
 from anyaccel.ledger.names import LeaseName, lease_name, list_names
 from anyaccel.ledger.record import read_locks
-from anyaccel.ledger.states import ENTRY, Tenure, find_states, read_tenure, stat_of, sweep
 from anyaccel.linux import process, system
 from anyaccel.linux.descriptors import has_lock, open_files
 from anyaccel.linux.teardown import KILL_SECONDS, Teardown, Visit, find_carriers
@@ -59,9 +58,8 @@ def end_lease(state: StateDirectory, lease_id: str, *, grace: float, force: bool
                 raise LedgerError(
                     f"lease {lease_id} is held by this very process", hint="call release() on the lease itself"
                 )
-        states = find_states(directory, files)
-        on_behalf = [lease for lease in files if states[lease.name].life is Life.ON_BEHALF]
-        if key := next((tenure.key for lease in on_behalf if (tenure := read_tenure(directory, lease))), ""):
+        states = entries.find_active(directory, files).values()
+        if key := next((state.key for state in states if state.key), ""):
             raise LedgerError(
                 f"lease {lease_id} is on behalf of {key}, whose processes were not started with the lease",
                 hint=f"end those; 'anyaccel release --forget {lease_id}' releases the device even if they still run",
@@ -75,7 +73,7 @@ def end_lease(state: StateDirectory, lease_id: str, *, grace: float, force: bool
             if done and _select_active(directory, files):  # again: processes may have ended during the step
                 raise _still_held(files[0], owner, rest.own, rest.others, KILL_SECONDS if rest.killing else grace)
             process.wait_for_end(rest.own, _LOOK_AGAIN if pause is None else pause)
-        sweep(directory, [lease.name for lease in files])
+        entries.sweep(directory, [lease.name for lease in files])
         return tuple(sorted(rest.asked))
 
 
@@ -129,7 +127,7 @@ def drop_lease(state: StateDirectory, lease_id: str) -> tuple[int, ...]:
     return tuple(running)
 
 
-def renew(state: StateDirectory, lease_id: str, tenure: Tenure, note: str | None) -> None:
+def renew(state: StateDirectory, lease_id: str, tenure: entries.Tenure, note: str | None) -> None:
     """Replace the tenure, and the note unless None, of an own lease on behalf of others, with the directory locked.
 
     See :meth:`anyaccel.ledger.Ledger.renew`. If a former tenure has ended before the last file is written, the files
@@ -144,7 +142,7 @@ def renew(state: StateDirectory, lease_id: str, tenure: Tenure, note: str | None
     # The lock keeps requests from publishing a lease of the same devices meanwhile.
     with state.locked(wanted=f"lease {lease_id} has ended") as directory:
         files = list_names(directory).find_lease(lease_id)
-        former = [read_tenure(directory, lease) for lease in files]
+        former = [entries.read_tenure(directory, lease) for lease in files]
         without = [lease for lease, old in zip(files, former, strict=True) if old is None]
         if _select_active(directory, without):
             raise LedgerError(
@@ -163,7 +161,7 @@ def renew(state: StateDirectory, lease_id: str, tenure: Tenure, note: str | None
     raise _ended(lease_id)
 
 
-def _all_last(tenures: list[Tenure | None]) -> bool:
+def _all_last(tenures: list[entries.Tenure | None]) -> bool:
     """Return whether each tenure lasts now; False if a lease has none, True for an empty list.
 
     Control groups are looked at once the time is over; see :meth:`Tenure.reason`.
@@ -171,7 +169,7 @@ def _all_last(tenures: list[Tenure | None]) -> bool:
     return all(each is not None and each.reason() for each in tenures)
 
 
-def _replace(state: StateDirectory, directory: int, lease: LeaseName, tenure: Tenure, note: str | None) -> None:
+def _replace(state: StateDirectory, directory: int, lease: LeaseName, tenure: entries.Tenure, note: str | None) -> None:
     """Replace a file of a lease by one with another tenure and note, in one step, so that no reader sees half a body.
 
     The new file is not locked, keeps the start of the lease, and has no process in its name. A file with another name
@@ -182,16 +180,16 @@ def _replace(state: StateDirectory, directory: int, lease: LeaseName, tenure: Te
         LeaseNotFoundError: When the file is gone.
         LeasePermissionError: When the file belongs to another user.
     """
-    if (found := stat_of(directory, lease.name)) is None:
+    if (found := entries.stat_of(directory, lease.name)) is None:
         raise _ended(lease.id)
     if found.st_uid != os.geteuid():
         raise LeasePermissionError(
             f"lease {lease.id} belongs to {user_name(found.st_uid)}", hint="only its owner can renew it"
         )
-    file, settled = LockedFile(state.path), _without_process(lease)
+    file, settled = entries.LockedFile(state.path), _without_process(lease)
     try:
-        body = with_entry(read_body(directory, lease.name), ENTRY, tenure.encode())
-        file.make(directory, body if note is None else with_entry(body, "note", clean(note)))
+        body = entries.with_entry(entries.read_body(directory, lease.name), entries.ENTRY, tenure.encode())
+        file.make(directory, body if note is None else entries.with_entry(body, "note", entries.clean(note)))
         os.utime(file.fd, ns=(found.st_atime_ns, found.st_mtime_ns))  # the start of the lease
         os.rename(file.name, settled, src_dir_fd=directory, dst_dir_fd=directory)
         if settled != lease.name:
@@ -253,8 +251,8 @@ def _select_active(directory: int, files: Iterable[LeaseName]) -> list[LeaseName
     Raises:
         OSError: When a lock cannot be tested.
     """
-    found = find_states(directory, files := tuple(files))
-    return [lease for lease in files if found[lease.name].life is not Life.OVER]
+    active = entries.find_active(directory, files := tuple(files))
+    return [lease for lease in files if lease.name in active]
 
 
 def _find_holders(directory: int, files: Iterable[LeaseName], visit: Visit) -> bool:
@@ -270,7 +268,7 @@ def _find_holders(directory: int, files: Iterable[LeaseName], visit: Visit) -> b
     """
     wanted = set()
     for lease in files:
-        if found := stat_of(directory, lease.name):
+        if found := entries.stat_of(directory, lease.name):
             wanted.add((found.st_dev, found.st_ino))
     for pid in {pid for pid, descriptor in open_files(wanted) if has_lock(pid, descriptor)} - {os.getpid()}:
         if (start := process.start_time(pid)) is not None:
@@ -285,7 +283,7 @@ def _device_locks(directory: int, files: Iterable[LeaseName]) -> set[File]:
     """
     found = set()
     for lease in files:
-        for path in read_locks(read_body(directory, lease.name)):
+        for path in read_locks(entries.read_body(directory, lease.name)):
             with contextlib.suppress(OSError):
                 status = os.stat(path)
                 found.add((status.st_dev, status.st_ino))

@@ -14,9 +14,8 @@ import stat
 from collections.abc import Iterable, Iterator
 
 from anyaccel.ledger.directory import StateDirectory
-from anyaccel.ledger.lockfile import Life, read_body
+from anyaccel.ledger.entries import find_active, read_body
 from anyaccel.ledger.names import HANDOVER, Listing, boot, decode, encode
-from anyaccel.ledger.states import find_states
 
 _BODY = rb"(?P<boot>[0-9a-f]{8}) (?P<lease>[0-9a-f]{12}) (?P<state>given|changing) *\n"
 LOCK_SECONDS = 60.0
@@ -103,8 +102,8 @@ def list_unfinished(directory: int, listing: Listing) -> dict[str, str]:
     """
     changed = _list_changed(directory)
     leases = listing.leases if changed else ()
-    states = find_states(directory, leases)
-    held = {lease.device for lease in leases if states[lease.name].life is not Life.OVER}
+    active = find_active(directory, leases)
+    held = {lease.device for lease in leases if lease.name in active}
     return {device: changed[device] for device in sorted(changed.keys() - held)}
 
 

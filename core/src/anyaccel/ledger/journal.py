@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping
 from anyaccel import configuration
 from anyaccel.configuration import user_directory
 from anyaccel.errors import ConfigurationError
-from anyaccel.ledger.lockfile import clean, read_number, read_object
+from anyaccel.ledger.entries import clean, read_number, read_object
 from anyaccel.linux.users import outside, user_name
 from anyaccel.model import Value, replace
 from anyaccel.model.device import UNITS_PER_DEVICE

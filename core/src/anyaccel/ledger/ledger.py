@@ -12,14 +12,22 @@ from functools import partial
 from anyaccel._typing import TypeVar
 from anyaccel.errors import LeaseNotFoundError, StateDirectoryError, UsageError
 from anyaccel.ledger.acquisition import Acquisition, Choose, OnWait
-from anyaccel.ledger.blocks import DeviceBlock, change_blocks, check_permission, new_block_id, read_blocks
 from anyaccel.ledger.directory import NoStateDirectoryError, StateDirectory, find
+from anyaccel.ledger.entries import clean, find_active, sweep
 from anyaccel.ledger.lease import Lease, Place, Want
-from anyaccel.ledger.lockfile import Life, clean
+from anyaccel.ledger.machine_policy import (
+    DeviceBlock,
+    change_blocks,
+    check_permission,
+    current_policy,
+    new_block_id,
+    policy_for_display,
+    read_blocks,
+    with_past,
+)
 from anyaccel.ledger.names import MAX_PRIORITY, LeaseName, Listing, list_names
-from anyaccel.ledger.record import LeaseRecord, TicketRecord, list_leases
-from anyaccel.ledger.states import find_states, sweep
-from anyaccel.ledger.tickets import current_policy, find_ended, list_holdings, own_user, policy_for_display, with_past
+from anyaccel.ledger.record import LeaseRecord, TicketRecord, list_leases, since_boot
+from anyaccel.ledger.tickets import find_ended, list_holdings
 from anyaccel.linux import mark as marks
 from anyaccel.linux import process
 from anyaccel.linux.descriptors import open_files
@@ -31,8 +39,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
+    from anyaccel.ledger.entries import Tenure
     from anyaccel.ledger.handovers import HandoverFile
-    from anyaccel.ledger.states import Tenure
     from anyaccel.policy import OverLimit
 
 _Found = TypeVar("_Found")
@@ -191,7 +199,7 @@ class Ledger:
         Raises:
             LedgerError: When the ledger cannot be read.
         """
-        own = Waiting(key=None, number=0, since=0.0, user=own_user(), seconds=seconds)
+        own = Waiting(key=None, number=0, since=0.0, user=outside(os.geteuid()), seconds=seconds)
         now = process.boot_seconds()
         return self._list(lambda block: block.policy_block.meets(own, now))
 
@@ -272,7 +280,7 @@ class Ledger:
             # With the directory locked: no lease can be published that this choice does not know.
             listing = list_names(directory)
             over = find_ended(directory, listing)
-            start = (begin - time.time() + process.boot_seconds()) * 1000
+            start = since_boot(begin) * 1000
             used = {
                 lease.device
                 for lease in listing.leases
@@ -302,7 +310,7 @@ class Ledger:
         """Remove drains and reservations: every given one, or none if an error is raised.
 
         A missing state directory is made. After an error of writing, a removal may come with the next boot; see
-        :func:`~anyaccel.ledger.blocks.change_blocks`.
+        :func:`~anyaccel.ledger.machine_policy.change_blocks`.
 
         Args:
             ids: Their identities; the permission is checked, and the file written again, also without any.
@@ -392,7 +400,7 @@ class Ledger:
             return None
 
         held = self._read(lambda directory, listing: list_holdings(directory, listing, find_ended(directory, listing)))
-        return policy.usage(held, process.boot_seconds()).get(own_user(), 0.0)
+        return policy.usage(held, process.boot_seconds()).get(outside(os.geteuid()), 0.0)
 
     def _make_newcomer(self, want: Want, priority: int = 0, choose: Choose = lambda _: None) -> Acquisition:
         """Return an acquisition for the queue position of a request that came now, which is never attempted.
@@ -495,11 +503,11 @@ class Ledger:
         """
 
         def inspect(directory: int, listing: Listing) -> Iterable[tuple[int, ...]]:
-            found = find_states(directory, listing.find_lease(lease_id))
-            active = [state.carriers for state in found.values() if state.life is not Life.OVER]
+            files = listing.find_lease(lease_id)
+            active = find_active(directory, files)
             if not active:
-                sweep(directory, found)
-            return active
+                sweep(directory, [lease.name for lease in files])
+            return [state.carriers for state in active.values()]
 
         found = self._read(inspect)
         return tuple(sorted({pid for pids in found for pid in pids})) if found else None
@@ -603,8 +611,8 @@ class Ledger:
 
         def inspect(directory: int, listing: Listing) -> Iterable[bool]:
             files = listing.find_lease(lease_id)
-            found = find_states(directory, files)
-            return (_covers(directory, lease) for lease in files if found[lease.name].life is not Life.OVER)
+            active = find_active(directory, files)
+            return (_covers(directory, lease) for lease in files if lease.name in active)
 
         covers = self._read(inspect)
         if not covers:

@@ -28,8 +28,8 @@ from __future__ import annotations
 
 import os
 import re
-import zlib
 from base64 import urlsafe_b64decode, urlsafe_b64encode
+from binascii import crc32
 from collections.abc import Collection, Iterable, Mapping
 from functools import cache, cached_property, lru_cache
 from operator import attrgetter
@@ -379,7 +379,7 @@ def hashes(candidates: frozenset[str]) -> frozenset[int]:
 
 def hash_device(device: str) -> int:
     """Return the CRC-32 of a device's name: the number that tickets compare. Two devices may share a number."""
-    return zlib.crc32(device.encode())
+    return crc32(device.encode())
 
 
 def listed_in_name(candidates: frozenset[str]) -> bool:

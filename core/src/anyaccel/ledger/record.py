@@ -9,9 +9,8 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 
-from anyaccel.ledger.lockfile import Life, clean, find_obstacle, read_body, read_object
+from anyaccel.ledger import entries
 from anyaccel.ledger.names import LeaseName, Listing, boot, without_scope
-from anyaccel.ledger.states import RENEWED, LeaseState, find_states, read_tenure, stat_of
 from anyaccel.linux import process
 from anyaccel.linux.process import pid_namespace
 from anyaccel.linux.users import unmapped, user_name
@@ -98,7 +97,7 @@ class LeaseRecord(Value):
         why = f"; {self.reason}" if self.reason else ""
         share = f" (with {self.through})" if self.through else share
         name = without_scope(self.device)
-        holder = self.state if self.state == Life.ON_BEHALF.value else f"process {self.pid or 'unknown'}"
+        holder = self.state if self.state == entries.Life.ON_BEHALF.value else f"process {self.pid or 'unknown'}"
         return f"{name}{share} is held by {self.user} ({holder}{words}){why}"
 
 
@@ -167,7 +166,7 @@ def describe_obstacles(records: Iterable[LeaseRecord], places: Mapping[str, str]
         name = "you" if record.uid == os.geteuid() else record.user
         if record.id in places:
             name = f"this process ({places[record.id]})"
-        elif record.state == Life.KEPT.value:
+        elif record.state == entries.Life.KEPT.value:
             name = f"what {name} left running"
         asked = find_memory(record.units, record.request)
         memory[name] = memory.get(name, 0) + asked
@@ -211,9 +210,9 @@ def write_body(request: str, note: str, *, confined: bool = False, **more: Any) 
     Of the command, only the name is written. Callers pass names only, never arguments or values of variables.
     """
     words = {
-        "request": clean(request),
-        "note": clean(note),
-        "command": clean(_command()),
+        "request": entries.clean(request),
+        "note": entries.clean(note),
+        "command": entries.clean(_command()),
         "namespace": pid_namespace(),
         "confined": confined,
     }
@@ -233,8 +232,8 @@ def read_words(body: bytes) -> dict[str, Any]:
         ``confined``; and ``here``, whether process ids are valid in this container, also True if the body names no
         namespace.
     """
-    words = read_object(body)
-    texts = {key: clean(words.get(key)) for key in ("request", "note", "command", "quarantined")}
+    words = entries.read_object(body)
+    texts = {key: entries.clean(words.get(key)) for key in ("request", "note", "command", "quarantined")}
     return {
         **texts,
         "confined": words.get("confined") is True,
@@ -247,7 +246,7 @@ def read_locks(body: bytes) -> tuple[str, ...]:
 
     Anything but a text is left out; nothing else is verified.
     """
-    locks = read_object(body).get("locks")
+    locks = entries.read_object(body).get("locks")
     return tuple(path for path in locks if isinstance(path, str)) if isinstance(locks, list) else ()
 
 
@@ -262,11 +261,10 @@ def list_leases(directory: int, listing: Listing) -> Iterator[LeaseRecord]:
         OSError: When a lock cannot be tested, as for want of descriptors.
     """
     leases = sorted(listing.leases, key=lambda lease: (lease.device, lease.name))
-    found = find_states(directory, leases)
+    active = entries.find_active(directory, leases)
     described = set()
     for lease in leases:
-        state = found[lease.name]
-        if state.life is not Life.OVER:
+        if state := active.get(lease.name):
             record = _describe(directory, lease, state)
             # With the owner: a user who copies the identity of another user's lease does not hide that lease.
             part = lease.id, lease.device, lease.extent, record.uid
@@ -275,7 +273,7 @@ def list_leases(directory: int, listing: Listing) -> Iterator[LeaseRecord]:
                 yield record
 
 
-def _describe(directory: int, lease: LeaseName, state: LeaseState) -> LeaseRecord:
+def _describe(directory: int, lease: LeaseName, state: entries.LeaseState) -> LeaseRecord:
     """Describe one device of an active lease by the lease's name, file and process.
 
     State, reason and hint follow from ``state``, the body and the process: see :class:`LeaseRecord`. If the file is
@@ -286,12 +284,11 @@ def _describe(directory: int, lease: LeaseName, state: LeaseState) -> LeaseRecor
         lease: The parsed name.
         state: Reason why the lease is active.
     """
-    found = stat_of(directory, lease.name)
+    found = entries.stat_of(directory, lease.name)
     kind, reason, hint = _explain(directory, lease, state, found)
-    tenure = read_tenure(directory, lease) if state.life is Life.ON_BEHALF else None
-    words = read_words(read_body(directory, lease.name))
+    words = read_words(entries.read_body(directory, lease.name))
     quarantined = words.pop("quarantined")
-    if state.life is Life.HELD and quarantined and not reason:
+    if state.life is entries.Life.HELD and quarantined and not reason:
         kind, reason = "quarantined", quarantined
     if not reason and words["here"] and process.state(lease.pid) in _STOPPED:
         reason, hint = f"process {lease.pid} is stopped", f"it goes on with 'kill -CONT {lease.pid}'"
@@ -308,12 +305,14 @@ def _describe(directory: int, lease: LeaseName, state: LeaseState) -> LeaseRecor
         **owner(found),
         since=found.st_mtime if found else None,
         until=_until(lease),
-        key=tenure.key if tenure else "",
+        key=state.key,
         **words,
     )
 
 
-def _explain(directory: int, lease: LeaseName, state: LeaseState, file: os.stat_result | None) -> tuple[str, str, str]:
+def _explain(
+    directory: int, lease: LeaseName, state: entries.LeaseState, file: os.stat_result | None
+) -> tuple[str, str, str]:
     """Return the state of a lease's record, the reason, and the way out; see :class:`LeaseRecord`.
 
     A holder that is stopped, or that keeps the device in quarantine, is not considered.
@@ -325,24 +324,24 @@ def _explain(directory: int, lease: LeaseName, state: LeaseState, file: os.stat_
         file: State of the lease's file; None if unknown.
     """
     life = state.life
-    if life is Life.LEAVING and not process.ending(lease.pid):  # ledger.recovery made the file again, unlocked
-        life = Life.HELD
-    if life is Life.KEPT:
+    if life is entries.Life.LEAVING and not process.ending(lease.pid):  # ledger.recovery made the file again, unlocked
+        life = entries.Life.HELD
+    if life is entries.Life.KEPT:
         return life.value, _kept(state.carriers), _way_out(lease, file)
-    if life is Life.ON_BEHALF and not state.reason.startswith(RENEWED):
+    if life is entries.Life.ON_BEHALF and not state.reason.startswith(entries.RENEWED):
         hint = (
             "start the program again that took the lease, such as the Kubernetes agent; or 'anyaccel release --forget"
             f" {lease.id}' once nothing uses the device"
         )
         return life.value, state.reason, hint
-    if life is Life.LEAVING:
+    if life is entries.Life.LEAVING:
         where = process.waits_in(lease.pid)
         suffix = f", where it waits in {where}" if where else ""
         return life.value, f"process {lease.pid} has ended but not left the kernel{suffix}", ""
     if not lease.understood:
         reason = f"{lease.name!r} is locked and was not written by this version: all of it counts"
         return "unknown", reason, ""
-    if obstacle := find_obstacle(directory, lease.name):
+    if obstacle := entries.find_obstacle(directory, lease.name):
         hint = "have root remove the file, or its owner end the program"
         return life.value, f"its file {lease.name!r} {obstacle}", hint
     return life.value, "", ""
@@ -363,6 +362,11 @@ def since_1970(boot: float) -> float:
     return time.time() - process.boot_seconds() + boot
 
 
+def since_boot(when: float) -> float:
+    """Convert seconds since 1970 by the present clock to seconds since the boot."""
+    return process.boot_seconds() - time.time() + when
+
+
 def _kept(carriers: tuple[int, ...]) -> str:
     """Describe the processes that keep a lease after its holder's end: the first three by user and program.
 
@@ -381,7 +385,8 @@ def _who(pid: int) -> str:
     try:
         with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
             program = file.read(64).rstrip("\n")
-        return f"{user_name(os.stat(f'/proc/{pid}').st_uid)}, {clean(program)}"  # a program may name itself anything
+        # A program may name itself anything.
+        return f"{user_name(os.stat(f'/proc/{pid}').st_uid)}, {entries.clean(program)}"
     except OSError:
         return ""
 

@@ -15,9 +15,8 @@ import os
 from collections.abc import Iterable, Iterator
 
 from anyaccel._typing import NamedTuple
-from anyaccel.ledger.lockfile import Life
+from anyaccel.ledger.entries import find_active, stat_of
 from anyaccel.ledger.names import HANDOVER, LeaseName, list_names, parse_lease
-from anyaccel.ledger.states import find_states, stat_of
 from anyaccel.linux import process
 from anyaccel.linux.descriptors import has_lock, list_descriptors
 
@@ -60,10 +59,10 @@ def recover(directory: int, paths: Iterable[str], former: Iterable[tuple[str, in
     for path, source in former:
         places[os.path.realpath(path), os.fstat(source).st_dev] = True
         leases = list_names(source).leases
-        found_states = find_states(source, leases)
+        active = find_active(source, leases)
         for lease in leases:
-            active = lease.understood and found_states[lease.name].life is not Life.OVER
-            if active and (found := stat_of(source, lease.name)):  # else the lease has just been released
+            known = lease.understood and lease.name in active
+            if known and (found := stat_of(source, lease.name)):  # else the lease has just been released
                 _make(directory, lease.name, found, found.st_uid)
     for carrier in _carriers(places):
         _make_for(directory, carrier)

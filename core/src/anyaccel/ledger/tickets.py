@@ -10,21 +10,18 @@ and the body, with time limit and quantities, affect the order only.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import stat
 import time
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from functools import lru_cache
 
-from anyaccel import configuration
 from anyaccel._typing import NamedTuple
-from anyaccel.configuration import Configuration
-from anyaccel.errors import ConfigurationError, LeaseNotFoundError, LeasePermissionError, LedgerError
-from anyaccel.ledger.blocks import read_blocks
+from anyaccel.errors import LeaseNotFoundError, LeasePermissionError, LedgerError
+from anyaccel.ledger import entries
 from anyaccel.ledger.directory import StateDirectory
 from anyaccel.ledger.lease import Want
-from anyaccel.ledger.lockfile import Life, LockedFile, probe_lock, read_body, read_number, read_object
+from anyaccel.ledger.machine_policy import policy_for_display, read_blocks, with_past
 from anyaccel.ledger.names import (
     Listing,
     TicketName,
@@ -45,15 +42,14 @@ from anyaccel.ledger.record import (
     owner,
     read_words,
     since_1970,
+    since_boot,
     write_body,
 )
-from anyaccel.ledger.states import find_states, owner_of, stat_of
 from anyaccel.linux import process
 from anyaccel.linux.fork import tidy_in_child
 from anyaccel.linux.users import outside
-from anyaccel.model import replace
 from anyaccel.model.device import UNITS_PER_DEVICE
-from anyaccel.policy import PLAIN, Holding, Need, Policy, Waiting, sum_usage
+from anyaccel.policy import Holding, Need, Policy, Waiting, sum_usage
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -63,14 +59,12 @@ BODY_LIMIT = 1 << 18
 """Bytes of a ticket: a request for many devices lists them in the body."""
 _REMEMBERED = 10_000  # far more than any line has; a bound against processes that make tickets without end
 
-_known: tuple[Configuration, Policy] = (Configuration(path=""), PLAIN)
-
 _PATIENCE = 2.0  # a stamp that is older than eight intervals: the process does not run
 _LOOKS_EVERY = 0.25
 _PER_PLACE = 0.05  # requests further back look less often, since requests ahead would be served first
 _CANCEL_LOOK = 0.02
 
-_files: set[LockedFile] = set()
+_files: set[entries.LockedFile] = set()
 """Files of tickets of this process."""
 
 
@@ -106,7 +100,7 @@ class TicketFile:
 
     def __init__(self, state: StateDirectory) -> None:
         self.name = ""
-        self._file = LockedFile(state.path)
+        self._file = entries.LockedFile(state.path)
         self._owner = os.getpid()
         _files.add(self._file)
 
@@ -200,8 +194,8 @@ class _WaitingLine(NamedTuple):
         """
         # Files of other users that have ended stay in a shared directory, which only they and root can clean.
         held = list_holdings(directory, listing, find_ended(directory, listing))
-        looks = {name: probe_lock(directory, name) for name in listing.tickets}
-        files = {name: file for name, (life, file) in looks.items() if life is not Life.OVER}
+        looks = {name: entries.probe_lock(directory, name) for name in listing.tickets}
+        files = {name: file for name, (locked, file) in looks.items() if locked}
         waiting = [facts for name in files if (facts := read_ticket(directory, name))]
         order = policy.order([*waiting, *newcomers], held, process.boot_seconds())
         now = process.monotonic_ns()
@@ -260,7 +254,7 @@ def list_tickets(
         ticket, found = parse_ticket(name), line.files[name]
         if ticket is None or (among is not None and facts.wants is not None and facts.wants.isdisjoint(among)):
             continue
-        words = read_words(read_body(directory, name, BODY_LIMIT))
+        words = read_words(entries.read_body(directory, name, BODY_LIMIT))
         whose = owner(found)
         user = "" if whose["uid"] == os.geteuid() else whose["user"]
         responsive = name not in line.silent
@@ -316,7 +310,7 @@ def cancel(state: StateDirectory, ticket_id: str, *, seconds: float) -> int:
     with state.opened(wanted=f"no request waits with ticket {ticket_id!r}") as directory:
         named = (ticket for ticket in map(parse_ticket, list_names(directory).tickets) if ticket)
         same = (ticket for ticket in named if ticket.id == ticket_id)
-        found = [ticket for ticket in same if probe_lock(directory, ticket.name)[0] is not Life.OVER]
+        found = [ticket for ticket in same if entries.probe_lock(directory, ticket.name)[0]]
         if not found:
             raise LeaseNotFoundError(
                 f"no request waits with ticket {ticket_id!r} in {state.path}",
@@ -327,12 +321,12 @@ def cancel(state: StateDirectory, ticket_id: str, *, seconds: float) -> int:
         except FileNotFoundError as error:
             raise LeaseNotFoundError(f"ticket {ticket_id!r} has just left the line") from error
         if not ours:
-            user = owner(stat_of(directory, found[0].name))["user"]
+            user = owner(entries.stat_of(directory, found[0].name))["user"]
             raise LeasePermissionError(
                 f"ticket {ticket_id} belongs to {user}; only {user} and root can cancel it", hint=f"ask {user}"
             )
         deadline = time.monotonic() + seconds
-        while left := [ticket for ticket in ours if probe_lock(directory, ticket.name)[0] is not Life.OVER]:
+        while left := [ticket for ticket in ours if entries.probe_lock(directory, ticket.name)[0]]:
             if time.monotonic() > deadline:
                 raise LedgerError(
                     f"ticket {ticket_id} is cancelled, but process {left[0].pid} has not noticed within {seconds:g} s:"
@@ -384,7 +378,7 @@ def find_wanted_by_others(directory: int, listing: Listing, devices: frozenset[s
         if facts is None:
             continue
         more = {each for each in devices - found if facts.wants is None or hash_device(each) in facts.wants}
-        if more and probe_lock(directory, ticket.name)[0] is not Life.OVER:
+        if more and entries.probe_lock(directory, ticket.name)[0]:
             found |= more
     return frozenset(found)
 
@@ -401,66 +395,6 @@ def is_silent(found: os.stat_result, now: int, position: int) -> bool:
     """
     patience = _PATIENCE + 3 * _PER_PLACE * position
     return not -_PATIENCE < (now - found.st_mtime_ns) / 1e9 < patience
-
-
-def current_policy(state: StateDirectory | None = None) -> Policy:
-    """Return the queue policy of this machine, from its present configuration, without past usage.
-
-    Without a configuration, the rules are those of :data:`PLAIN`. Rules are kept in this process until the
-    configuration changes; drains and reservations are looked up at each call.
-
-    Args:
-        state: The state directory whose drains and reservations count; None for none.
-
-    Raises:
-        ConfigurationError: When the machine's configuration cannot be trusted or understood.
-    """
-    global _known  # noqa: PLW0603 -- each acquisition needs the policy, and the configuration rarely changes
-    found = configuration.machine()
-    if found is not _known[0]:
-        policy = PLAIN
-        if found.found:
-            from anyaccel.ledger.machine_policy import read_policy  # few machines have a configuration
-
-            policy = read_policy(found)
-        _known = found, policy
-    return with_blocks(_known[1], state)
-
-
-def with_blocks(policy: Policy, state: StateDirectory | None) -> Policy:
-    """Return a policy with the drains and reservations of a state directory in place of its own; none if None.
-
-    Blocks of ended reservations are left out. The given policy is not changed. No error is raised for a file of blocks
-    that is missing or not trusted: see :func:`~anyaccel.ledger.blocks.read_blocks`.
-    """
-    blocks = () if state is None else read_blocks(state)
-    if not blocks and not policy.blocks:
-        return policy
-    return replace(policy, blocks=tuple(block.policy_block for block in blocks))
-
-
-def with_past(policy: Policy) -> Policy:
-    """Return a policy with the past usage of each user, read from the machine's journals.
-
-    Times are by the clock since the boot. A policy without a half-life is returned as it is, and no file is read.
-    """
-    if policy.half_life is None:
-        return policy
-    from anyaccel.ledger.journal import read_usage  # few machines count use over time
-
-    offset = _clock_offset()
-    past = {user: replace(each, at=each.at + offset) for user, each in read_usage(policy.half_life).items()}
-    return replace(policy, past=past)
-
-
-def _clock_offset() -> float:
-    """Return the seconds, a negative number, to add to a time since 1970 to get the time since the boot."""
-    return process.boot_seconds() - time.time()
-
-
-def own_user() -> int:
-    """Return the effective user of this process, by the number outside of user namespaces: as policies name users."""
-    return outside(os.geteuid())
 
 
 def write_ticket_words(want: Want) -> dict[str, Any]:
@@ -503,10 +437,10 @@ def read_ticket(directory: int, name: str, *, brief: bool = False) -> Waiting | 
         return found
     found = _waiting.get((directory_id := os.fstat(directory).st_ino, name))
     if found is None:
-        ticket, owner = parse_ticket(name), owner_of(directory, name)
+        ticket, owner = parse_ticket(name), entries.owner_of(directory, name)
         if ticket is None or owner is None:
             return None
-        body = read_body(directory, name, BODY_LIMIT)
+        body = entries.read_body(directory, name, BODY_LIMIT)
         found = _read_waiting(ticket, outside(owner), body)
         if len(_waiting) > _REMEMBERED:
             _waiting.clear()
@@ -543,7 +477,7 @@ def _read_waiting(ticket: TicketName, user: int, body: bytes) -> Waiting:
         user: Owner of the file, by the number outside of user namespaces.
         body: Content of the file.
     """
-    words = read_object(body)
+    words = entries.read_object(body)
     listed = words.get("wanted")
     wants = ticket.wanted
     if wants is None and isinstance(listed, list):
@@ -554,7 +488,7 @@ def _read_waiting(ticket: TicketName, user: int, body: bytes) -> Waiting:
         since=min(ticket.since, process.boot_seconds()),  # no request came in the future
         priority=ticket.priority,
         user=user,
-        seconds=read_number(words.get("seconds")),
+        seconds=entries.read_number(words.get("seconds")),
         needs=tuple(_needs(words.get("needs"), wants or frozenset())),
         wants=wants,
         inner=words.get("inner") is True,
@@ -610,9 +544,8 @@ def list_holdings(directory: int, listing: Listing, over: Collection[str] = ()) 
         over: Names of the files to leave out.
     """
     found: dict[object, Holding] = {}
-    offset = _clock_offset()
     for lease in listing.leases:
-        file = None if lease.name in over else stat_of(directory, lease.name)
+        file = None if lease.name in over else entries.stat_of(directory, lease.name)
         if file is None:
             continue
         until, passed = lease.period
@@ -621,7 +554,7 @@ def list_holdings(directory: int, listing: Listing, over: Collection[str] = ()) 
             device=hash_device(lease.device),
             units=lease.extent.units,
             user=outside(file.st_uid),
-            since=file.st_mtime + offset,
+            since=since_boot(file.st_mtime),
             until=None if until is None else until / 1000,
             passed=None if passed is None else passed / 1000,
             inner=is_inner(lease.device),
@@ -633,24 +566,14 @@ def find_ended(directory: int, listing: Listing) -> frozenset[str]:
     """Return the names of listed leases that have ended, whether their files are left or gone; nothing is removed.
 
     A lease without a lock has not ended while its holder leaves the kernel, a process carries the mark, or the tenure
-    lasts: see :func:`~anyaccel.ledger.states.find_states`.
+    lasts: see :func:`~anyaccel.ledger.entries.find_active`.
 
     Raises:
         OSError: When a lock cannot be tested, as for want of descriptors.
     """
-    return frozenset(name for name, state in find_states(directory, listing.leases).items() if state.life is Life.OVER)
+    return frozenset(lease.name for lease in listing.leases) - entries.find_active(directory, listing.leases).keys()
 
 
 def _texts(devices: Iterable[object]) -> frozenset[str]:
     """Return the devices of a need as texts: names in the ledger, although the type of a need permits other objects."""
     return frozenset(map(str, devices))
-
-
-def policy_for_display(state: StateDirectory | None) -> Policy:
-    """Return the queue policy for a process that only inspects: the default policy if the configuration is faulty.
-
-    Drains and reservations of ``state`` count in both cases; none when None.
-    """
-    with contextlib.suppress(ConfigurationError):
-        return current_policy(state)
-    return with_blocks(PLAIN, state)

@@ -15,15 +15,17 @@ from anyaccel.model.device import (
 from anyaccel.model.extent import ANY_SLOTS, DIVIDED, NOTHING, Extent, format_slots, join_names, slot_mask, slot_numbers
 from anyaccel.model.inventory import Inventory, VendorReport, VendorState, parts_of
 from anyaccel.model.labels import write_labels
-from anyaccel.model.observation import (
+from anyaccel.model.plugin import (
     ContainerEdits,
     DeviceProcess,
     Finding,
     Mount,
+    PluginInfo,
+    Problem,
+    ProblemKind,
     Severity,
     Stats,
 )
-from anyaccel.model.plugin import PluginInfo, Problem, ProblemKind
 from anyaccel.model.request import (
     Request,
     Term,

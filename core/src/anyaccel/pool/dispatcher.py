@@ -35,7 +35,7 @@ from anyaccel.forkserver.client import Gone
 from anyaccel.inventory.current import LEASE_VARIABLE
 from anyaccel.inventory.detect import detect
 from anyaccel.launcher.choosing import make_choice
-from anyaccel.launcher.launch import check_start
+from anyaccel.launcher.launch import check_start, remove_group
 from anyaccel.launcher.open_lease import plan_handover
 from anyaccel.launcher.scope import Scope
 from anyaccel.launcher.use import get_process_lease
@@ -59,7 +59,7 @@ from anyaccel.pool.devices import (
     run_aside,
 )
 from anyaccel.pool.engine import Engine, PoolSettings
-from anyaccel.pool.messages import MOST_INLINE, Message, MessageKind, Pickled, dumps
+from anyaccel.pool.messages import Message, MessageKind, Pickled, dumps
 from anyaccel.pool.reactor import Timer, reactor
 from anyaccel.probe.machine import Machine, parse_machine
 
@@ -81,6 +81,8 @@ MOST_AHEAD, MOST_AHEAD_BYTES = 32, 1 << 12
 Together they fit into the buffer of its channel, so that sending never blocks. Measured with methods that do nothing:
 3,000 calls take 130 us of processor time each, of caller and worker; one at a time, 320 us.
 """
+QUICK_SECONDS = 0.002
+"""Duration of a method call up to which the next ones are pipelined to its actor."""
 MOST_DEVICES = 64
 """Assumed maximum of simultaneous workers with devices, for pools without ``max_workers``."""
 
@@ -183,30 +185,23 @@ class Broker:
         self._idle: list[WorkerProcess] = []  # an evicted one stays here until it has gone
         self._resolved: dict[object, LocalRequest] = {}
         self._changes = 0
-        self._due = self._checking = False
+        self._checking = False
         self._checked = float("-inf")
         self._wanted: frozenset[str] = frozenset()
 
     # Queues
 
     def add_call(self, engine: LocalEngine, call: Call) -> None:
-        """Send a call to an idle worker of its pool and kind, unless a queue exists for these; else queue the call.
-
-        If the call is the first pending one of its queue, :meth:`serve` is called.
+        """Queue a call; if it is the first pending one of its queue, serve the queues at once.
 
         Raises:
             UnknownNameError, NeverFitsError: When its request can never be served.
         """
-        key = _queue_key(engine, call)
-        idle = None if key in self._queues else self._take_idle(engine, call.options.alike)
-        if idle is not None:
-            idle.send_call(call)
-            return
         queue = self._find_queue(engine, call)
         crowded = queue.first() is not None  # then nothing can be started for this call either
         queue.calls.append(call)
         if not crowded:
-            self.serve()
+            self._serve_all()
 
     def requeue(self, engine: LocalEngine, calls: list[Call]) -> None:
         """Put calls of one kind back in front of their queue, made if missing, in the given order; start none.
@@ -216,34 +211,16 @@ class Broker:
         for call in reversed(calls):
             self._find_queue(engine, call).calls.appendleft(call)
 
-    def take_next(self, worker: WorkerProcess) -> Call | None:
-        """Remove and return the next call for a worker without work; never the construction of an actor.
-
-        Returns:
-            The call; None if no call of its kind waits, if another process waits for devices of the worker, or if an
-            older call of another queue competes for the same devices or for room in the pool.
-        """
-        queue = self._queues.get((id(worker.engine), worker.options.alike, False))
-        if queue is None or self._is_wanted_elsewhere(worker):
-            return None
-        return None if queue.first() is None or self._overtakes(queue) else self._pop(queue)
-
     def serve(self) -> None:
-        """Leave a note for the reactor to start calls, request devices and evict idle workers; return before that.
-
-        No effect while such a note is pending. Only for the reactor's thread.
-        """
-        if not self._due:
-            self._due = True
-            # By a note: a start that fails at once calls serve(), and thousands of those must not nest.
-            reactor().call_soon(self._serve_all)
+        """Leave a note for the reactor to start calls, request devices and evict idle workers; return before that."""
+        # By a note: a start that fails at once calls serve(), and thousands of those must not nest.
+        reactor().call_soon(self._serve_all)
 
     def _serve_all(self) -> None:
-        """Serve the queues step by step until nothing can be done now.
+        """Serve the queues step by step, at once, until nothing can be done now.
 
         A step sends a call to an idle worker, launches a worker, requests devices, or evicts an idle worker.
         """
-        self._due = False
         while self._queues and self._serve_one():
             pass
 
@@ -266,8 +243,8 @@ class Broker:
                 return True
             roomy = self._has_room(queue)
             if roomy and (resolved is None or resolved.nothing):
-                nothing = None if resolved is None else Allocation(id="", request=resolved.request, grants=())
-                self._launch(queue, None if nothing is None else WorkerLease(nothing))
+                nothing = CPU if resolved is None else Allocation(id="", request=resolved.request, grants=())
+                self._launch(queue, WorkerLease(nothing))
                 return True
             if roomy and resolved is not None and queue.refused_at != self._changes:
                 self._request_devices(queue, resolved)
@@ -277,15 +254,15 @@ class Broker:
                 return True
         return False
 
-    def _launch(self, queue: CallQueue, lease: WorkerLease | None) -> None:
-        """Remove the first call of a queue, and launch a worker for the call, with a lease or without devices.
+    def _launch(self, queue: CallQueue, lease: WorkerLease) -> None:
+        """Remove the first call of a queue, and launch a worker for the call on the devices of a lease.
 
         If vendors must change the devices before, a thread has this done, and the launch follows later. If no thread
         can be started, the reactor waits for the vendors.
         """
         call = self._pop(queue)
-        worker = queue.engine.add_worker(call, lease)
-        if lease is None or lease.handover is None:
+        worker = WorkerProcess(queue.engine, lease, call)
+        if lease.handover is None:
             worker.launch(call)
         else:
             run_aside(partial(_hand_over, worker, call), daemon=True)  # a vendor may take long
@@ -345,7 +322,7 @@ class Broker:
         Raises:
             UnknownNameError, NeverFitsError: When the request of a new queue can never be served.
         """
-        key = _queue_key(engine, call)
+        key = id(engine), call.options.alike, call.actor is not None
         queue = self._queues.get(key)
         if queue is None:
             resolved, needs, kind = None, call.options.needs, (call.options.alike, engine.confined)
@@ -483,7 +460,8 @@ class Broker:
     def keep_idle(self, worker: WorkerProcess) -> None:
         """Keep a worker without work for later calls, and serve the queues.
 
-        It is shut down instead if another process waits for its devices. The first idle worker with devices starts
+        They are served at once, so that the worker has its next call before the outcome of the last one is set. The
+        worker is shut down instead if another process waits for its devices. The first idle worker with devices starts
         :meth:`_check_idle`. A worker for calls without a request for devices stays idle until another call needs its
         place, or the pool ends.
         """
@@ -492,11 +470,10 @@ class Broker:
         if self._is_wanted_elsewhere(worker):
             worker.shut_down()
             return
-        if worker.lease is not None and not self._checking:
+        if worker.options.needs is not None and not self._checking:
             self._checking = True
             reactor().call_later(LOOK_SECONDS, self._check_idle)
-        if self._queues:
-            self.serve()
+        self._serve_all()
 
     def forget_worker(self, worker: WorkerProcess) -> None:
         """Remove a worker from the idle workers; no effect on any other worker."""
@@ -544,7 +521,7 @@ class Broker:
         The next check follows after :data:`LOOK_SECONDS` if idle workers with devices are left.
         """
         now = time.monotonic()
-        holders = [worker for worker in self._idle if worker.lease is not None and not worker.ending]
+        holders = [worker for worker in self._idle if worker.options.needs is not None and not worker.ending]
         evicted = [worker for worker in holders if worker.idle_since + worker.engine.settings.idle <= now]
         # One at a time: how many of them the other process needs is not known.
         wanted = [worker for worker in holders if worker not in evicted and self._is_wanted_elsewhere(worker)]
@@ -561,7 +538,7 @@ class Broker:
         read counts as without requests. May be True by mistake, as :meth:`~anyaccel.ledger.Ledger.find_wanted` says.
         Always False for a worker without devices, and for private leases.
         """
-        if worker.lease is not None and not self.private and (now := time.monotonic()) - self._checked > LOOK_SECONDS:
+        if worker.ids and not self.private and (now := time.monotonic()) - self._checked > LOOK_SECONDS:
             self._checked = now
             ids = self.scope.ids
             keys: frozenset[str] = frozenset()
@@ -571,24 +548,21 @@ class Broker:
         return not worker.ids.isdisjoint(self._wanted)
 
 
-def _queue_key(engine: LocalEngine, call: Call) -> tuple[object, ...]:
-    """Return the key of the queue for a call: the pool, the kind, and whether the call constructs an actor."""
-    return id(engine), call.options.alike, call.actor is not None
-
-
 class WorkerProcess:
     """A worker process of a pool, from the decision to fork it until its devices are released.
 
+    A new one is a member of its engine, and of the actor that its first call constructs; :meth:`launch` starts it.
+
     Args:
         engine: The engine of the pool.
-        lease: Its devices, or None for the CPU alone.
+        lease: The lease of its devices; of none for the CPU alone.
         call: Its first call.
 
     Attributes:
         engine: The engine of the pool.
         options: Options of the calls that it runs.
         actor: The actor that lives in it, or None.
-        lease: Its devices, or None for the CPU alone.
+        lease: The lease of its devices; of none for the CPU alone.
         allocation: Its devices, and how they are enforced once that is known.
         ids: Ids of its devices.
         mark: The mark of the process and of everything that it starts; empty before it was sent.
@@ -600,34 +574,38 @@ class WorkerProcess:
         stopped: Whether :meth:`stop` was called.
         proven: Whether it has answered a call.
         fault: Why its messages are not trusted any more, or an empty string.
-        stuck: Why the process counts as stuck, or an empty string.
-        killed: A clause about a kill for memory, set at the end of the process, or an empty string.
         notices: Kinds of messages that it must send before its first answer, in order.
         timer: Timer of a scheduled stop, or None.
     """
 
     begun = True
-    """Of a call whose worker this is: it was sent."""
+    """Whether it runs, or is about to, as far as known."""
 
-    def __init__(self, engine: LocalEngine, lease: WorkerLease | None, call: Call) -> None:
+    def __init__(self, engine: LocalEngine, lease: WorkerLease, call: Call) -> None:
         self.engine = engine
         self.actor: ActorState | None = call.actor
         self.options: Options = call.options if call.actor is None else replace(call.actor.group.options, max_calls=0)
         self.lease = lease
-        self.allocation = CPU if lease is None else lease.allocation
+        self.allocation = lease.allocation
         self.ids = frozenset(device.id for device in self.allocation.devices)
         self.mark: marks.Mark = ()
         self.running: dict[int, Call] = {call.number: call}
         self.idle_since = 0.0
         self.calls = self.last = 0
         self.ending = self.stopped = self.proven = False
-        self.fault = self.stuck = self.killed = ""
+        self.fault = ""
         self.notices: deque[MessageKind] = deque()
         self.timer: Timer | None = None
         self._process: spawning.Process
         self._launched = False
         self._ahead = True
         self._group: WorkerGroup | None = None
+        self._preparation = engine.settings.preparation
+        self._began = 0.0
+        self._quick = False
+        engine.members.add(self)
+        if self.actor is not None:
+            self.actor.member = self
 
     # Reports of the fork server
 
@@ -644,16 +622,25 @@ class WorkerProcess:
         if self.timer is not None:
             self.timer.cancel()
         if self._group is not None:
-            from anyaccel.launcher.launch import remove_group
-
-            self.killed = remove_group(self._group)
+            gone.reason = "; ".join(filter(None, (gone.reason, remove_group(self._group))))
         self.engine.on_gone(self, gone)
         self._process.close()
 
     def on_stuck(self, reason: str) -> None:
-        """Record why the process counts as stuck, and have the engine quarantine its devices and fail its calls."""
-        self.stuck = reason
-        self.engine.on_stuck(self, reason)
+        """Quarantine the devices of a stuck process, fail its calls and its actor, and serve the queues.
+
+        The worker gets no more calls. It stays a member until the process ends, so a shutdown with ``wait`` lasts until
+        then.
+        """
+        self.ending = True
+        broker, gone = self.engine.broker, Gone(reason=reason)
+        broker.forget_worker(self)  # an idle one, whose fork server has died
+        self.engine.quarantine.keep(self.lease, reason)
+        for call in self.outstanding:
+            call.fail(self.make_death_error(gone, call.name))
+        if self.actor is not None:
+            self.actor.on_gone(self.make_death_error(gone, f"the actor {self.actor.group.name}"))
+        broker.serve()
 
     # Calls
 
@@ -670,53 +657,35 @@ class WorkerProcess:
         """Calls that the worker was given and has not answered, in order; any thread may ask."""
         return list(self.running.values())
 
-    @property
-    def _takes_calls(self) -> bool:
-        """Whether the worker may be given a further call: it neither is ending nor constructs an actor."""
-        return not (self.ending or (self.actor is not None and self.actor.construction.number in self.running))
-
-    @property
-    def free(self) -> bool:
-        """Whether the worker would run a further call at once: never while it is ending or constructs an actor."""
-        return self._takes_calls and (not self.running or len(self.running) < self.options.concurrency)
-
     def accepts(self, call: Call) -> bool:
         """Return whether a method call may be sent: to run at once, or pipelined behind the calls of this actor.
 
-        To run at once, the worker must be :attr:`free`; an actor that runs several calls at a time must also have read
-        the earlier ones, else :meth:`pull` follows later. A call is pipelined only if its pickle has at most
-        :data:`MOST_AHEAD_BYTES` bytes, without large buffers and without a log file, at most :data:`MOST_AHEAD` calls
-        are outstanding with it, and the actor is constructed, is not ending, runs one call at a time, and is in no
-        group.
+        Nothing is sent to an actor that is ending or being constructed. Up to ``concurrency`` calls run at once; before
+        a further one of them, the actor must have read the earlier ones, else :meth:`pull` follows later. A call is
+        pipelined to an actor that runs one call at a time, is in no group, and has answered the last call within
+        :data:`QUICK_SECONDS`. Its pickle has at most :data:`MOST_AHEAD_BYTES` bytes, without large buffers and without
+        a log file, and at most :data:`MOST_AHEAD` calls are outstanding with it.
         """
-        if self.free:  # beside other calls, a send might block on a stopped process, and with it all pools
-            return not self.running or self._process.has_room(self.pull)
-        pipelined = self.actor is not None and self.actor.group.pipelined and self.options.concurrency == 1
-        if not (pipelined and self._takes_calls and len(self.running) < MOST_AHEAD):
+        actor, count = self.actor, len(self.running)
+        if actor is None or self.ending or actor.construction.number in self.running:
+            return False
+        if count < self.options.concurrency:  # beside other calls, a send might block on a stopped process
+            return not count or self._process.has_room(self.pull)
+        if not (self._quick and actor.group.pipelined and self.options.concurrency == 1 and count < MOST_AHEAD):
             return False
         body, logged = call.body, call.log is not None or self.engine.settings.logs is not None
         return body is not None and not logged and body.stored is None and body.size <= MOST_AHEAD_BYTES
 
-    def pull(self) -> bool:
-        """Send queued calls: as many as an actor accepts, or one to a free worker without an actor.
-
-        Return whether a call was taken from a queue.
-        """
-        given = False
-        if self.actor is not None:
-            while (call := self.actor.group.next_for(self)) is not None:
-                given = True
-                self.send_call(call)
-        elif self.free and (call := self.engine.broker.take_next(self)) is not None:
-            given = True
+    def pull(self) -> None:
+        """Send queued method calls, as many as the actor accepts."""
+        while self.actor is not None and (call := self.actor.group.next_for(self)) is not None:
             self.send_call(call)
-        return given
 
     def launch(self, call: Call, *, ahead: bool = True, refused: Exception | None = None) -> None:
         """Fork the process, or take the spare; send the setup and the first call.
 
-        An exception fails the call and ends the worker; nothing is raised. The pool is counted as a user of its fork
-        server. For workers that are used once, the fork server forks a spare for the next call.
+        An exception fails the call and ends the worker; nothing is raised. For workers that are used once, the fork
+        server forks a spare for the next call.
 
         Args:
             call: The call.
@@ -731,18 +700,17 @@ class WorkerProcess:
                 raise refused  # noqa: TRY301
             if self.stopped:  # while its devices were handed over
                 raise BrokenWorkerError("it was stopped before it was started")  # noqa: TRY301
-            descriptors = () if lease is None else lease.descriptors
             self._process = spawning.spawn(
-                self, settings.preload, grace=settings.grace, leases=descriptors, ahead=ahead
+                self, settings.preload, grace=settings.grace, leases=lease.descriptors, ahead=ahead
             )
             self._launched = True
             server = self._process.server
-            self.mark = (() if lease is None else lease.mark) or marks.draw()
+            self.mark = lease.mark or marks.draw()
             timed = call.options.timeout is not None
-            made, setup = settings.preparation.make_setup(
+            made, setup = self._preparation.make_setup(
                 self.allocation,
                 engine.inventory,
-                lease="" if lease is None else lease.lease_id,
+                lease=lease.lease_id,
                 mark=self.mark,
                 environ=server.environ,
                 path=server.path,
@@ -751,14 +719,11 @@ class WorkerProcess:
             self.allocation, self._group = made.allocation, made.group
             if timed:
                 self.notices.append(MessageKind.READY)
-            if settings.preparation.staged:
+            if self._preparation.staged:
                 self.notices.append(MessageKind.PREPARED)
             with spawning.open_outputs() as pair:
-                self._process.send(MessageKind.SETUP, setup, (*pair, *descriptors))
+                self._process.send(MessageKind.SETUP, setup, (*pair, *lease.descriptors))
             self.send_call(call, fresh=True)
-            if server not in engine.servers:
-                engine.servers.add(server)
-                server.add_pool()
             if self.options.max_calls == 1:  # the next call needs a fresh process as well
                 server.fork_ahead()
         except Exception as error:  # noqa: BLE001 - the future reports it
@@ -769,7 +734,7 @@ class WorkerProcess:
                 engine.on_gone(self, Gone(forked=False))
 
     def send_call(self, call: Call, *, fresh: bool = False) -> None:
-        """Send a call to the process; unless the call is pipelined, record the start, and start the time limit.
+        """Send a call to the process; unless the call is pipelined, start its time limit.
 
         A call that is not pending any more is not sent; the worker gets its next call instead, unless ``fresh``. After
         the last of ``max_calls``, the channel is shut down, so that the worker exits after its answer. If no memory or
@@ -778,13 +743,13 @@ class WorkerProcess:
         The call's future gets the allocation.
 
         Args:
-            call: The call. Its arguments are dropped if it cannot be retried.
+            call: The call. Its arguments are dropped if they are in shared memory, which the worker may free early.
             fresh: Whether the process may not exist yet; then its time limit starts with the message READY.
         """
         self.running[call.number] = call
         if not call.is_pending():  # cancelled just now; launch() of a fresh process stops it in a moment
             if not fresh:
-                self.engine.on_free(self, call)
+                self._on_free(call)
             return
         body = call.body or Pickled(b"", [])
         call.future.allocation = self.allocation
@@ -792,10 +757,10 @@ class WorkerProcess:
         self.calls += 1
         self.ending = self.ending or self.calls == self.options.max_calls
         if len(self.running) <= self.options.concurrency:
-            call.worker = self
+            self._began = time.monotonic()
             if not fresh:
                 self._start_timer(call)
-        if call.tries >= call.options.retries:
+        if body.stored is not None:
             call.body = None
         try:
             if not self._send_body(call, body):
@@ -823,34 +788,18 @@ class WorkerProcess:
         with spawning.open_outputs(log) as pair:
             return self._process.send(call.kind, body, pair, number=call.number)
 
-    def skip_call(self, call: Call) -> None:
-        """Ask the process not to start a pipelined call.
-
-        No effect if the call has started, or the message cannot be sent.
-        """
-        if call.worker is None:
-            with contextlib.suppress(OSError):
-                self._process.send(MessageKind.SKIP, number=call.number)
-
     def collect_unstarted(self, gone: Gone) -> list[Call]:
         """Reset the calls that this exited process never started, and return those of them that are still pending.
 
-        Cancelled calls are reset, too, but not returned. Calls that were not sent count as never started. If the worker
-        was not stopped, messages that the process has not read are received; their calls count as never started, too,
-        and get their arguments back. That applies only to a process that has answered before, or to one that has not
-        even read its setup and does not replace such a process: any other process may have died of its setup, and so
-        would the next one.
+        These are the calls that could not be sent, or a single call in a channel that was not read to its end. There
+        are none if the process was stopped, or was forked for its first call and has answered none: it may have died of
+        its setup, and so would the next one.
         """
         self.ending = True
-        message = self._process.receive_unread() if gone.forked and not self.stopped else None
-        unused = self._ahead and not self.proven and message is not None and message.kind == MessageKind.SETUP
-        while message is not None and (unused or self.proven):
-            call = self.running.get(message.number)
-            if call is not None:
-                call.body = Pickled(bytes(message.data), message.buffers)
-                call.sent = False
-            message = self._process.receive_unread()
-        unstarted = [call for call in self.outstanding if not call.sent]
+        if self.stopped or not gone.forked or not (self._ahead or self.proven):
+            return []
+        unread = self._process.unread and len(self.running) == 1
+        unstarted = [call for call in self.outstanding if not call.sent or (unread and call.body is not None)]
         for call in unstarted:
             call.reset()
         return [call for call in unstarted if call.is_pending()]
@@ -864,7 +813,7 @@ class WorkerProcess:
             return
         seconds, early = call.options.timeout, self.engine.settings.early
         if early is None or early.seconds >= seconds:
-            call.timer = reactor().call_later(seconds, partial(self.engine.on_timeout, self, call))
+            call.timer = reactor().call_later(seconds, partial(self._on_timeout, call))
         else:
             call.timer = reactor().call_later(seconds - early.seconds, partial(self._send_early, early, call))
 
@@ -873,7 +822,7 @@ class WorkerProcess:
 
         Processes of the worker that do not handle the signal do not get it.
         """
-        call.timer = reactor().call_later(early.seconds, partial(self.engine.on_timeout, self, call))
+        call.timer = reactor().call_later(early.seconds, partial(self._on_timeout, call))
         if call.number in self.running:
             early.send(self.mark)
 
@@ -923,6 +872,17 @@ class WorkerProcess:
         self._process.stop(0)
         self._process.shut(socket.SHUT_RD)
 
+    def _on_timeout(self, call: Call) -> None:
+        """Stop the worker at the end of a call's time limit, mark the lease as timed out, and fail the call.
+
+        Answers that arrive meanwhile are ignored. Other calls of the worker are left to :meth:`LocalEngine.on_gone`. No
+        effect if the call was answered.
+        """
+        if call.number in self.running:
+            self.lease.timed_out = True
+            self.stop(self.engine.settings.grace, answer=False)
+            call.fail(TaskTimeoutError(f"{call.name} took longer than its timeout of {call.options.timeout:g} s"))
+
     def make_death_error(self, gone: Gone, name: str) -> WorkerError:
         """Make the error of a call of this name that the process did not answer.
 
@@ -935,8 +895,7 @@ class WorkerProcess:
         who = f"the worker (process {gone.pid}) that ran {name}" if gone.pid else f"the worker that ran {name}"
         if self.fault:
             return BrokenWorkerError(f"{who} was ended: {self.fault}", exit_status=gone.status)
-        notes = "; ".join(filter(None, (gone.reason, self.stuck, self.killed)))
-        text = f"{who} {describe_end(gone.status)} before it answered" + (f": {notes}" if notes else "")
+        text = f"{who} {describe_end(gone.status)} before it answered" + (f": {gone.reason}" if gone.reason else "")
         return BrokenWorkerError(text, exit_status=gone.status)
 
     # Messages
@@ -971,13 +930,13 @@ class WorkerProcess:
         believed only while a notice is due or, if the preparation is not staged, before the first answer. After a
         fault, messages are ignored.
         """
-        kind, engine = message.kind, self.engine
+        kind = message.kind
         if self.fault:
             return
         if kind in _ANSWERS and not self.notices:
-            engine.on_answer(self, message)
-        elif kind == MessageKind.BROKEN and (self.notices if engine.settings.preparation.staged else not self.proven):
-            engine.on_broken(self, message)
+            self._on_answer(message)
+        elif kind == MessageKind.BROKEN and (self.notices if self._preparation.staged else not self.proven):
+            self._on_broken(message)
         elif self.notices and kind == self.notices[0]:
             if self.notices.popleft() == MessageKind.READY:
                 for call in self.outstanding[:1]:
@@ -985,38 +944,76 @@ class WorkerProcess:
         else:
             self.distrust(f"it sent what is no answer (a message of the kind {kind})")
 
-    def take_answered(self, message: Message) -> Call | None:
-        """Remove and return the call of an answer; None if the number is of no call here.
+    def _on_answer(self, message: Message) -> None:
+        """Get the next call, then set the outcome of the answered call. A failed construction ends the actor.
 
-        Such a number makes the process distrusted, except for a second answer to the last call; any number makes the
-        process proven. The arguments of the call are dropped. The start of the following pipelined call is recorded,
-        and its time limit begins. A failed construction makes the worker end.
+        An answer to no call here makes the process distrusted, except for a second answer to the last call.
         """
-        call = self.running.pop(message.number, None)
         self.proven = True
+        call = self.running.get(message.number)
         if call is None:
             # A second answer to the last call is ignored: to kill the worker would fail the call that it runs by now.
             if message.number != self.last:
                 self.distrust("it answered a call that it was not given")
-            return None
-        self.last = message.number
+            return
+        self.last = call.number
         call.body = None
-        if self.running and self.options.concurrency == 1:
-            following = next(iter(self.running.values()))
-            if following.worker is None:
-                following.worker = self
-                self._start_timer(following)
-        if self.actor is not None and call is self.actor.construction and message.kind == MessageKind.ERROR:
-            self.ending = True  # a worker without its object exits by itself
-        return call
+        unmade = self.actor if call.kind == MessageKind.CONSTRUCT and message.kind == MessageKind.ERROR else None
+        self.ending = self.ending or unmade is not None  # a worker without its object exits by itself
+        self._on_free(call)
+        set_outcome(call, message, plain=self._preparation.plain)
+        if unmade is not None:
+            unmade.on_gone(BrokenWorkerError("it could not be made"))  # no effect if its future has the reason
+        self.engine.remove_call(call)
+
+    def _on_free(self, call: Call) -> None:
+        """Remove a call that has ended, and get the next call.
+
+        The time limit of the pipelined call behind it starts. Without a next call, the broker keeps the worker
+        idle. The worker of an actor is not kept there: shut down if the actor is closing, else left alone. For a worker
+        that is ending, a stop is scheduled after its last call.
+        """
+        self.running.pop(call.number, None)
+        if self.ending:
+            if not self.running:
+                self.schedule_stop()
+        elif self.actor is None:
+            self.engine.broker.keep_idle(self)
+        else:
+            now = time.monotonic()
+            self._quick, self._began = now - self._began < QUICK_SECONDS, now
+            for following in self.outstanding[:1]:
+                if following.timer is None:
+                    self._start_timer(following)
+            self.pull()
+            if self.actor.group.closing and not (self.running or self.ending):
+                self.shut_down()
+
+    def _on_broken(self, message: Message) -> None:
+        """Break the pool, or fail the calls of the worker, because the worker could not be set up.
+
+        The pool breaks if user code, a sandbox or enforcement may have failed, also with an exception that cannot be
+        unpickled here. Else the calls fail, and the worker is stopped. If the message itself is damaged, the worker is
+        distrusted instead. Later messages of the worker are ignored.
+        """
+        error = read_exception(message, plain=self._preparation.plain)
+        if isinstance(error, UnreadableError):
+            self.distrust(f"it sent what is no answer ({error})")
+            return
+        self.fault = "it could not be set up"
+        if self._preparation.staged:
+            self.engine.mark_broken(error)
+        else:  # its environment or directory could not be set, which may differ for the next worker
+            for call in self.outstanding:
+                call.fail(error)
+            self.stop(0)
 
 
 def _hand_over(worker: WorkerProcess, call: Call) -> None:
     """Hand over the devices of a worker, then have the dispatcher launch the worker, or fail the call."""
     refused = None
     try:
-        if worker.lease is not None:
-            worker.lease.hand_over()
+        worker.lease.hand_over()
     except Exception as error:  # noqa: BLE001 - the call reports it
         refused = error
     reactor().call_soon(partial(worker.launch, call, refused=refused))
@@ -1033,7 +1030,7 @@ class LocalEngine(Engine):
     Attributes:
         members: Worker processes that live, or are being launched.
         confined: Whether workers are confined to their devices.
-        servers: Fork servers of the workers; those of dead ones stay until the end.
+        quarantine: The devices that are kept although their holder was ended.
 
     Raises:
         EnforcementError: When workers must be confined or held to memory, and the kernel cannot.
@@ -1044,9 +1041,8 @@ class LocalEngine(Engine):
         self.confined = check_start(settings.preparation.start, forked=True)
         self.members: set[WorkerProcess] = set()
         self._open_broker = broker
-        self.servers: set[spawning.WorkerServer] = set()
         self._calls: dict[int, Call] = {}
-        self._quarantine = Quarantine()
+        self.quarantine = Quarantine()
 
     @cached_property
     def broker(self) -> Broker:
@@ -1132,29 +1128,18 @@ class LocalEngine(Engine):
         """Copy the buffers of a call, so that later changes by the caller have no effect.
 
         The copy, with data too large for a packet, goes to shared memory at once, in the thread of the caller: a
-        gigabyte copied by the reactor would delay every pool. The buffers are copied to private memory instead if
-        shared memory is exhausted, if :data:`~anyaccel.pool.messages.MOST_STORED` bodies are there already, or if the
-        call may be retried, because a worker may write to the arguments that it gets. Data without buffers is not
-        copied then. No effect on stored data, and on little data without buffers.
+        gigabyte copied by the reactor would delay every pool. Not if the call may be retried, because a worker may
+        write to the arguments that it gets.
         """
-        body = call.body
-        if body is None or body.stored is not None or not (body.buffers or len(body.data) > MOST_INLINE):
-            return
-        if not call.options.retries:
-            with contextlib.suppress(OSError):
-                call.body = body.to_shared_memory()
-                return
-        super().copy_arguments(call)
+        if call.body is not None:
+            call.body = call.body.copy(shared=not call.options.retries)
 
     def _enter(self, broker: Broker, call: Call) -> None:
         """Record a call and give it to the broker; runs in the reactor's thread.
 
-        A cancelled call is removed. A broken pool, or an exception of the broker, fails the call.
+        A broken pool, or an exception of the broker, fails the call.
         """
         self._calls[call.number] = call
-        if not call.is_pending():
-            self.remove_call(call)
-            return
         try:
             self.check_not_broken()
             broker.add_call(self, call)
@@ -1167,70 +1152,6 @@ class LocalEngine(Engine):
         self._calls.pop(call.number, None)
         self.finish_shutdown()
 
-    def add_worker(self, call: Call, lease: WorkerLease | None) -> WorkerProcess:
-        """Make and record the worker process for a first call; :meth:`WorkerProcess.launch` starts the process.
-
-        A worker for a construction becomes the actor's member.
-        """
-        worker = WorkerProcess(self, lease, call)
-        if call.actor is not None:
-            call.actor.member = worker
-        self.members.add(worker)
-        return worker
-
-    # Events of worker processes
-
-    def on_answer(self, worker: WorkerProcess, message: Message) -> None:
-        """Send the next call to a worker that has answered, then set the outcome of the answered call.
-
-        An answer to no call here has no outcome. A failed construction ends the actor.
-        """
-        call = worker.take_answered(message)
-        if call is None:
-            return
-        self.on_free(worker, call)
-        set_outcome(call, message, plain=self.settings.preparation.plain)
-        state = worker.actor
-        if state is not None and call is state.construction and message.kind == MessageKind.ERROR:
-            state.on_gone(BrokenWorkerError("it could not be made"))  # no effect if its future has the reason
-        self.remove_call(call)
-
-    def on_free(self, worker: WorkerProcess, call: Call) -> None:
-        """Remove a call that has ended from a worker, and send the worker the next call.
-
-        Without a next call and outstanding calls, the broker keeps the worker idle. The worker of an actor is not kept
-        there: shut down if the actor is closing, else left alone. For a worker that is ending, a stop is scheduled
-        after its last call.
-        """
-        worker.running.pop(call.number, None)
-        if worker.ending:
-            if not worker.running:
-                worker.schedule_stop()
-        elif not worker.pull() and not worker.running:
-            if worker.actor is None:
-                self.broker.keep_idle(worker)
-            elif worker.actor.group.closing:
-                worker.shut_down()
-
-    def on_broken(self, worker: WorkerProcess, message: Message) -> None:
-        """Break the pool, or fail the calls of a worker, because the worker could not be set up.
-
-        The pool breaks if user code, a sandbox or enforcement may have failed, also with an exception that cannot be
-        unpickled here. Else the calls fail, and the worker is stopped. If the message itself is damaged, the worker is
-        distrusted instead. Later messages of the worker are ignored.
-        """
-        worker.fault = "it could not be set up"
-        error = read_exception(message, plain=self.settings.preparation.plain)
-        if isinstance(error, UnreadableError):
-            worker.fault = ""
-            worker.distrust(f"it sent what is no answer ({error})")
-        elif self.settings.preparation.staged:
-            self.mark_broken(error)
-        else:  # its environment or directory could not be set, which may differ for the next worker
-            for call in worker.outstanding:
-                call.fail(error)
-            worker.stop(0)
-
     def on_gone(self, worker: WorkerProcess, gone: Gone) -> None:
         """Requeue or fail the calls of an exited worker, release the devices, and serve the queues.
 
@@ -1241,11 +1162,9 @@ class LocalEngine(Engine):
         """
         self.members.discard(worker)
         self.broker.forget_worker(worker)
-        state = worker.actor
+        state, lease = worker.actor, worker.lease
         name = worker.outstanding[0].name if worker.running else f"the actor {state.group.name}" if state else ""
         again = worker.collect_unstarted(gone)
-        if state is not None and worker.stopped:
-            again = [call for call in again if call is not state.construction]
         begun = [call for call in worker.outstanding if call not in again]
         worker.running.clear()
         if state is not None and state.construction not in again:
@@ -1253,10 +1172,9 @@ class LocalEngine(Engine):
             if state.group.closing and gone.status == 0:
                 death = BrokenWorkerError("it was closed", exit_status=0)
             state.set_death(death)  # before a caller hears of it and calls again
-        lease, worker.lease = worker.lease, None
-        if again and not begun and not worker.proven:  # it died unused: another process takes its place and devices
-            fresh, lease = self.add_worker(again[0], lease), None
-            fresh.launch(again.pop(0), ahead=False)
+        unused = bool(again) and not worker.proven
+        if unused:  # another process takes its place and devices
+            WorkerProcess(self, lease, again[0]).launch(again.pop(), ahead=False)
         retried = [call for call in begun if gone.forked and not worker.stopped and call.may_be_retried]
         for call in begun:
             if call in retried:
@@ -1269,54 +1187,22 @@ class LocalEngine(Engine):
             self.broker.requeue(self, [*retried, *again])
         else:
             state.group.put_back([*retried, *again])
-        if lease is not None:
-            self._quarantine.release(self.inventory, lease, gone)
+        if not unused:
+            self.quarantine.release(self.inventory, lease, gone)
         if state is not None and state.death is not None:
             state.on_gone(state.death)
         self.broker.serve()
         self.finish_shutdown()
 
-    def on_stuck(self, worker: WorkerProcess, reason: str) -> None:
-        """Quarantine the devices of a stuck worker, fail its calls and its actor, and serve the queues.
-
-        The worker gets no more calls. It stays a member until the process ends, so a shutdown with ``wait`` lasts until
-        then.
-        """
-        worker.ending = True
-        self.broker.forget_worker(worker)  # an idle one, whose fork server has died
-        if worker.lease is not None:
-            self._quarantine.keep(worker.lease, reason)
-        for call in worker.outstanding:
-            call.fail(worker.make_death_error(Gone(reason=reason), call.name))
-        if worker.actor is not None:
-            worker.actor.on_gone(worker.make_death_error(Gone(reason=reason), f"the actor {worker.actor.group.name}"))
-        self.broker.serve()
-
-    def on_timeout(self, worker: WorkerProcess, call: Call) -> None:
-        """Fail a call at the end of the time limit, mark the lease as timed out, and stop the worker.
-
-        Answers that arrive meanwhile are ignored. Other calls of the worker are left to :meth:`on_gone`. No effect if
-        the call was answered.
-        """
-        if call.number not in worker.running:
-            return
-        worker.ending = True
-        if worker.lease is not None:
-            worker.lease.timed_out = True
-        call.fail(TaskTimeoutError(f"{call.name} took longer than its timeout of {call.options.timeout:g} s"))
-        worker.stop(self.settings.grace, answer=False)
-
     def on_cancel(self, call: Call) -> None:
         """Drop the arguments and the record of a cancelled call, and stop the worker that has the call.
 
-        The worker gets the pool's grace, and later answers are ignored. The worker of a method is not stopped: it only
-        skips the call unless it has started. Without a worker, the queues are served, since others may wait behind.
+        The worker gets the pool's grace, and later answers are ignored. An actor is not stopped for a method, which may
+        have been sent just now. Without a worker, the queues are served, since others may wait behind.
         """
         worker = next((worker for worker in self.members if call.number in worker.running), None)
         call.body = None
-        if worker is not None and call.kind == MessageKind.METHOD:  # an actor has other callers
-            worker.skip_call(call)
-        elif worker is not None:
+        if worker is not None and call.kind != MessageKind.METHOD:  # an actor has other callers
             worker.stop(self.settings.grace, answer=False)
         elif call.number in self._calls:
             self.broker.serve()
@@ -1324,7 +1210,7 @@ class LocalEngine(Engine):
 
     def quarantined(self) -> tuple[tuple[Allocation, str], ...]:
         """Return the devices that are kept although their holder was ended, with reasons; any thread may ask."""
-        return self._quarantine.list()
+        return self.quarantine.list()
 
     # Shutdown
 
@@ -1368,7 +1254,7 @@ class LocalEngine(Engine):
         """Shut down the workers without work once no call of a closed pool waits; no effect in an open pool.
 
         Methods that wait for an actor do not count, and actors are left to exit by themselves. After the last worker,
-        the fork servers are released and ``drained`` is set.
+        ``drained`` is set.
         """
         if not self.closed or any(call.is_pending() and not call.sent for call in self._calls.values()):
             return
@@ -1377,8 +1263,6 @@ class LocalEngine(Engine):
             if not (worker.running or worker.ending or worker.actor):
                 worker.shut_down()
         if not self.members:
-            while self.servers:
-                self.servers.pop().remove_pool()
             reactor().call_soon(self.set_drained)  # by a note, behind the reports of progress of the last calls
 
     @property

@@ -28,7 +28,7 @@ from anyaccel.vendors.entry_points import entry_points
 
 if TYPE_CHECKING:
     from anyaccel.launcher.environment import WorkerEnvironment
-    from anyaccel.launcher.options import StartOptions
+    from anyaccel.launcher.launch import StartOptions
     from anyaccel.launcher.time_limit import EarlySignal
     from anyaccel.linux.mark import Mark
     from anyaccel.pool.gang import GangFuture
@@ -321,7 +321,7 @@ class Engine(Protocol):
         """
 
     def copy_arguments(self, call: Call) -> None:
-        """Copy the buffers of a call to private memory, so that later changes by the caller have no effect."""
+        """Copy the buffers of a call, so that later changes by the caller have no effect."""
         if call.body is not None:
             call.body = call.body.copy()
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypedDict, TypeVar, T
 
 from anyaccel.durations import Duration, read_seconds
 from anyaccel.errors import UsageError
-from anyaccel.launcher.options import StartOptions, check_options
+from anyaccel.launcher.launch import StartOptions, check_options
 from anyaccel.linux.fork import tidy_in_child
 from anyaccel.model import Allocation, replace
 from anyaccel.pool.actor import Actor, ActorGroup, Actors, Stream

@@ -36,7 +36,7 @@ def siblings(processor: int, system: str = "") -> tuple[int, ...]:
 def read(path: str) -> str:
     """Return the text of a sysfs file; empty without the file: an offline processor has no topology."""
     try:
-        with open(path, encoding="ascii") as file:
+        with open(path, encoding="utf-8") as file:
             return file.read().strip()
     except OSError:
         return ""

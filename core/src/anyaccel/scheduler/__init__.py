@@ -7,12 +7,10 @@ __all__, __getattr__, __dir__ = face(
     {
         "anyaccel.scheduler.allocator": ("Fleet", "RequestLike", "Scheduler"),
         "anyaccel.scheduler.demand": ("Demand",),
-        "anyaccel.scheduler.filters": ("asked", "facts", "shared_facts"),
+        "anyaccel.scheduler.filters": ("asked", "facts", "goes_by", "rules", "serves", "shared_facts"),
         "anyaccel.scheduler.grammar": ("parse_request",),
-        "anyaccel.scheduler.names": ("goes_by",),
         "anyaccel.scheduler.placement": ("Choice", "Validate", "choose_slots", "extent_of", "share", "with_units"),
         "anyaccel.model.verdict": ("Reason", "ReasonCode", "Verdict"),
-        "anyaccel.scheduler.serving": ("rules", "serves"),
         "anyaccel.scheduler.ticket": ("Ticket",),
     },
 )

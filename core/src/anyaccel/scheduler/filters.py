@@ -2,19 +2,23 @@
 
 A filter is one entry of :data:`FILTERS`. The entry has the syntax, the condition, the message if no device passes, the
 nearest alternatives, and the fact that a cluster is told about a device. The grammar, placement, reasons, the nearest
-request, exports, engines and the command line's help read the table, so a new filter changes nothing else.
+request, exports, engines and the command line's help read the table, so a new filter changes nothing else. With a few
+conditions that every term has, the filters are the :func:`rules` by which a device serves a term.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from anyaccel._typing import Generic, NamedTuple, TypeVar
+from anyaccel.errors import UsageError
 from anyaccel.model import (
     UNITS_PER_DEVICE,
     Device,
+    Health,
     Inventory,
+    Request,
     Term,
     format_memory,
     format_memory_beside,
@@ -23,7 +27,7 @@ from anyaccel.model import (
 )
 from anyaccel.model.extent import format_row, read_row, rows_of
 from anyaccel.model.labels import MOST_LABELS, read_label, write_label, write_labels
-from anyaccel.scheduler.names import goes_by
+from anyaccel.model.verdict import ReasonCode
 from anyaccel.text import listed, shown, size
 
 TYPE_CHECKING = False
@@ -36,6 +40,12 @@ _MOST_DIGITS = 6  # of a NUMA node: longer numbers would only cost time to conve
 _ID = r"[!-+\--~]{1,128}"  # no comma, which ends it
 _NUMBERS = r"[0-9]{1,9}(?:\.[0-9]{1,9}){0,7}"
 _VERSIONS = rf"({_NUMBERS})(?:(\+)|-({_NUMBERS}))?"
+
+
+def goes_by(device: Device, names: Iterable[str]) -> bool:
+    """Return whether a device has one of the names, compared without case."""
+    own = {name.lower() for name in device.names}
+    return any(name.lower() in own for name in names)
 
 
 class AskedFilter(NamedTuple, Generic[T]):
@@ -489,6 +499,43 @@ def with_filter(term: Term, name: str, value: str) -> Term:
     return replace(term, filters=tuple((each, value if each == name else had) for each, had in term.filters))
 
 
+def request_devices(devices: Iterable[Device], shares: Mapping[str, float | int] | None = None) -> Request:
+    """Return a request for exactly the given devices, or shares of them, as one lease.
+
+    Args:
+        devices: The devices.
+        shares: Shares by device id: less than 1 for a fraction of the device, else memory in bytes. The other devices
+            are wanted whole.
+
+    Raises:
+        UsageError: If there is no device, or if a share is not positive.
+
+    Examples:
+        >>> inventory = anyaccel.detect("sim:H100:2,TPU-V4:4")
+        >>> request = anyaccel.request_devices(inventory.devices[1:3], {inventory.devices[1].id: 0.25})
+        >>> len(request.terms)
+        2
+    """
+    shares = shares or {}
+    terms = tuple(_make_term(device, shares.get(device.id)) for device in devices)
+    if not terms:
+        raise UsageError("devices must name at least one device (got none)")
+    return Request(terms=terms)
+
+
+def _make_term(device: Device, share: float | None) -> Term:
+    """Return the term of a request for a device, or for a share of it."""
+    filters = ((_Id.name, device.id),)
+    names = (device.resource,)
+    if share is None:
+        return Term(names=names, filters=filters)
+    if not share > 0:
+        raise UsageError(f"a share of {device.id} must be more than 0 (got {share!r})")
+    if share >= 1:
+        return Term(names=names, units=0, filters=filters, memory_bytes=int(share))
+    return Term(names=names, units=max(1, round(share * UNITS_PER_DEVICE)), filters=filters)
+
+
 def facts(device: Device, inventory: Inventory, *, typed: bool = True) -> Mapping[str, str]:
     """Return the facts about a device, by name of the portable filters, for programs that choose devices instead of us.
 
@@ -511,3 +558,105 @@ def shared_facts(devices: Sequence[Device], inventory: Inventory) -> Mapping[str
     """Return the facts that the devices have in common; see :func:`facts`. There must be at least one device."""
     first, *others = (facts(device, inventory).items() for device in devices)
     return dict(set(first).intersection(*others))
+
+
+class DeviceRule(NamedTuple):
+    """A condition of a term on each of its devices.
+
+    Attributes:
+        code: Reason code if a device does not pass.
+        passes: Returns whether a device passes.
+        explain_failure: Explains why devices do not pass: a clause without capital and period, or empty.
+        filter: Name of the filter; empty for a rule that is not a filter.
+        counts: Whether the rule names devices, of which some may not exist.
+    """
+
+    code: ReasonCode
+    passes: Callable[[Device], bool]
+    explain_failure: Callable[[Sequence[Device]], str]
+    filter: str = ""
+    counts: bool = False
+
+
+def serves(device: Device, term: Term, inventory: Inventory) -> bool:
+    """Return whether a device serves a term if nothing is held.
+
+    Args:
+        device: The device.
+        term: The term, with known filters.
+        inventory: The machine of the device.
+    """
+    return goes_by(device, term.names) and all(rule.passes(device) for rule in rules(term, inventory))
+
+
+def rules(term: Term, inventory: Inventory) -> Iterator[DeviceRule]:
+    """Yield the conditions of a term on each device beside the name, filters first.
+
+    Raises:
+        ValueError: When a filter is unknown, or its value invalid.
+    """
+    for each in asked(term, inventory):
+        yield _of_filter(each)
+    # Filters first: their reasons name what the user wrote.
+    yield _VISIBLE
+    yield _HEALTHY
+    if term.memory_bytes:
+        yield _large_enough(term)
+    yield _DIVISIBLE if term.fraction else _WHOLE
+
+
+def _of_filter(asked: AskedFilter[Any]) -> DeviceRule:
+    """Return a filter of a term as a rule."""
+    entry = asked.filter
+    return DeviceRule(
+        code=ReasonCode.FILTER,
+        passes=entry.predicate(asked),
+        explain_failure=lambda devices: entry.explain_failure(asked, devices),
+        filter=entry.name,
+        counts=entry.count(asked.wanted) is not None,
+    )
+
+
+def _large_enough(term: Term) -> DeviceRule:
+    """Return the condition of a share by memory: the device has that much memory."""
+
+    def explain(devices: Sequence[Device]) -> str:
+        largest = max(device.memory_bytes or 0 for device in devices)
+        if not largest:
+            return explain_unknown_memory(devices)
+        return f"the largest memory is {format_memory_beside(largest, term.memory_bytes)}, less than {term.quantity}"
+
+    return DeviceRule(ReasonCode.FILTER, lambda device: term.units_on(device) <= UNITS_PER_DEVICE, explain, "mem")
+
+
+def _ids(devices: Sequence[Device]) -> str:
+    """Return the ids of devices as a list in words."""
+    return listed([device.id for device in devices])
+
+
+def _broken(devices: Sequence[Device]) -> str:
+    """Return the ids of unhealthy devices, with the reasons, as a list in words."""
+    reasons = (f" ({device.health_reason})" if device.health_reason else "" for device in devices)
+    return listed([device.id + reason for device, reason in zip(devices, reasons, strict=True)])
+
+
+_VISIBLE = DeviceRule(
+    ReasonCode.HIDDEN,
+    lambda device: device.visible,
+    lambda devices: f"hidden by the environment: {_ids(devices)}",
+)
+_HEALTHY = DeviceRule(
+    ReasonCode.UNHEALTHY,
+    lambda device: device.health is not Health.UNHEALTHY,
+    lambda devices: f"unhealthy: {_broken(devices)}",
+)
+_WHOLE = DeviceRule(
+    ReasonCode.PART,
+    lambda device: device.units == UNITS_PER_DEVICE,
+    lambda devices: f"ours in part only: {_ids(devices)}",
+)
+_DIVISIBLE = DeviceRule(
+    ReasonCode.NOT_FRACTIONAL,
+    lambda device: bool(device.fractional),
+    lambda devices: f"given out whole only: {_ids(devices)}",
+)

@@ -10,7 +10,7 @@ from anyaccel.probe import HOST, MACHINE_VARIABLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from anyaccel.vendors.contract import HOOKS as HOOKS
     from anyaccel.vendors.contract import RECORDED as RECORDED
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from anyaccel.vendors.discovery import Source as Source
     from anyaccel.vendors.discovery import installed as installed
     from anyaccel.vendors.guarded import ANSWER_LIMIT as ANSWER_LIMIT
+    from anyaccel.vendors.guarded import PRINTED_LIMIT as PRINTED_LIMIT
     from anyaccel.vendors.guarded import GuardedProcess as GuardedProcess
     from anyaccel.vendors.guarded import Outcome as Outcome
     from anyaccel.vendors.guarded import call_all as call_all
@@ -27,21 +28,19 @@ if TYPE_CHECKING:
     from anyaccel.vendors.process import ask as ask
     from anyaccel.vendors.process import known as known
     from anyaccel.vendors.process import vendor_process as vendor_process
-    from anyaccel.vendors.protocol import PRINTED_LIMIT as PRINTED_LIMIT
 else:
     __all__, __getattr__, __dir__ = face(
         __name__,
         {
             "anyaccel.vendors.contract": ("HOOKS", "RECORDED", "RESOURCE", "VENDOR"),
             "anyaccel.vendors.discovery": ("GROUP", "Source", "installed"),
-            "anyaccel.vendors.guarded": ("ANSWER_LIMIT", "GuardedProcess", "Outcome", "call_all"),
+            "anyaccel.vendors.guarded": ("ANSWER_LIMIT", "PRINTED_LIMIT", "GuardedProcess", "Outcome", "call_all"),
             "anyaccel.vendors.plugin": ("VendorPlugin",),
             "anyaccel.vendors.process": ("ask", "known", "vendor_process"),
-            "anyaccel.vendors.protocol": ("PRINTED_LIMIT",),
         },
     )
     __all__ += ["DEADLINE_SECONDS", "PRELOAD", "TASKS", "begin", "begin_for", "close", "find_server"]
-    __all__ += ["import_meanwhile", "presence", "simulate", "tasks"]
+    __all__ += ["do_meanwhile", "presence", "simulate", "tasks"]
 
 IDLE_SECONDS = 60.0
 """A vendor's process ends after a minute without a call, and the fork server after a minute without a process."""
@@ -90,20 +89,19 @@ def close(*, wait: bool = True) -> None:
     client.close_all(client.ForkServer, client.END_SECONDS if wait else 0.0)
 
 
-_wanted: list[str] = []
+_later: list[Callable[[], object]] = []
 
 
-def import_meanwhile(module: str) -> None:
-    """Register a module that is imported while the first vendors answer, since the caller needs it afterwards.
+def do_meanwhile(work: Callable[[], object]) -> None:
+    """Register a function that is called while the first vendors answer, such as an import that the caller needs next.
 
-    The import begins when the calls are sent, so not at all where no vendor is called. The modules for leases and
-    launching take as long to import as a vendor takes to answer.
+    The call is made once the vendors are asked, so not at all where no vendor is asked. The modules for leases and
+    launching take as long to import as a vendor takes to answer. An exception ends the detection.
     """
-    _wanted.append(module)
+    _later.append(work)
 
 
-def import_wanted() -> None:
-    """Import the modules that :func:`import_meanwhile` registered."""
-    for module in tuple(_wanted):
-        __import__(module)
-    _wanted.clear()
+def do_registered() -> None:
+    """Call the functions that :func:`do_meanwhile` registered."""
+    while _later:
+        _later.pop(0)()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import zlib
+from binascii import crc32
 from collections.abc import Iterable, Iterator, Sequence
 
 from anyaccel.model import Detected, Device, Health, Product, Value
@@ -116,7 +116,7 @@ def _made_up(name: str) -> str:
 
 def _pci_address(vendor: str, index: int) -> str:
     """Return an address of which the domain stands for the vendor, so that no two vendors use the same."""
-    domain = zlib.crc32(vendor.encode()) & 0xFFFF  # not hash(), which differs in each process
+    domain = crc32(vendor.encode()) & 0xFFFF  # not hash(), which differs in each process
     slot, bus = divmod(index, 256)
     function, slot = divmod(slot, 32)
     return f"{domain:04x}:{bus:02x}:{slot:02x}.{function % 8}"

@@ -70,7 +70,7 @@ class RayNodeAdapter:
     def settle(self, core: LocalEngine) -> None:
         """Wait for the release of devices if leases are not shared: the next call finds no lease to wait for."""
         end = time.monotonic() + self._grace + MARGIN_SECONDS
-        while not self._shared and any(member.lease for member in tuple(core.members)) and time.monotonic() < end:
+        while not self._shared and any(member.ids for member in tuple(core.members)) and time.monotonic() < end:
             time.sleep(_SETTLE_SECONDS)
 
 

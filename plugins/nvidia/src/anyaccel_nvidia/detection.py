@@ -25,8 +25,8 @@ LINK_BY_NVLINK = 100
 _UNIFIED = ("NVIDIA GB10", "Orin", "NVIDIA Thor")
 """Integrated GPUs: they use the host's memory and report no memory of their own."""
 _TEGRA = ("/etc/nv_tegra_release", "/sys/class/tegra-firmware")
-_UUID = re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-_BUS_ID = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])", re.IGNORECASE)
+_UUID = r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+_BUS_ID = r"([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])"
 
 
 def is_tegra(ctx: ProbeContext) -> bool:
@@ -58,7 +58,7 @@ def read_information(card: Card) -> None:
     if minor and not minor.isdecimal():
         raise ValueError(f"{path}: 'Device Minor' must be a number (got {minor!r}); reload the driver, or report this")
     if uuid and "?" not in uuid:
-        if not _UUID.fullmatch(uuid):
+        if not re.fullmatch(_UUID, uuid):
             raise ValueError(f"{path}: 'GPU UUID' must look like GPU-8-4-4-4-12 hexadecimal digits (got {uuid!r})")
         card.id = uuid
     card.model = values.get("Model") or ""
@@ -164,7 +164,7 @@ def pci_address(bus_id: str, known: Collection[str] = ()) -> str:
     Raises:
         ValueError: When it is no PCI bus id.
     """
-    match = _BUS_ID.fullmatch(bus_id)
+    match = re.fullmatch(_BUS_ID, bus_id, re.IGNORECASE)
     if match is None:
         raise ValueError(
             f"NVML's PCI bus id must look like 00000000:0C:00.0 (got {bus_id!r}); update the driver, or report this"

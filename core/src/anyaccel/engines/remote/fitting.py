@@ -10,7 +10,7 @@ from anyaccel.errors import NeverFitsError, UnknownNameError
 from anyaccel.launcher.choosing import KnownNames, validate
 from anyaccel.model import Inventory, Request
 from anyaccel.scheduler import Scheduler, Verdict
-from anyaccel.scheduler.names import NameRegistry
+from anyaccel.scheduler.placement import NameRegistry
 
 T = TypeVar("T")
 
