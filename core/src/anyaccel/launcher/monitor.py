@@ -49,7 +49,7 @@ NAME = "anyaccel-mon"
 _STATUS, _ERROR = 3, 4
 """Descriptors of the pipe with the exit status, and of the command's standard error."""
 _PRINT_SECONDS = 1
-"""Time for a line on standard error: a terminal that is stopped takes none."""
+"""Time for a line on standard error."""
 _LONGEST_PAUSE = 60.0
 _LOOK_SECONDS = 2.0
 """Pause between two looks at a lease without a visible process, such as one in quarantine."""
@@ -343,19 +343,12 @@ class _LeaseWatch:
             self._ledger.end_lease(self._lease, grace=limit.grace, force=True)
 
     def _print(self, text: str) -> None:
-        """Print a line on the command's standard error, if open; give up after ``_PRINT_SECONDS``.
-
-        A child prints, and is killed by its alarm if the terminal is stopped. Errors are ignored.
-        """
-
-        def print_in_time() -> int:
-            signal.alarm(_PRINT_SECONDS)
-            print_line(text, self._error)
-            return 0
-
+        """Print a line on the command's standard error, if open; give up after ``_PRINT_SECONDS``; ignore errors."""
         if self._error >= 0:
-            with contextlib.suppress(OSError):
-                process.reap(fork_child(print_in_time))
+            poll = select.poll()
+            poll.register(self._error, select.POLLOUT)
+            if poll.poll(_PRINT_SECONDS * 1000):  # a terminal that is stopped takes none
+                print_line(text, self._error)
 
     def _close_error(self) -> None:
         """Close the command's standard error, unless closed already."""

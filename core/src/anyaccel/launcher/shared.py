@@ -339,8 +339,9 @@ class SharedScheduler(Scheduler):
             AnyaccelError: If the request to the ledger cannot be made.
             RuntimeError: If the process is exiting, or no thread can be started.
         """
-        wait = self._waits.setdefault(ticket.number, _QueuedRequest())
+        wait = self._waits.get(ticket.number) or _QueuedRequest()
         pending = self._make_request(ticket.plan, ticket.waiting, note=ticket.note, wait=wait)
+        self._waits[ticket.number] = wait
         wait.start(lambda: self._wait(ticket, pending))
 
     async def _wait(self, ticket: Ticket, pending: _SharedRequest) -> None:
@@ -437,13 +438,16 @@ class _QueuedRequest:
         """Store the queue position; the records are not kept."""
         self.position = place
 
-    def start(self, run: Callable[[], Awaitable[None]]) -> None:
-        """Have the previous wait cancelled, and the next begin after that; return before. Any thread may call this.
+    def start(self, run: Callable[[], Awaitable[None]] | None) -> None:
+        """Have the current wait cancelled, and the next begin after that; return before. Any thread may call this.
+
+        Args:
+            run: Waits; None for no further wait.
 
         Raises:
             RuntimeError: If the process is exiting.
         """
-        _wait_thread.call(self._start, run)
+        _wait_thread.call(self._switch, run)
 
     def stop(self) -> None:
         """Have the wait cancelled, and return before its end; does nothing while the process exits.
@@ -451,25 +455,19 @@ class _QueuedRequest:
         Any thread may call this.
         """
         with suppress(RuntimeError):  # the process is exiting, and has left the queue
-            _wait_thread.call(self._stop)
+            self.start(None)
 
-    def _start(self, run: Callable[[], Awaitable[None]]) -> None:
-        """Cancel the previous wait, and begin the next after the end of all earlier ones.
-
-        Runs in the thread of the waits.
-        """
-        self._stop()
-        self._task = asyncio.get_running_loop().create_task(self._run_in_turn(run))
+    def _switch(self, run: Callable[[], Awaitable[None]] | None) -> None:
+        """Cancel the current wait, and begin the next; runs in the thread of the waits."""
+        if self._task is not None:
+            self._task.cancel()
+        if run is not None:
+            self._task = asyncio.get_running_loop().create_task(self._run_in_turn(run))
 
     async def _run_in_turn(self, run: Callable[[], Awaitable[None]]) -> None:
         """Await the result of a function after the end of all earlier waits: one may still release devices."""
         async with self._turn:
             await run()
-
-    def _stop(self) -> None:
-        """Cancel the current wait, if any; runs in the thread of the waits."""
-        if self._task is not None:
-            self._task.cancel()
 
 
 class _WaitThread:

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 STATUS = 124
 """Exit status after a time limit; that of timeout(1)."""
 _NEVER_CAUGHT = (signal.SIGKILL, signal.SIGSTOP)
-_LOOKS = 10
-"""Searches for the carriers of a mark: a program may start processes faster than one search takes."""
 
 
 class EarlySignal(Value):
@@ -69,26 +67,22 @@ class EarlySignal(Value):
     def send(self, mark: Mark) -> int:
         """Send the signal, once, to each other process of this user with a mark and a handler for the signal.
 
-        A shell or a data loader without a handler gets no signal: the default action would end the process. Processes
-        that start during the search are searched for again, ten times at most. Errors are ignored.
+        A shell or a data loader without a handler gets no signal: the default action would end the process. Errors are
+        ignored.
 
         Returns:
             The number of processes that got the signal.
         """
-        sent: set[int] = set()
+        sent: list[int] = []
 
         def tell(pid: int, start: int) -> None:
-            # Not to others: a signal without a handler would end them.
-            if pid in sent or process.user(pid) != os.getuid() or not process.catches(pid, self.number):
+            if process.user(pid) != os.getuid() or not process.catches(pid, self.number):
                 return
             if process.send(pid, start, self.number):
-                sent.add(pid)
+                sent.append(pid)
 
-        find = find_carriers([mark])
         with contextlib.suppress(OSError):  # no descriptor is free for the search: the limit still ends the processes
-            for _ in range(_LOOKS):
-                if find(tell):
-                    break
+            find_carriers([mark])(tell)
         return len(sent)
 
     def __str__(self) -> str:
@@ -256,20 +250,3 @@ def print_line(text: str, descriptor: int = 2) -> None:
     """
     with contextlib.suppress(OSError):
         os.write(descriptor, f"anyaccel: {text}\n".encode(errors="replace"))
-
-
-def append_line(text: str, path: str) -> None:
-    """Append a line with the prefix ``anyaccel:`` to a log; an unfinished line before gets a line break.
-
-    Errors are ignored: a log that is missing, or is a link, gets no line.
-    """
-    # O_NOFOLLOW: the log is in a directory to which the job itself can write.
-    with contextlib.suppress(OSError):
-        log = os.open(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            size = os.fstat(log).st_size
-            if size and os.pread(log, 1, size - 1) != b"\n":
-                os.write(log, b"\n")
-            print_line(text, log)
-        finally:
-            os.close(log)
