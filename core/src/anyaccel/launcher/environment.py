@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -131,8 +132,7 @@ def worker_environment(
     base = dict(os.environ if environ is None else environ)
     held = allocation.by_device
     edits, gaps = _edits(held, inventory, base, unallocated, mask, confined=allocation.confined)
-    only = _only_share(held)
-    fraction = _fraction(only)
+    part_bytes, fraction = _measure_part(held)
     if not all(share.whole for share in allocation.shares):
         allocation = _name_enforcement(allocation, edits, cap=bool(cap and fraction))
     changes, unset, more = _merge(edits, {share.device.vendor for share in held.values()}, inventory)
@@ -142,10 +142,10 @@ def worker_environment(
     if gaps or more or processors:  # most allocations stay as they are
         allocation = replace(allocation, gaps=(*allocation.gaps, *gaps, *more), processors=processors)
     changes |= _own_variables(allocation, inventory, lease)
-    if only is not None and only.memory_bytes:
+    if part_bytes:
         from anyaccel.launcher import caps  # few workers have a part of a device
 
-        changes[caps.LIMIT_VARIABLE] = str(only.memory_bytes)
+        changes[caps.LIMIT_VARIABLE] = str(part_bytes)
         if fraction:
             changes[caps.FRACTION_VARIABLE] = f"{fraction:g}"
         if fraction and cap:
@@ -345,24 +345,17 @@ def _describe_conflict(name: str, first: tuple[str, str | None], second: tuple[s
     return f"{what}, so one worker cannot hold this combination; ask for their devices in separate commands"
 
 
-def _fraction(share: Share | None) -> float | None:
-    """Return a share's fraction of the device's memory, rounded down to four decimals.
+def _measure_part(held: Mapping[str, Share]) -> tuple[int, float]:
+    """Return the bytes that a worker holds of its only device, and their fraction of the device's memory.
 
-    None without a share, if the memory of share or device is unknown, or for a fraction below 0.0001.
-    """
-    if share is None or not share.memory_bytes or not share.device.memory_bytes:
-        return None
-    # Rounded down: two halves of a device must not add up to more than the device.
-    return int(share.memory_bytes / share.device.memory_bytes * 10_000) / 10_000 or None
-
-
-def _only_share(held: Mapping[str, Share]) -> Share | None:
-    """Return the share of a worker with a part of a single device; None for other workers.
-
-    Frameworks have one cap for all devices that they see.
+    The fraction is rounded down to four decimals. Either is 0 if it is unknown, and if the worker holds a whole device
+    or several: frameworks have one cap for all devices that they see.
     """
     share = next(iter(held.values()), None)
-    return None if share is None or share.whole or len(held) > 1 else share
+    if share is None or share.whole or len(held) > 1 or not share.memory_bytes:
+        return 0, 0.0
+    # Rounded down: two halves of a device must not add up to more than the device.
+    return share.memory_bytes, int(share.memory_bytes / (share.device.memory_bytes or math.inf) * 10_000) / 10_000
 
 
 def _name_enforcement(allocation: Allocation, edits: Mapping[str, EnvEdits], *, cap: bool) -> Allocation:

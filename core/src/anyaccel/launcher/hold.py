@@ -27,7 +27,7 @@ from anyaccel.ledger import Lease, LeaseRecord, Ledger, Place
 from anyaccel.linux import mark as marks
 from anyaccel.model import NOTHING, Allocation, Device, Extent, Grant, Request, Stats, replace
 from anyaccel.model.allocation import share_table
-from anyaccel.scheduler import ReasonCode, Verdict, parse_request
+from anyaccel.scheduler import Reason, ReasonCode, Verdict, parse_request
 from anyaccel.scheduler.filters import asked_memory
 from anyaccel.text import printable
 
@@ -612,9 +612,10 @@ class LeaseRequest:
             LedgerError: If the ledger cannot be read.
         """
         if isinstance(error, LimitError):
-            from anyaccel.launcher.verdicts import make_limit_error
-
-            return make_limit_error(self.request, error)
+            reasons = tuple(Reason(code=ReasonCode.LIMIT, message=each) for each in error.reasons)
+            ways_out = tuple(error.hint.splitlines())
+            verdict = Verdict(request=self.request, fits_now=False, ever_fits=False, reasons=reasons, ways_out=ways_out)
+            return NeverFitsError(verdict.message, verdict=verdict, hint=verdict.hint)
         verdict = self._judge()
         told = any(reason.code is ReasonCode.WAITING_BEHIND for reason in verdict.reasons)
         behind = f" {error.ahead} asked for them before." if error.ahead and not told else ""

@@ -313,7 +313,12 @@ def check_start(options: StartOptions, *, forked: bool = False) -> bool:
         EnforcementError: If the kernel cannot limit ``memory``, or cannot confine a process with ``enforce`` True.
     """
     if options.get("memory") is not None:
-        check_memory_limit(direct=forked)
+        from anyaccel.linux import cgroup
+
+        try:
+            cgroup.find_place({"memory"}, None if forked else os.environ)
+        except (OSError, cgroup.UnavailableError) as error:
+            raise _make_error(error) from error
     if not (enforce := options.get("enforce", False)):
         return False
     from anyaccel.launcher.sandbox import check_enforce
@@ -429,23 +434,6 @@ def prepare(
     inventory = survey(inventory, request=wanted, machine=machine, declare=declare, environ=environ, timeout=timeout)
     allocation = local_scheduler(inventory).allocate(wanted)
     return plan_launch(allocation, inventory, options, environ=environ, grouped=False, told=False)
-
-
-def check_memory_limit(*, direct: bool = False) -> None:
-    """Check that the kernel can limit the host memory of a worker; no cgroup is made.
-
-    Args:
-        direct: As for :func:`limit_memory`.
-
-    Raises:
-        EnforcementError: If the kernel cannot.
-    """
-    from anyaccel.linux import cgroup
-
-    try:
-        cgroup.find_place({"memory"}, None if direct else os.environ)
-    except (OSError, cgroup.UnavailableError) as error:
-        raise _make_error(error) from error
 
 
 def limit_memory(made: WorkerEnvironment, memory: int | None = None, *, direct: bool = False) -> WorkerEnvironment:

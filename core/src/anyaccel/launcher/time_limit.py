@@ -145,19 +145,9 @@ class TimeLimit(Value):
         return cls(seconds=whole, until=lease.until, grace=grace, early=early)
 
     @property
-    def early_at(self) -> float | None:
-        """Time of the early signal, in seconds since the boot; None without a signal. Kept after the signal."""
-        return None if self.early is None else self.until - self.early.seconds
-
-    @property
     def over(self) -> bool:
         """Whether the end has come, by the clock since the boot, which goes on while the machine sleeps."""
         return process.boot_seconds() >= self.until
-
-    @property
-    def message(self) -> str:
-        """Message for a command ended by the limit."""
-        return describe_timeout(self.seconds)
 
     def send_early(self, mark: Mark) -> str:
         """Send the early signal to the carriers of a mark that handle it, and return a message about the number.
@@ -185,7 +175,7 @@ class Countdown:
     """
 
     def __init__(self, limit: TimeLimit | None, mark: Mark, tell: Callable[[str], object]) -> None:
-        self.early_at = None if limit is None else limit.early_at
+        self.early_at = limit.until - limit.early.seconds if limit and limit.early else None
         self._limit = limit
         self._mark = mark
         self._tell = tell

@@ -640,7 +640,7 @@ class Sweep:
                 hold.timed_out = True
                 # A command that returns 0 after its limit did not finish: --resume runs it again.
                 status = status or (0 if number_of_signal else time_limit.STATUS)
-                append_line(limited.limit.message, path)
+                append_line(time_limit.describe_timeout(limited.limit.seconds), path)
         size = os.fstat(log).st_size
         os.close(log)
         return Ended(
