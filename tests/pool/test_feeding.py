@@ -205,11 +205,11 @@ def stands_behind_method(pool, tmp_path):
 def test_a_method_that_is_cancelled_in_line_is_not_run(pool, stands_behind_method):
     _, ran, end, before, middle, behind = stands_behind_method(lambda pool: pool.actor(Notes), "block")
     assert not middle.cancel()
-    assert all(future.cancel() for future in behind[:3])
-    assert pool().submit(abs, -1).result() == 1  # what came before has reached the dispatcher, and so the process
+    kept = [number for number, future in enumerate(behind, QUICK) if not future.cancel()]  # sent already
+    assert len(kept) < QUICK
     end.touch()
-    assert len({future.result() for future in (*before, middle, *behind[3:])}) == 1
-    assert noted(ran) == [*range(QUICK), *range(QUICK + 3, 2 * QUICK)]
+    assert len({future.result() for future in (*before, middle) if not future.cancelled()}) == 1
+    until(lambda: noted(ran) == [*range(QUICK), *kept], "those that were sent")
 
 
 def test_methods_that_stand_in_line_fail_with_their_actor(stands_behind_method):

@@ -19,7 +19,7 @@ from anyaccel.model import (
     slots_by_id,
 )
 from anyaccel.model._value import fields
-from anyaccel.model.wire import prepare
+from anyaccel.model.wire import hints
 from anyaccel.probe.machine import Machine, Simulated
 from anyaccel.vendors import contract
 from anyaccel.vendors.discovery import Source
@@ -42,7 +42,7 @@ _IDENTITY = fields(PluginInfo).keys() & fields(VendorReport).keys() - {"vendor"}
 
 # During the import, while the fork server starts.
 for kind in (PluginInfo, EnvEdits, Detected):
-    prepare(kind)
+    hints(kind)
 for pattern in contract.PATTERNS:
     re.compile(pattern)
 

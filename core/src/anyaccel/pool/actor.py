@@ -160,10 +160,9 @@ class ActorGroup:
         if self.death is not None:
             self._fail_waiting(self.death)
             return
-        workers = (state.member for state in self.actors)
-        able = [worker for worker in workers if worker is not None and (self.pipelined or worker.free)]
-        if able:
-            min(able, key=lambda worker: len(worker.outstanding)).pull()
+        workers = [state.member for state in self.actors if state.member is not None]
+        for worker in sorted(workers, key=lambda worker: len(worker.running)):
+            worker.pull()
         self._replace()
 
     def next_for(self, worker: Any) -> Call | None:
@@ -216,7 +215,7 @@ class ActorGroup:
         """
         self.closed = self.closing = True
         for worker in [state.member for state in self.actors]:
-            if worker is not None and not (worker.outstanding or self.queue or worker.ending):
+            if worker is not None and not (worker.running or self.queue or worker.ending):
                 worker.shut_down()
 
     def stop(self, grace: float) -> None:
@@ -295,8 +294,8 @@ class ActorState:
 
     Attributes:
         group: Its group, which has the calls.
-        member: Its worker, once there is one: a class of the engine with ``accepts``, ``free``, ``outstanding``,
-            ``ending``, ``pull``, ``shut_down``, ``stop``.
+        member: Its worker, once there is one: a class of the engine with ``accepts``, ``running``, ``ending``,
+            ``pull``, ``shut_down``, ``stop``.
         construction: The call that makes the object.
         death: Why it is dead, or None.
     """

@@ -201,7 +201,8 @@ class CallFuture(AwaitableFuture[T]):
         """Cancel the call, waiting or running, unless it is a running method; return whether it is or was cancelled.
 
         A call that is over, or belongs to the parent process, stays as it is. The worker is ended later, by the
-        reactor; that of a method that has not started only skips the call. The done-callbacks run in this thread.
+        reactor. A method that was sent to its actor behind other short ones counts as running. The done-callbacks run
+        in this thread.
         """
         call = self._call
         if call is None or call.foreign or (call.kind == MessageKind.METHOD and self.running()):
@@ -226,10 +227,9 @@ class CallFuture(AwaitableFuture[T]):
         return super()._wait(timeout)
 
     def running(self) -> bool:
-        """Return whether a worker runs the call and the future has no outcome yet; False for a pipelined call."""
+        """Return whether a worker has the call, perhaps behind other methods of an actor, and there is no outcome yet."""
         call = self._call
-        worker = None if call is None else call.worker
-        return worker is not None and worker.begun and not self.done()
+        return call is not None and call.sent and not self.done()
 
     def why(self) -> Verdict | None:
         """Explain why the call waits for devices.
@@ -289,8 +289,7 @@ class Call:
         kind: Kind of its message.
         actor: The actor that it constructs, or None.
         waits: Explains what devices it waits for; None if it needs none, or has them.
-        worker: The worker that runs it, or None.
-        sent: Whether it was sent to a process, which may have started it.
+        sent: Whether it was sent to a process, which may have started it, and on a cluster is known to run it.
         log: File for its output; None for the pool's.
         relay: Receives the answer unread, if set.
         tries: Number of times that it was run and lost.
@@ -300,7 +299,7 @@ class Call:
 
     __slots__ = (
         "actor", "body", "future", "kind", "log", "name", "number", "on_cancel", "options", "relay", "sent", "timer",
-        "tries", "waits", "worker",
+        "tries", "waits",
     )  # fmt: skip
 
     def __init__(self, name: str, options: Options, on_cancel: Callable[[Call], None]) -> None:
@@ -312,7 +311,6 @@ class Call:
         self.kind = MessageKind.CALL
         self.actor: Any = None
         self.waits: Callable[[], Verdict] | None = None
-        self.worker: Any = None
         self.sent = False
         self.log: str | None = None
         self.relay: Callable[[Message], None] | None = None
@@ -336,13 +334,9 @@ class Call:
         self.reset()
 
     def reset(self) -> None:
-        """Take the call away from the worker, count the call as not sent, and cancel its timer.
-
-        The time limit starts anew with the next worker.
-        """
+        """Count the call as not sent, and cancel its timer: the time limit starts anew with the next worker."""
         if self.timer is not None:
             self.timer.cancel()
-        self.worker = None
         self.sent = False
 
     def is_pending(self) -> bool:

@@ -59,7 +59,7 @@ from anyaccel.pool.devices import (
     run_aside,
 )
 from anyaccel.pool.engine import Engine, PoolSettings
-from anyaccel.pool.messages import MOST_INLINE, Message, MessageKind, Pickled, dumps
+from anyaccel.pool.messages import Message, MessageKind, Pickled, dumps
 from anyaccel.pool.reactor import Timer, reactor
 from anyaccel.probe.machine import Machine, parse_machine
 
@@ -81,6 +81,8 @@ MOST_AHEAD, MOST_AHEAD_BYTES = 32, 1 << 12
 Together they fit into the buffer of its channel, so that sending never blocks. Measured with methods that do nothing:
 3,000 calls take 130 us of processor time each, of caller and worker; one at a time, 320 us.
 """
+QUICK_SECONDS = 0.002
+"""Duration of a method call up to which the next ones are pipelined to its actor."""
 MOST_DEVICES = 64
 """Assumed maximum of simultaneous workers with devices, for pools without ``max_workers``."""
 
@@ -183,7 +185,7 @@ class Broker:
         self._idle: list[WorkerProcess] = []  # an evicted one stays here until it has gone
         self._resolved: dict[object, LocalRequest] = {}
         self._changes = 0
-        self._due = self._checking = False
+        self._checking = False
         self._checked = float("-inf")
         self._wanted: frozenset[str] = frozenset()
 
@@ -210,21 +212,15 @@ class Broker:
             self._find_queue(engine, call).calls.appendleft(call)
 
     def serve(self) -> None:
-        """Leave a note for the reactor to start calls, request devices and evict idle workers; return before that.
-
-        No effect while such a note is pending. Only for the reactor's thread.
-        """
-        if not self._due:
-            self._due = True
-            # By a note: a start that fails at once calls serve(), and thousands of those must not nest.
-            reactor().call_soon(self._serve_all)
+        """Leave a note for the reactor to start calls, request devices and evict idle workers; return before that."""
+        # By a note: a start that fails at once calls serve(), and thousands of those must not nest.
+        reactor().call_soon(self._serve_all)
 
     def _serve_all(self) -> None:
         """Serve the queues step by step, at once, until nothing can be done now.
 
         A step sends a call to an idle worker, launches a worker, requests devices, or evicts an idle worker.
         """
-        self._due = False
         while self._queues and self._serve_one():
             pass
 
@@ -265,7 +261,7 @@ class Broker:
         can be started, the reactor waits for the vendors.
         """
         call = self._pop(queue)
-        worker = queue.engine.add_worker(call, lease)
+        worker = WorkerProcess(queue.engine, lease, call)
         if lease.handover is None:
             worker.launch(call)
         else:
@@ -555,6 +551,8 @@ class Broker:
 class WorkerProcess:
     """A worker process of a pool, from the decision to fork it until its devices are released.
 
+    A new one is a member of its engine, and of the actor that its first call constructs; :meth:`launch` starts it.
+
     Args:
         engine: The engine of the pool.
         lease: The lease of its devices; of none for the CPU alone.
@@ -581,7 +579,7 @@ class WorkerProcess:
     """
 
     begun = True
-    """Of a call whose worker this is: it was sent."""
+    """Whether it runs, or is about to, as far as known."""
 
     def __init__(self, engine: LocalEngine, lease: WorkerLease, call: Call) -> None:
         self.engine = engine
@@ -603,6 +601,11 @@ class WorkerProcess:
         self._ahead = True
         self._group: WorkerGroup | None = None
         self._preparation = engine.settings.preparation
+        self._began = 0.0
+        self._quick = False
+        engine.members.add(self)
+        if self.actor is not None:
+            self.actor.member = self
 
     # Reports of the fork server
 
@@ -654,29 +657,21 @@ class WorkerProcess:
         """Calls that the worker was given and has not answered, in order; any thread may ask."""
         return list(self.running.values())
 
-    @property
-    def _takes_calls(self) -> bool:
-        """Whether the worker may be given a further call: it neither is ending nor constructs an actor."""
-        return not (self.ending or (self.actor is not None and self.actor.construction.number in self.running))
-
-    @property
-    def free(self) -> bool:
-        """Whether the worker would run a further call at once: never while it is ending or constructs an actor."""
-        return self._takes_calls and (not self.running or len(self.running) < self.options.concurrency)
-
     def accepts(self, call: Call) -> bool:
         """Return whether a method call may be sent: to run at once, or pipelined behind the calls of this actor.
 
-        To run at once, the worker must be :attr:`free`; an actor that runs several calls at a time must also have read
-        the earlier ones, else :meth:`pull` follows later. A call is pipelined only if its pickle has at most
-        :data:`MOST_AHEAD_BYTES` bytes, without large buffers and without a log file, at most :data:`MOST_AHEAD` calls
-        are outstanding with it, and the actor is constructed, is not ending, runs one call at a time, and is in no
-        group.
+        Nothing is sent to an actor that is ending or being constructed. Up to ``concurrency`` calls run at once; before
+        a further one of them, the actor must have read the earlier ones, else :meth:`pull` follows later. A call is
+        pipelined to an actor that runs one call at a time, is in no group, and has answered the last call within
+        :data:`QUICK_SECONDS`. Its pickle has at most :data:`MOST_AHEAD_BYTES` bytes, without large buffers and without
+        a log file, and at most :data:`MOST_AHEAD` calls are outstanding with it.
         """
-        if self.free:  # beside other calls, a send might block on a stopped process, and with it all pools
-            return not self.running or self._process.has_room(self.pull)
-        pipelined = self.actor is not None and self.actor.group.pipelined and self.options.concurrency == 1
-        if not (pipelined and self._takes_calls and len(self.running) < MOST_AHEAD):
+        actor, count = self.actor, len(self.running)
+        if actor is None or self.ending or actor.construction.number in self.running:
+            return False
+        if count < self.options.concurrency:  # beside other calls, a send might block on a stopped process
+            return not count or self._process.has_room(self.pull)
+        if not (self._quick and actor.group.pipelined and self.options.concurrency == 1 and count < MOST_AHEAD):
             return False
         body, logged = call.body, call.log is not None or self.engine.settings.logs is not None
         return body is not None and not logged and body.stored is None and body.size <= MOST_AHEAD_BYTES
@@ -739,7 +734,7 @@ class WorkerProcess:
                 engine.on_gone(self, Gone(forked=False))
 
     def send_call(self, call: Call, *, fresh: bool = False) -> None:
-        """Send a call to the process; unless the call is pipelined, record the start, and start the time limit.
+        """Send a call to the process; unless the call is pipelined, start its time limit.
 
         A call that is not pending any more is not sent; the worker gets its next call instead, unless ``fresh``. After
         the last of ``max_calls``, the channel is shut down, so that the worker exits after its answer. If no memory or
@@ -762,7 +757,7 @@ class WorkerProcess:
         self.calls += 1
         self.ending = self.ending or self.calls == self.options.max_calls
         if len(self.running) <= self.options.concurrency:
-            call.worker = self
+            self._began = time.monotonic()
             if not fresh:
                 self._start_timer(call)
         if body.stored is not None:
@@ -792,15 +787,6 @@ class WorkerProcess:
         call.future.log = log
         with spawning.open_outputs(log) as pair:
             return self._process.send(call.kind, body, pair, number=call.number)
-
-    def skip_call(self, call: Call) -> None:
-        """Ask the process not to start a pipelined call.
-
-        No effect if the call has started, or the message cannot be sent.
-        """
-        if call.worker is None:
-            with contextlib.suppress(OSError):
-                self._process.send(MessageKind.SKIP, number=call.number)
 
     def collect_unstarted(self, gone: Gone) -> list[Call]:
         """Reset the calls that this exited process never started, and return those of them that are still pending.
@@ -983,21 +969,22 @@ class WorkerProcess:
     def _on_free(self, call: Call) -> None:
         """Remove a call that has ended, and get the next call.
 
-        The pipelined call behind it has begun; its time limit starts. Without a next call, the broker keeps the worker
+        The time limit of the pipelined call behind it starts. Without a next call, the broker keeps the worker
         idle. The worker of an actor is not kept there: shut down if the actor is closing, else left alone. For a worker
         that is ending, a stop is scheduled after its last call.
         """
         self.running.pop(call.number, None)
-        for following in self.outstanding[: self.options.concurrency]:
-            if following.worker is None:
-                following.worker = self
-                self._start_timer(following)
         if self.ending:
             if not self.running:
                 self.schedule_stop()
         elif self.actor is None:
             self.engine.broker.keep_idle(self)
         else:
+            now = time.monotonic()
+            self._quick, self._began = now - self._began < QUICK_SECONDS, now
+            for following in self.outstanding[:1]:
+                if following.timer is None:
+                    self._start_timer(following)
             self.pull()
             if self.actor.group.closing and not (self.running or self.ending):
                 self.shut_down()
@@ -1141,29 +1128,18 @@ class LocalEngine(Engine):
         """Copy the buffers of a call, so that later changes by the caller have no effect.
 
         The copy, with data too large for a packet, goes to shared memory at once, in the thread of the caller: a
-        gigabyte copied by the reactor would delay every pool. The buffers are copied to private memory instead if
-        shared memory is exhausted, if :data:`~anyaccel.pool.messages.MOST_STORED` bodies are there already, or if the
-        call may be retried, because a worker may write to the arguments that it gets. Data without buffers is not
-        copied then. No effect on stored data, and on little data without buffers.
+        gigabyte copied by the reactor would delay every pool. Not if the call may be retried, because a worker may
+        write to the arguments that it gets.
         """
-        body = call.body
-        if body is None or body.stored is not None or not (body.buffers or len(body.data) > MOST_INLINE):
-            return
-        if not call.options.retries:
-            with contextlib.suppress(OSError):
-                call.body = body.to_shared_memory()
-                return
-        super().copy_arguments(call)
+        if call.body is not None:
+            call.body = call.body.copy(shared=not call.options.retries)
 
     def _enter(self, broker: Broker, call: Call) -> None:
         """Record a call and give it to the broker; runs in the reactor's thread.
 
-        A cancelled call is removed. A broken pool, or an exception of the broker, fails the call.
+        A broken pool, or an exception of the broker, fails the call.
         """
         self._calls[call.number] = call
-        if not call.is_pending():
-            self.remove_call(call)
-            return
         try:
             self.check_not_broken()
             broker.add_call(self, call)
@@ -1175,17 +1151,6 @@ class LocalEngine(Engine):
         """Remove a finished call from the records, which may finish the shutdown of a closed pool."""
         self._calls.pop(call.number, None)
         self.finish_shutdown()
-
-    def add_worker(self, call: Call, lease: WorkerLease) -> WorkerProcess:
-        """Make and record the worker process for a first call; :meth:`WorkerProcess.launch` starts the process.
-
-        A worker for a construction becomes the actor's member.
-        """
-        worker = WorkerProcess(self, lease, call)
-        if call.actor is not None:
-            call.actor.member = worker
-        self.members.add(worker)
-        return worker
 
     def on_gone(self, worker: WorkerProcess, gone: Gone) -> None:
         """Requeue or fail the calls of an exited worker, release the devices, and serve the queues.
@@ -1209,7 +1174,7 @@ class LocalEngine(Engine):
             state.set_death(death)  # before a caller hears of it and calls again
         unused = bool(again) and not worker.proven
         if unused:  # another process takes its place and devices
-            self.add_worker(again[0], lease).launch(again.pop(), ahead=False)
+            WorkerProcess(self, lease, again[0]).launch(again.pop(), ahead=False)
         retried = [call for call in begun if gone.forked and not worker.stopped and call.may_be_retried]
         for call in begun:
             if call in retried:
@@ -1232,14 +1197,12 @@ class LocalEngine(Engine):
     def on_cancel(self, call: Call) -> None:
         """Drop the arguments and the record of a cancelled call, and stop the worker that has the call.
 
-        The worker gets the pool's grace, and later answers are ignored. The worker of a method is not stopped: it only
-        skips the call unless it has started. Without a worker, the queues are served, since others may wait behind.
+        The worker gets the pool's grace, and later answers are ignored. An actor is not stopped for a method, which may
+        have been sent just now. Without a worker, the queues are served, since others may wait behind.
         """
         worker = next((worker for worker in self.members if call.number in worker.running), None)
         call.body = None
-        if worker is not None and call.kind == MessageKind.METHOD:  # an actor has other callers
-            worker.skip_call(call)
-        elif worker is not None:
+        if worker is not None and call.kind != MessageKind.METHOD:  # an actor has other callers
             worker.stop(self.settings.grace, answer=False)
         elif call.number in self._calls:
             self.broker.serve()

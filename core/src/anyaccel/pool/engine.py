@@ -321,7 +321,7 @@ class Engine(Protocol):
         """
 
     def copy_arguments(self, call: Call) -> None:
-        """Copy the buffers of a call to private memory, so that later changes by the caller have no effect."""
+        """Copy the buffers of a call, so that later changes by the caller have no effect."""
         if call.body is not None:
             call.body = call.body.copy()
 

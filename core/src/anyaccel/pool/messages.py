@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
 import fcntl
 import io
 import mmap
@@ -65,23 +64,21 @@ class Pickled(NamedTuple):
         """Size of data and buffers in bytes; 0 if they were written to shared memory."""
         return len(self.data) + sum(map(len, self.buffers))
 
-    def copy(self) -> Pickled:
-        """Return a copy of which the buffers are independent of the value's memory; itself if there are no buffers."""
-        return Pickled(self.data, [*map(bytes, self.buffers)]) if self.buffers else self
+    def copy(self, *, shared: bool = False) -> Pickled:
+        """Return a copy that is independent of the value's memory; itself if there are no buffers to copy.
 
-    def to_shared_memory(self) -> Pickled:
-        """Return a copy in shared memory, for one worker, which may write to the memory.
-
-        Not for a pickle that is in shared memory already: the copy would be empty.
-
-        Raises:
-            OSError: When no memory or descriptor is left, or this process has :data:`MOST_STORED` such copies.
+        Args:
+            shared: Whether to copy to shared memory, as far as there are buffers or the data is too large for a packet.
+                The copy is for one worker, which may write to the memory. It is private all the same if shared memory
+                or descriptors are exhausted, or this process has :data:`MOST_STORED` such copies.
         """
-        if len(_stored) >= MOST_STORED:
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        parts = SharedParts([self.data, *self.buffers])
-        _stored.add(parts)
-        return Pickled(b"", [], parts)
+        large = self.buffers or len(self.data) > MOST_INLINE
+        if shared and large and len(_stored) < MOST_STORED:
+            with contextlib.suppress(OSError):
+                parts = SharedParts([self.data, *self.buffers])
+                _stored.add(parts)
+                return Pickled(b"", [], parts)
+        return Pickled(self.data, [*map(bytes, self.buffers)]) if self.buffers else self
 
 
 class SharedParts:
@@ -366,8 +363,6 @@ class MessageKind(IntEnum):
     """To the worker: make the object of an actor."""
     METHOD = 5
     """To the worker: call a method of the actor's object."""
-    SKIP = 11
-    """To the worker: skip the method call of this number, unless it has started."""
     RESULT = 6
     """From the worker: the value that the call returned."""
     ERROR = 7

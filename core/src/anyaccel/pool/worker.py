@@ -18,7 +18,6 @@ import sys
 import threading
 import time
 import types
-from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import CancelledError
 from functools import partial
@@ -109,7 +108,6 @@ class MessageLoop:
     Attributes:
         channel: The channel to the caller.
         actor: The object, once it was constructed.
-        waiting: Messages that were received ahead, in search of skips.
         globals: Globals that the initializer has set.
         lanes: Threads for methods that run at the same time, or None.
         loop: The event loop, from the first coroutine on.
@@ -122,7 +120,6 @@ class MessageLoop:
     def __init__(self, channel: socket.socket) -> None:
         self.channel = channel
         self.actor: Any = None
-        self.waiting: deque[Message] = deque()
         self.globals = SharedGlobals()
         self.lanes: Lanes | None = None
         self.loop: Loop | None = None
@@ -154,8 +151,8 @@ class MessageLoop:
     def _run(self) -> None:
         """Handle messages until the channel is closed or a handler returns False.
 
-        A skip has no effect here: a method looks for its own skip before it runs. A call with a log file redirects the
-        outputs, until the next call with a log file. Exceptions of :func:`receive` and of the handlers pass.
+        A call with a log file redirects the outputs, until the next call with a log file. Exceptions of :func:`receive`
+        and of the handlers pass.
         """
         handlers: dict[int, Callable[[Message], bool]] = {
             MessageKind.SETUP: self._set_up,
@@ -163,12 +160,7 @@ class MessageLoop:
             MessageKind.CONSTRUCT: self._construct,
             MessageKind.METHOD: self._method,
         }
-        while True:
-            message = self.waiting.popleft() if self.waiting else receive(self.channel)
-            if message is None:
-                return
-            if message.kind == MessageKind.SKIP:
-                continue
+        while (message := receive(self.channel)) is not None:
             if message.descriptors and message.kind != MessageKind.SETUP:
                 _redirect(message.descriptors)
             if not handlers[message.kind](message):
@@ -276,8 +268,7 @@ class MessageLoop:
     def _method(self, message: Message) -> bool:
         """Run a method and answer, or hand the message to a lane and return at once.
 
-        A method to skip is answered with None instead, except with lanes, which run each. A method for which no thread
-        can be started is answered with that error.
+        A method for which no thread can be started is answered with that error.
 
         Returns:
             False if the loop must end: the caller has closed the channel, or the event loop was closed.
@@ -288,16 +279,7 @@ class MessageLoop:
             except RuntimeError as error:
                 return self._answer(MessageKind.ERROR, self._describe(error), message.number)
             return True
-        if message.number in self._skipped():
-            return self._answer(MessageKind.RESULT, self.dumps(None), message.number)
         return self._perform(self._call_method, message)
-
-    def _skipped(self) -> set[int]:
-        """Receive the arrived messages into ``waiting`` without waiting, and return the numbers of calls to skip."""
-        with contextlib.suppress(BlockingIOError):
-            while (message := receive(self.channel, wait=False)) is not None:
-                self.waiting.append(message)
-        return {message.number for message in self.waiting if message.kind == MessageKind.SKIP}
 
     def _call_method(self, message: Message) -> Any:
         """Unpickle a method call, run the method, and return the value; see :meth:`_call`."""

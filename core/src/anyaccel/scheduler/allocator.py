@@ -12,9 +12,9 @@ from anyaccel.durations import Duration, read_seconds
 from anyaccel.errors import NeverFitsError, NotFreeError, UsageError
 from anyaccel.model import UNITS_PER_DEVICE, Allocation, Extent, Gang, Inventory, Request, replace
 from anyaccel.policy import PLAIN, Holding, Policy, Usage, Waiting, sum_usage
-from anyaccel.scheduler.books import Arrangement, Books, Placed, RequestPlan
+from anyaccel.scheduler.books import Arrangement, Books, RequestPlan
 from anyaccel.scheduler.grammar import parse_request
-from anyaccel.scheduler.placement import NameRegistry
+from anyaccel.scheduler.placement import NameRegistry, Placed
 from anyaccel.scheduler.ticket import Queue, Ticket, notify, settled
 
 TYPE_CHECKING = False
@@ -532,7 +532,7 @@ class Allocator:
         for number in sorted(found):
             key = self._new_id()
             books = self._arrangement.machines[number]
-            given.append(books.hold(key, plan.request, plan.wanted[number], found[number], note))
+            given.append(books.hold(key, plan.resolved[number], found[number], note))
         allocation: Allocation
         if len(given) == 1:
             allocation = given[0]

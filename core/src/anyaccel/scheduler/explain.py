@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import combinations, islice
+from itertools import islice
 
 from anyaccel.model import UNITS_PER_DEVICE, Device, Request, Term, VendorState, format_units, replace
 from anyaccel.model.extent import bits, union
@@ -70,21 +70,20 @@ def _judge(books: Books, request: Request) -> Verdict:
     """Explain whether one machine would serve a request without rivals, and the nearest request that fits."""
     layout = books.layout
     empty = Occupancy(layout)
-    wanted = [want(layout, term) for term in request.terms]
-    ever = place(layout, empty, wanted, books.validate) is not None
-    if ever and place(layout, books.occupancy, wanted, books.validate) is not None:
+    found = books.resolve(request)
+    if place(layout, books.occupancy, found.wanted, books.validate) is not None:
         return Verdict(request=request, fits_now=True, ever_fits=True)
-    if ever:
-        reasons = list(_reasons_now(books, wanted))
+    if found.ever_fits:
+        reasons = list(_reasons_now(books, found.wanted))
     else:
         # If only the vendors' variables are in the way, each term fits, and no other reason would say why.
-        reasons = list(_rivals(books, request)) or list(_reasons_ever(books, wanted, empty))
+        reasons = list(_rivals(books, request)) or list(_reasons_ever(books, found.wanted, empty))
     return Verdict(
         request=request,
         fits_now=False,
-        ever_fits=ever,
+        ever_fits=found.ever_fits,
         reasons=tuple(reasons),
-        nearest=None if ever else nearest(layout, empty, request, books.validate),
+        nearest=None if found.ever_fits else nearest(layout, empty, request, books.validate),
         nearest_now=nearest(layout, books.occupancy, request, books.validate),
         ways_out=tuple(_remedies(layout, reasons)),
     )
@@ -119,16 +118,15 @@ def _rivals(books: Books, request: Request) -> Iterator[Reason]:
         return
     twin = layout.without_rivals()
     placed = place(twin, Occupancy(twin), [want(twin, term) for term in request.terms], books.validate)
-    devices = [layout.devices[spot.position] for spots in placed or () for spot in spots]
-    for one, other in combinations(dict.fromkeys(device.vendor for device in devices), 2):
-        variable = layout.inventory.excluded_vendors(one).get(other)
-        if variable:
-            yield Reason(
-                code=ReasonCode.VARIABLE,
-                message=f"{one} and {other} both obey the variable {variable}, and no value of it means devices of"
-                " both, so one worker cannot have them together",
-                devices=tuple(device.id for device in devices if device.vendor in {one, other}),
-            )
+    spots = [spot for each in placed or () for spot in each]
+    devices = [layout.devices[spot.position] for spot in spots]
+    for one, other, variable in layout.conflicts(spots):
+        yield Reason(
+            code=ReasonCode.VARIABLE,
+            message=f"{one} and {other} both obey the variable {variable}, and no value of it means devices of"
+            " both, so one worker cannot have them together",
+            devices=tuple(device.id for device in devices if device.vendor in {one, other}),
+        )
 
 
 def _reasons_ever(books: Books, wanted: Sequence[Wanted], empty: Occupancy) -> Iterator[Reason]:
@@ -221,7 +219,7 @@ def _failed_vendors(layout: Layout, term: Term) -> Iterator[Reason]:
 
 def _waiting_behind(plan: RequestPlan, machines: Sequence[Books], ahead: Mapping[str, str]) -> Reason:
     """Return the reason with the earlier requests. Devices are listed for one machine only: ids are unique there."""
-    devices = _ids(machines[0].layout, _devices(plan.wanted[0])) if len(machines) == 1 else ()
+    devices = _ids(machines[0].layout, plan.resolved[0].mask) if len(machines) == 1 else ()
     return Reason(
         code=ReasonCode.WAITING_BEHIND,
         message=f"waiting for the same devices in front: {listed(list(ahead.values()))}",

@@ -29,7 +29,7 @@ from anyaccel.model import (
     Term,
     replace,
 )
-from anyaccel.model.wire import decode, encode, prepare
+from anyaccel.model.wire import decode, encode, hints
 from anyaccel.probe.context import ProbeContext
 from anyaccel.probe.machine import Machine
 from anyaccel.probe.recording import Recorder
@@ -41,7 +41,7 @@ Payload = Mapping[str, Any]
 
 # This runs in the fork server, so that the processes of all vendors inherit the builders and checks of these classes.
 for kind in (Source, Machine, PluginInfo, Detected, Device):
-    prepare(kind)
+    hints(kind)
 
 
 class Loaded:

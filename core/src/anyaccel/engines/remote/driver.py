@@ -310,7 +310,7 @@ class RemoteWork:
         self.started = started
         for call in self.outstanding:
             call.waits = None
-            call.worker = self
+            call.sent = True
             call.future.allocation = started.allocation
 
     def make_death_error(self, error: BaseException) -> WorkerError:
@@ -364,7 +364,6 @@ class RemoteCall(RemoteWork):
             body = call.body or Pickled(b"", [])
             if not call.may_be_retried:
                 call.body = None
-            call.worker = self
             self._ref = self.driver.cluster.run(place, order, self.key, self._make_log(call), body)
             self.driver.follow(self._ref, self._on_answer)
         except Exception as error:  # noqa: BLE001 - the future reports it
@@ -476,18 +475,13 @@ class RemoteActor(RemoteWork):
         if self.stopped:  # by another thread, before there was a host
             self.stop(0)
 
-    @property
-    def free(self) -> bool:
-        """Whether the actor can run a further method call."""
-        constructs = self._state.construction.number in self.running
-        return not (constructs or self.ending) and len(self.running) < self._group.options.concurrency
-
     def accepts(self, call: Call) -> bool:
-        """Reserve a place for a call, which follows in :meth:`run`; return False if the actor is not free."""
-        if self.free:
+        """Reserve a place for a call, which follows in :meth:`run`; return False if the actor cannot run another."""
+        constructs = self._state.construction.number in self.running
+        free = not (constructs or self.ending) and len(self.running) < self._group.options.concurrency
+        if free:
             self.running[call.number] = call
-            return True
-        return False
+        return free
 
     def pull(self) -> None:
         """Take and send queued calls up to the limit of concurrency."""
@@ -506,7 +500,6 @@ class RemoteActor(RemoteWork):
             self.running.pop(call.number, None)
             return
         call.future.allocation = self.allocation
-        call.worker = self
         call.sent = True
         method = "" if call.kind == MessageKind.CONSTRUCT else call.name.rpartition(".")[2]
         self._unanswered.add(call.number)
