@@ -355,6 +355,7 @@ class LeaseRequest:
         self._grants: tuple[Grant, ...] = ()
         self._attempt: Acquisition | None = None
         self.made: OpenLease | None = None
+        self.began = monotonic()
         self._choice = make_choice(self.inventory, self.request)
         self.on_cpu = not self._choice.ever_fits
         if self.on_cpu:
@@ -369,12 +370,15 @@ class LeaseRequest:
         self._observed: tuple[float, Mapping[str, Stats]] = (float("-inf"), {})
         want = self.scope.make_want(self._choice, self.inventory)
         self.want = replace(want, seconds=time, confined=self._confined, mark=mark)
-        wait = read_seconds("wait", options.get("wait"))
-        self._terms: dict[str, Any] = {"wait": wait, "priority": options.get("priority", 0)}
-        self._terms |= {"note": self.note, "on_wait": self._report_wait, "place": place}
+        self._terms: dict[str, Any] = {
+            "wait": read_seconds("wait", options.get("wait")),
+            "priority": options.get("priority", 0),
+            "note": self.note,
+            "on_wait": self._report_wait,
+            "place": place,
+        }
         self._on_wait = options.get("on_wait")
         self._blocks = False
-        self.began = monotonic()
 
     def get(self, make: Callable[[Lease | None], AnyLease], finish: Callable[[AnyLease], T]) -> T:
         """Wait for the devices, have the vendors change these for the holder, and return the result of ``finish``.
