@@ -56,9 +56,7 @@ def print_table(columns: Sequence[Column | str], rows: Sequence[Sequence[str]]) 
         for turn, each in enumerate(columns)
     ]
     heading, *lines = table_lines(made, rows, output.width() if output.is_terminal() else None)
-    if output.is_terminal() and output.uses_color():
-        heading = f"\x1b[1m{heading}\x1b[0m"
-    output.print_raw("".join(f"{line}\n" for line in (heading, *lines)))
+    output.print_spans([[(heading, "bold")], *([(line, "")] for line in lines)])
 
 
 def table_lines(columns: Sequence[Column], rows: Sequence[Sequence[str]], room: int | None) -> list[str]:

@@ -27,9 +27,8 @@ from anyaccel.model import Detected, Device, Problem, Value, VendorState, encode
 from anyaccel.probe import HOST
 from anyaccel.probe.loading import FILE_NAME, read_json
 from anyaccel.probe.machine import Machine, parse_machine
-from anyaccel.probe.private import PrivateNames
 from anyaccel.probe.recording import merge
-from anyaccel.probe.sanitize import replace_in, sanitize
+from anyaccel.probe.sanitize import PrivateNames, replace_in, sanitize
 from anyaccel.text import shown
 from anyaccel.vendors import DEADLINE_SECONDS
 from anyaccel.vendors.contract import RECORDED
@@ -249,17 +248,13 @@ def _own(device: Device) -> Device:
 def _differences(expected: Mapping[str, Any], found: Mapping[str, Any], replacements: Mapping[str, str]) -> list[str]:
     """Return the vendors of both inventories with a difference. Messages of failures may differ."""
     wanted = json.loads(json.dumps(replace_in(expected, replacements)))  # tuples become lists, as in the file
-    known = _vendors(wanted) & _vendors(found)
+    known = {*wanted["vendors"], *wanted["failed"]} & {*found["vendors"], *found["failed"]}
     return sorted(
         vendor
         for vendor in known
         if (vendor in wanted["failed"]) != (vendor in found["failed"])
         or any(wanted[part].get(vendor) != found[part].get(vendor) for part in ("vendors", "visible"))
     )
-
-
-def _vendors(expected: Mapping[str, Any]) -> set[str]:
-    return {*expected["vendors"], *expected["failed"]}
 
 
 def _write(path: str, data: Any) -> int:

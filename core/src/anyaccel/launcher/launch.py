@@ -148,10 +148,8 @@ def check_options(function: str, given: Mapping[str, object], *known: Iterable[s
     names = [name for each in known for name in each or ()]  # __kwdefaults__ is None without keyword arguments
     for name in given:
         if name not in names:
-            raise UnknownOptionError(
-                f"{function}() has no option {shown(name)}",
-                hint=suggest(name, names, f"its options are {', '.join(names)}"),
-            )
+            way_out = suggest(name, names, f"its options are {', '.join(names)}", most=1)
+            raise UnknownOptionError(f"{function}() has no option {shown(name)}", hint=way_out)
     for name, values in _VALUES.items():
         if name in given and given[name] not in values:
             raise UsageError(f"{name} must be one of {', '.join(map(repr, values))} (got {shown(given[name])})")

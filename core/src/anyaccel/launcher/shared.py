@@ -133,17 +133,19 @@ class SharedScheduler(Scheduler):
         if inventory is not None:  # leases of another machine are named by it, and the name may list its devices
             inventory = replace(inventory, machine=self.inventory.machine)
         settled = super()._update(machine, inventory)
-        waiting = {ticket.number: ticket for ticket in self._queue}
-        for number in self._waits.keys() - waiting.keys():
-            self._waits[number].stop()
-            if number not in self._infeasible:  # the request runs on the CPU
-                del self._waits[number]
-        for number, ticket in waiting.items():
+        tickets = {ticket.number: ticket for ticket in self._queue}
+        for number in self._waits.keys() - tickets.keys():  # the request runs on the CPU
+            self._waits.pop(number).stop()
+        for number, ticket in tickets.items():
+            if not ticket.plan.ever_fits:
+                if number in self._waits:
+                    self._waits[number].stop()
+                continue
             try:
                 self._wait_in_line(ticket)
             except AnyaccelError as error:  # such as a state directory that is no longer trusted
                 ticket.error = error
-                self._leave(ticket)
+                self._queue.remove(ticket)
                 wait = self._waits.pop(number, None)  # a request that the machine could never serve had none
                 if wait is not None:
                     wait.stop()
@@ -154,7 +156,7 @@ class SharedScheduler(Scheduler):
         """Enter every active lease of other holders into the books, in place of the last reading; return all leases.
 
         Devices that are withheld from a request with a time limit in seconds, None for no limit, are entered as well.
-        Own allocations are counted again, and each plan will try the machine again.
+        Own allocations are counted again.
 
         Raises:
             LedgerError: If the ledger cannot be read; then the last reading stays.
@@ -163,7 +165,6 @@ class SharedScheduler(Scheduler):
         self._own.list_holders = held.list_holders
         self._drop_others()
         self._own.recount()
-        self._arrangement.note(0)
         for lease, devices in held.devices.items():
             if lease not in self._own.held:
                 self._own.occupy(devices, lease, "")
@@ -359,7 +360,7 @@ class SharedScheduler(Scheduler):
                 if pending.inventory is not self.inventory or ticket not in self._queue:
                     raise asyncio.CancelledError  # of a changed machine, another wait runs
                 ticket.allocation = self._take(opened)
-                self._leave(ticket)
+                self._queue.remove(ticket)
                 self._waits.pop(ticket.number, None)
 
         try:
@@ -367,7 +368,7 @@ class SharedScheduler(Scheduler):
         except Exception as error:  # noqa: BLE001 -- raised in the code that awaits the ticket
             with self._lock:
                 self._waits.pop(ticket.number, None)
-                if not self._leave(ticket):
+                if not self._queue.remove(ticket):
                     return
                 ticket.error = error
         notify([ticket])
