@@ -19,7 +19,7 @@ from anyaccel.pool.results import Batches, MapResults, Results, UnorderedOptions
 
 if TYPE_CHECKING:
     from anyaccel.pool.engine import Engine
-    from anyaccel.pool.progress import ProgressCallback
+    from anyaccel.pool.results import ProgressCallback
 
 T = TypeVar("T")
 A = TypeVar("A")
