@@ -248,17 +248,13 @@ def _own(device: Device) -> Device:
 def _differences(expected: Mapping[str, Any], found: Mapping[str, Any], replacements: Mapping[str, str]) -> list[str]:
     """Return the vendors of both inventories with a difference. Messages of failures may differ."""
     wanted = json.loads(json.dumps(replace_in(expected, replacements)))  # tuples become lists, as in the file
-    known = _vendors(wanted) & _vendors(found)
+    known = {*wanted["vendors"], *wanted["failed"]} & {*found["vendors"], *found["failed"]}
     return sorted(
         vendor
         for vendor in known
         if (vendor in wanted["failed"]) != (vendor in found["failed"])
         or any(wanted[part].get(vendor) != found[part].get(vendor) for part in ("vendors", "visible"))
     )
-
-
-def _vendors(expected: Mapping[str, Any]) -> set[str]:
-    return {*expected["vendors"], *expected["failed"]}
 
 
 def _write(path: str, data: Any) -> int:
