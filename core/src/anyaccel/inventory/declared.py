@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from anyaccel.errors import UsageError
 from anyaccel.model import Device, Fractional, Inventory, replace
-from anyaccel.model.extent import read_row
+from anyaccel.model.device import read_row
 from anyaccel.model.labels import MOST_LABELS, read_labels
 from anyaccel.text import shown
 

@@ -21,7 +21,7 @@ from anyaccel.model import (
     replace,
     slot_numbers,
 )
-from anyaccel.model.extent import bits
+from anyaccel.model.device import bits
 from anyaccel.scheduler.placement import (
     Layout,
     NameRegistry,

@@ -33,7 +33,7 @@ from anyaccel.model import (
     slot_mask,
     slot_numbers,
 )
-from anyaccel.model.extent import bits, union
+from anyaccel.model.device import bits, union
 from anyaccel.policy import Need
 from anyaccel.scheduler.filters import counted, rules
 from anyaccel.scheduler.topology import Topology, first
