@@ -152,7 +152,7 @@ def check_options(function: str, given: Mapping[str, object], *known: Iterable[s
             raise UnknownOptionError(f"{function}() has no option {shown(name)}", hint=way_out)
     for name, values in _VALUES.items():
         if name in given and given[name] not in values:
-            raise UsageError(f"{name} must be {_join(values)} (got {shown(given[name])})")
+            raise UsageError(f"{name} must be one of {', '.join(map(repr, values))} (got {shown(given[name])})")
     memory = given.get("memory")
     if memory is not None:
         parse_memory(memory)
@@ -176,12 +176,6 @@ def parse_memory(memory: object) -> int:
     if isinstance(found, bool) or not isinstance(found, int) or found < _LEAST_MEMORY:
         raise UsageError(f"memory must be at least 1MiB, in bytes or as a text such as '8GiB' (got {memory!r:.60})")
     return found
-
-
-def _join(values: tuple[object, ...]) -> str:
-    """Return values as code, in a list that ends with "or"."""
-    *first, last = map(repr, values)
-    return f"{', '.join(first)} or {last}"
 
 
 class Launch(Value):
@@ -317,7 +311,12 @@ def check_start(options: StartOptions, *, forked: bool = False) -> bool:
         EnforcementError: If the kernel cannot limit ``memory``, or cannot confine a process with ``enforce`` True.
     """
     if options.get("memory") is not None:
-        check_memory_limit(direct=forked)
+        from anyaccel.linux import cgroup
+
+        try:
+            cgroup.find_place({"memory"}, None if forked else os.environ)
+        except (OSError, cgroup.UnavailableError) as error:
+            raise _make_error(error) from error
     if not (enforce := options.get("enforce", False)):
         return False
     from anyaccel.launcher.sandbox import check_enforce
@@ -433,23 +432,6 @@ def prepare(
     inventory = survey(inventory, request=wanted, machine=machine, declare=declare, environ=environ, timeout=timeout)
     allocation = local_scheduler(inventory).allocate(wanted)
     return plan_launch(allocation, inventory, options, environ=environ, grouped=False, told=False)
-
-
-def check_memory_limit(*, direct: bool = False) -> None:
-    """Check that the kernel can limit the host memory of a worker; no cgroup is made.
-
-    Args:
-        direct: As for :func:`limit_memory`.
-
-    Raises:
-        EnforcementError: If the kernel cannot.
-    """
-    from anyaccel.linux import cgroup
-
-    try:
-        cgroup.find_place({"memory"}, None if direct else os.environ)
-    except (OSError, cgroup.UnavailableError) as error:
-        raise _make_error(error) from error
 
 
 def limit_memory(made: WorkerEnvironment, memory: int | None = None, *, direct: bool = False) -> WorkerEnvironment:

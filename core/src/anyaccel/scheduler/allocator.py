@@ -415,13 +415,16 @@ class Allocator:
         )
 
     def _try(self, waiting: Waiting, plan: RequestPlan, note: str) -> Allocation | None:
-        """Serve a new request, if each request ahead may be passed; return None if not, or if devices are missing.
+        """Serve a new request, if each request ahead may be passed.
 
-        A request with ``else=cpu`` that can never fit gets an allocation without devices.
+        Return None if not, if a limit is in the way, or if the free devices do not suffice. A request with ``else=cpu``
+        that can never fit gets an allocation without devices.
         """
         if not plan.ever_fits:
             return self._hold(plan, {}, note) if plan.request.else_cpu else None
         held = self._counted()
+        if self._policy.limited(waiting, sum_usage(held)):
+            return None
         # The common case, an empty queue, skips the policy.
         rivals = self._rivals(waiting, plan.mask, held, self._queue.firsts()) if self._queue else []
         return self._place(waiting, plan, note, rivals, held)
@@ -432,10 +435,9 @@ class Allocator:
         """Place a request if it may pass its rivals: the earlier tickets that block it.
 
         Returns:
-            The allocation, which is booked; None if a limit or a rival is in the way, or the free devices do not
-            suffice.
+            The allocation, which is booked; None if a rival is in the way, or the free devices do not suffice.
         """
-        if self._policy.limited(waiting, sum_usage(held)) or (rivals and waiting.seconds is None):
+        if rivals and waiting.seconds is None:
             return None
         now = self._clock()
         if rivals:
@@ -460,16 +462,20 @@ class Allocator:
         no later ticket can start before the first.
         """
         turn = self._policy.sort_key(held, self._clock())
-        used = sum_usage(held)
         own = turn(waiting)
-        found = [
-            (at, ticket)
-            for ticket in among
-            if ticket.plan.ever_fits
-            and (at := turn(ticket.waiting)) < own
-            and self._policy.keeps_waiting(ticket.waiting, waiting, used, competes=bool(ticket.plan.mask & mask))
+        earlier = [(at, ticket) for ticket in among if ticket.plan.ever_fits and (at := turn(ticket.waiting)) < own]
+        in_turn = [ticket for _, ticket in sorted(earlier, key=lambda each: each[0])]
+        return self._blocking(waiting, mask, in_turn, sum_usage(held))
+
+    def _blocking(
+        self, waiting: Waiting, mask: int, earlier: Iterable[Ticket], used: Mapping[int | None, int]
+    ) -> list[Ticket]:
+        """Return the tickets that block a later request; see :meth:`anyaccel.policy.Policy.keeps_waiting`."""
+        return [
+            each
+            for each in earlier
+            if self._policy.keeps_waiting(each.waiting, waiting, used, competes=bool(each.plan.mask & mask))
         ]
-        return [ticket for _, ticket in sorted(found, key=lambda each: each[0])]
 
     def _counted(self) -> list[Holding]:
         """Return the active allocations if the policy depends on them; an empty list under a plain policy."""
@@ -510,11 +516,10 @@ class Allocator:
         Returns:
             The allocation; a :class:`Gang` for several machines, and one without devices for a request on the CPU.
         """
-        given = []
-        for number in sorted(found):
-            key = self._new_id()
-            books = self._machines[number]
-            given.append(books.hold(key, plan.resolved[number], found[number], note))
+        given = [
+            self._machines[number].hold(self._new_id(), plan.resolved[number], placed, note)
+            for number, placed in found.items()
+        ]
         allocation: Allocation
         if len(given) == 1:
             allocation = given[0]
@@ -561,13 +566,7 @@ class Allocator:
             limited = self._policy.limited(ticket.waiting, used)
             # Only a time limit allows to pass.
             if not limited and (not mask & blocked or ticket.waiting.seconds is not None):
-                rivals = [
-                    each
-                    for each in ahead
-                    if self._policy.keeps_waiting(
-                        each.waiting, ticket.waiting, used, competes=bool(each.plan.mask & mask)
-                    )
-                ]
+                rivals = self._blocking(ticket.waiting, mask, ahead, used)
                 ticket.allocation = self._place(ticket.waiting, ticket.plan, ticket.note, rivals, held)
                 if ticket.allocation is not None:
                     self._queue.remove(ticket)
