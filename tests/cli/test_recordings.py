@@ -16,14 +16,14 @@ def text(content):
 
 
 DAMAGED = {
-    "nested": (text("[" * 100_000), "has too many levels of nested values"),
+    "nested": (text("[" * 100_000), "cannot be read: maximum recursion depth exceeded"),
     "commands": (text(json.dumps({**SCHEMA, "commands": [{}]})), "recording.commands[0] must have the field 'argv'"),
     "entries": (
         text(json.dumps({**SCHEMA, "paths": {"/a": 1}})),
         "recording.paths['/a'] must be an object (got 1 that is a int)",
     ),
     "escaping": (text(json.dumps({**SCHEMA, "paths": {"/../a": {}}})), "a path must be absolute"),
-    "encoding": (lambda path: path.write_bytes(b"\xff"), "must be UTF-8"),
+    "encoding": (lambda path: path.write_bytes(b"\xff"), "cannot be read: 'utf-8' codec"),
     "FIFO": (os.mkfifo, "must be a regular file (its mode is p"),
     "directory": (os.mkdir, "must be a regular file (its mode is d"),
     "kernel's log": (lambda path: path.symlink_to("/proc/kmsg"), "must have from 1 to 33554432 bytes (got 0)"),

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from anyaccel.errors import LeasePermissionError, LedgerError
@@ -33,7 +34,10 @@ def carrier(claimant, keeps="", **options):
     """Have a claimant take the device and start something that carries its mark and nothing else of it."""
     claimant.do(IMPORT + TAKE + "mark.put(lease.mark)")
     run = f"subprocess.Popen(['sleep', '600'], env={{}}, start_new_session=True{keeps}).pid"
-    return claimant.do(run)
+    child = claimant.do(run)
+    # The kernel closes descriptors, upon which Popen returns, before the process has its new name.
+    eventually(lambda: Path(f"/proc/{child}/comm").read_text() == "sleep\n")
+    return child
 
 
 @given(MARKS)
@@ -66,9 +70,13 @@ def test_what_is_drawn_is_new_and_inside(used, outer):
 
 @pytest.fixture
 def few_marks(monkeypatch):
-    """Let random numbers have four values, so that marks would often be drawn twice."""
-    random = os.urandom
-    monkeypatch.setattr(mark.os, "urandom", lambda count: bytes([*bytes(count - 1), random(1)[0] % 4]))
+    """Let marks have four values, so that they would often be drawn twice; return the number below the first.
+
+    Other tests run beside this one: no process of theirs carries one of the four.
+    """
+    random, below = os.urandom, 4 * (os.getpid() % (1 << 18))
+    monkeypatch.setattr(mark.os, "urandom", lambda count: (below + random(1)[0] % 4).to_bytes(max(count, 4))[-count:])
+    return below
 
 
 @pytest.fixture
@@ -83,11 +91,11 @@ def test_no_mark_is_drawn_that_a_living_process_carries(claim, few_marks, monkey
     monkeypatch.setattr(mark, "_SCAN_SECONDS", -1.0)
     stale = claim()
     outer = mark.own()
-    carried = [(*outer, number) for number in (1, 2)]
+    carried = [(*outer, few_marks + number) for number in (1, 2)]
     stale.do(f"from anyaccel.linux import mark; mark.put({(*carried[0], 7)!r})")
     other = claim()
     other.do(f"from anyaccel.linux import mark; mark.put({carried[1]!r})")
-    assert {mark.draw() for _ in range(40)} <= {(*outer, 3), (*outer, 4)}
+    assert {mark.draw() for _ in range(40)} <= {(*outer, few_marks + 3), (*outer, few_marks + 4)}
 
 
 def test_no_mark_is_drawn_twice(few_marks, no_scan_yet):

@@ -7,9 +7,8 @@ import re
 import string
 
 import pytest
-from anyaccel.probe.private import PrivateNames
 from anyaccel.probe.recording import SCHEMA
-from anyaccel.probe.sanitize import replace_in, sanitize
+from anyaccel.probe.sanitize import PrivateNames, replace_in, sanitize
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from lengths import length

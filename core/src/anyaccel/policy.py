@@ -438,6 +438,8 @@ class Policy(Value):
             waiting: The request.
             used: Held units by user; see :func:`sum_usage`.
         """
+        if self.plain:
+            return ()
         limits, found = self.limits_of(waiting.user), []
         asked = waiting.units / UNITS_PER_DEVICE
         if limits.devices is not None and not waiting.inner:

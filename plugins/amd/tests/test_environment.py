@@ -243,7 +243,7 @@ def test_visible_is_the_inverse_of_env_whatever_the_parent_had(data, environ):
     ]
     chosen = data.draw(st.lists(st.sampled_from(devices), unique_by=lambda device: device.id))
     edits = plugin.anyaccel_env(chosen, EnvContext(devices=tuple(devices), environ=environ))
-    assert list(env_faults(edits, plugin.anyaccel_info().env_vars)) == []
+    assert list(env_faults(edits, {"info": plugin.anyaccel_info()})) == []
     assert seen(apply(environ, edits), devices) == [device.id for device in chosen]
 
 
@@ -257,7 +257,7 @@ def test_any_value_is_answered_or_refused_in_one_sentence(value, name):
         return
     with contextlib.suppress(ValueError):
         visible = seen({name: value}, devices)
-        assert visible is None or list(visible_faults(visible, devices)) == []
+        assert visible is None or list(visible_faults(visible, {"devices": devices})) == []
 
 
 @pytest.mark.parametrize("machine", ["mi210-8gpu-two-hives", "mi300x-8gpu-cpx", "mi300x-8gpu-two-lost", "mi300a-4gpu"])

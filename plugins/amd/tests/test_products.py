@@ -38,7 +38,7 @@ def device(device_id, revision=None, **more):
 
 def tags(found):
     result = plugin.anyaccel_tags(found)
-    assert list(tags_faults(result)) == []
+    assert list(tags_faults(result, {})) == []
     return result
 
 
@@ -171,7 +171,7 @@ def test_an_integrated_gpu_is_given_out_beside_a_card_by_name_alone(detected):
     assert plugin.anyaccel_validate(Term(names=("GPU",)), [card]) is None
     for name in ("GPU", "amd"):
         reason = plugin.anyaccel_validate(Term(names=(name,)), [inside])
-        assert list(reason_faults(reason)) == []
+        assert list(reason_faults(reason, {})) == []
         assert "ask for AMD-Radeon-610M" in str(reason)
     for name in ("radeon-610m", "AMD-Radeon-610M", "gfx1036"):
         assert plugin.anyaccel_validate(Term(names=(name,)), [inside]) is None

@@ -29,7 +29,7 @@ def stats(recording, changed=None):
     detected = plugin.anyaccel_detect(context(recording))
     assert detected is not None
     found = plugin.anyaccel_stats(detected.devices, context(changed or recording))
-    assert list(stats_faults(found)) == []
+    assert list(stats_faults(found, {})) == []
     return found
 
 

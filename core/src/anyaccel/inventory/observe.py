@@ -35,21 +35,16 @@ def stats(
     vendors = {device.vendor for device in inventory.devices if not device.declared}
     if machine.simulated or not vendors:
         return {}, ()
-    from anyaccel.vendors.process import answer_in, ask, vendor_process
+    from anyaccel.vendors.process import ask_hook, vendor_process
 
     devices = {vendor: inventory.of_vendor(vendor) for vendor in vendors}
     sources = []
     for vendor in sorted(vendors):
         with suppress(PluginError):  # it is not installed
             sources.append(vendor_process(vendor).source)
-    answers, _ = ask("stats", machine, timeout=seconds, environ=environ, sources=sources, devices=devices)
+    answers, problems = ask_hook("stats", machine, timeout=seconds, environ=environ, sources=sources, devices=devices)
     observed: dict[str, Stats] = {}
-    problems = []
-    for source, outcome in answers.values():
-        seen, problem = answer_in("stats", source, outcome, devices[source.vendor])
-        if problem is not None:
-            problems.append(problem)
-        else:
-            ids = {device.raw_id: device.id for device in devices[source.vendor]}
-            observed |= {ids[each]: stats for each, stats in seen.items() if each in ids}
+    for source, seen in answers.items():
+        ids = {device.raw_id: device.id for device in devices[source.vendor]}
+        observed |= {ids[each]: stats for each, stats in seen.items() if each in ids}
     return observed, tuple(problems)

@@ -1,7 +1,7 @@
 """Values as JSON data and back, with a check of every field.
 
 Data of plug-ins, child processes and files is not trusted: :func:`decode` returns only values without a fault, and its
-error names every fault of the data. Each annotation has one reader, a function that shapes and checks data in one pass.
+error names every fault of the data.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
     from typing import Any, TypeVar
 
-    Reader = Callable[[Any, list[str], bool], Any]
+    Reader = Callable[[Any, Any, str, list[str], bool], Any]
     T = TypeVar("T")
 
 
@@ -39,14 +39,12 @@ _defaults = cache(fields)
 
 def encode(value: Any) -> Any:
     """Return a value as JSON data. Fields with their default value are left out."""
+    if type(value) in _AS_THEY_ARE:
+        return value
     if isinstance(value, (tuple, list)):
-        return [content if type(content) in _AS_THEY_ARE else encode(content) for content in value]
+        return [encode(content) for content in value]
     found = plain(value)
-    if isinstance(found, dict):
-        for name, content in found.items():
-            if type(content) not in _AS_THEY_ARE:
-                found[name] = encode(content)
-    return found
+    return {name: encode(content) for name, content in found.items()} if isinstance(found, dict) else found
 
 
 def plain(value: Any, without: Collection[str] = ()) -> Any:
@@ -94,149 +92,121 @@ def read(kind: type[T], data: Any, where: str) -> tuple[T, list[str]]:
     Parts that do not fit stay unchanged.
     """
     found: list[str] = []
-    annotation: Any = kind
-    value = _reader(annotation)(data, found, False)
-    return value, [where + fault for fault in found]
-
-
-def prepare(kind: type[Value]) -> None:
-    """Make the cached reader of a class of values ahead of the first use."""
-    _reader(kind)
+    return _read(kind, data, where, found, False), found
 
 
 def faults(value: Any, kind: Any, where: str) -> list[str]:
     """Return every place where a value does not fit an annotation, as ``where must be X (got Y that is a Z)``."""
     found: list[str] = []
-    _reader(kind)(value, found, True)
-    return [where + fault for fault in found]
+    _read(kind, value, where, found, True)
+    return found
+
+
+def _read(kind: Any, data: Any, place: str, found: list[str], made: bool) -> Any:
+    """Shape and check data like an annotation; a part that does not fit stays unchanged.
+
+    Args:
+        kind: The annotation.
+        data: The data.
+        place: Place of the data, for messages.
+        found: List to which the faults are appended.
+        made: Whether the data is a finished value, which is only checked, instead of JSON data.
+    """
+    return _reader(kind)(kind, data, place, found, made)
 
 
 @cache
 def _reader(kind: Any) -> Reader:
-    """Return the function that shapes and checks data for an annotation, made once for each annotation.
-
-    The function takes the data, a list to which it appends faults, each beginning with its place below the data, and
-    whether the data is a finished value, which is checked and returned, instead of JSON data. Parts that do not fit
-    are returned unchanged.
-    """
-    origin, arguments = getattr(kind, "__origin__", None), getattr(kind, "__args__", ())
+    """Return the function that reads an annotation."""
+    origin = getattr(kind, "__origin__", None)
     if isinstance(kind, UnionType):
-        return _union_reader(kind)
+        return _read_union
     if origin in (tuple, frozenset):
-        return _row_reader(kind, origin, arguments)
-    if origin is not None and origin is not Literal:
-        return _mapping_reader(kind, origin, arguments)
-    if origin is None and issubclass(kind, Value):
-        return _value_reader(kind)
-    return _scalar_reader(kind)
+        return _read_row
+    if origin not in (None, Literal):
+        return _read_mapping
+    return _read_value if origin is None and issubclass(kind, Value) else _read_scalar
 
 
-def _scalar_reader(kind: Any) -> Reader:
-    """Return the reader of a scalar type, an enum or a ``Literal``."""
-    options = kind.__args__ if getattr(kind, "__origin__", None) is Literal else None
-    accepted = (int, float) if kind is float else kind  # JSON has no difference between 1 and 1.0
-    members = {} if options or not issubclass(kind, Enum) else {member.value: member for member in kind}
-    number = kind in (int, float)
-
-    def read(data: Any, found: list[str], made: bool) -> Any:
-        if members and not made and isinstance(data, str):
-            data = members.get(data, data)
-        fits = data in options if options else isinstance(data, accepted)
-        if not fits or (number and (isinstance(data, bool) or not _is_usual(data))):
-            found.append(_mismatch(data, kind))
-        return data
-
-    return read
+def _read_scalar(kind: Any, data: Any, place: str, found: list[str], made: bool) -> Any:
+    """Read a scalar, an enum or a ``Literal``."""
+    if getattr(kind, "__origin__", None) is Literal:
+        fits = data in kind.__args__
+    elif kind is int or kind is float:
+        accepted = int if kind is int else (int, float)  # JSON has no difference between 1 and 1.0
+        fits = isinstance(data, accepted) and not isinstance(data, bool) and _is_usual(data)
+    else:
+        if issubclass(kind, Enum) and isinstance(data, str) and not made:
+            data = next((member for member in kind if member.value == data), data)
+        fits = isinstance(data, kind)
+    if not fits:
+        found.append(_mismatch(place, data, kind))
+    return data
 
 
-def _row_reader(kind: Any, origin: Any, arguments: tuple[Any, ...]) -> Reader:
-    """Return the reader of a tuple or a frozenset, which is a list in JSON."""
-    inside = _reader(arguments[0])
+def _read_row(kind: Any, data: Any, place: str, found: list[str], made: bool) -> Any:
+    """Read a tuple or a frozenset, which is a list in JSON."""
+    origin, arguments = kind.__origin__, kind.__args__
     length = None if origin is frozenset or arguments[-1] is Ellipsis else len(arguments)
-
-    def read(data: Any, found: list[str], made: bool) -> Any:
-        if not isinstance(data, origin if made else (list, origin)) or length not in (None, len(data)):
-            found.append(_mismatch(data, kind, "" if made else f"a list of {length}" if length else "a list"))
-            return data
-        row = [_read_at(f"[{n}]", inside, content, found, made) for n, content in enumerate(data)]
-        return data if made else origin(row)
-
-    return read
-
-
-def _mapping_reader(kind: Any, origin: Any, arguments: tuple[Any, ...]) -> Reader:
-    """Return the reader of a mapping, which is an object in JSON."""
-    read_key, read_content = map(_reader, arguments)
-
-    def read(data: Any, found: list[str], made: bool) -> Any:
-        if not isinstance(data, origin if made else dict):
-            found.append(_mismatch(data, kind, "" if made else "an object"))
-            return data
-        contents = {}
-        for key, content in data.items():
-            _read_at(" key", read_key, key, found, made)
-            contents[key] = _read_at(f"[{shown(key)}]", read_content, content, found, made)
-        return data if made else contents
-
-    return read
-
-
-def _union_reader(kind: UnionType) -> Reader:
-    """Return the reader of a union: the first option without a fault counts."""
-    options = [_reader(option) for option in kind.__args__]
-    values = [_reader(option) for option in kind.__args__ if isinstance(option, type) and issubclass(option, Value)]
-
-    def read(data: Any, found: list[str], made: bool) -> Any:
-        count = len(found)
-        for option in options:
-            value = option(data, found, made)
-            if len(found) == count:
-                return value
-            del found[count:]
-        if values and isinstance(data, (dict, Value)):
-            return values[0](data, found, made)  # its faults say more than "must be X | None"
-        found.append(_mismatch(data, kind))
+    if not isinstance(data, origin if made else (list, origin)) or length not in (None, len(data)):
+        found.append(_mismatch(place, data, kind, "" if made else f"a list of {length}" if length else "a list"))
         return data
-
-    return read
-
-
-def _value_reader(kind: type[Value]) -> Reader:
-    """Return the reader of a class of values, which are objects in JSON."""
-    readers = {name: _reader(annotation) for name, annotation in hints(kind).items()}
-    defaults = fields(kind)
-
-    def read(data: Any, found: list[str], made: bool) -> Any:
-        ready = isinstance(data, kind)
-        if not ready:
-            if not isinstance(data, dict):
-                found.append(_mismatch(data, kind, "" if made else "an object"))
-                return data
-            wrong = [
-                f" must have no field {shown(name)}: {kind.__name__} has {', '.join(readers)}"
-                for name in data
-                if name not in readers
-            ]
-            wrong += [
-                f" must have the field {name!r}" for name in readers if defaults[name] is REQUIRED and name not in data
-            ]
-            if wrong or made:
-                found += wrong or [_mismatch(data, kind)]
-                return data
-        given: Mapping[str, Any] = {name: getattr(data, name) for name in readers} if ready else data
-        contents = {name: _read_at(f".{name}", readers[name], given[name], found, ready) for name in given}
-        return data if ready else kind(**contents)
-
-    return read
+    row = [_read(arguments[0], content, f"{place}[{n}]", found, made) for n, content in enumerate(data)]
+    return data if made else origin(row)
 
 
-def _read_at(place: str, reader: Reader, data: Any, found: list[str], made: bool) -> Any:
-    """Read a part of a value, and put the part's place in front of its faults."""
-    count = len(found)
-    value = reader(data, found, made)
-    if len(found) > count:
-        found[count:] = [place + fault for fault in found[count:]]
+def _read_mapping(kind: Any, data: Any, place: str, found: list[str], made: bool) -> Any:
+    """Read a mapping, which is an object in JSON."""
+    if not isinstance(data, kind.__origin__ if made else dict):
+        found.append(_mismatch(place, data, kind, "" if made else "an object"))
+        return data
+    key_kind, content_kind = kind.__args__
+    contents = {}
+    for key, content in data.items():
+        _read(key_kind, key, f"{place} key", found, made)
+        contents[key] = _read(content_kind, content, f"{place}[{shown(key)}]", found, made)
+    return data if made else contents
+
+
+def _read_union(kind: UnionType, data: Any, place: str, found: list[str], made: bool) -> Any:
+    """Read a union: the first option without a fault counts."""
+    nearest: tuple[Any, list[str]] | None = None
+    for option in kind.__args__:
+        wrong: list[str] = []
+        value = _read(option, data, place, wrong, made)
+        if not wrong:
+            return value
+        if isinstance(data, dict | Value) and isinstance(option, type) and issubclass(option, Value):
+            nearest = nearest or (value, wrong)  # its faults say more than "must be X | None"
+    value, wrong = nearest or (data, [_mismatch(place, data, kind)])
+    found += wrong
     return value
+
+
+def _read_value(kind: type[Value], data: Any, place: str, found: list[str], made: bool) -> Any:
+    """Read a value, which is an object in JSON."""
+    kinds, defaults = hints(kind), _defaults(kind)
+    ready = isinstance(data, kind)
+    if not ready:
+        if made or not isinstance(data, dict):
+            found.append(_mismatch(place, data, kind, "" if made else "an object"))
+            return data
+        wrong = [
+            f"{place} must have no field {shown(name)}: {kind.__name__} has {', '.join(kinds)}"
+            for name in data
+            if name not in kinds
+        ]
+        wrong += [
+            f"{place} must have the field {name!r}"
+            for name, default in defaults.items()
+            if default is REQUIRED and name not in data
+        ]
+        if wrong:
+            found += wrong
+            return data
+    given: Mapping[str, Any] = {name: getattr(data, name) for name in kinds} if ready else data
+    contents = {name: _read(kinds[name], given[name], f"{place}.{name}", found, ready) for name in given}
+    return data if ready else kind(**contents)
 
 
 def _is_usual(number: Any) -> bool:
@@ -257,11 +227,11 @@ def hints(kind: type[Value]) -> dict[str, Any]:
     return {name: resolved[name] for name in fields(kind)}
 
 
-def _mismatch(value: Any, kind: Any, name: str = "") -> str:
-    """Describe a value that does not fit an annotation, without its place; with another name for the type, if given."""
+def _mismatch(place: str, value: Any, kind: Any, name: str = "") -> str:
+    """Describe a value that does not fit an annotation; with another name for the type, if given."""
     if not name:
         plain_class = isinstance(kind, type) and getattr(kind, "__origin__", None) is None
         name = kind.__name__ if plain_class else str(kind).replace("anyaccel.", "").replace("collections.abc.", "")
     if isinstance(value, (int, float)) and not _is_usual(value):
         name += ", finite and of at most 64 bits"
-    return f" must be {name} (got {shown(value)} that is a {type(value).__name__})"
+    return f"{place} must be {name} (got {shown(value)} that is a {type(value).__name__})"

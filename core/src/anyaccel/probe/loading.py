@@ -128,23 +128,13 @@ def read_json(path: str, way_out: str) -> Any:
             JSON of whole Unicode text.
     """
     try:
-        data = _read(path)
-        text = data.decode()
+        text = _read(path).decode()
         value = json.loads(text)
         if _SURROGATE.search(text):
             json.dumps(value, ensure_ascii=False).encode()  # refuses halves of a character
-    except OSError as error:
-        raise MachineError(f"{path} cannot be read: {error.strerror}", hint=way_out) from error
-    except UnicodeDecodeError as error:
-        reason = f"byte {error.start} is 0x{data[error.start]:02x}"
-        raise MachineError(f"{path} must be UTF-8 ({reason})", hint=way_out) from error
-    except UnicodeEncodeError as error:
-        reason = f"it holds {error.object[error.start]!a}, half a character"
-        raise MachineError(f"{path} must hold Unicode text ({reason})", hint=way_out) from error
-    except RecursionError as error:
-        raise MachineError(f"{path} has too many levels of nested values", hint=way_out) from error
-    except ValueError as error:
-        raise MachineError(f"{path} cannot be read: {error}", hint=way_out) from error
+    except (OSError, ValueError, RecursionError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise MachineError(f"{path} cannot be read: {reason}", hint=way_out) from error
     return value
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from _thread import allocate_lock
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache, partial
 from itertools import count
 from math import inf
 from time import monotonic
@@ -12,9 +13,9 @@ from anyaccel.durations import Duration, read_seconds
 from anyaccel.errors import NeverFitsError, NotFreeError, UsageError
 from anyaccel.model import UNITS_PER_DEVICE, Allocation, Extent, Gang, Inventory, Request, replace
 from anyaccel.policy import PLAIN, Holding, Policy, Usage, Waiting, sum_usage
-from anyaccel.scheduler.books import Arrangement, Books, Placed, RequestPlan
+from anyaccel.scheduler.books import Books, RequestPlan
 from anyaccel.scheduler.grammar import parse_request
-from anyaccel.scheduler.placement import NameRegistry
+from anyaccel.scheduler.placement import NameRegistry, Placed
 from anyaccel.scheduler.ticket import Queue, Ticket, notify, settled
 
 TYPE_CHECKING = False
@@ -60,10 +61,8 @@ class Allocator:
         self._books: dict[str, Books] = {}
         self._held: dict[str, Allocation] = {}
         self._queue = Queue()
-        self._infeasible: dict[int, Ticket] = {}
         self._numbers = count(1)
         self._policy = policy or PLAIN
-        self._plain = self._policy.plain
         self._timed = policy is not None  # else time limits are ignored
         self._clock = clock
         # User, start, end of the time limit, and whether the request passed earlier ones, by allocation.
@@ -160,8 +159,7 @@ class Allocator:
         seconds = read_seconds("time", time, positive=True)
         with self._lock:
             plan = self._plan(request, hosts)
-            never = not (plan.ever_fits or plan.request.else_cpu)
-            if never and infeasible == "raise":
+            if infeasible == "raise" and not (plan.ever_fits or plan.request.else_cpu):
                 verdict = self._judge(plan, self._waiting(plan, _LAST, priority, seconds, user))
                 raise NeverFitsError(verdict.message, verdict=verdict, hint=verdict.hint)
             waiting = self._waiting(plan, next(self._numbers), priority, seconds, user)
@@ -175,10 +173,9 @@ class Allocator:
                 on_placed=on_placed,
             )
             ticket.allocation = self._try(waiting, plan, note)
-            if never:
-                self._infeasible[ticket.number] = ticket
-            elif ticket.allocation is None:
-                self._wait_in_line(ticket)
+            if ticket.allocation is None:
+                if plan.ever_fits:
+                    self._wait_in_line(ticket)
                 self._queue.add(ticket)
         if ticket.allocation is not None:
             notify([ticket])
@@ -246,11 +243,8 @@ class Allocator:
         See :meth:`Ticket.cancel`. Tasks that await the ticket are woken.
         """
         with self._lock:
-            waited = self._infeasible.pop(ticket.number, None) is not None  # nothing to serve: it blocked no request
-            placed: list[Ticket] = []
-            if not waited:
-                waited = self._leave(ticket)
-                placed = self._serve() if waited else []
+            waited = self._queue.remove(ticket)
+            placed = self._serve() if waited else []
             ticket.cancelled = ticket.cancelled or waited
         notify(placed)
         if waited:
@@ -273,7 +267,7 @@ class Allocator:
                 plan = self._plan(request, hosts)
                 return self._judge(plan, self._waiting(plan, _LAST, priority, None, None))
             if request.allocation is None or request.allocation.cpu:
-                plan = self._arrangement.plan(request.request, request.plan.hosts)
+                plan = self._make_plan(request.request, request.plan.hosts)
                 return self._judge(plan, request.waiting)
         from anyaccel.model.verdict import Verdict
 
@@ -284,20 +278,16 @@ class Allocator:
         with self._lock:
             # The queue is by kind; only the policy knows the order across kinds.
             turn = self._policy.sort_key(self._counted(), self._clock())
-            return (*sorted(self._queue, key=lambda ticket: turn(ticket.waiting)), *self._infeasible.values())
+            return tuple(sorted(self._queue, key=lambda ticket: (not ticket.plan.ever_fits, turn(ticket.waiting))))
 
     def demand(self) -> tuple[Demand, ...]:
         """Sum the quantities of waiting requests by requested name; then those of requests that can never be served."""
         from anyaccel.scheduler.demand import summarize
 
         with self._lock:
-            layouts = [books.layout for books in self._arrangement.machines]
-            feasible = [ticket.plan for ticket in self._queue]
-            infeasible = [ticket.plan for ticket in self._infeasible.values()]
-        return (
-            *summarize(layouts, feasible, infeasible=False),
-            *summarize(layouts, infeasible, infeasible=True),
-        )
+            layouts = [books.layout for books in self._machines]
+            plans = [ticket.plan for ticket in self._queue]
+        return summarize(layouts, plans)
 
     def _occupy(self, machine: str, held: Mapping[str, Extent], holder: str, note: str) -> Allocation:
         """Count parts of a machine's devices as held by a foreign holder; see :meth:`Scheduler.occupy`.
@@ -349,11 +339,17 @@ class Allocator:
             del self._books[machine]
 
     def _arrange(self) -> None:
-        """Rebuild the arrangement of machines."""
-        self._arrangement = Arrangement(books for books in self._books.values() if books.there)
+        """Number the present machines in their order, and drop all plans."""
+        self._machines = [books for books in self._books.values() if books.there]
+        offset = 0
+        for number, books in enumerate(self._machines):
+            books.number, books.offset = number, offset
+            offset += len(books.layout.devices)
+        # As many different requests may wait, and each release asks all.
+        self._make_plan = lru_cache(maxsize=4_096)(partial(RequestPlan, self._machines))
 
     def _replan(self) -> list[Ticket]:
-        """Plan each waiting request again, and sort the tickets anew into those that can ever be served and the rest.
+        """Plan each waiting request again.
 
         A request with ``else=cpu`` that can never be served any more leaves the queue. Arrivals are kept.
 
@@ -361,26 +357,24 @@ class Allocator:
             The tickets that now run on the CPU, with their allocations.
         """
         # By arrival: within a kind the queue relies on this order.
-        tickets = sorted((*self._queue, *self._infeasible.values()), key=lambda ticket: ticket.number)
-        self._queue, self._infeasible = Queue(), {}
+        tickets = sorted(self._queue, key=lambda ticket: ticket.number)
+        self._queue = Queue()
         placed = []
         for ticket in tickets:
-            ticket.plan = plan = self._arrangement.plan(ticket.request, ticket.plan.hosts)
+            ticket.plan = plan = self._make_plan(ticket.request, ticket.plan.hosts)
             was = ticket.waiting
             ticket.waiting = replace(
                 self._waiting(plan, was.number, was.priority, was.seconds, was.user), since=was.since
             )
-            if plan.ever_fits:
+            if plan.ever_fits or not plan.request.else_cpu:
                 self._queue.add(ticket)
-            elif plan.request.else_cpu:
+            else:
                 ticket.allocation = self._hold(plan, {}, ticket.note)
                 placed.append(ticket)
-            else:
-                self._infeasible[ticket.number] = ticket
         return placed
 
     def _give_back(self, member: Allocation) -> None:
-        """Release the part of an allocation on one machine, and note the release, so that requests are tried again.
+        """Release the part of an allocation on one machine.
 
         A part on the CPU needs nothing. The books of a removed machine go with their last allocation.
         """
@@ -388,10 +382,7 @@ class Allocator:
         if books is None or member.id not in books.held:  # the request runs on the CPU
             return
         books.release(member.id)
-        if books.there:
-            self._arrangement.note(books.number)
-        else:
-            self._drop(member.machine)
+        self._drop(member.machine)
 
     # Requests
 
@@ -406,7 +397,7 @@ class Allocator:
         wanted = parse_request(request)
         if type(hosts) is not int or hosts < 1:
             raise UsageError(f"hosts must be a whole number, 1 or more (got {hosts!r:.60})")
-        return self._arrangement.plan(wanted, hosts)
+        return self._make_plan(wanted, hosts)
 
     def _waiting(self, plan: RequestPlan, number: int, priority: int, time: float | None, user: int | None) -> Waiting:
         """Return a request that arrives now as the queue policy sees it; without a policy, time limits are left out."""
@@ -424,13 +415,16 @@ class Allocator:
         )
 
     def _try(self, waiting: Waiting, plan: RequestPlan, note: str) -> Allocation | None:
-        """Serve a new request, if each request ahead may be passed; return None if not, or if devices are missing.
+        """Serve a new request, if each request ahead may be passed.
 
-        A request with ``else=cpu`` that can never fit gets an allocation without devices.
+        Return None if not, if a limit is in the way, or if the free devices do not suffice. A request with ``else=cpu``
+        that can never fit gets an allocation without devices.
         """
         if not plan.ever_fits:
             return self._hold(plan, {}, note) if plan.request.else_cpu else None
         held = self._counted()
+        if self._policy.limited(waiting, sum_usage(held)):
+            return None
         # The common case, an empty queue, skips the policy.
         rivals = self._rivals(waiting, plan.mask, held, self._queue.firsts()) if self._queue else []
         return self._place(waiting, plan, note, rivals, held)
@@ -441,10 +435,9 @@ class Allocator:
         """Place a request if it may pass its rivals: the earlier tickets that block it.
 
         Returns:
-            The allocation, which is booked; None if a limit or a rival is in the way, or the free devices do not
-            suffice.
+            The allocation, which is booked; None if a rival is in the way, or the free devices do not suffice.
         """
-        if self._limited(waiting, sum_usage(held)) or (rivals and waiting.seconds is None):
+        if rivals and waiting.seconds is None:
             return None
         now = self._clock()
         if rivals:
@@ -469,29 +462,24 @@ class Allocator:
         no later ticket can start before the first.
         """
         turn = self._policy.sort_key(held, self._clock())
-        used = sum_usage(held)
-        own, found = turn(waiting), []
-        for ticket in among:
-            competes = bool(ticket.plan.mask & mask)
-            if competes or not self._plain:
-                at = turn(ticket.waiting)
-                if at < own and self._keeps_waiting(ticket, waiting, used, competes=competes):
-                    found.append((at, ticket))
-        return [ticket for _, ticket in sorted(found, key=lambda each: each[0])]
+        own = turn(waiting)
+        earlier = [(at, ticket) for ticket in among if ticket.plan.ever_fits and (at := turn(ticket.waiting)) < own]
+        in_turn = [ticket for _, ticket in sorted(earlier, key=lambda each: each[0])]
+        return self._blocking(waiting, mask, in_turn, sum_usage(held))
 
-    def _keeps_waiting(
-        self, ticket: Ticket, waiting: Waiting, used: Mapping[int | None, int], *, competes: bool
-    ) -> bool:
-        """Return whether an earlier ticket blocks a request; see :meth:`anyaccel.policy.Policy.keeps_waiting`."""
-        return competes if self._plain else self._policy.keeps_waiting(ticket.waiting, waiting, used, competes=competes)
-
-    def _limited(self, waiting: Waiting, used: Mapping[int | None, int]) -> bool:
-        """Return whether a request waits for its own user, or members of its group, to release devices."""
-        return not self._plain and self._policy.limited(waiting, used)
+    def _blocking(
+        self, waiting: Waiting, mask: int, earlier: Iterable[Ticket], used: Mapping[int | None, int]
+    ) -> list[Ticket]:
+        """Return the tickets that block a later request; see :meth:`anyaccel.policy.Policy.keeps_waiting`."""
+        return [
+            each
+            for each in earlier
+            if self._policy.keeps_waiting(each.waiting, waiting, used, competes=bool(each.plan.mask & mask))
+        ]
 
     def _counted(self) -> list[Holding]:
         """Return the active allocations if the policy depends on them; an empty list under a plain policy."""
-        return [] if self._plain else self._holdings()
+        return [] if self._policy.plain else self._holdings()
 
     def _holdings(self) -> list[Holding]:
         """Return the active allocations as the queue policy sees them; parts on removed machines are left out."""
@@ -528,11 +516,10 @@ class Allocator:
         Returns:
             The allocation; a :class:`Gang` for several machines, and one without devices for a request on the CPU.
         """
-        given = []
-        for number in sorted(found):
-            key = self._new_id()
-            books = self._arrangement.machines[number]
-            given.append(books.hold(key, plan.request, plan.wanted[number], found[number], note))
+        given = [
+            self._machines[number].hold(self._new_id(), plan.resolved[number], placed, note)
+            for number, placed in found.items()
+        ]
         allocation: Allocation
         if len(given) == 1:
             allocation = given[0]
@@ -551,10 +538,6 @@ class Allocator:
 
     def _wait_in_line(self, ticket: Ticket) -> None:
         """Hook for a subclass whose tickets also wait elsewhere; called with the lock held."""
-
-    def _leave(self, ticket: Ticket) -> bool:
-        """Remove a ticket from the queue; return False if the ticket is not there."""
-        return self._queue.remove(ticket)
 
     def _serve(self) -> list[Ticket]:
         """Place the tickets whose turn has come, and take them out of the queue.
@@ -580,17 +563,13 @@ class Allocator:
         blocked = 0
         for ticket in sorted(self._queue.firsts(), key=lambda each: turn(each.waiting)):
             mask = ticket.plan.mask
-            limited = self._limited(ticket.waiting, used)
+            limited = self._policy.limited(ticket.waiting, used)
             # Only a time limit allows to pass.
             if not limited and (not mask & blocked or ticket.waiting.seconds is not None):
-                rivals = [
-                    each
-                    for each in ahead
-                    if self._keeps_waiting(each, ticket.waiting, used, competes=bool(each.plan.mask & mask))
-                ]
+                rivals = self._blocking(ticket.waiting, mask, ahead, used)
                 ticket.allocation = self._place(ticket.waiting, ticket.plan, ticket.note, rivals, held)
                 if ticket.allocation is not None:
-                    self._leave(ticket)
+                    self._queue.remove(ticket)
                     return ticket
             ahead.append(ticket)
             blocked |= 0 if limited else mask
@@ -599,7 +578,7 @@ class Allocator:
     def _place_in_line(self, ticket: Ticket) -> int:
         """Return 1 and the number of tickets that block a ticket; 0 if it is not in line. Takes the lock."""
         with self._lock:
-            if ticket not in self._queue:
+            if ticket not in self._queue or not ticket.plan.ever_fits:
                 return 0
             return 1 + len(self._rivals(ticket.waiting, ticket.plan.mask, self._counted(), self._queue))
 
@@ -614,17 +593,14 @@ class Allocator:
         from anyaccel.scheduler.explain import judge
 
         ahead = self._ahead(plan, waiting)
-        used = sum_usage(self._counted())
         if plan.ever_fits and not ahead and plan.find() is not None:
             verdict = Verdict(request=plan.request, fits_now=True, ever_fits=True)
         else:
-            verdict = judge(plan, self._arrangement.machines, ahead)
-        if verdict.ever_fits and self._limited(waiting, used):
-            user = "" if waiting.user is None else f"user {waiting.user}"
-            over = [each for each in self._policy.over_limits(waiting, used) if each.of_devices]
-            limits = (Reason(code=ReasonCode.LIMIT, message=each.message(user)) for each in over)
-            return replace(verdict, fits_now=False, reasons=(*limits, *verdict.reasons))
-        return verdict
+            verdict = judge(plan, self._machines, ahead)
+        over = self._policy.over_limits(waiting, sum_usage(self._counted())) if verdict.ever_fits else ()
+        user = "" if waiting.user is None else f"user {waiting.user}"
+        limits = [Reason(code=ReasonCode.LIMIT, message=each.message(user)) for each in over if each.of_devices]
+        return replace(verdict, fits_now=False, reasons=(*limits, *verdict.reasons)) if limits else verdict
 
 
 class Scheduler(Allocator):
@@ -737,7 +713,7 @@ class Fleet(Allocator):
     @property
     def machines(self) -> Mapping[str, Inventory]:
         """The machines by name, as of the last updates."""
-        return {books.machine: books.inventory for books in self._arrangement.machines}
+        return {books.machine: books.inventory for books in self._machines}
 
     def update(self, machine: str, inventory: Inventory | None) -> None:
         """Adopt a new, changed or removed machine.

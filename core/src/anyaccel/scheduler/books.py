@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property, lru_cache, partial
-from itertools import takewhile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property, lru_cache
+from itertools import chain
 
 from anyaccel._typing import NamedTuple
 from anyaccel.model import (
@@ -17,24 +16,23 @@ from anyaccel.model import (
     Health,
     Inventory,
     Request,
+    Share,
     Term,
     replace,
     slot_numbers,
 )
-from anyaccel.model.extent import bits, union
+from anyaccel.model.device import bits
 from anyaccel.scheduler.placement import (
     Layout,
     NameRegistry,
     Occupancy,
+    Placed,
+    Resolved,
     Spot,
     Validate,
-    Wanted,
-    extent_within,
+    extent_of,
     grants,
-    needs,
-    place,
     share,
-    want,
 )
 from anyaccel.text import listed
 
@@ -44,24 +42,21 @@ if TYPE_CHECKING:
 
     from anyaccel.policy import Need
 
-Placed = tuple[tuple[Spot, ...], ...]
-"""Devices of one machine for a request, term by term."""
-
 _REQUESTS = 4_096  # resolved requests per machine: a queue of that many different ones is resolved once
 
 
-class Resolved(NamedTuple):
-    """A request with the devices of a machine that could serve it.
+class Entry(NamedTuple):
+    """An allocation in the books.
 
     Attributes:
-        wanted: The terms.
-        mask: Bit mask of the positions of devices that could serve the request, and of their parts.
-        ever_fits: Whether the machine serves the request if nothing is held.
+        allocation: The allocation.
+        spots: The counted part of each of its devices.
+        note: Description of its holder; may be empty.
     """
 
-    wanted: tuple[Wanted, ...]
-    mask: int
-    ever_fits: bool
+    allocation: Allocation
+    spots: tuple[Spot, ...]
+    note: str
 
 
 class Books:
@@ -80,10 +75,12 @@ class Books:
         inventory: The machine, as of the last update.
         machine: Name of the machine.
         there: Whether the machine exists: books of a removed machine stay as long as something is held.
-        number: Number of the machine in the present arrangement.
+        number: Number of the machine among the present ones.
         offset: Position of its first device among the devices of all machines.
-        resolve: Resolves a request against the machine, whatever is held; see :meth:`_resolve`.
+        resolve: Resolves a request against the machine, whatever is held. Raises UnknownNameError when no device has
+            one of its names.
         held: Allocations by id, in order of arrival.
+        refused: The plans that the machine has refused since the last release here.
         layout: The fixed facts about the machine, and about held devices that are gone.
         occupancy: The free parts of devices.
         validate: The vendors' rules.
@@ -98,16 +95,15 @@ class Books:
         self.machine = machine
         self.there = True
         self.number = self.offset = 0
-        self.held: dict[str, Allocation] = {}
+        self.held: dict[str, Entry] = {}
+        self.refused: list[RequestPlan] = []
         self.layout = Layout(inventory, names)
         self.validate = validate
         self.list_holders: Callable[[Mapping[str, str]], str] = list_holders
         self._lock = lock
-        self.resolve = lru_cache(_REQUESTS)(self._resolve)
+        self.resolve = lru_cache(_REQUESTS)(lambda request: Resolved(self.layout, request, self.validate))
         self.occupancy = Occupancy(self.layout)
         self._short = False  # whether a device has less than its allocations hold
-        self._spots: dict[str, tuple[Spot, ...]] = {}
-        self._notes: dict[str, str] = {}
 
     def free(self, device_id: str) -> int:
         """Return the free units of a device in 1/10000; 0 for a hidden or unhealthy device.
@@ -125,30 +121,18 @@ class Books:
             KeyError: When no device has this id.
         """
         with self._lock:
-            return tuple(self._holders(self.layout.positions[device_id]))
+            return tuple(entry.allocation for entry in self._holders(self.layout.positions[device_id]))
 
-    def _holders(self, position: int, *, divided: bool = True) -> Iterator[Allocation]:
+    def _holders(self, position: int, *, divided: bool = True) -> Iterator[Entry]:
         """Yield the allocations of the device at a position, in order of arrival.
 
         Args:
             position: The device.
             divided: Whether to include allocations of parts of the device that are not listed.
         """
-        for key, spots in self._spots.items():
-            if any(spot.position == position and (divided or not spot.divided) for spot in spots):
-                yield self.held[key]
-
-    def _resolve(self, request: Request) -> Resolved:
-        """Resolve a request against the machine, and try to place the request on the idle machine.
-
-        Raises:
-            UnknownNameError: When no device has one of its names.
-        """
-        layout = self.layout
-        wanted = tuple(want(layout, term) for term in request.terms)
-        mask = layout.with_parts(union(each.mask for each in wanted))
-        ever = place(layout, Occupancy(layout), wanted, self.validate) is not None  # on the idle machine
-        return Resolved(wanted, mask, ever)
+        for entry in self.held.values():
+            if any(spot.position == position and (divided or not spot.divided) for spot in entry.spots):
+                yield entry
 
     def update(self, inventory: Inventory | None) -> None:
         """Adopt the present state of the machine; None for a removed machine. Allocations stay until their release.
@@ -160,14 +144,15 @@ class Books:
         there = {device.id for device in now.devices}
         lost = {
             each.device.id: _lost(each.device)
-            for allocation in self.held.values()
-            for each in allocation.shares
+            for entry in self.held.values()
+            for each in entry.allocation.shares
             if each.device.id not in there
         }
         layout = Layout(replace(now, devices=(*now.devices, *lost.values())), self.layout.names)
         self.inventory, self.there = now, inventory is not None
         self.layout = layout
         self.resolve.cache_clear()
+        self.refused.clear()
         self.recount()
 
     def recount(self) -> None:
@@ -176,26 +161,27 @@ class Books:
         A device that shrank below its allocations is noted, so that each release counts again.
         """
         self.occupancy, self._short = Occupancy(self.layout), False
-        for key, allocation in self.held.items():
+        for key, entry in self.held.items():
             spots = []
-            for each, former in zip(allocation.shares, self._spots[key], strict=True):
-                position = self.layout.positions[each.device.id]
-                device = self.layout.devices[position]
-                extent = DIVIDED if former.divided else extent_within(each, device)
-                spot = self.occupancy.spot_within(position, extent)
+            for each, former in zip(entry.allocation.shares, entry.spots, strict=True):
+                spot = self._find_spot(each, divided=former.divided)
                 self.occupancy.take((spot,))
-                self._short |= device.usable and spot.units < each.units
+                self._short |= self.layout.devices[spot.position].usable and spot.units < each.units
                 spots.append(spot)
-            self._spots[key] = tuple(spots)
+            self.held[key] = entry._replace(spots=tuple(spots))
 
-    def find(self, wanted: Sequence[Wanted]) -> Placed | None:
-        """Find free devices for each term of a request, without taking them."""
-        return place(self.layout, self.occupancy, wanted, self.validate)
+    def _find_spot(self, given: Share, *, divided: bool = False) -> Spot:
+        """Return the part of a share that is free on the present machine; nothing is taken."""
+        position = self.layout.positions[given.device.id]
+        alike = self.layout.devices[position].slots == given.device.slots
+        extent = extent_of(given) if alike else Extent()  # the share may be anywhere on a device with other slots
+        return self.occupancy.spot_within(position, DIVIDED if divided else extent)
 
-    def hold(self, key: str, request: Request, wanted: Sequence[Wanted], placed: Placed, note: str) -> Allocation:
+    def hold(self, key: str, found: Resolved, placed: Placed, note: str) -> Allocation:
         """Book the placed devices for a request, under the identity ``key``, and return the allocation."""
-        made = grants(self.layout, wanted, placed)
-        return self.enter(Allocation(id=key, request=request, grants=made, machine=self.machine), note)
+        made = grants(self.layout, found.wanted, placed)
+        allocation = Allocation(id=key, request=found.request, grants=made, machine=self.machine)
+        return self.enter(allocation, note, tuple(chain.from_iterable(placed)))
 
     def occupy(self, held: Mapping[str, Extent], holder: str, note: str) -> Allocation:
         """Count parts of devices, by id, as held by a foreign holder, as far as they are free; return the allocation.
@@ -221,28 +207,25 @@ class Books:
         Args:
             allocation: The allocation.
             note: Description of its holder.
-            spots: The place of each share; None for the place that the share itself says.
+            spots: The part of each share; None for what is free of it.
         """
-        if spots is None:
-            spots = tuple(self.occupancy.spot_of(each) for each in allocation.shares)
+        spots = tuple(map(self._find_spot, allocation.shares)) if spots is None else spots
         self.occupancy.take(spots)
-        self._spots[allocation.id] = spots
-        self.held[allocation.id] = allocation
-        if note:
-            self._notes[allocation.id] = note
+        self.held[allocation.id] = Entry(allocation, spots, note)
         return allocation
 
     def release(self, key: str) -> None:
-        """Remove an allocation from the books, and free its parts of devices.
+        """Remove an allocation from the books, and free its parts of devices; refused plans may ask again.
 
         Raises:
             KeyError: When nothing is held under this identity.
         """
-        del self.held[key]
-        self._notes.pop(key, None)
-        self.occupancy.give(self._spots.pop(key))
+        self.occupancy.give(self.held.pop(key).spots)
         if self._short:  # a device shrank below its allocations: the released part belongs to the other holders
             self.recount()
+        for plan in self.refused:
+            plan.open |= 1 << self.number
+        self.refused.clear()
 
     def describe_holders(self, position: int) -> dict[str, str]:
         """Describe the allocations of a device, of its parts and of its whole, by id of the allocation.
@@ -254,8 +237,9 @@ class Books:
         for other in (position, *self.layout.kin.get(position, ())):
             device = self.layout.devices[other].id
             by = "" if other == position else f", its part {device}" if parts >> other & 1 else f", all of {device}"
-            for holder in self._holders(other, divided=other == position):
-                found.setdefault(holder.id, f"{holder.id} ({self._notes.get(holder.id) or holder.request}{by})")
+            for entry in self._holders(other, divided=other == position):
+                holder = entry.allocation
+                found.setdefault(holder.id, f"{holder.id} ({entry.note or holder.request}{by})")
         return found
 
 
@@ -277,42 +261,6 @@ def _lost(device: Device) -> Device:
     )
 
 
-class Arrangement:
-    """The present machines in order, and the plans of requests.
-
-    An arrangement also counts releases per machine, so that a plan asks only changed machines again.
-
-    Args:
-        machines: Books of the machines, which learn their positions.
-
-    Attributes:
-        machines: The books, by number.
-        plan: Resolves a request, given with the number of hosts, against every machine, or returns the former plan.
-    """
-
-    def __init__(self, machines: Iterable[Books]) -> None:
-        self.machines: Sequence[Books] = list(machines)
-        offset = 0
-        for number, books in enumerate(self.machines):
-            books.number, books.offset = number, offset
-            offset += len(books.layout.devices)
-        # As many different requests may wait, and each release asks all.
-        self.plan = lru_cache(maxsize=4_096)(partial(RequestPlan, self))
-        self._given_back: OrderedDict[int, int] = OrderedDict()  # count at the last release, by machine
-        self._count = 0
-
-    def note(self, machine: int) -> None:
-        """Count a release on a machine, so that each plan asks the machine again."""
-        self._count += 1
-        self._given_back[machine] = self._count
-        self._given_back.move_to_end(machine)  # latest last, so that since() can stop early
-
-    def since(self, count: int) -> tuple[int, Iterable[int]]:
-        """Return the present count, and the machines with a release after the given count, latest first."""
-        new = takewhile(lambda each: each[1] > count, reversed(self._given_back.items()))
-        return self._count, (machine for machine, _ in new)
-
-
 class RequestPlan:
     """A request resolved against every machine.
 
@@ -320,10 +268,10 @@ class RequestPlan:
         UnknownNameError: When no device has one of its names.
 
     Attributes:
-        arrangement: The machines.
+        books: The books of every machine, by number.
         request: The request.
         hosts: Number of machines to be served on.
-        wanted: The terms, by number of each machine that can ever serve them.
+        resolved: The request on each machine that can ever serve it, by number.
         machines: These machines, as a bit mask.
         open: The machines that have not refused the request since their last release, as a bit mask.
         mask: The devices that could serve the request, and their parts, by position among the devices of every machine:
@@ -331,27 +279,25 @@ class RequestPlan:
         ever_fits: Whether the request is served if nothing is held.
     """
 
-    def __init__(self, arrangement: Arrangement, request: Request, hosts: int) -> None:
-        self.arrangement = arrangement
+    def __init__(self, books: Sequence[Books], request: Request, hosts: int) -> None:
+        self.books = books
         self.request = request
         self.hosts = hosts
-        self.wanted: dict[int, tuple[Wanted, ...]] = {}
+        self.resolved: dict[int, Resolved] = {}
         masks = [0, 0]  # for machines that can never serve the request, and for machines that can
-        for books in arrangement.machines:
-            found = books.resolve(request)
-            masks[found.ever_fits] |= found.mask << books.offset
+        for each in books:
+            found = each.resolve(request)
+            masks[found.ever_fits] |= each.layout.with_parts(found.mask) << each.offset
             if found.ever_fits:
-                self.wanted[books.number] = found.wanted
-        self.machines = self.open = sum(1 << number for number in self.wanted)
+                self.resolved[each.number] = found
+        self.machines = self.open = sum(1 << number for number in self.resolved)
         self.mask = masks[True] or masks[False]
-        self.ever_fits = len(self.wanted) >= hosts
-        self._seen = 0
+        self.ever_fits = len(self.resolved) >= hosts
 
     @cached_property
     def needs(self) -> tuple[tuple[Need, ...], ...]:
         """The needs on each machine, for the queue policy."""
-        machines = self.arrangement.machines
-        return tuple(needs(each, machines[number].offset.__add__) for number, each in self.wanted.items())
+        return tuple(each.make_needs(self.books[number].offset.__add__) for number, each in self.resolved.items())
 
     @cached_property
     def wants(self) -> frozenset[int]:
@@ -361,18 +307,16 @@ class RequestPlan:
     def find(self) -> dict[int, Placed] | None:
         """Find free devices for the request, by machine number, without taking them; None if too few machines fit.
 
-        A machine that refused is remembered in :attr:`open`, and asked again only after a release there. For a gang,
-        the first machines that fit are chosen.
+        A machine that refuses is asked again only after a release there. For a gang, the first machines that fit are
+        chosen.
         """
-        self._seen, changed = self.arrangement.since(self._seen)
-        for number in changed:
-            self.open |= self.machines & 1 << number
         found: dict[int, Placed] = {}
         for number in bits(self.open):
             if self.open.bit_count() < self.hosts:  # too few machines are left for the gang
                 break
-            placed = self.arrangement.machines[number].find(self.wanted[number])
+            placed = self.resolved[number].find(self.books[number].occupancy)
             if placed is None:
+                self.books[number].refused.append(self)
                 self.open ^= 1 << number
                 continue
             found[number] = placed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from anyaccel.model import UNITS_PER_DEVICE, Term, Value
-from anyaccel.model.extent import bits
+from anyaccel.model.device import bits
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,20 +43,21 @@ class Demand(Value):
         return Decimal(self.units) / UNITS_PER_DEVICE
 
 
-def summarize(layouts: Sequence[Layout], plans: Iterable[RequestPlan], *, infeasible: bool) -> tuple[Demand, ...]:
+def summarize(layouts: Sequence[Layout], plans: Iterable[RequestPlan]) -> tuple[Demand, ...]:
     """Sum the quantities of requests by requested name, in order of the first occurrence.
+
+    Requests that can never be served are summed apart, after the others.
 
     Args:
         layouts: The machines.
         plans: The requests.
-        infeasible: Whether these requests can never be served; only copied to the result.
     """
-    asking: dict[str, list[tuple[int, int, Term]]] = {}
+    asking: dict[tuple[bool, str], list[tuple[int, int, Term]]] = {}
     for number, plan in enumerate(plans):
         for term in plan.request.terms:
             # Each layout knows the names of all machines.
             name = "|".join(layouts[0].names.spelled(each) if layouts else each for each in term.names)
-            asking.setdefault(name, []).append((number, plan.hosts, term))
+            asking.setdefault((not plan.ever_fits, name), []).append((number, plan.hosts, term))
     return tuple(
         Demand(
             name=name,
@@ -66,7 +67,7 @@ def summarize(layouts: Sequence[Layout], plans: Iterable[RequestPlan], *, infeas
             requests=len({number for number, _, _ in found}),
             infeasible=infeasible,
         )
-        for name, found in asking.items()
+        for (infeasible, name), found in sorted(asking.items(), key=lambda each: each[0][0])
     )
 
 

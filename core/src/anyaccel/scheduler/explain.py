@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import combinations, islice
+from itertools import islice
 
-from anyaccel.model import UNITS_PER_DEVICE, Device, Request, Term, VendorState, format_units, replace
-from anyaccel.model.extent import bits, union
+from anyaccel.model import UNITS_PER_DEVICE, Request, Term, VendorState, format_units, replace
+from anyaccel.model.device import bits, union
 from anyaccel.model.verdict import Reason, ReasonCode, Verdict
 from anyaccel.scheduler.books import Books, RequestPlan
 from anyaccel.scheduler.filters import asked, rules
-from anyaccel.scheduler.placement import Layout, Occupancy, Validate, Wanted, place, vetoed, want
+from anyaccel.scheduler.placement import Layout, Occupancy, Wanted, place, vetoed, want
 from anyaccel.text import listed
 
 _TOLD = 4
@@ -70,22 +70,21 @@ def _judge(books: Books, request: Request) -> Verdict:
     """Explain whether one machine would serve a request without rivals, and the nearest request that fits."""
     layout = books.layout
     empty = Occupancy(layout)
-    wanted = [want(layout, term) for term in request.terms]
-    ever = place(layout, empty, wanted, books.validate) is not None
-    if ever and place(layout, books.occupancy, wanted, books.validate) is not None:
+    found = books.resolve(request)
+    if place(layout, books.occupancy, found.wanted, books.validate) is not None:
         return Verdict(request=request, fits_now=True, ever_fits=True)
-    if ever:
-        reasons = list(_reasons_now(books, wanted))
+    if found.ever_fits:
+        reasons = list(_reasons_now(books, found.wanted))
     else:
         # If only the vendors' variables are in the way, each term fits, and no other reason would say why.
-        reasons = list(_rivals(books, request)) or list(_reasons_ever(books, wanted, empty))
+        reasons = list(_rivals(books, request)) or list(_reasons_ever(books, found.wanted, empty))
     return Verdict(
         request=request,
         fits_now=False,
-        ever_fits=ever,
+        ever_fits=found.ever_fits,
         reasons=tuple(reasons),
-        nearest=None if ever else nearest(layout, empty, request, books.validate),
-        nearest_now=nearest(layout, books.occupancy, request, books.validate),
+        nearest=None if found.ever_fits else nearest(books, empty, request),
+        nearest_now=nearest(books, books.occupancy, request),
         ways_out=tuple(_remedies(layout, reasons)),
     )
 
@@ -119,16 +118,15 @@ def _rivals(books: Books, request: Request) -> Iterator[Reason]:
         return
     twin = layout.without_rivals()
     placed = place(twin, Occupancy(twin), [want(twin, term) for term in request.terms], books.validate)
-    devices = [layout.devices[spot.position] for spots in placed or () for spot in spots]
-    for one, other in combinations(dict.fromkeys(device.vendor for device in devices), 2):
-        variable = layout.inventory.excluded_vendors(one).get(other)
-        if variable:
-            yield Reason(
-                code=ReasonCode.VARIABLE,
-                message=f"{one} and {other} both obey the variable {variable}, and no value of it means devices of"
-                " both, so one worker cannot have them together",
-                devices=tuple(device.id for device in devices if device.vendor in {one, other}),
-            )
+    spots = [spot for each in placed or () for spot in each]
+    devices = [layout.devices[spot.position] for spot in spots]
+    for one, other, variable in layout.conflicts(spots):
+        yield Reason(
+            code=ReasonCode.VARIABLE,
+            message=f"{one} and {other} both obey the variable {variable}, and no value of it means devices of"
+            " both, so one worker cannot have them together",
+            devices=tuple(device.id for device in devices if device.vendor in {one, other}),
+        )
 
 
 def _reasons_ever(books: Books, wanted: Sequence[Wanted], empty: Occupancy) -> Iterator[Reason]:
@@ -160,17 +158,12 @@ def _shortage(books: Books, term: Term) -> Iterator[Reason]:
         failing = [device for device in left if not rule.passes(device)]
         left = [device for device in left if rule.passes(device)]
         message = rule.explain_failure(failing) if failing or rule.counts else ""
-        if message and rule.code is ReasonCode.NOT_FRACTIONAL:
-            message += _with_rule(books, term, failing[0])
         if message:
+            if rule.code is ReasonCode.NOT_FRACTIONAL:
+                said = vetoed(layout, term, [layout.positions[failing[0].id]], books.validate)
+                message += f" ({said})" if said else ""
             ids = tuple(device.id for device in failing)
             yield Reason(code=rule.code, message=message, term=term, devices=ids, filter=rule.filter)
-
-
-def _with_rule(books: Books, term: Term, device: Device) -> str:
-    """Return the refusal of a single device by the vendor's rule, in parentheses; empty if the rule accepts it."""
-    said = vetoed(books.layout, term, [books.layout.positions[device.id]], books.validate)
-    return f" ({said})" if said else ""
 
 
 def _form(books: Books, wanted: Wanted, whole: int) -> Iterator[Reason]:
@@ -221,7 +214,7 @@ def _failed_vendors(layout: Layout, term: Term) -> Iterator[Reason]:
 
 def _waiting_behind(plan: RequestPlan, machines: Sequence[Books], ahead: Mapping[str, str]) -> Reason:
     """Return the reason with the earlier requests. Devices are listed for one machine only: ids are unique there."""
-    devices = _ids(machines[0].layout, _devices(plan.wanted[0])) if len(machines) == 1 else ()
+    devices = _ids(machines[0].layout, plan.resolved[0].mask) if len(machines) == 1 else ()
     return Reason(
         code=ReasonCode.WAITING_BEHIND,
         message=f"waiting for the same devices in front: {listed(list(ahead.values()))}",
@@ -238,7 +231,7 @@ def _reasons_now(books: Books, wanted: Sequence[Wanted]) -> Iterator[Reason]:
         if not each.term.fraction and (each.mask & free.whole).bit_count() >= each.term.count:
             yield from _form(books, each, free.whole)
         yield _taken(books, [each])
-    if not alone and place(layout, free, wanted, books.validate) is None:
+    if not alone:
         yield _taken(books, wanted)
 
 
@@ -307,15 +300,16 @@ def _instead(layout: Layout) -> str:
 _TRIES = 64  # alternatives per term and filter: people read the first that fits, and each costs a placement
 
 
-def nearest(layout: Layout, free: Occupancy, request: Request, validate: Validate | None) -> Request | None:
+def nearest(books: Books, free: Occupancy, request: Request) -> Request | None:
     """Return the nearest request that ``free`` can serve; None when there is none.
 
     Each term that does not fit alone is changed: a share of an indivisible device becomes one device, a quantity that
     the vendor refuses the next accepted one, else fewer devices. Then quantities go down until the terms fit together.
     """
+    layout = books.layout
 
     def fits(*terms: Term) -> bool:
-        return place(layout, free, [want(layout, term) for term in terms], validate) is not None
+        return place(layout, free, [want(layout, term) for term in terms], books.validate) is not None
 
     terms = []
     for term in request.terms:
@@ -381,7 +375,7 @@ def _less_memory(layout: Layout, free: Occupancy, term: Term) -> Iterator[Term]:
 
 def _room(layout: Layout, free: Occupancy, term: Term) -> int:
     """Return the largest number of devices for a term, without regard to the vendor's rule; an estimate if linked."""
-    mask = want(layout, replace(term, units=UNITS_PER_DEVICE)).mask & free.whole
+    mask = layout.serving(replace(term, units=UNITS_PER_DEVICE)) & free.whole
     if term.linked:
         return max(((layout.topology.linked[position] & mask).bit_count() + 1 for position in bits(mask)), default=0)
     choices = want(layout, replace(term, units=2 * UNITS_PER_DEVICE)).choices

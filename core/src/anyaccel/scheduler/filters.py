@@ -25,7 +25,7 @@ from anyaccel.model import (
     format_units,
     replace,
 )
-from anyaccel.model.extent import format_row, read_row, rows_of
+from anyaccel.model.device import format_row, read_row, rows_of
 from anyaccel.model.labels import MOST_LABELS, read_label, write_label, write_labels
 from anyaccel.model.verdict import ReasonCode
 from anyaccel.text import listed, shown, size

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import combinations
 
 from anyaccel._typing import NamedTuple
 from anyaccel.errors import UnknownNameError
@@ -27,17 +28,16 @@ from anyaccel.model import (
     Share,
     Term,
     Value,
-    field,
     parts_of,
     replace,
     slot_mask,
     slot_numbers,
 )
-from anyaccel.model.extent import bits, union
+from anyaccel.model.device import bits, union
 from anyaccel.policy import Need
 from anyaccel.scheduler.filters import counted, rules
 from anyaccel.scheduler.topology import Topology, first
-from anyaccel.text import shown
+from anyaccel.text import shown, suggest
 
 PLACEMENTS = 2_000
 """Number of tentative placements after which a request counts as impossible to place."""
@@ -84,20 +84,12 @@ class NameRegistry:
 
     def make_error(self, name: str, there: Iterable[str]) -> UnknownNameError:
         """Make the error for an unknown name, with similar names, or else the names on the machine, as the way out."""
-        from difflib import get_close_matches
-
         from anyaccel.extras import plugin_remedy  # only errors need it
 
-        close = [self._spelled[key] for key in get_close_matches(name.lower(), sorted(self._spelled))]
         here = [self.spelled(each) for each in sorted(there)]
-        if remedy := plugin_remedy(name):
-            way_out = remedy
-        elif close:
-            way_out = f"did you mean {' or '.join(close)}?"
-        elif here:
-            way_out = f"on this machine there are {', '.join(here)}."
-        else:
-            way_out = "this machine has no devices; is the vendor's plug-in installed?"
+        on_machine = f"on this machine there are {', '.join(here)}."
+        otherwise = on_machine if here else "this machine has no devices; is the vendor's plug-in installed?"
+        way_out = plugin_remedy(name) or suggest(name, self._spelled.values(), otherwise)
         return UnknownNameError(f"unknown name {name!r}: no device and no installed plug-in goes by it; {way_out}")
 
 
@@ -140,10 +132,12 @@ class Layout:
             self.positions[whole]: slot_mask(self.positions[part] for part in parts)
             for whole, parts in parts_of(self.devices).items()
         }
-        self.vendors: dict[str, int] = {}
-        for position, device in enumerate(self.devices):
-            self.vendors[device.vendor] = self.vendors.get(device.vendor, 0) | 1 << position
-        self.rivals = {vendor: rivals for vendor in self.vendors if (rivals := self._rivals(vendor))}
+        vendors = {device.vendor for device in self.devices}
+        self.rivals = {
+            (one, other): variable
+            for one in (vendors if len(vendors) > 1 else ())
+            for other, variable in inventory.excluded_vendors(one).items()
+        }
         self.kin: dict[int, list[int]] = {}
         for whole, parts in self.parts.items():
             for part in bits(parts):
@@ -161,11 +155,6 @@ class Layout:
                 mask |= parts
         return mask
 
-    def _rivals(self, vendor: str) -> int:
-        """Return the devices, as a bit mask, of vendors that exclude this one in a worker; 0 with a single vendor."""
-        others = self.inventory.excluded_vendors(vendor) if len(self.vendors) > 1 else ()
-        return union(self.vendors.get(other, 0) for other in others)
-
     def without_rivals(self) -> Layout:
         """Return the same machine without conflicts of variables between vendors."""
         from copy import copy  # with weakref, which no command needs
@@ -174,19 +163,10 @@ class Layout:
         twin.rivals = {}
         return twin
 
-    def compatible(self, mask: int) -> tuple[int, ...]:
-        """Split devices into sets without conflicts of variables between vendors; the sets may overlap."""
-        for vendor, rivals in self.rivals.items():
-            own = self.vendors[vendor]
-            if mask & own and mask & rivals:
-                return tuple(dict.fromkeys((*self.compatible(mask & ~rivals), *self.compatible(mask & ~own))))
-        return (mask,)
-
-    def barred_by(self, spots: Iterable[Spot]) -> int:
-        """Return the devices, as a bit mask, whose vendors conflict with those of the chosen ``spots``; 0 for none."""
-        if not self.rivals:
-            return 0
-        return union(self.rivals.get(self.devices[spot.position].vendor, 0) for spot in spots)
+    def conflicts(self, spots: Iterable[Spot]) -> list[tuple[str, str, str]]:
+        """Return each two vendors of parts of devices that no worker gets together, with the variable of both."""
+        vendors = dict.fromkeys(self.devices[spot.position].vendor for spot in spots) if self.rivals else ()
+        return [(*pair, self.rivals[pair]) for pair in combinations(vendors, 2) if pair in self.rivals]
 
     def apart(self, mask: int) -> tuple[int, ...]:
         """Split devices into sets without a whole beside its parts: without these parts, and without these wholes.
@@ -248,6 +228,10 @@ class Spot(NamedTuple):
     divided: bool = False
 
 
+Placed = tuple[tuple[Spot, ...], ...]
+"""Parts of devices of one machine for a request, term by term."""
+
+
 class Occupancy:
     """The free parts of each device, in 1/10000, by position.
 
@@ -283,16 +267,6 @@ class Occupancy:
         device = self._layout.devices[position]
         units = device.rounded(units)
         return Spot(position, units, choose_slots(free, units * device.slots // UNITS_PER_DEVICE, device.slots))
-
-    def spot_of(self, share: Share) -> Spot:
-        """Return the place of an existing share.
-
-        Raises:
-            KeyError: When the device is not on the machine.
-        """
-        position = self._layout.positions[share.device.id]
-        slots = self._layout.slots.get(position, 0) if share.whole else slot_mask(share.slots)
-        return Spot(position, share.units, slots)
 
     def spot_within(self, position: int, extent: Extent) -> Spot:
         """Return the free part of a foreign extent on a device; nothing is taken.
@@ -386,22 +360,14 @@ class Wanted(Value):
 
     Attributes:
         term: The term.
-        units: Requested units of each device: a share, or the whole device.
         choices: In order of preference, groups of devices as bit masks. Each group alone may serve the term; groups of
             one choice are equally good.
         mask: The devices of every choice.
-        sizes: Units by position for a share by memory, of which ``units`` is the smallest; empty for other terms.
     """
 
     term: Term
-    units: int
     choices: tuple[tuple[int, ...], ...]
     mask: int
-    sizes: Mapping[int, int] = field(default_factory=dict)
-
-    def units_at(self, position: int) -> int:
-        """Return the units of the device at a position that the term needs."""
-        return self.sizes.get(position, self.units)
 
 
 def want(layout: Layout, term: Term) -> Wanted:
@@ -414,33 +380,11 @@ def want(layout: Layout, term: Term) -> Wanted:
     together = layout.serving(term)
     choices = [_groups(layout, term, named & together) for named in layout.named_each(term)]
     if term.count > 1 and (term.mixed or counted(term)):  # named devices may be of several types
-        choices.append(layout.compatible(together))
-    sizes = {at: term.units_on(layout.devices[at]) for at in bits(together)} if term.memory_bytes else {}
-    units = min(sizes.values(), default=1) if term.memory_bytes else min(term.units, UNITS_PER_DEVICE)
-    return Wanted(term=term, units=units, choices=tuple(choices), mask=together, sizes=sizes)
+        choices.append((together,))
+    return Wanted(term=term, choices=tuple(choices), mask=together)
 
 
-def needs(wanted: Iterable[Wanted], name: Callable[[int], Hashable]) -> tuple[Need, ...]:
-    """Return the needs of terms for the queue policy.
-
-    Args:
-        wanted: The terms.
-        name: Returns the policy's name of the device at a position.
-    """
-    return tuple(
-        Need(
-            count=each.term.count,
-            units=max(each.sizes.values(), default=each.units),
-            among=frozenset(map(name, bits(each.mask))),
-            sizes={name(position): units for position, units in each.sizes.items()},
-        )
-        for each in wanted
-    )
-
-
-def place(
-    layout: Layout, free: Occupancy, wanted: Sequence[Wanted], validate: Validate | None = None
-) -> tuple[tuple[Spot, ...], ...] | None:
+def place(layout: Layout, free: Occupancy, wanted: Sequence[Wanted], validate: Validate | None = None) -> Placed | None:
     """Place every term of a request, or none.
 
     Args:
@@ -463,23 +407,23 @@ def place(
     placed: list[tuple[Spot, ...]] = [()] * len(wanted)
     left = PLACEMENTS
 
-    def serve(rank: int, barred: int) -> bool:
+    def serve(rank: int, before: tuple[Spot, ...]) -> bool:
         nonlocal left
         if rank == len(order):
             return True
         index = order[rank]
-        for spots in _candidates(layout, free, wanted[index], validate, barred):
+        for spots in _candidates(layout, free, wanted[index], validate, before):
             left -= 1
             if left < 0:
                 return False
             placed[index] = spots
             free.take(spots)
-            if serve(rank + 1, barred | layout.barred_by(spots)):
+            if serve(rank + 1, before + spots):
                 return True
             free.give(spots)
         return False
 
-    return tuple(placed) if serve(0, 0) else None
+    return tuple(placed) if serve(0, ()) else None
 
 
 def vetoed(layout: Layout, term: Term, positions: Sequence[int], validate: Validate | None) -> str:
@@ -528,7 +472,7 @@ def _groups(layout: Layout, term: Term, mask: int) -> tuple[int, ...]:
 
 def _choice(wanted: Wanted) -> tuple[int, int]:
     """Return the sort key of terms: least choice first, then the largest, which is hardest to fit in."""
-    return wanted.mask.bit_count(), -(wanted.term.units or wanted.units)
+    return wanted.mask.bit_count(), -wanted.term.units
 
 
 def _enough(free: Occupancy, wanted: Sequence[Wanted]) -> bool:
@@ -539,7 +483,7 @@ def _enough(free: Occupancy, wanted: Sequence[Wanted]) -> bool:
     for mask in {each.mask for each in wanted}:
         inside = [each for each in wanted if not each.mask & ~mask]
         whole = sum(each.term.count for each in inside if not each.term.fraction)
-        shares = sum(each.units for each in inside if each.term.fraction)
+        shares = sum(each.term.units for each in inside if each.term.fraction)
         if whole > (mask & free.whole).bit_count():
             return False
         if shares + whole * UNITS_PER_DEVICE > sum(free.units[position] for position in bits(mask)):
@@ -548,17 +492,17 @@ def _enough(free: Occupancy, wanted: Sequence[Wanted]) -> bool:
 
 
 def _candidates(
-    layout: Layout, free: Occupancy, wanted: Wanted, validate: Validate | None, barred: int = 0
+    layout: Layout, free: Occupancy, wanted: Wanted, validate: Validate | None, before: tuple[Spot, ...] = ()
 ) -> Iterator[tuple[Spot, ...]]:
-    """Yield parts of free devices for a term, best first: sets that the vendors accept, without the barred devices.
+    """Yield parts of free devices for a term, best first: sets that the vendors accept, also together with ``before``.
 
     Each set is from one group of a choice, and choices come in order.
     """
-    for choice in wanted.choices:
-        groups = [group & ~barred for group in choice] if barred else choice
+    for groups in wanted.choices:
         for positions in _sets(layout, free, wanted, groups):
-            if not vetoed(layout, wanted.term, positions, validate):
-                yield tuple(free.spot(position, wanted.units_at(position)) for position in positions)
+            spots = tuple(free.spot(at, wanted.term.units_on(layout.devices[at])) for at in positions)
+            if not vetoed(layout, wanted.term, positions, validate) and not layout.conflicts(before + spots):
+                yield spots
 
 
 def _sets(layout: Layout, free: Occupancy, wanted: Wanted, groups: Sequence[int]) -> Iterator[tuple[int, ...]]:
@@ -576,7 +520,7 @@ def _sets(layout: Layout, free: Occupancy, wanted: Wanted, groups: Sequence[int]
         return
     for group in groups:
         if term.fraction:
-            broken = (at for at in bits(group & ~free.whole) if free.units[at] >= wanted.units_at(at))
+            broken = (at for at in bits(group & ~free.whole) if free.units[at] >= term.units_on(layout.devices[at]))
             yield from ((position,) for position in sorted(broken, key=free.units.__getitem__))
         yield from ((position,) for position in topology.singles(free.whole & group))
 
@@ -587,7 +531,53 @@ def _best_value(topology: Topology, term: Term, mask: int) -> tuple[int, int]:
     return topology.value(best, mask) if best else (-1, 0)
 
 
-class Choice:
+class Resolved:
+    """A request with the devices of a machine that could serve it, whatever is held.
+
+    Args:
+        layout: The machine.
+        request: The request.
+        validate: The vendors' rules.
+
+    Raises:
+        UnknownNameError: When no device has one of the names.
+
+    Attributes:
+        request: The request.
+        wanted: The terms.
+        mask: The devices that could serve a term, as a bit mask.
+    """
+
+    def __init__(self, layout: Layout, request: Request, validate: Validate | None) -> None:
+        self._layout = layout
+        self._validate = validate
+        self.request = request
+        self.wanted = tuple(want(layout, term) for term in request.terms)
+        self.mask = union(each.mask for each in self.wanted)
+
+    @cached_property
+    def ever_fits(self) -> bool:
+        """Whether the machine serves the request if nothing is held."""
+        return place(self._layout, Occupancy(self._layout), self.wanted, self._validate) is not None
+
+    def find(self, free: Occupancy) -> Placed | None:
+        """Find free devices for each term, without taking them; see :func:`place`."""
+        return place(self._layout, free, self.wanted, self._validate)
+
+    def make_needs(self, name: Callable[[int], Hashable]) -> tuple[Need, ...]:
+        """Return the needs of the terms for the queue policy, which names the device at a position by ``name``."""
+        found = []
+        for each in self.wanted:
+            term, sizes = each.term, {}
+            if term.memory_bytes:
+                sizes = {name(at): term.units_on(self._layout.devices[at]) for at in bits(each.mask)}
+            units = max(sizes.values(), default=min(term.units, UNITS_PER_DEVICE))
+            among = frozenset(map(name, bits(each.mask)))
+            found.append(Need(count=term.count, units=units, among=among, sizes=sizes))
+        return tuple(found)
+
+
+class Choice(Resolved):
     """Chooses devices for one request, repeatedly as leases come and go.
 
     Args:
@@ -603,26 +593,17 @@ class Choice:
     def __init__(
         self, inventory: Inventory, request: Request, validate: Validate | None = None, known: Iterable[str] = ()
     ) -> None:
-        self.request = request
-        self._layout = Layout(inventory, NameRegistry(known))
-        self._validate = validate
-        self._wanted = [want(self._layout, term) for term in request.terms]
-
-    @cached_property
-    def ever_fits(self) -> bool:
-        """Whether the machine serves the request if nothing is held."""
-        return self.choose({}) is not None
+        super().__init__(Layout(inventory, NameRegistry(known)), request, validate)
 
     @cached_property
     def candidates(self) -> tuple[Device, ...]:
         """The devices that could serve a term of the request."""
-        mask = union(each.mask for each in self._wanted)
-        return tuple(self._layout.devices[position] for position in bits(mask))
+        return tuple(self._layout.devices[position] for position in bits(self.mask))
 
     @cached_property
     def needs(self) -> tuple[Need, ...]:
         """The needs of each term, with devices by id."""
-        return needs(self._wanted, lambda position: self._layout.devices[position].id)
+        return self.make_needs(lambda position: self._layout.devices[position].id)
 
     def choose(self, taken: Mapping[str, Extent]) -> tuple[Grant, ...] | None:
         """Choose free devices; nothing is taken.
@@ -638,11 +619,11 @@ class Choice:
             position = self._layout.positions.get(device_id)
             if position is not None:
                 free.take((free.spot_within(position, extent),))
-        placed = place(self._layout, free, self._wanted, self._validate)
-        return None if placed is None else grants(self._layout, self._wanted, placed)
+        placed = self.find(free)
+        return None if placed is None else grants(self._layout, self.wanted, placed)
 
 
-def grants(layout: Layout, wanted: Sequence[Wanted], placed: Sequence[Sequence[Spot]]) -> tuple[Grant, ...]:
+def grants(layout: Layout, wanted: Sequence[Wanted], placed: Placed) -> tuple[Grant, ...]:
     """Return the grants for placed terms of a request."""
     return tuple(
         Grant(
@@ -656,18 +637,6 @@ def grants(layout: Layout, wanted: Sequence[Wanted], placed: Sequence[Sequence[S
 def extent_of(given: Share) -> Extent:
     """Return the extent of a share: its units, and its slots, or any slots if it names none."""
     return Extent(given.units, slot_mask(given.slots) if given.slots else ANY_SLOTS)
-
-
-def extent_within(given: Share, device: Device) -> Extent:
-    """Return the extent of a share on its present device, whose slots may have changed.
-
-    The present slots that overlap with the share's former slots count, also where they overlap in part.
-    """
-    was, now = given.device.slots, device.slots
-    if now == 1 or not given.slots:  # without slots, the share may be anywhere on the device
-        return Extent(given.units, ANY_SLOTS)
-    overlapping = (each for slot in given.slots for each in range(slot * now // was, -(-(slot + 1) * now // was)))
-    return Extent(given.units, slot_mask(overlapping))
 
 
 def share(device: Device, units: int, slots: tuple[int, ...] = ()) -> Share:

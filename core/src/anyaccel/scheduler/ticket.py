@@ -134,15 +134,8 @@ class Ticket:
         return self._why(self)
 
     def __repr__(self) -> str:
-        state = (
-            "cancelled"
-            if self.cancelled
-            else "failed"
-            if self.error
-            else self.allocation.id
-            if self.allocation
-            else "waiting"
-        )
+        ended = "cancelled" if self.cancelled else "failed" if self.error else ""
+        state = ended or (self.allocation.id if self.allocation else "waiting")
         return f"<Ticket {self.id} {self.request}: {state}>"
 
 
@@ -150,7 +143,8 @@ class Queue:
     """Waiting tickets by kind, each kind in order of arrival: a decision inspects only the first of each kind.
 
     Tickets of one kind have the same request, user, priority and time limit. So every policy serves them in order of
-    arrival, and if the first cannot be placed, no later ticket can.
+    arrival, and if the first cannot be placed, no later ticket can. Requests that can never be served wait here, too,
+    until they can.
     """
 
     def __init__(self) -> None:
@@ -169,8 +163,9 @@ class Queue:
         return found
 
     def firsts(self) -> Iterator[Ticket]:
-        """Yield the first ticket of each kind."""
-        return (next(iter(tickets.values())) for tickets in self._kinds.values())
+        """Yield the first ticket of each kind that can ever be served."""
+        firsts = (next(iter(tickets.values())) for tickets in self._kinds.values())
+        return (ticket for ticket in firsts if ticket.plan.ever_fits)
 
     def __contains__(self, ticket: Ticket) -> bool:
         return ticket.number in self._kinds.get(_kind(ticket), ())

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from anyaccel.vendors.discovery import Source as Source
     from anyaccel.vendors.discovery import installed as installed
     from anyaccel.vendors.guarded import ANSWER_LIMIT as ANSWER_LIMIT
+    from anyaccel.vendors.guarded import PRINTED_LIMIT as PRINTED_LIMIT
     from anyaccel.vendors.guarded import GuardedProcess as GuardedProcess
     from anyaccel.vendors.guarded import Outcome as Outcome
     from anyaccel.vendors.guarded import call_all as call_all
@@ -27,17 +28,15 @@ if TYPE_CHECKING:
     from anyaccel.vendors.process import ask as ask
     from anyaccel.vendors.process import known as known
     from anyaccel.vendors.process import vendor_process as vendor_process
-    from anyaccel.vendors.protocol import PRINTED_LIMIT as PRINTED_LIMIT
 else:
     __all__, __getattr__, __dir__ = face(
         __name__,
         {
             "anyaccel.vendors.contract": ("HOOKS", "RECORDED", "RESOURCE", "VENDOR"),
             "anyaccel.vendors.discovery": ("GROUP", "Source", "installed"),
-            "anyaccel.vendors.guarded": ("ANSWER_LIMIT", "GuardedProcess", "Outcome", "call_all"),
+            "anyaccel.vendors.guarded": ("ANSWER_LIMIT", "PRINTED_LIMIT", "GuardedProcess", "Outcome", "call_all"),
             "anyaccel.vendors.plugin": ("VendorPlugin",),
             "anyaccel.vendors.process": ("ask", "known", "vendor_process"),
-            "anyaccel.vendors.protocol": ("PRINTED_LIMIT",),
         },
     )
     __all__ += ["DEADLINE_SECONDS", "PRELOAD", "TASKS", "begin", "begin_for", "close", "find_server"]

@@ -15,7 +15,6 @@ import sys
 
 from anyaccel.linux.process import set_name
 from anyaccel.vendors import IDLE_SECONDS
-from anyaccel.vendors.protocol import ANSWER, BEGUN, CHUNK, HEADER
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def serve(descriptors: list[int], _: object) -> None:
-    """Answer calls until the caller has gone, or makes no call for a minute; a target of the fork server.
+    """Answer calls until the caller has gone, or makes no call for a minute; the target of the fork server.
 
     Args:
         descriptors: The socket of the calls, and the pipe for printed text.
@@ -43,18 +42,19 @@ def serve(descriptors: list[int], _: object) -> None:
 def _answer_calls(calls: _socket.socket) -> None:
     # A timeout of the kernel: Python's own would make the socket non-blocking, and sendall() with it.
     calls.setsockopt(_socket.SOL_SOCKET, _socket.SO_RCVTIMEO, struct.pack("ll", int(IDLE_SECONDS), 0))
-    while True:
-        call = json.loads(_receive(calls))
+    lines = open(calls.fileno(), "rb", closefd=False)  # noqa: SIM115 - open until the process ends
+    while (line := lines.readline()).endswith(b"\n"):  # else the caller has gone, or sends nothing for a minute
+        call = json.loads(line)
         me = os.getpid()
-        if call["begun"]:  # the start of the process took a while; the time limit of the call begins now
-            calls.sendall(HEADER.pack(BEGUN, me))
+        if call["fresh"]:  # the start of the process took a while; the time limit of the call begins now
+            calls.sendall(b"%d\n" % me)
         answer = _answer(call)
         if os.getpid() != me:  # the import of a plug-in forked and returned twice
             os._exit(0)
         with contextlib.suppress(Exception):  # a plug-in may have closed or replaced them
             sys.stdout.flush()
             sys.stderr.flush()
-        calls.sendall(HEADER.pack(ANSWER, len(answer)) + answer)
+        calls.sendall(answer + b"\n")
 
 
 def _answer(call: dict[str, Any]) -> bytes:
@@ -69,17 +69,3 @@ def _answer(call: dict[str, Any]) -> bytes:
         reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         fault = {"kind": "raised", "reason": reason, "details": traceback.format_exc()}
         return json.dumps({"fault": fault}).encode()
-
-
-def _receive(calls: _socket.socket) -> bytearray:
-    """Receive a call; exit when the caller has gone, or sends nothing for a minute."""
-    data = bytearray()
-    while len(data) < HEADER.size or len(data) < HEADER.size + HEADER.unpack_from(data)[1]:
-        try:
-            chunk = calls.recv(CHUNK)
-        except BlockingIOError:
-            os._exit(0)
-        if not chunk:
-            os._exit(0)
-        data += chunk
-    return data[HEADER.size :]

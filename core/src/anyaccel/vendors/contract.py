@@ -59,8 +59,9 @@ PATTERNS = (VENDOR, RESOURCE, KIND, VARIABLE, TAG, DEVICE_ID, PART, LIBRARY, NOT
 """The patterns of the rules, as text: a vendor's process, which compares no rules, need not compile these."""
 
 
-def info_faults(value: Any, vendor: str) -> Iterator[str]:
+def info_faults(value: Any, arguments: Arguments) -> Iterator[str]:
     """Yield the faults of an answer of ``anyaccel_info``."""
+    vendor = arguments["vendor"]
     if value.vendor != vendor:
         yield (
             f"PluginInfo.vendor must equal the name of the entry point (got {value.vendor!r}, the entry point is"
@@ -94,7 +95,7 @@ def _variable_faults(info: PluginInfo) -> Iterator[str]:
             yield f"PluginInfo.cleared must not hold {name!r}, which is borrowed: the vendor's runtime obeys it"
 
 
-def detected_faults(value: Any, vendor: str) -> Iterator[str]:
+def detected_faults(value: Any, arguments: Arguments) -> Iterator[str]:
     """Yield the faults of an answer of ``anyaccel_detect`` other than None."""
     if isinstance(value, (list, tuple)):
         yield (
@@ -119,7 +120,9 @@ def detected_faults(value: Any, vendor: str) -> Iterator[str]:
     yield from _repeated("Device.id", [device.id for device in devices])
     yield from _repeated("Device.index", [device.index for device in devices])
     for device in devices:
-        if device.id.startswith(f"{vendor}/"):  # the core makes such ids where two vendors use the same one
+        if device.id.startswith(
+            f"{arguments['vendor']}/"
+        ):  # the core makes such ids where two vendors use the same one
             yield f"Device.id must not begin with the vendor and a slash (got {device.id!r})"
         if device.index < 0:
             yield f"Device.index must not be negative (got {device.index} for {device.id!r})"
@@ -140,9 +143,9 @@ def _division_faults(devices: Sequence[Device]) -> Iterator[str]:
             yield f"Device.slots must be one of {allowed} (got {device.slots} for {device.id!r})"
 
 
-def fractional_faults(value: Any, device: Device) -> Iterator[str]:
-    """Yield the faults of an answer of ``anyaccel_fractional`` for a device."""
-    if device.slots > 1 and value is not Fractional.PARTITIONED:
+def fractional_faults(value: Any, arguments: Arguments) -> Iterator[str]:
+    """Yield the faults of an answer of ``anyaccel_fractional``."""
+    if arguments["device"].slots > 1 and value is not Fractional.PARTITIONED:
         yield f"a device with slots is shared by these: it must return Fractional.PARTITIONED (got {value!r})"
         return
     if not isinstance(value, Fractional):
@@ -152,24 +155,24 @@ def fractional_faults(value: Any, device: Device) -> Iterator[str]:
         )
 
 
-def tags_faults(value: Any, *_: object) -> Iterator[str]:
+def tags_faults(value: Any, _: Arguments) -> Iterator[str]:
     """Yield the faults of an answer of ``anyaccel_tags``."""
     yield from _mismatches(TAG, "a tag", value)
 
 
-def env_faults(value: Any, owned: Sequence[str]) -> Iterator[str]:
+def env_faults(value: Any, arguments: Arguments) -> Iterator[str]:
     """Yield the faults of an answer of ``anyaccel_env``."""
-    for name in sorted({*value.set, *value.unset} - set(owned)):
+    for name in sorted({*value.set, *value.unset} - {*arguments["info"].env_vars}):
         yield f"it may only touch variables that PluginInfo.env_vars lists (got {name!r}); add it there"
     for name in sorted(value.unset & set(value.set)):
         yield f"it must not set and unset {name!r} at once"
     yield from _value_faults(value.set)
 
 
-def visible_faults(value: Any, devices: Sequence[Device]) -> Iterator[str]:
+def visible_faults(value: Any, arguments: Arguments) -> Iterator[str]:
     """Yield the faults of an answer of ``anyaccel_visible`` other than None."""
     parts = [item for item in value if isinstance(item, VisiblePart)]
-    known = {device.id: device for device in devices}
+    known = {device.id: device for device in arguments["devices"]}
     ids = [item.id if isinstance(item, VisiblePart) else item for item in value]
     if unknown := [repr(item) for item in ids if item not in known]:
         yield f"it must return ids of the given devices (got {', '.join(unknown)})"
@@ -180,13 +183,13 @@ def visible_faults(value: Any, devices: Sequence[Device]) -> Iterator[str]:
             yield f"VisiblePart.slots must be some of the {count} slots of {part.id!r} (got {part.slots!r})"
 
 
-def reason_faults(value: Any, *_: object) -> Iterator[str]:
+def reason_faults(value: Any, _: Arguments) -> Iterator[str]:
     """Yield the faults of an answer of ``anyaccel_validate`` other than None."""
     if not isinstance(value, str) or not value.strip():
         yield f"it must return a sentence with the rule, or None (got {value!r} that is a {type(value).__name__})"
 
 
-def stats_faults(value: Any, *_: object) -> Iterator[str]:
+def stats_faults(value: Any, _: Arguments) -> Iterator[str]:
     """Yield the faults of an answer of ``anyaccel_stats``."""
     counted = ("clock_hz", "memory_clock_hz", "ecc_errors_corrected", "ecc_errors_uncorrected")
     for device_id, seen in value.items():
@@ -195,13 +198,13 @@ def stats_faults(value: Any, *_: object) -> Iterator[str]:
                 yield f"Stats.{name} must not be negative (got {getattr(seen, name)} for {device_id!r})"
 
 
-def handover_faults(value: Any, *_: object) -> Iterator[str]:
+def handover_faults(value: Any, _: Arguments) -> Iterator[str]:
     """Yield the faults of an answer of ``anyaccel_handover``: a plug-in might return a failure instead of raising."""
     if value is not None:
         yield f"it must return None, and raise an exception on failure (got {value!r:.80})"
 
 
-def container_faults(value: Any, *_: object) -> Iterator[str]:
+def container_faults(value: Any, _: Arguments) -> Iterator[str]:
     """Yield the faults of an answer of ``anyaccel_container``."""
     yield from _mismatches(VARIABLE, "a variable of ContainerEdits.env", value.env)
     yield from _value_faults(value.env)
@@ -212,7 +215,7 @@ def container_faults(value: Any, *_: object) -> Iterator[str]:
     yield from _unprintable("paths in ContainerEdits", (*value.nodes, *mounted), path=True)
 
 
-def product_faults(value: Any, *_: object) -> Iterator[str]:
+def product_faults(value: Any, _: Arguments) -> Iterator[str]:
     """Yield the faults of an answer of ``anyaccel_products``."""
     names = {product.name for product in value}
     allowed = ", ".join(map(str, SLOTS))
@@ -316,42 +319,12 @@ def _device_nodes(arguments: Arguments) -> ContainerEdits:
 
 
 _TABLE = (
-    Hook(
-        name="info",
-        answer=PluginInfo,
-        check=lambda value, arguments: info_faults(value, arguments["vendor"]),
-        shape="PluginInfo",
-        required=True,
-    ),
-    Hook(
-        name="detect",
-        answer=Detected | None,
-        check=lambda value, arguments: detected_faults(value, arguments["vendor"]),
-        shape="",
-        required=True,
-        seconds=None,
-    ),
-    Hook(
-        name="fractional",
-        answer=Fractional,
-        check=lambda value, arguments: fractional_faults(value, arguments["device"]),
-        shape="",
-        required=True,
-    ),
+    Hook(name="info", answer=PluginInfo, check=info_faults, shape="PluginInfo", required=True),
+    Hook(name="detect", answer=Detected | None, check=detected_faults, shape="", required=True, seconds=None),
+    Hook(name="fractional", answer=Fractional, check=fractional_faults, shape="", required=True),
     Hook(name="tags", answer=tuple[str, ...], check=tags_faults, shape="", listed="tags", required=True),
-    Hook(
-        name="env",
-        answer=EnvEdits,
-        check=lambda value, arguments: env_faults(value, arguments["info"].env_vars),
-        shape="EnvEdits",
-        required=True,
-    ),
-    Hook(
-        name="visible",
-        answer=tuple[str | VisiblePart, ...] | None,
-        check=lambda value, arguments: visible_faults(value, arguments["devices"]),
-        listed="device ids",
-    ),
+    Hook(name="env", answer=EnvEdits, check=env_faults, shape="EnvEdits", required=True),
+    Hook(name="visible", answer=tuple[str | VisiblePart, ...] | None, check=visible_faults, listed="device ids"),
     Hook(name="validate", answer=str | None, check=reason_faults, shape=""),
     Hook(
         name="stats", answer=Mapping[str, Stats], check=stats_faults, shape="stats", default=lambda _: {}, seconds=None

@@ -1,7 +1,8 @@
 """The calling side of guarded calls: functions that may hang, crash or exit run in another process.
 
 The caller never forks, since it may have threads or an open device. A fork server forks one process for each
-:class:`GuardedProcess`, and kills whatever that process leaves behind.
+:class:`GuardedProcess`, and kills whatever that process leaves behind. Calls and answers are lines of JSON on a socket;
+before the first answer, the process sends a line with its process id.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from anyaccel.forkserver.client import ForkServer, Gone, tidy_at_exit
 from anyaccel.linux.fork import tidy_in_child
 from anyaccel.model import Value
 from anyaccel.vendors import IDLE_SECONDS, do_registered, find_server
-from anyaccel.vendors.protocol import ANSWER, BEGUN, CALL, CHUNK, HEADER, PRINTED_LIMIT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,6 +33,10 @@ START_SECONDS = 20.0
 """Time for the start of a process, beside its call, on a machine under load."""
 ANSWER_LIMIT = 8 << 20
 """Most bytes of an answer."""
+PRINTED_LIMIT = 8192
+"""How many of the last printed bytes of a process are kept."""
+CHUNK = 1 << 16
+"""Bytes that are received at once."""
 END_SECONDS = 1.0
 """How long a process may live after it has closed its socket."""
 HEAR_SECONDS = 10.0
@@ -117,11 +121,11 @@ class _Running:
         """
         self.used = time.monotonic()
         self.answer, self.seconds = bytearray(), seconds
-        # The time limit of a fresh process begins with its message BEGUN: an import may take long on a busy machine.
+        # The time limit of a fresh process begins when it says so: an import may take long on a busy machine.
         self.until = self.used + (START_SECONDS if self.fresh else seconds)
-        data = json.dumps({"function": function, "payload": payload, "begun": self.fresh}).encode()
+        call = json.dumps({"function": function, "payload": payload, "fresh": self.fresh})
         self.calls.settimeout(max(0.1, self.until - self.used))  # at least one attempt
-        self.calls.sendall(HEADER.pack(CALL, len(data)) + data)
+        self.calls.sendall(call.encode() + b"\n")
 
     def receive(self) -> bool:
         """Receive a part of the answer; return False when the process has gone."""
@@ -131,13 +135,17 @@ class _Running:
         except OSError:
             return False
         self.answer += chunk
+        if self.fresh and (end := self.answer.find(b"\n")) >= 0:
+            self.fresh, self.pid = False, int(self.answer[:end])
+            self.until = self.used + self.seconds
+            del self.answer[: end + 1]
         return bool(chunk)
 
     def drain(self) -> None:
         """Read printed text from the pipe, at most 1 MiB at once."""
         with contextlib.suppress(BlockingIOError):
             for _ in range(16 if self.output >= 0 else 0):  # bounded: a plug-in may print faster than this reads
-                chunk = os.read(self.output, 1 << 16)
+                chunk = os.read(self.output, CHUNK)
                 if not chunk:
                     self._close_output()
                     break
@@ -311,7 +319,7 @@ def call_all(
         entered = {process: rest.enter_context(contextlib.ExitStack()) for process in sorted(calls, key=id)}
         for process, stack in entered.items():  # in the same order in every thread: no deadlock
             stack.enter_context(process)
-        exchange = _Exchange(calls, seconds, limit, lambda process: entered[process].close())
+        exchange = _Exchange(calls, seconds, limit, entered)
         try:
             exchange.run(enough)
         except BaseException:
@@ -329,15 +337,17 @@ class _Exchange:
         calls: See :func:`call_all`.
         seconds: See :func:`call_all`.
         limit: See :func:`call_all`.
-        done: Called with each process after its last call, so that other threads need not wait for slow processes.
+        entered: Leaves each process after its last call, so that other threads need not wait for slow processes.
     """
 
-    def __init__(self, calls: Mapping[P, Any], seconds: float, limit: int, done: Callable[[P], object]) -> None:
+    def __init__(
+        self, calls: Mapping[P, Any], seconds: float, limit: int, entered: Mapping[P, contextlib.ExitStack]
+    ) -> None:
         self.outcomes: dict[Any, Outcome] = {}
         self._calls: Mapping[Any, Any] = calls
         self._seconds = seconds
         self._limit = limit
-        self._done: Callable[[Any], object] = done
+        self._entered: Mapping[Any, contextlib.ExitStack] = entered
         self._began = time.monotonic()
         self._patience = float("inf")
         self._waiting: dict[int, Any] = {}  # processes by the descriptor of their calls
@@ -375,7 +385,7 @@ class _Exchange:
 
     def _finish(self, process: GuardedProcess, outcome: Outcome) -> None:
         self.outcomes[process] = outcome
-        self._done(process)
+        self._entered[process].close()
 
     def _step(self) -> None:
         """Wait for a message or a deadline, and handle it."""
@@ -401,19 +411,9 @@ class _Exchange:
         running = process.running
         if not running.receive():
             return _died(process)
-        data = running.answer
-        if running.fresh and len(data) >= HEADER.size and HEADER.unpack_from(data)[0] == BEGUN:
-            running.fresh, running.pid = False, HEADER.unpack_from(data)[1]
-            running.until = time.monotonic() + running.seconds
-            del data[: HEADER.size]
-        if len(data) < HEADER.size:
-            return None
-        kind, size = HEADER.unpack_from(data)
-        if kind != ANSWER:
-            return _refuse(process, NO_ANSWER)
-        if size > self._limit:  # before the rest is read: the size comes from a plug-in
-            return _refuse(process, f"its answer has {size / 1e6:.1f} MB (at most {self._limit / 1e6:.1f} MB)")
-        return None if len(data) < HEADER.size + size else _understood(process, data[HEADER.size : HEADER.size + size])
+        if len(running.answer) > self._limit:
+            return _refuse(process, f"its answer has more than {self._limit / 1e6:.1f} MB")
+        return _understand(process, running.answer) if running.answer.endswith(b"\n") else None
 
     def _too_late(self, process: GuardedProcess) -> Outcome:
         _, printed = process.end(kill=True, trace=True)
@@ -424,13 +424,15 @@ class _Exchange:
         return Outcome(fault="timeout", reason=reason, details=printed)
 
 
-def _understood(process: GuardedProcess, data: bytes | bytearray) -> Outcome:
+def _understand(process: GuardedProcess, data: bytearray) -> Outcome:
     try:
         answer = json.loads(data)
         if "fault" not in answer:
             return Outcome(value=answer["value"])
         fault = answer["fault"]
-        return Outcome(fault="raised", reason=str(fault["reason"]), details=fault["details"] + process.printed())
+        return Outcome(
+            fault="raised", reason=str(fault["reason"]), details=fault["details"] + process.running.printed()
+        )
     except (ValueError, LookupError, TypeError, RecursionError):
         return _refuse(process, NO_ANSWER)
 

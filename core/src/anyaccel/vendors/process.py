@@ -240,16 +240,6 @@ def read_answer(
     return check_answer(source, name, outcome.value.get("value"), info or find_process(source).info, devices)
 
 
-def answer_in(
-    name: str, source: Source, outcome: Outcome, devices: Sequence[Device] = ()
-) -> tuple[Any, Problem | None]:
-    """Return the answer of a hook and None, or None and the problem; see :func:`read_answer`."""
-    try:
-        return read_answer(source, name, outcome, devices), None
-    except PluginError as error:
-        return None, error.problem
-
-
 def qualified(device: Device) -> Device:
     """Return a device with ids that begin with the vendor."""
     return _renamed(device, lambda name: f"{device.vendor}/{name}")
@@ -355,6 +345,28 @@ def ask(
     return {each.source.vendor: (each.source, outcomes[each]) for each in chosen}, problems
 
 
+def ask_hook(
+    name: str, machine: Machine, *, devices: Mapping[str, Sequence[Device]] | None = None, **options: Any
+) -> tuple[dict[Source, Any], list[Problem]]:
+    """Ask a hook of the installed plug-ins, all at once; return the answers by plug-in, and the problems of the others.
+
+    Args:
+        name: Name of the hook, without ``anyaccel_``.
+        machine: The machine.
+        devices: The devices of the call, by vendor.
+        options: Further arguments of :func:`ask`.
+    """
+    devices = devices or {}
+    outcomes, problems = ask(name, machine, devices=devices, **options)
+    answers = {}
+    for source, outcome in outcomes.values():
+        try:
+            answers[source] = read_answer(source, name, outcome, devices.get(source.vendor, ()))
+        except PluginError as error:
+            problems.append(error.problem)
+    return answers, problems
+
+
 def hand_over(devices: Sequence[Device], environ: Mapping[str, str], *, given: bool) -> list[Problem]:
     """Call ``anyaccel_handover`` for the vendors of devices of this host, all at once; return the problems.
 
@@ -399,18 +411,8 @@ class KnownVendor(Value):
 
 def known() -> tuple[list[KnownVendor], list[Problem]]:
     """Return identity and products of the installed plug-ins, and the problems of plug-ins that fail."""
-    answers, problems = ask("products", Machine())
-    found = []
-    for source, outcome in answers.values():
-        products, problem = answer_in("products", source, outcome)
-        try:
-            if problem is None:
-                found.append(KnownVendor(info=find_process(source).info, products=products))
-                continue
-        except PluginError as error:
-            problem = error.problem
-        problems.append(problem)
-    return found, problems
+    answers, problems = ask_hook("products", Machine())
+    return [KnownVendor(info=find_process(source).info, products=answers[source]) for source in answers], problems
 
 
 def forget() -> None:

@@ -13,6 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from anyaccel import plugin as author  # noqa: F401 - what every plug-in imports
@@ -29,7 +30,7 @@ from anyaccel.model import (
     Term,
     replace,
 )
-from anyaccel.model.wire import decode, encode, prepare
+from anyaccel.model.wire import decode, encode, hints
 from anyaccel.probe.context import ProbeContext
 from anyaccel.probe.machine import Machine
 from anyaccel.probe.recording import Recorder
@@ -41,23 +42,13 @@ Payload = Mapping[str, Any]
 
 # This runs in the fork server, so that the processes of all vendors inherit the builders and checks of these classes.
 for kind in (Source, Machine, PluginInfo, Detected, Device):
-    prepare(kind)
+    hints(kind)
 
 
-class Loaded:
-    """The plug-in of this process, with the devices that calls name by id."""
-
-    def __init__(self, source: Source) -> None:
-        self.plugin = VendorPlugin(source, rules=False)
-        self.devices: dict[str, Device] = {}
-
-    def named(self, ids: list[str]) -> list[Device]:
-        """Return devices by their ids."""
-        return [self.devices[each] for each in ids]
-
-
-_loaded: dict[Source, Loaded | PluginError] = {}
-_last: list[Source] = []
+_last: list[VendorPlugin | PluginError] = []
+"""The plug-in that was loaded last."""
+_devices: dict[str, Device] = {}
+"""The devices that calls name by id."""
 
 
 def hello(payload: Payload) -> dict[str, Any]:
@@ -67,55 +58,54 @@ def hello(payload: Payload) -> dict[str, Any]:
 
 def detect(payload: Payload) -> dict[str, Any]:
     """Find the devices: ``{"info", "hooks", "detected", "visible", "hidden", "products", "seconds"}``."""
-    return _guard(payload, lambda loaded: _detect(loaded, payload))
+    return _guard(payload, lambda plugin: _detect(plugin, payload))
 
 
 def __getattr__(name: str) -> Callable[[Payload], dict[str, Any]]:
     """Return the task of a hook of the contract: ``{"value"}``, which the caller compares with the contract."""
     if name not in contract.HOOKS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return lambda payload: _guard(payload, lambda loaded: _ask(loaded, name, payload))
+    return lambda payload: _guard(payload, lambda plugin: _ask(plugin, name, payload))
 
 
 def record(payload: Payload) -> dict[str, Any]:
     """Record which facts the hooks read: ``{"info", "recording"}``, and the answer of :func:`detect`."""
-    return _guard(payload, lambda loaded: _record(loaded.plugin, payload))
+    return _guard(payload, lambda plugin: _record(plugin, payload))
 
 
-def _guard(payload: Payload, answer: Callable[[Loaded], dict[str, Any]]) -> dict[str, Any]:
+def _guard(payload: Payload, answer: Callable[[VendorPlugin], dict[str, Any]]) -> dict[str, Any]:
     """Return an answer, or the plug-in's fault as ``{"problem": ...}`` with the facts up to then."""
     known: dict[str, Any] = {}
     try:
-        loaded = _load(payload)
+        plugin = _load(payload)
         if "load" in payload or "machine" in payload:  # a caller of a pure hook has got both before
-            known["info"] = encode(loaded.plugin.info)
-            known["hooks"] = [name for name in HOOKS if loaded.plugin.implements(name)]
+            known["info"] = encode(plugin.info)
+            known["hooks"] = [name for name in HOOKS if plugin.implements(name)]
         for data in payload.get("introduce", ()):
             device = decode(Device, data)
-            loaded.devices[device.id] = device
-        return {**known, **answer(loaded)}
+            _devices[device.id] = device
+        return {**known, **answer(plugin)}
     except PluginError as error:
         return {**known, **_problem(error)}
 
 
-def _ask(loaded: Loaded, name: str, payload: Payload) -> dict[str, Any]:
-    devices = loaded.named(payload.get("devices", []))
+def _ask(plugin: VendorPlugin, name: str, payload: Payload) -> dict[str, Any]:
+    devices = [_devices[each] for each in payload.get("devices", ())]
     told: dict[str, Callable[[], Any]] = {
         "devices": lambda: devices,
         "device": lambda: devices[0],
         "request": lambda: decode(Term, payload["request"]),
         "given": lambda: payload["given"],
-        "ctx": lambda: _env_context(loaded, payload) if "shares" in payload else _context(payload),
+        "ctx": lambda: _env_context(payload) if "shares" in payload else _context(payload),
     }
-    plugin = loaded.plugin
     return {"value": encode(plugin.ask(name, *(told[each]() for each in plugin.arguments(name))))}
 
 
-def _env_context(loaded: Loaded, payload: Payload) -> EnvContext:
+def _env_context(payload: Payload) -> EnvContext:
     shares = [decode(Share, share) for share in payload["shares"]]
     return EnvContext(
-        devices=tuple(loaded.named(payload["everything"])),
-        shares={each.device.id: replace(each, device=loaded.devices[each.device.id]) for each in shares},
+        devices=tuple(_devices[each] for each in payload["everything"]),
+        shares={each.device.id: replace(each, device=_devices[each.device.id]) for each in shares},
         environ=payload["environ"],
         mask=payload["mask"],
     )
@@ -129,29 +119,34 @@ def _problem(error: PluginError) -> dict[str, Any]:
     return {"problem": encode(replace(error.problem, details=details))}
 
 
-def _load(payload: Payload) -> Loaded:
-    """Return the plug-in; the first call imports it."""
+@cache
+def _import(source: Source) -> VendorPlugin | PluginError:
+    """Return a plug-in, or the error of its import: a second import would find half-initialised modules."""
+    try:
+        return VendorPlugin(source, rules=False)
+    except PluginError as error:
+        return error
+
+
+def _load(payload: Payload) -> VendorPlugin:
+    """Return the plug-in; the first call imports it.
+
+    Raises:
+        PluginError: When the plug-in cannot be loaded.
+    """
     if payload.get("adopt") and dict(os.environ) != payload["environ"]:
         os.environ.clear()  # libraries read the variables of the caller
         os.environ.update(payload["environ"])
     if "load" in payload:
         sys.path[:] = payload["load"]["path"]  # the fork server may be older than changes of the path
-        _last[:] = [decode(Source, payload["load"]["source"])]
-    source = _last[0]
-    if source not in _loaded:
-        try:
-            _loaded[source] = Loaded(source)
-        except PluginError as error:
-            _loaded[source] = error  # a second import would find half-initialised modules
-    found = _loaded[source]
-    if isinstance(found, PluginError):
-        raise found
-    return found
+        _last[:] = [_import(decode(Source, payload["load"]["source"]))]
+    if isinstance(_last[0], PluginError):
+        raise _last[0]
+    return _last[0]
 
 
-def _detect(loaded: Loaded, payload: Payload) -> dict[str, Any]:
+def _detect(plugin: VendorPlugin, payload: Payload) -> dict[str, Any]:
     start = time.monotonic()
-    plugin = loaded.plugin
     machine = decode(Machine, payload["machine"])
     answer: dict[str, Any] = {}
     if payload.get("names"):  # presence.json does not list the products
@@ -183,7 +178,7 @@ def _detect(loaded: Loaded, payload: Payload) -> dict[str, Any]:
             answer["hidden"] = encode(_hidden(plugin, detected.devices, payload["environ"]))
         except PluginError as error:
             return answer | {"detected": encode(detected)} | _problem(error)
-        loaded.devices = {}  # those of an earlier detection; the caller introduces what it asks about
+        _devices.clear()  # those of an earlier detection; the caller introduces what it asks about
     return {**answer, "detected": encode(detected), "seconds": time.monotonic() - start}
 
 
