@@ -1,5 +1,6 @@
 """What holds for the tests of all distributions."""
 
+import gc
 import os
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,6 +29,11 @@ def pytest_report_header() -> list[str]:
 def pytest_unconfigure() -> None:
     """End what runs commands for the tests, so that its processor time is that of this run."""
     preloaded.stop()
+
+
+def pytest_collection_finish() -> None:
+    """Keep the collector of garbage away from what has been imported and collected: it stays, and is large."""
+    gc.freeze()
 
 
 # How long anything takes says how much else the machine does.

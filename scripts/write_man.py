@@ -9,8 +9,10 @@ from pathlib import Path
 
 from anyaccel import extras
 from anyaccel._version import __version__
-from anyaccel.cli import parser as cli
+from anyaccel.cli import commands as cli
 from anyaccel.cli.arguments import Parser
+from anyaccel.cli.help import EXIT_STATUSES
+from anyaccel.cli.parser import add_common
 
 ROOT = Path(__file__).parent.parent
 FILES = (
@@ -67,7 +69,7 @@ def page(name: str) -> str:
     for each, summary in listed.items():
         lines += [".TP", f".B {escaped(each)}", escaped(summary)]
     common = argparse.ArgumentParser(add_help=False)
-    cli.add_common(common, name)
+    add_common(common, name)
     lines += [".SH OPTIONS", *options(parser), ".SS Common options", *options(common), *examples(module)]
     lines += [".SH SEE ALSO", ".BR anyaccel (1)", "for the exit statuses"]
     return "\n".join(lines) + "\n"
@@ -84,7 +86,7 @@ def index() -> str:
     lines += [".SH FILES"]
     for path, told in FILES:
         lines += [".TP", f".I {escaped(path)}", escaped(told)]
-    lines += [".SH EXIT STATUS", escaped(" ".join(cli.EXIT_STATUSES.split()).removeprefix("exit status: "))]
+    lines += [".SH EXIT STATUS", escaped(" ".join(EXIT_STATUSES.split()).removeprefix("exit status: "))]
     return "\n".join(lines) + "\n"
 
 

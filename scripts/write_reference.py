@@ -16,9 +16,10 @@ from types import FunctionType, UnionType
 from typing import Any
 
 from anyaccel import BrokenPoolError, errors, kit, plugin
-from anyaccel.cli import parser as cli
+from anyaccel.cli import commands as cli
 from anyaccel.cli.arguments import Parser
 from anyaccel.cli.devices_table import COLUMNS
+from anyaccel.cli.parser import add_common
 from anyaccel.model import Value, document
 from anyaccel.model._value import REQUIRED, fields
 from anyaccel.model.wire import hints
@@ -44,7 +45,7 @@ def commands() -> Iterator[str]:
 def common_options() -> Iterator[str]:
     """Yield the options of all commands."""
     parser = argparse.ArgumentParser(add_help=False)
-    cli.add_common(parser)
+    add_common(parser)
     yield from table(parser)
 
 

@@ -1,7 +1,7 @@
-"""Text of others as plain text and in comments."""
+"""Text of others as plain text."""
 
 import pytest
-from anyaccel.text import cells, comment, printable, shown
+from anyaccel.text import cells, printable, shown
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,15 +30,6 @@ def test_what_is_printable_is_one_line_of_as_many_characters(text):
 )
 def test_white_space_becomes_blank_and_what_has_no_glyph_is_replaced(text, plain):
     assert printable(text) == plain
-
-
-@given(anything)
-def test_a_comment_is_one_short_line_of_ascii(text):
-    line = comment(text)
-    assert line.isascii()
-    assert line.isprintable()
-    assert len(line) <= 200
-    assert "\\" not in line
 
 
 @pytest.mark.parametrize(("text", "width"), [("abc", 3), ("\u65e5\u672c", 4), ("e\u0301", 1), ("\uff21b", 3)])

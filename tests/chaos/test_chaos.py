@@ -20,7 +20,7 @@ from lengths import length
 pytestmark = pytest.mark.timeout(900)
 
 ROUNDS = length(16, 40)
-PROGRAMS = length(8, 20)  # rounds in which programs are killed
+PROGRAMS = length(4, 20)  # rounds in which programs are killed
 TREES = length(1, 3)  # of each way; a thousand of all ways are copied_marks.py --trees 1000 --all
 COPIED = 1  # of each way
 OFTEN = ("cancel", "release", "pool", "call in time")

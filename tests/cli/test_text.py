@@ -11,7 +11,8 @@ from importlib import import_module
 
 import anyaccel as aa
 import pytest
-from anyaccel.cli.parser import APART, COMMANDS
+from anyaccel.cli.commands import COMMANDS
+from anyaccel.cli.parser import APART
 from anyaccel.ledger import Ledger
 from lengths import length
 from our_commands import INSTALLED

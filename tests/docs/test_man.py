@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from anyaccel.cli.parser import COMMANDS
+from anyaccel.cli.commands import COMMANDS
 
 ROOT = Path(__file__).parents[2]
 MAN = {path.stem: path for folder in ("core", "extras/*") for path in ROOT.glob(f"{folder}/man/*.1")}

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -13,6 +14,7 @@ ROWS = [
 ROW = re.compile(r"\| (?P<promise>[^|]+\.) \| `(?P<path>[\w/]*tests/[\w/]+\.py)::(?P<name>test_\w+)` \|")
 
 
+@cache
 def functions(path):
     tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
     return {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}

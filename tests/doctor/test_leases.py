@@ -16,8 +16,8 @@ from pathlib import Path
 
 import anyaccel as aa
 import pytest
-from anyaccel.cli import diagnose
-from anyaccel.cli.diagnose import diagnose_leases
+from anyaccel.cli import doctor
+from anyaccel.cli.doctor import diagnose_leases
 from anyaccel.model import Severity
 from waiting import PATIENCE, until
 
@@ -164,7 +164,7 @@ def test_who_waits_for_long_and_for_whom(start, state, monkeypatch):
     waiting = start("--machine", MACHINE, "run", "A1:1", "--", "true")
     until(lambda: named(state, "t1."), "the ticket")
     until(lambda: not wrong(), "nothing to be wrong")  # it has waited for a moment only
-    monkeypatch.setattr(diagnose, "LONG_SECONDS", 0.0)
+    monkeypatch.setattr(doctor, "LONG_SECONDS", 0.0)
     said = ": A1:1 does not fit now: 0 of 2 A1 free; you have acme/0-1 (evaluation, lease "
     (message,) = until(lambda: [message for message, _ in wrong() if said in message], "a wait for long")
     assert message.startswith(f"process {waiting.pid} of ")

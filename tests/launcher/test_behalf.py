@@ -9,7 +9,7 @@ from pathlib import Path
 
 import anyaccel as aa
 import pytest
-from anyaccel.cli.diagnose import diagnose_leases
+from anyaccel.cli.doctor import diagnose_leases
 from anyaccel.ledger import Ledger, entries
 from anyaccel.linux import groups
 

@@ -67,7 +67,12 @@ def one_order(holder, other, request="1"):
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("left", "right", "share"),
-    [("one", "two", "0.5"), ("one", "node", "1"), ("here", "there", "0.5"), ("part", "one", "1")],
+    [
+        pytest.param("one", "two", "0.5", marks=pytest.mark.full),  # tests/ledger has each of these locks as well
+        ("one", "node", "1"),
+        pytest.param("here", "there", "0.5", marks=pytest.mark.full),
+        ("part", "one", "1"),
+    ],
 )
 def test_two_users_with_one_plugin_each(left, right, share, tmp_path, install):
     for vendor in (left, right):

@@ -36,7 +36,7 @@ def test_a_mistyped_option_is_refused_with_the_nearest_name(function, acme, of_a
         with pytest.raises(kind) as caught:
             call(**{typed: 1})
         assert str(caught.value) == f"{function}() has no option {typed!r}"
-        assert caught.value.hint == f"did you mean {meant!r}?"
+        assert caught.value.hint == f"did you mean {meant}?"
     assert aa.leases(aa.detect(MACHINE)) == ()
 
 
@@ -48,7 +48,7 @@ def test_an_option_that_is_like_none_gets_the_list(acme, of_a_pool):
 
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_a_value_that_makes_no_sense_is_refused_by_each_function_alike(function, acme):
-    for name, values in {"mask": "'id' or 'index'", "enforce": "True, False or 'try'"}.items():
+    for name, values in {"mask": "one of 'id', 'index'", "enforce": "one of True, False, 'try'"}.items():
         with pytest.raises(aa.UsageError) as caught:
             FUNCTIONS[function](**{name: "much"})
         assert str(caught.value) == f"{name} must be {values} (got 'much')"

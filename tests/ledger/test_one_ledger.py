@@ -23,7 +23,7 @@ MOUNTS = "mount -n -t tmpfs -o mode=755 none /run && mount -t tmpfs -o mode=1777
 LOAD = """
 import codecs, contextlib, ctypes, datetime, fcntl, logging, pwd, random, shlex, shutil, subprocess, typing, unicodedata
 for encoding in ("ascii", "utf-8", "latin-1"): codecs.lookup(encoding)
-import anyaccel.launcher.hold, anyaccel.cli.diagnose
+import anyaccel.launcher.hold, anyaccel.cli.doctor
 import anyaccel.ledger.diagnosis, anyaccel.ledger.ending, anyaccel.ledger.handovers, anyaccel.ledger.recovery
 import anyaccel.linux.inotify; anyaccel.linux.system._libc()
 """

@@ -47,13 +47,13 @@ def test_a_default_that_can_change_is_made_anew():
         (lambda: Device(id="a"), "Device() needs index, model"),
         (
             lambda: Term(names=(), filter=()),
-            "Term() got an unexpected keyword argument 'filter'; did you mean 'filters'?",
+            "Term() got an unexpected keyword argument 'filter'; did you mean filters?",
         ),
         (
             lambda: Finding(severity=Severity.OK, zzz=1),
             "Finding() got an unexpected keyword argument 'zzz'; it has severity, reason, remedy",
         ),
-        (lambda: replace(GPU, indx=1), "Device() got an unexpected keyword argument 'indx'; did you mean 'index'?"),
+        (lambda: replace(GPU, indx=1), "Device() got an unexpected keyword argument 'indx'; did you mean index?"),
     ],
 )
 def test_wrong_arguments_are_named(make, message):

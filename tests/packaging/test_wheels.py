@@ -16,7 +16,7 @@ from distributions import FOLDERS, QUIET, ROOT, VENDORS, check, copy_project
 pytestmark = [pytest.mark.xdist_group("packaging"), pytest.mark.timeout(300)]
 
 
-WHEELS_INSTALLED = pytest.mark.full  # all tests of the README's command run on wheels that pip has installed
+WHEELS_INSTALLED = pytest.mark.full  # all tests of the README's command run on wheels that are built and installed
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import anyaccel as aa
 import pytest
+from lengths import length
 from processes import gone
 from waiting import PATIENCE, until
 
@@ -237,12 +238,13 @@ def test_a_thousand_calls(pool):
     assert sum(kept.map(square, range(1000))) == sum(x * x for x in range(1000))
 
 
-def test_sixty_four_processes(pool, tmp_path):
-    many = pool("A1:0.0625", machine="sim:A1:4")
-    futures = [many.submit(wait_for, tmp_path / "go") for _ in range(64)]
+def test_many_processes(pool, tmp_path):
+    devices = length(1, 4)
+    many = pool("A1:0.0625", machine=f"sim:A1:{devices}")
+    futures = [many.submit(wait_for, tmp_path / "go") for _ in range(16 * devices)]
     until(lambda: all(future.running() for future in futures), "all")
     (tmp_path / "go").touch()
-    assert len({future.result() for future in futures}) == 64
+    assert len({future.result() for future in futures}) == 16 * devices
 
 
 def test_submit_from_many_threads(pool):
@@ -348,8 +350,8 @@ def test_what_becomes_of_an_argument_after_submit_does_not_matter(pool, tmp_path
     assert waiting.result() == b"aaa"
 
 
-def test_a_result_of_a_gigabyte(pool):
-    size = 1 << 30
+def test_a_large_result(pool):
+    size = length(1 << 26, 1 << 30)
     data = pool("A1:1").submit(lambda: Buffer(bytearray(size))).result().data
     assert len(data) == size
     del data

@@ -94,16 +94,15 @@ def test_a_whole_that_is_held_keeps_the_parts_into_which_it_was_divided():
     assert ticket.allocation.devices == parts
 
 
-def test_slots_stay_taken_where_a_device_has_others():
+def test_a_held_device_that_gets_other_slots_counts_as_taken_whole():
     (device,) = gpus(1, fractional=Fractional.PARTITIONED)
     scheduler = Scheduler(machine([replace(device, slots=4)]))
     quarter = scheduler.allocate("GPU:0.25")
     assert quarter.shares[0].slots == (0,)
     scheduler.update(machine([replace(device, slots=8)]))
-    assert scheduler.free(device.id) == 7_500
-    assert scheduler.allocate("GPU:0.125").shares[0].slots == (2,)
+    assert scheduler.free(device.id) == 0
     scheduler.release(quarter)
-    assert scheduler.free(device.id) == 8_750
+    assert scheduler.free(device.id) == 10_000
 
 
 def test_what_is_held_beyond_a_device_that_shrank_is_free_for_no_request():

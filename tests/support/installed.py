@@ -19,7 +19,7 @@ import preloaded
 import pytest
 from anyaccel.accelerators import _installed
 from anyaccel.cli import main
-from anyaccel.cli.parser import COMMANDS
+from anyaccel.cli.commands import COMMANDS
 from anyaccel.inventory.find import _detect_excluded
 from anyaccel.ledger.names import boot
 from anyaccel.vendors import guarded

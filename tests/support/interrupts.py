@@ -1,7 +1,12 @@
-"""An interrupt, such as Ctrl-C, at each place in turn where the interpreter looks for one."""
+"""An interrupt, such as Ctrl-C, at each place in turn where the interpreter looks for one.
+
+In the short form of the tests, at every other one.
+"""
 
 import dis
 import sys
+
+from lengths import length
 
 _CALLS = {dis.opmap[name] for name in ("PRECALL", "CALL", "CALL_KW", "CALL_FUNCTION_EX") if name in dis.opmap}
 _LOOKS = {code for name, code in dis.opmap.items() if name == "RESUME" or "JUMP_BACKWARD" in name}
@@ -21,7 +26,7 @@ def interrupted(work, within):
     """
     position, where = 0, "somewhere"
     while where:
-        position += 1
+        position += length(2, 1)
         where = _interrupt(work, within, position)
         if where:
             yield where

@@ -93,7 +93,6 @@ def machine(devices, stats=(), leases=(), tickets=(), *, problems=(), text="made
         observed={each.id: told for each, told in zip(devices, stats, strict=False) if told is not None},
         problems=tuple(problems),
         leases=by_device,
-        unknown="",
         tickets=tuple(tickets),
         at=time.time(),
     )

@@ -35,8 +35,8 @@ from anyaccel.errors import WorkerError as WorkerError
 from anyaccel.errors import WorkerStartError as WorkerStartError
 from anyaccel.inventory.current import current as current
 from anyaccel.inventory.declared import declare as declare
+from anyaccel.inventory.declared import label as label
 from anyaccel.inventory.detect import detect as detect
-from anyaccel.inventory.labels import label as label
 from anyaccel.inventory.observe import stats as stats
 from anyaccel.inventory.watch import Change as Change
 from anyaccel.inventory.watch import watch as watch

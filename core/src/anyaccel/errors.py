@@ -126,12 +126,7 @@ class PlacementError(AnyaccelError):
         self.verdict = verdict
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _unplaced, (type(self), *self.args), self.__dict__
-
-
-def _unplaced(kind: type[PlacementError], *args: object) -> PlacementError:
-    """Make a pickled error; its attributes follow."""
-    return kind.__new__(kind, *args)
+        return type(self).__new__, (type(self), *self.args), self.__dict__  # __init__ would ask for the verdict
 
 
 class NeverFitsError(PlacementError):

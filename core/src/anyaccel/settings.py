@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from anyaccel.errors import ConfigurationError
 from anyaccel.model import Value, replace
-from anyaccel.text import duration, elapsed, printable, shown
+from anyaccel.text import duration, elapsed, printable, shown, suggest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -315,9 +315,7 @@ def _unknown(key: str, kind: str, machine_file: str) -> str:
 
 def _close(key: str, kind: str) -> str:
     """Suggest a setting for an unknown key: the same name in another table, else a similar key, else list all."""
-    import difflib
-
     known = [each.key for each in settings_of(kind)]  # only those that this file may have
     elsewhere = [each for each in known if each.rpartition(".")[2] == key.rpartition(".")[2]]
-    close = difflib.get_close_matches(key, elsewhere, n=1, cutoff=0) or difflib.get_close_matches(key, known, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"the settings are {', '.join(known)}"
+    same_name = suggest(key, elsewhere, most=1, cutoff=0)
+    return same_name or suggest(key, known, f"the settings are {', '.join(known)}", most=1)

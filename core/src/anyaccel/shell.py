@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 
 from anyaccel.errors import UsageError
-from anyaccel.model import EnvEdits
 from anyaccel.text import shown
 
 
@@ -24,15 +23,6 @@ def shell_quote(text: str) -> str:
             hint="rename what has this name, or read the value from JSON (--json)",
         )
     return shlex.quote(text)
-
-
-def shell_join(words: Iterable[str]) -> str:
-    """Quote words for a POSIX shell, as one line.
-
-    Raises:
-        UsageError: When a word is not printable.
-    """
-    return " ".join(map(shell_quote, words))
 
 
 def statements(variables: Mapping[str, str], unset: Collection[str]) -> str:
@@ -72,10 +62,3 @@ def _quote_for_all(text: str) -> str:
         if part
     )
     return "".join(quoted) or "''"
-
-
-def assignments(edits: EnvEdits) -> str:
-    """Write edits as arguments of the command ``env``."""
-    words = [f"--unset={name}" for name in sorted(edits.unset)]
-    names = sorted(edits.set, key=lambda name: (name.startswith("ANYACCEL_"), name))  # the vendor's variables first
-    return shell_join([*words, *(f"{name}={edits.set[name]}" for name in names)])

@@ -1,4 +1,4 @@
-"""Text from other users, devices and plug-ins, made safe for terminals and files; and text for people.
+"""Text from other users, devices and plug-ins, made safe for terminals; and text for people.
 
 Notes, ids, models, error messages of plug-ins, names of directories and programs come from other users, devices,
 recordings and plug-ins. No such text may steer a terminal, or add a line to printed or written text.
@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 REPLACEMENT = "\ufffd"
-_LONGEST_COMMENT = 200
 _SHOWN = 60
 _LISTED = 4
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -132,20 +131,6 @@ def cells(text: str) -> int:
     return len(text) + wide - sum(unicodedata.combining(char) != 0 for char in text)
 
 
-def padded(text: str, width: int) -> str:
-    """Pad a printable text with blanks to a number of terminal columns."""
-    return text + " " * (width - cells(text))
-
-
-def comment(text: str) -> str:
-    """Return text for a comment in any file: one line of ASCII, at most 200 characters.
-
-    Parsers of configuration files limit the length of a line, and some take a backslash at the end for a continuation.
-    """
-    line = printable(text).replace("\\", "/").encode("ascii", "replace").decode()
-    return line if len(line) <= _LONGEST_COMMENT else f"{line[: _LONGEST_COMMENT - 3]}..."
-
-
 def listed(items: Sequence[str]) -> str:
     """Join the first four texts with commas, and add the number of further texts."""
     more = f" and {len(items) - _LISTED} more" if len(items) > _LISTED else ""
@@ -154,6 +139,8 @@ def listed(items: Sequence[str]) -> str:
 
 def suggest(name: str, known: Iterable[str], otherwise: str = "", *, most: int = 3, cutoff: float = 0.6) -> str:
     """Return ``did you mean NAME?`` with the known names that are similar to a wrong one, or else another text.
+
+    Upper and lower case are the same.
 
     Args:
         name: The wrong name.
@@ -164,8 +151,9 @@ def suggest(name: str, known: Iterable[str], otherwise: str = "", *, most: int =
     """
     from difflib import get_close_matches
 
-    close = get_close_matches(name, list(known), most, cutoff)
-    return f"did you mean {' or '.join(close)}?" if close else otherwise
+    spelled = {each.casefold(): each for each in known}
+    close = get_close_matches(name.casefold(), spelled, most, cutoff)
+    return f"did you mean {' or '.join(spelled[each] for each in close)}?" if close else otherwise
 
 
 def shown(value: object) -> str:

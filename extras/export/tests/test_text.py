@@ -1,9 +1,15 @@
 import json
+import os
 import re
+import shlex
+import subprocess
 
 import pytest
 import yaml
-from anyaccel_export.text import quote, slug, to_yaml, unique_names
+from anyaccel.errors import UsageError
+from anyaccel.model import EnvEdits
+from anyaccel.text import printable
+from anyaccel_export.text import assignments, comment, quote, shell_join, slug, to_yaml, unique_names
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lengths import length
@@ -61,3 +67,39 @@ def test_a_name_does_not_depend_on_what_else_is_there():
 )
 def test_slugs(text, options, expected):
     assert slug(text, **options) == expected
+
+
+NASTY = r"""a b'c"d$HOME `id` $(id) # é \end"""
+EDITS = EnvEdits(set={"ACME_VISIBLE": "acme-0", "NASTY": NASTY, "ANYACCEL_A": "1"}, unset=frozenset({"GONE", "AWAY"}))
+READ = 'printf "%s|%s|%s|%s" "$ACME_VISIBLE" "$NASTY" "${GONE-none}" "${AWAY-none}"'
+
+
+def test_env_with_the_assignments_starts_a_process_that_has_them():
+    script, environ = f"env {assignments(EDITS)} sh -c '{READ}'", {**os.environ, "GONE": "1", "AWAY": "1"}
+    done = subprocess.run(["sh", "-c", script], env=environ, capture_output=True, text=True, check=True)
+    assert done.stdout == f"acme-0|{NASTY}|none|none"
+
+
+@pytest.mark.parametrize("value", ["a\nb", "a\x1b[31m", "\u202e", "\u2028", "\udcff"])
+def test_a_value_that_no_shell_could_read_is_refused(value):
+    with pytest.raises(UsageError, match="printable text only"):
+        assignments(EnvEdits(set={"NASTY": value}))
+
+
+def test_what_people_look_for_comes_first():
+    assert assignments(EDITS).startswith("--unset=AWAY --unset=GONE ACME_VISIBLE=acme-0 ")
+    assert assignments(EDITS).endswith(" ANYACCEL_A=1")
+
+
+@given(st.lists(st.text().map(printable).filter(lambda word: "\0" not in word), min_size=1))
+def test_a_shell_reads_the_words_that_were_joined(words):
+    assert shlex.split(shell_join(words)) == words
+
+
+@given(st.text(st.characters()))  # lone surrogates among them
+def test_a_comment_is_one_short_line_of_ascii(text):
+    line = comment(text)
+    assert line.isascii()
+    assert line.isprintable()
+    assert len(line) <= 200
+    assert "\\" not in line

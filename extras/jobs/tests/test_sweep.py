@@ -363,7 +363,7 @@ def test_what_a_command_leaves_running_keeps_its_device_from_the_next(sweep):
     until(lambda: not Ledger.open().leases(), "the device")
 
 
-STUBBORN = "trap '' TERM; setsid sh -c 'echo $$ > inner{n}; while :; do sleep 0.1; done' & touch ready{n}; wait; wait"
+STUBBORN = "trap '' TERM; setsid sh -c 'echo $$ > inner{n}; while :; do sleep 600; done' & touch ready{n}; wait; wait"
 
 
 @pytest.mark.parametrize(
@@ -512,7 +512,7 @@ def test_a_command_whose_time_is_over_is_ended_and_the_next_gets_its_device(swee
     assert Ledger.open().leases() == ()
 
 
-LEAVES = "setsid env -i sh -c 'trap : TERM; while :; do sleep 0.1; done' & "
+LEAVES = "setsid env -i sh -c 'trap : TERM; while :; do sleep 600; done' & "
 
 
 @pytest.mark.parametrize("then", ["wait", "true"], ids=["its time is over", "it ended before"])

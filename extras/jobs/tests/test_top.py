@@ -32,6 +32,8 @@ HOSTILE = (
     "\t\u202etxt\u200b\udcff"
 )
 PATIENCE = 60.0
+NEVER = 3600
+"""Seconds between two looks at what stays as it is."""
 MACHINE = "sim:A1:4"
 
 
@@ -79,7 +81,7 @@ def test_everything_has_room(machine):
             await until(pilot, lambda: max(map(len, shown.text.splitlines())) <= width)  # noqa: B023 - awaited here
             assert any(line.startswith("DEVICE") for line in screen(app))
 
-    drive(act, lambda: sample, size=(200, 24))
+    drive(act, lambda: sample, interval=NEVER, size=(200, 24))
 
 
 def test_devices_holders_and_waiters_are_shown(acme, anyaccel):
@@ -146,7 +148,7 @@ def test_keys_sort_and_filter():
         await pilot.press("ctrl+u", "enter")
         await until(pilot, lambda: order(app) == usual)
 
-    drive(act, lambda: sample)
+    drive(act, lambda: sample, interval=NEVER)
 
 
 def test_one_can_look_into_a_device():
@@ -163,7 +165,7 @@ def test_one_can_look_into_a_device():
         await pilot.press("q")
         await until(pilot, lambda: not isinstance(app.screen, Details))
 
-    drive(act, lambda: sample)
+    drive(act, lambda: sample, interval=NEVER)
 
 
 def test_why_is_asked(acme):
@@ -269,7 +271,7 @@ def test_what_belongs_to_others_is_left_alone():
         await pilot.press("enter")
         await until(pilot, shows(app, "request   GPU:2"))
 
-    drive(act, lambda: sample)
+    drive(act, lambda: sample, interval=NEVER)
 
 
 def test_texts_of_others_are_text():
@@ -296,7 +298,7 @@ def test_texts_of_others_are_text():
             await pilot.pause(0.2)
             assert all(line.isprintable() for line in screen(app))
 
-    drive(act, lambda: sample, size=(200, 24))
+    drive(act, lambda: sample, interval=NEVER, size=(200, 24))
 
 
 def test_a_ledger_that_cannot_be_read_is_told(acme, monkeypatch, tmp_path):

@@ -17,8 +17,8 @@ import pytest
 from anyaccel_export.slices import device_names
 
 FULL = bool(os.environ.get("ANYACCEL_TEST_FULL"))
-STRIDE = 12 if FULL else 25
-KILLS = int(os.environ.get("ANYACCEL_TEST_KILLS", "60" if FULL else "12"))
+STRIDE = 25 if FULL else 50
+KILLS = int(os.environ.get("ANYACCEL_TEST_KILLS", "30" if FULL else "6"))
 """A kill takes about a second; ``pytest -o faulthandler_timeout=0`` with more of them than fit into five minutes."""
 
 

@@ -314,7 +314,9 @@ MISTAKES: dict[str, Mistake] = {
         (_at("anyaccel_visible", "return anyaccel_visible(environ, devices)"),),
     ),
     "a hook that hangs": Mistake(
-        "C27", "anyaccel_stats takes longer than its deadline of ", (_at("anyaccel_stats", "while True: pass"),)
+        "C27",
+        "anyaccel_stats takes longer than its deadline of ",
+        (_at("anyaccel_stats", "__import__('time').sleep(3600)"),),
     ),
     "an exit in the import": Mistake(
         "C01",

@@ -20,8 +20,8 @@ ELSEWHERE = """    def detect(self, ctx):
 
 """
 HANGS = """    def fractional(self, device):
-        while True:
-            pass
+        import time
+        time.sleep(3600)
 
 """
 ONE, TWO = "pci = [0x0001] # PCI device ids\n", "pci = [0x0002]\n"

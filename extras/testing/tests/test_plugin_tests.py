@@ -71,28 +71,14 @@ def test_a_failure_says_what_to_change_and_shows_no_code_of_ours(run, install, r
     assert "def test_check" not in done.stdout
 
 
-def test_a_known_failure_is_declared_with_its_reason(run, install, recordings):
+def test_a_known_failure_is_declared_with_its_reason_and_taken_out_when_it_is_gone(run, install, recordings):
+    """In the class or beside the recordings."""
     install("acme", HIDES_NOTHING)
-    recordings(ACME)
+    (recordings(ACME) / "expected_failures.json").write_text('{"C16": "acme/runtime#6"}')
     done = run('expected_failures = {"C17": "the runtime has no value for none, acme/runtime#7"}')
-    assert done.returncode == 0, done.stdout
-    assert counts(done)["xfailed"] == 1
+    assert (done.returncode, counts(done)["xfailed"], counts(done)["failed"]) == (1, 1, 1), done.stdout
     assert "acme/runtime#7" in done.stdout
-
-
-def test_a_known_failure_is_declared_beside_the_recordings(run, install, recordings):
-    install("acme", HIDES_NOTHING)
-    (recordings(ACME) / "expected_failures.json").write_text('{"C17": "acme/runtime#7"}')
-    done = run()
-    assert (done.returncode, counts(done)["xfailed"]) == (0, 1), done.stdout
-
-
-def test_a_known_failure_that_is_gone_is_to_be_taken_out(run, install, recordings):
-    install("acme", ACME)
-    recordings(ACME)
-    done = run('expected_failures = {"C17": "the runtime has no value for none, acme/runtime#7"}')
-    assert done.returncode == 1
-    assert "C17 no longer fails: take it out of the expected failures" in done.stdout
+    assert "C16 no longer fails: take it out of the expected failures" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 from anyaccel.plugin import Health
-from anyaccel_intel import plugin
+from anyaccel_intel import STARTED, WEDGED, plugin
 
 GIB = 1 << 30
+KERNEL_LOG = f"dmesg/{WEDGED}|{STARTED}"
 FIRST = "/sys/bus/pci/devices/0000:03:00.0"
 
 
@@ -31,13 +32,13 @@ def test_a_card_that_was_bound_again_after_it_was_wedged_is_healthy(devices):
         "xe 0000:03:00.0: [drm] *ERROR* CRITICAL: Xe has declared device 0000:03:00.0 as wedged.\n"
         "[drm] Initialized xe 1.1.0 for 0000:03:00.0 on minor 1\n"
     )
-    commands = [{"argv": ["dmesg"], "returncode": 0, "stdout": log}]
-    assert devices("b580-wedged", commands=commands)[0].health is Health.HEALTHY
+    queries = {KERNEL_LOG: {"value": log}}
+    assert devices("b580-wedged", queries=queries)[0].health is Health.HEALTHY
 
 
-@pytest.mark.parametrize("entry", [{"returncode": 1, "stdout": "", "stderr": "not permitted"}, {"timeout": True}])
-def test_an_unreadable_kernel_log_blames_no_gpu(entry, devices):
-    assert devices("b580-wedged", commands=[{"argv": ["dmesg"], **entry}])[0].health is Health.HEALTHY
+@pytest.mark.parametrize("queries", [{KERNEL_LOG: {"value": ""}}, {}])
+def test_an_unreadable_kernel_log_blames_no_gpu(queries, devices):
+    assert devices("b580-wedged", queries=queries)[0].health is Health.HEALTHY
 
 
 def test_integrated_gpu_stays_out_beside_a_discrete_one_of_any_vendor(detected):

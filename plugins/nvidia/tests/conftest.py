@@ -31,9 +31,9 @@ def recorded():
 def machine():
     """Show a machine of paths and queries written down in the test."""
 
-    def show(paths=None, queries=None, environ=None, commands=()):
+    def show(paths=None, queries=None, environ=None):
         recording = {"schema": "anyaccel.recording/1", "paths": paths or {}, "queries": queries or {}}
-        return context({**recording, "environ": environ or {}, "commands": list(commands)})
+        return context({**recording, "environ": environ or {}})
 
     return show
 

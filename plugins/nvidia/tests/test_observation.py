@@ -4,7 +4,7 @@ import re
 
 import pytest
 from anyaccel.plugin import Health, Severity
-from anyaccel_nvidia import plugin
+from anyaccel_nvidia import faults, plugin
 
 MIB = 1 << 20
 
@@ -116,12 +116,12 @@ LOG = """\
 
 def test_the_kernel_logs_xids_that_are_a_gpus_fault_are_failures(machine):
     """Each once, by address: application errors and contained memory errors are none."""
-    system = {"nvml/system": {"value": {"driver": "550.54", "cuda": None, "count": 0}}}
     # Of these, 13, 31, 43, 45, 68 and 94 are errors of the application, or contained.
     codes = (13, 31, 43, 45, 48, 68, 94, 95, 109)
     log = LOG + "".join(f"[ 15.0] NVRM: Xid (PCI:0000:af:00): {code}, pid=79\n" for code in codes)
-    command = {"argv": ["dmesg"], "returncode": 0, "stdout": log}
-    ctx = machine({"/dev/nvidiactl": {"char": [195, 255]}}, system, commands=[command])
+    system = {"nvml/system": {"value": {"driver": "550.54", "cuda": None, "count": 0}}}
+    queries = {**system, f"dmesg/{faults.XID}": {"value": log}}
+    ctx = machine({"/dev/nvidiactl": {"char": [195, 255]}}, queries)
     found = [re.search(r"XID (\d+) for the GPU at (\S+)", finding.reason) for finding in failures(ctx)]
     assert [match.groups() for match in found] == [
         ("79", "0000:5d:00"),
@@ -129,7 +129,7 @@ def test_the_kernel_logs_xids_that_are_a_gpus_fault_are_failures(machine):
     ]
 
 
-@pytest.mark.parametrize("command", [{"argv": ["dmesg"], "returncode": 1}, {"argv": ["dmesg"], "timeout": True}])
-def test_a_kernel_log_that_may_not_be_read_is_no_finding(machine, command):
+@pytest.mark.parametrize("log", [{f"dmesg/{faults.XID}": {"value": ""}}, {}])
+def test_a_kernel_log_that_may_not_be_read_is_no_finding(machine, log):
     system = {"nvml/system": {"value": {"driver": "550.54", "cuda": None, "count": 0}}}
-    assert plugin.anyaccel_diagnose(machine({"/dev/nvidiactl": {"char": [195, 255]}}, system, commands=[command])) == []
+    assert plugin.anyaccel_diagnose(machine({"/dev/nvidiactl": {"char": [195, 255]}}, system | log)) == []

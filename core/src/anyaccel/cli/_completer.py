@@ -8,15 +8,15 @@ that a detection of one second finds.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
 from collections.abc import Callable, Mapping
 from typing import NoReturn
 
-from anyaccel.cli.parser import add_common, commands, module_of
-
-VARIABLE = "_ARGCOMPLETE"
-"""Variable that only the shell's function sets."""
+from anyaccel.cli.commands import commands, module_of
+from anyaccel.cli.parser import add_common
+from anyaccel.errors import AnyaccelError
 
 _SECONDS = 1.0
 _WORD = re.compile(r"[\w.+/:-]+")
@@ -38,16 +38,12 @@ def complete() -> NoReturn:
     for name, summary in commands().items():
         command = subparsers.add_parser(name, help=summary, allow_abbrev=False)
         if name in words:
-            _declare(name, command)
+            add_common(command, name)
+            module = module_of(name)
+            module.add_arguments(command)
+            _offer(command, getattr(module, "COMPLETERS", {}))
     argcomplete.autocomplete(parser, always_complete_options="long")
     raise SystemExit(1)  # not reached: argcomplete ends the process
-
-
-def _declare(name: str, parser: argparse.ArgumentParser) -> None:
-    add_common(parser, name)
-    module = module_of(name)
-    module.add_arguments(parser)
-    _offer(parser, getattr(module, "COMPLETERS", {}))
 
 
 def _offer(parser: argparse.ArgumentParser, own: Mapping[str, Callable[..., list[str]]]) -> None:
@@ -60,7 +56,18 @@ def _offer(parser: argparse.ArgumentParser, own: Mapping[str, Callable[..., list
     completers = {**_COMPLETERS, **own}
     for action in parser._actions:  # noqa: SLF001 - argparse has no other way to name them
         if action.dest in completers:
-            action.completer = completers[action.dest]  # type: ignore[attr-defined]
+            action.completer = _quiet(completers[action.dest])  # type: ignore[attr-defined]
+
+
+def _quiet(completer: Callable[..., list[str]]) -> Callable[..., list[str]]:
+    """Return a completer that offers nothing of a machine or of leases that cannot be read."""
+
+    def complete_quietly(**given: object) -> list[str]:
+        with contextlib.suppress(AnyaccelError):
+            return completer(**given)
+        return []
+
+    return complete_quietly
 
 
 def _requests(prefix: str, parsed_args: argparse.Namespace, **_: object) -> list[str]:
@@ -74,11 +81,8 @@ def _requests(prefix: str, parsed_args: argparse.Namespace, **_: object) -> list
         parts = (form.partition("=") for form in forms())
         # Values in capitals stand for something, such as SIZE; the others are typed as they are.
         return [f"{head},{key}{equals}{value if value.islower() else ''}" for key, equals, value in parts]
-    try:
-        # A driver that hangs must not make the shell hang.
-        inventory = anyaccel.detect(getattr(parsed_args, "machine", None), timeout=_SECONDS)
-    except anyaccel.AnyaccelError:
-        return []
+    # A driver that hangs must not make the shell hang.
+    inventory = anyaccel.detect(getattr(parsed_args, "machine", None), timeout=_SECONDS)
     found = {name for device in inventory.devices for name in device.names}
     signs = [(sign, each) for sign, each in FILTERS.items() if not sign.isalpha()]
     found |= {
@@ -103,25 +107,17 @@ def _machines(prefix: str, **_: object) -> list[str]:
 
 
 def _leases(**_: object) -> list[str]:
-    from anyaccel.errors import AnyaccelError
     from anyaccel.ledger import Ledger
 
-    try:
-        return sorted({record.id for record in Ledger.open().leases()})
-    except AnyaccelError:
-        return []
+    return sorted({record.id for record in Ledger.open().leases()})
 
 
 def _own(**_: object) -> list[str]:
     """Return the jobs, tickets and leases of this user."""
     from anyaccel.cli.cancel import list_own
-    from anyaccel.errors import AnyaccelError
     from anyaccel.ledger import Ledger
 
-    try:
-        found, own = list_own(Ledger.open())
-    except AnyaccelError:
-        return []
+    found, own = list_own(Ledger.open())
     return found + own
 
 
@@ -135,7 +131,7 @@ def _engines(**_: object) -> list[str]:
     return sorted(engines())
 
 
-_COMPLETERS = {
+_COMPLETERS: dict[str, Callable[..., list[str]]] = {
     "request": _requests,
     "machine": _machines,
     "lease": _leases,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from functools import partial
 
 from anyaccel.cli import output
 from anyaccel.cli import sample as samples
 from anyaccel.cli.arguments import Parser
-from anyaccel.cli.devices_table import DeviceColumn, choose_columns, lay_out, plain_table
+from anyaccel.cli.devices_table import choose_columns, plain_rows
 from anyaccel.cli.options import add_wait, wait_options
+from anyaccel.cli.table import table_lines
 from anyaccel.errors import AnyaccelError, UsageError
 from anyaccel.inventory.detect import detect
 from anyaccel.launcher.use import get_process_lease, use
@@ -47,16 +47,11 @@ def accel(line: str) -> Any:
     try:
         return _perform(line)
     except (AnyaccelError, KeyboardInterrupt) as error:
-        # IPython prints these lines instead of a traceback through modules of this package.
-        vars(error)["_render_traceback_"] = partial(
-            _write_error, str(error) or "interrupted", getattr(error, "hint", "")
-        )
+        told = (str(error) or "interrupted", *getattr(error, "hint", "").splitlines())
+        lines = [printable(f"anyaccel: {each}") for each in told]
+        # IPython prints these lines, as the command line does, instead of a traceback through modules of this package.
+        vars(error)["_render_traceback_"] = lambda: lines
         raise
-
-
-def _write_error(message: str, hint: str) -> list[str]:
-    """Return the lines of an error, as the command line prints it."""
-    return [printable(f"anyaccel: {each}") for each in (message, *hint.splitlines())]
 
 
 def _perform(line: str) -> Any:
@@ -64,10 +59,9 @@ def _perform(line: str) -> Any:
         words = shlex.split(line)
     except ValueError as error:
         raise UsageError(f"the line cannot be split into words: {error}", hint="quote it as in a shell") from None
-    parser = _parser()
-    args = parser.parse_intermixed_args(words)
-    if args.help:
-        output.print_help(parser.format_help())
+    try:
+        args = _parser().parse_intermixed_args(words)
+    except SystemExit:  # of --help, which is printed by then
         return None
     alone = next((word for word in ALONE if word in args.request), "")
     if alone and len(words) > 1:
@@ -90,7 +84,6 @@ def _parser() -> Parser:
         description="Hold devices for this kernel; without a request, show the devices of the machine and who holds"
         " them.",
         allow_abbrev=False,
-        add_help=False,  # argparse would raise SystemExit in the kernel
     )
     parser.examples = EXAMPLES
     parser.add_argument(
@@ -98,7 +91,6 @@ def _parser() -> Parser:
     )
     add_wait(parser)
     parser.set_defaults(note="notebook", time=None)
-    parser.add_argument("-h", "--help", action="store_true", help="show this")
     return parser
 
 
@@ -123,29 +115,25 @@ class _DeviceTable:
     """
 
     def __init__(self, sample: Sample, held: str) -> None:
-        self._sample = sample
         self._caption = f"{samples.summary(sample)} on {sample.inventory.machine}"
         if sample.tickets:
             self._caption += f"; {len(sample.tickets)} waiting"
         if held:
             self._caption += f"; this kernel holds {held}"
-
-    def _columns(self) -> tuple[DeviceColumn, ...]:
         # Columns about holders are empty on a machine that is free.
-        held = any(samples.holders(device, self._sample) for device in self._sample.inventory.devices)
-        return tuple(column for column in choose_columns(_COLUMNS) if held or column.cell)
+        busy = any(samples.holders(device, sample) for device in sample.inventory.devices)
+        self._columns = tuple(column for column in choose_columns(_COLUMNS) if busy or column.cell)
+        self._rows = plain_rows(sample, self._columns)
 
     def __repr__(self) -> str:
-        if not self._sample.inventory.devices:
+        if not self._rows:
             return "No accelerators were found: see 'anyaccel doctor'"
-        heading, rows, _ = lay_out(self._sample, None, self._columns())
-        lines = [heading, *(line for lines in rows for line in lines)]
-        return "\n".join([*("".join(text for text, _ in line).rstrip() for line in lines), self._caption])
+        return "\n".join([*table_lines(self._columns, self._rows, None), self._caption])
 
     def _repr_html_(self) -> str:
-        if not self._sample.inventory.devices:
+        if not self._rows:
             return ""
-        return html_table(self._caption, *plain_table(self._sample, self._columns()))
+        return html_table(self._caption, [column.heading for column in self._columns], self._rows)
 
 
 def load_ipython_extension(shell: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 
 from anyaccel import extras
 from anyaccel.cli import output
@@ -14,10 +13,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from typing import NoReturn
-
-
-_CHOICE = r"(?s)invalid choice: '(.*)' \(choose from (.*)\)"
-"""What argparse says of an argument that must be one of several."""
 
 # Its texts have no translation, and the search for one imports locale: a sixtieth of the time of a command.
 argparse.__dict__["_"] = str
@@ -30,17 +25,11 @@ class Formatter(argparse.HelpFormatter):
         self,
         usage: str | None,
         actions: Iterable[argparse.Action],
-        groups: Iterable[argparse._MutuallyExclusiveGroup],
+        groups: object,  # noqa: ARG002 - groups of options
         prefix: str | None,
     ) -> str:
-        if usage is not None:  # of parse_intermixed_args(), which asks for it first
-            return super()._format_usage(usage, actions, groups, prefix)
         arguments = [action for action in actions if not action.option_strings]
-        before, self._prog = self._prog, f"{self._prog} [OPTIONS]"
-        try:
-            return super()._format_usage(usage, arguments, [], prefix)
-        finally:
-            self._prog = before
+        return super()._format_usage(usage, arguments, [], prefix)
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         fill = super()._fill_text
@@ -77,15 +66,11 @@ class Parser(argparse.ArgumentParser):
             message = f"{message}; {suggest(option, self._option_string_actions, cutoff=0.75)}".removesuffix("; ")
             if any(action.dest == "cmd" for action in self._actions):
                 hint += "; the command to run, with its own options, stands after '--'"
-        elif match := re.search(_CHOICE, message):
-            # The quotes around choices depend on Python's version.
-            choices = match[2].replace("'", "").split(", ")
-            message = f"{message}; {suggest(match[1], choices, most=1)}".removesuffix("; ")
         raise UsageError(message, hint=hint)
 
     def _get_formatter(self) -> argparse.HelpFormatter:
         """Return a formatter as wide as the terminal. The default one imports several modules for each argument."""
-        return Formatter(prog=self.prog, width=output.width() - 2)
+        return Formatter(prog=f"{self.prog} [OPTIONS]", width=output.width() - 2)
 
     def _print_message(self, message: str, file: object = None) -> None:  # noqa: ARG002 - it is standard output
         output.print_help(message)

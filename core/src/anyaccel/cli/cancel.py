@@ -10,8 +10,8 @@ import argparse
 import os
 
 from anyaccel.cli import output
-from anyaccel.cli.extensions import extensions
-from anyaccel.cli.quantities import add_grace
+from anyaccel.cli.commands import extensions
+from anyaccel.cli.options import add_grace
 from anyaccel.errors import AnyaccelError, LeaseNotFoundError, UsageError
 from anyaccel.ledger import Ledger
 from anyaccel.linux.teardown import GRACE_SECONDS

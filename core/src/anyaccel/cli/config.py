@@ -10,8 +10,7 @@ import os
 
 from anyaccel import configuration, settings
 from anyaccel.cli import output
-from anyaccel.cli.diagnose import diagnose_file
-from anyaccel.cli.doctor import finding_json, line
+from anyaccel.cli.doctor import diagnose_file, finding_json, line
 from anyaccel.cli.table import print_table
 from anyaccel.errors import UsageError
 from anyaccel.text import printable

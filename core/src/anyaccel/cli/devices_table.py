@@ -10,7 +10,7 @@ from anyaccel.cli import sample as samples
 from anyaccel.cli.sample import Holder, Sample
 from anyaccel.cli.table import Column, fit_columns, has_value, spread
 from anyaccel.errors import UsageError
-from anyaccel.model import Device, Stats, Value
+from anyaccel.model import Device, Stats, Value, replace
 from anyaccel.model.labels import write_labels
 from anyaccel.text import cells, clock, elapsed, gibibytes, printable, suggest
 
@@ -39,16 +39,19 @@ class DeviceColumn(Column):
     """A column of the table of devices.
 
     Attributes:
-        name: Name for ``--columns``: the heading in lower case, without its unit.
         about: Help text.
         cell: Returns the text for a device and its style; None for a column about holders.
         of_holder: Returns the text for a holder of the device and its style.
     """
 
-    name: str
     about: str
     cell: Callable[[DeviceRow], tuple[str, str]] | None = None
     of_holder: Callable[[Holder], tuple[str, str]] | None = None
+
+    @property
+    def name(self) -> str:
+        """Name for ``--columns``: the heading in lower case, without its unit."""
+        return self.heading.lower().partition("/")[0]
 
 
 def memory_use(used: int | None, size: int | None) -> str:
@@ -90,105 +93,105 @@ def megahertz(hertz: int | None) -> str:
 
 COLUMNS = (
     DeviceColumn(
-        name="device", heading="DEVICE", about="name, which can be typed as a request",
+        heading="DEVICE", about="name, which can be typed as a request",
         cell=lambda row: (row.device.name, "bold"), turn=0,
     ),
     DeviceColumn(
-        name="type", heading="TYPE", about="accelerator type; its shortest tag where the terminal is narrow",
+        heading="TYPE", about="accelerator type; its shortest tag where the terminal is narrow",
         cell=lambda row: (row.device.type, ""), turn=6, least=8,
     ),
     DeviceColumn(
-        name="model", heading="MODEL", about="the vendor's name of the product",
+        heading="MODEL", about="the vendor's name of the product",
         cell=lambda row: (row.device.model, ""),
     ),
     DeviceColumn(
-        name="mem", heading="MEM/GiB", about="memory in use and in total, in GiB",
+        heading="MEM/GiB", about="memory in use and in total, in GiB",
         cell=lambda row: (memory_use(row.seen.memory_used_bytes, row.device.memory_bytes), ""), turn=8, right=True,
     ),
     DeviceColumn(
-        name="load", heading="LOAD", about="share of time that the device was busy",
+        heading="LOAD", about="share of time that the device was busy",
         cell=lambda row: (f"{output.percent(row.seen.utilization):>{_PERCENT}}", _load_style(row.seen.utilization)),
         turn=9, least=_PERCENT,
     ),
     DeviceColumn(
-        name="temp", heading="TEMP", about="temperature in degrees Celsius",
+        heading="TEMP", about="temperature in degrees Celsius",
         cell=lambda row: (_with(row.seen.temperature_celsius, "C"), _heat_style(row.seen.temperature_celsius)),
         turn=11, right=True,
     ),
     DeviceColumn(
-        name="power", heading="POWER", about="power drawn, in watts",
+        heading="POWER", about="power drawn, in watts",
         cell=lambda row: (_with(row.seen.power_watts, "W"), ""),
         turn=12, right=True,
     ),
     DeviceColumn(
-        name="clock", heading="CLOCK", about="clock of the compute units",
+        heading="CLOCK", about="clock of the compute units",
         cell=lambda row: (megahertz(row.seen.clock_hz), ""), right=True,
     ),
     DeviceColumn(
-        name="ecc", heading="ECC", about="memory errors that could not be corrected",
+        heading="ECC", about="memory errors that could not be corrected",
         cell=lambda row: (_with(row.seen.ecc_errors_uncorrected, ""), "bad" if row.seen.ecc_errors_uncorrected else ""),
         right=True,
     ),
     DeviceColumn(
-        name="state", heading="STATE", about="free, held, how much is free, busy without a lease, unhealthy ...",
+        heading="STATE", about="free, held, how much is free, busy without a lease, unhealthy ...",
         cell=lambda row: samples.state(row.device, row.sample, row.holders), turn=1,
     ),
     DeviceColumn(
-        name="free", heading="FREE", about="how much of the device is free",
+        heading="FREE", about="how much of the device is free",
         cell=lambda row: (samples.describe_free(row.device, row.sample), ""), right=True,
     ),
     DeviceColumn(
-        name="user", heading="USER", about="holder; with a star a user without a lease",
+        heading="USER", about="holder; with a star a user without a lease",
         of_holder=_user, turn=2, least=6,
     ),
     DeviceColumn(
-        name="share", heading="SHARE", about="how much of the device is held",
+        heading="SHARE", about="how much of the device is held",
         of_holder=lambda holder: (holder.share, ""), turn=7, right=True,
     ),
     DeviceColumn(
-        name="program", heading="PROGRAM", about="name of the holder's program",
+        heading="PROGRAM", about="name of the holder's program",
         of_holder=lambda holder: (holder.program, ""),
         turn=13, least=8,
     ),
     DeviceColumn(
-        name="command", heading="COMMAND", about="command line of a process of yours, which may hold secrets",
+        heading="COMMAND", about="command line of a process of yours, which may hold secrets",
         of_holder=lambda holder: (holder.command, ""),
     ),
     DeviceColumn(
-        name="held", heading="HELD", about="how long the device has been held",
+        heading="HELD", about="how long the device has been held",
         of_holder=lambda holder: (since(holder.since) if holder.lease else "", ""), turn=14, right=True,
     ),
     DeviceColumn(
-        name="until", heading="UNTIL", about="when the holder's time limit ends", turn=3,
+        heading="UNTIL", about="when the holder's time limit ends", turn=3,
         of_holder=lambda holder: (clock(holder.until) if holder.lease or holder.until else "", ""),
     ),
     DeviceColumn(
-        name="lease", heading="LEASE", about="identity of the lease, for 'anyaccel release'",
+        heading="LEASE", about="identity of the lease, for 'anyaccel release'",
         of_holder=lambda holder: (holder.lease, "dim"), turn=5,
     ),
     DeviceColumn(
-        name="process", heading="PROCESS", about="process that holds the device",
+        heading="PROCESS", about="process that holds the device",
         of_holder=lambda holder: (str(holder.pid or "-"), ""), turn=15, right=True,
     ),
     DeviceColumn(
-        name="note", heading="NOTE", about="the holder's note, else its request",
+        heading="NOTE", about="the holder's note, else its request",
         of_holder=lambda holder: (holder.note, ""),
         turn=4, least=16, fold=True,
     ),
     DeviceColumn(
-        name="pci", heading="PCI", about="PCI address",
+        heading="PCI", about="PCI address",
         cell=lambda row: (row.device.pci_bus_id or "-", ""),
     ),
     DeviceColumn(
-        name="numa", heading="NUMA", about="nearest NUMA node of the host",
+        heading="NUMA", about="nearest NUMA node of the host",
         cell=lambda row: (str("-" if row.device.numa_node is None else row.device.numa_node), ""), right=True,
     ),
     DeviceColumn(
-        name="labels", heading="LABELS", about="labels from the administrator's configuration",
+        heading="LABELS", about="labels from the administrator's configuration",
         cell=lambda row: (", ".join(write_labels(row.device.labels)) or "-", ""),
     ),
     DeviceColumn(
-        name="id", heading="ID", about="stable identity",
+        heading="ID", about="stable identity",
         cell=lambda row: (row.device.id, "dim"), turn=16,
     ),
 )  # fmt: skip
@@ -196,7 +199,7 @@ COLUMNS = (
 
 
 def choose_columns(names: str) -> tuple[DeviceColumn, ...]:
-    """Return the columns of a list of names, separated by commas.
+    """Return the columns of a list of names, separated by commas; they get room in that order.
 
     Args:
         names: The names; headings, in any case and with their unit, are understood, too.
@@ -205,13 +208,13 @@ def choose_columns(names: str) -> tuple[DeviceColumn, ...]:
         UsageError: When a name is unknown.
     """
     by_name = {column.name: column for column in COLUMNS}
-    found = []
+    found: list[DeviceColumn] = []
     # A column that is named twice is shown once.
     for name in dict.fromkeys(each.strip().lower().partition("/")[0] for each in names.split(",")):
         if name not in by_name:
             told = suggest(name, by_name, f"there are {', '.join(by_name)}")
             raise UsageError(f"there is no column {name!r}; {told}", hint="see 'anyaccel status --help'")
-        found.append(by_name[name])
+        found.append(replace(by_name[name], turn=len(found)))
     return tuple(found)
 
 
@@ -245,9 +248,7 @@ def lay_out(
         natural.append(max(cells(column.heading), *map(cells, values), 1) if wanted else 0)
         if column.name == "load" and room is not None and wanted:
             natural[at] = load  # a bar fills what room there is; without a terminal there is none
-    # Columns that were asked for get room in that order, whatever their usual turns.
-    asked = [Column(heading="", turn=turn, least=column.least) for turn, column in enumerate(columns)]
-    gap, widths = fit_columns(asked or shown, natural, room)
+    gap, widths = fit_columns(shown, natural, room)
     for row, lines in zip(rows, content, strict=True):
         for at, (column, width) in enumerate(zip(shown, widths, strict=True)):
             text, style = lines[0][at]
@@ -270,10 +271,9 @@ def lay_out(
     return heading, found, [column.name for column, width in zip(shown, widths, strict=True) if not width]
 
 
-def plain_table(sample: Sample, columns: Sequence[DeviceColumn]) -> tuple[list[str], list[list[str]]]:
-    """Return the headings and the cells of the table, without padding, for a notebook."""
-    lines = (line for lines in _content(columns, _rows(sample)) for line in lines)
-    return [column.heading for column in columns], [[text.strip() for text, _ in line] for line in lines]
+def plain_rows(sample: Sample, columns: Sequence[DeviceColumn]) -> list[list[str]]:
+    """Return the cells of the table, without styles, for a notebook."""
+    return [[text for text, _ in line] for lines in _content(columns, _rows(sample)) for line in lines]
 
 
 def _rows(sample: Sample) -> list[DeviceRow]:

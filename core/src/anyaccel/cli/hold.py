@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import math
 import os
+import signal
 import time
 from collections.abc import Mapping
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from anyaccel.launcher.hold import DeviceLease
 
 _COVERED = (ALLOCATION_VARIABLE, LEASE_VARIABLE)
-_DAY = 86_400.0
 _PROGRAM = "sleep"
 """The program that keeps the lease open."""
 
@@ -75,9 +74,10 @@ def _hold(args: argparse.Namespace, reporting: int) -> int:
         with contextlib.suppress(OSError):  # 'sleep' takes less memory than an interpreter
             os.execvp(_PROGRAM, [_PROGRAM, "infinity" if args.time is None else str(args.time)])
         # There is no program "sleep": this process stays.
-        until = math.inf if args.time is None else time.monotonic() + args.time
-        while (left := until - time.monotonic()) > 0:
-            time.sleep(min(left, _DAY))  # the kernel refuses some 292 years
+        if args.time is None:
+            signal.pause()
+        else:
+            time.sleep(args.time)
     return 0
 
 

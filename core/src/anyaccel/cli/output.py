@@ -116,8 +116,7 @@ def say(message: str) -> None:
     Does nothing if standard error is closed.
     """
     text = printable(f"anyaccel: {message}")
-    terminal = sys.stderr is not None and sys.stderr.isatty()
-    for line in folded(text, _width_of(2)) if terminal else [text]:
+    for line in folded(text, width(2)) if is_terminal(2) else [text]:
         _write("stderr", f"{line}\n")
 
 
@@ -130,15 +129,16 @@ class StatusLine:
     """A progress message on standard error.
 
     On a terminal it is one line, updated in place. A log gets the first message, then at most one every ten minutes.
-
-    Attributes:
-        in_place: Whether each message replaces the one before.
     """
 
     def __init__(self) -> None:
         self._shown = 0
         self._said: float | None = None
-        self.in_place = sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+
+    @property
+    def in_place(self) -> bool:
+        """Whether each message replaces the one before; a job redirects standard error while it waits."""
+        return is_terminal(2) and can_move_cursor()
 
     def show(self, message: str) -> None:
         """Show a message, cut off at the width of the terminal."""
@@ -149,7 +149,7 @@ class StatusLine:
                 self._said = now
                 say(message)
             return
-        text = shortened(printable(f"anyaccel: {message}"), max(1, _width_of(2) - 1))
+        text = shortened(printable(f"anyaccel: {message}"), max(1, width(2) - 1))
         self._said = now
         self._shown, before = cells(text), self._shown
         _write("stderr", f"\r{text}{' ' * (before - self._shown)}")
@@ -158,7 +158,7 @@ class StatusLine:
         """Erase the line from the terminal, so that other output can be printed."""
         if self._shown:
             # The whole width: the user may have typed behind the message, such as ^C.
-            blanks = " " * max(self._shown, _width_of(2) - 1)
+            blanks = " " * max(self._shown, width(2) - 1)
             _write("stderr", f"\r{blanks}\r")
             self._shown = 0
 
@@ -231,7 +231,7 @@ class Screen:
 
 
 def _styled(lines: Iterable[Iterable[Span]]) -> Iterator[str]:
-    colours = is_terminal() and uses_color()
+    colours = is_terminal() and can_move_cursor() and not os.environ.get("NO_COLOR")
     for line in lines:
         # Each span is made plain by itself: a style must not begin within the text of another user.
         written = ""
@@ -240,11 +240,6 @@ def _styled(lines: Iterable[Iterable[Span]]) -> Iterator[str]:
             written += f"\x1b[{STYLES[style]}m{plain}\x1b[0m" if colours and style and plain.strip() else plain
         # A line that ends in a style ends in its reset sequence: blanks before that are part of the style.
         yield written if written.endswith("m") else written.rstrip()
-
-
-def uses_color() -> bool:
-    """Return whether the terminal shows colours."""
-    return not os.environ.get("NO_COLOR") and can_move_cursor()
 
 
 def can_move_cursor() -> bool:
@@ -284,15 +279,11 @@ def folded(text: str, room: int) -> list[str]:
     return [*lines, line]
 
 
-def width() -> int:
-    """Return the width of the terminal: that in COLUMNS, else that of the terminal, else 80.
+def width(descriptor: int = 1) -> int:
+    """Return the width of a terminal: that in COLUMNS, else that of the terminal, else 80.
 
     ``shutil.get_terminal_size`` returns the same; its module imports archive formats, which takes 4 ms.
     """
-    return _width_of(1)
-
-
-def _width_of(descriptor: int) -> int:
     # Shells set COLUMNS but do not export it: an exported value is the wish of the user.
     columns = os.environ.get("COLUMNS", "")
     return int(columns) if columns.isdecimal() and int(columns) > 0 else _size_of(descriptor)[0]
@@ -308,9 +299,10 @@ def _size_of(descriptor: int) -> tuple[int, int]:
     return columns or _USUAL_WIDTH, lines or _USUAL_HEIGHT
 
 
-def is_terminal() -> bool:
-    """Return whether standard output is a terminal."""
-    return sys.stdout is not None and sys.stdout.isatty()
+def is_terminal(descriptor: int = 1) -> bool:
+    """Return whether standard output is a terminal, or standard error, which is descriptor 2."""
+    stream = sys.stdout if descriptor == 1 else sys.stderr
+    return stream is not None and stream.isatty()
 
 
 def _print_json(document: Mapping[str, Any], indent: int | None = 2) -> None:

@@ -6,10 +6,10 @@ import argparse
 import os
 
 from anyaccel.cli import output
-from anyaccel.cli.quantities import add_grace
+from anyaccel.cli.options import add_grace
 from anyaccel.errors import LeaseNotFoundError, UsageError
 from anyaccel.ledger import Ledger
-from anyaccel.text import listed as shorten
+from anyaccel.text import listed
 
 EXAMPLES = (
     ("anyaccel release", "the only lease that you have"),
@@ -46,12 +46,9 @@ def main(args: argparse.Namespace) -> int:
         ended = {lease: [] if args.forget else list(pids) for lease, pids in found.items()}
         output.print_json("release/1", {"released": ended, "running": running})
         return 0
+    what = "still running with its devices" if args.forget else "signalled"
     for lease, pids in found.items():
-        listed = ", ".join(map(str, pids)) or "no process"
-        if args.forget:
-            output.say(f"{lease} is released; still running with its devices: {listed}")
-        else:
-            output.say(f"{lease} is released; signalled: {listed}")
+        output.say(f"{lease} is released; {what}: {', '.join(map(str, pids)) or 'no process'}")
     return 0
 
 
@@ -66,5 +63,5 @@ def _find_only(ledger: Ledger) -> str:
     if not own:
         raise LeaseNotFoundError("you have no lease", hint="'anyaccel' shows the leases of all users")
     if len(own) > 1:
-        raise UsageError(f"you have {len(own)} leases: {shorten(own)}", hint="name those to release")
+        raise UsageError(f"you have {len(own)} leases: {listed(own)}", hint="name those to release")
     return own[0]

@@ -10,8 +10,7 @@ import argparse
 
 import anyaccel
 from anyaccel.cli import output
-from anyaccel.cli.options import add_note, name_devices, survey
-from anyaccel.cli.quantities import end_moment, moment
+from anyaccel.cli.options import add_note, end_moment, moment, name_devices, survey
 from anyaccel.errors import UsageError
 from anyaccel.launcher.withhold import reserve
 from anyaccel.ledger import Ledger

@@ -7,10 +7,11 @@ import os
 
 import anyaccel
 from anyaccel.cli import output
-from anyaccel.cli.extensions import extensions
+from anyaccel.cli.commands import extensions
 from anyaccel.cli.options import (
     acquire,
     add_command,
+    add_grace,
     add_launch,
     add_request,
     add_signal,
@@ -20,7 +21,6 @@ from anyaccel.cli.options import (
     describe_devices,
     start_options,
 )
-from anyaccel.cli.quantities import add_grace
 from anyaccel.errors import RequestError, UnknownNameError, UsageError
 from anyaccel.model import Share, format_share, format_slots
 

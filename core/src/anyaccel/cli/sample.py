@@ -46,10 +46,10 @@ class Sample(Value):
         observed: Measurements by device id.
         problems: Errors of vendors that could not measure.
         leases: Leases by device id; None when the ledger cannot be read.
-        unknown: Error of the ledger, if it cannot be read.
         tickets: The waiting requests, in order.
         at: Time of the sample, in seconds since 1970.
-        upcoming: Reservations that have not begun, and devices that were not put back, a sentence each.
+        remarks: Reservations that have not begun, devices that were not put back, and the error of a ledger that cannot
+            be read, a sentence each.
         reserved: Start of the next reservation by device id, if within a day, in seconds since 1970.
     """
 
@@ -57,10 +57,9 @@ class Sample(Value):
     observed: Mapping[str, Stats]
     problems: tuple[Problem, ...]
     leases: Leases | None
-    unknown: str
     tickets: tuple[TicketRecord, ...]
     at: float
-    upcoming: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
     reserved: Mapping[str, float] = field(default_factory=dict)
 
     def stats(self, device: Device) -> Stats:
@@ -131,8 +130,9 @@ def take_sample(
     """
     environ = os.environ if environ is None else environ
     observed, problems = anyaccel.stats(inventory, timeout=timeout, environ=environ) if stats else ({}, ())
-    found: dict[str, list[LeaseRecord]] = {}
-    unknown, upcoming, reserved = "", [], dict[str, float]()
+    by_device: dict[str, list[LeaseRecord]] = {}
+    held: Leases | None = by_device
+    remarks, reserved = [], dict[str, float]()
     tickets: tuple[TicketRecord, ...] = ()
     if inventory.devices:  # without devices there are no leases: importing the ledger would be in vain
         from anyaccel.launcher.scope import Scope
@@ -141,30 +141,30 @@ def take_sample(
 
         try:
             for record in leases(inventory, environ):
-                found.setdefault(record.device, []).append(record)
+                by_device.setdefault(record.device, []).append(record)
             ledger = Ledger.open(environ)
             tickets = ledger.tickets(past=past)
             names, scope = {each.id: each.name for each in inventory.devices}, Scope.make(inventory, environ)
             for block in ledger.blocks():
                 own = {scope.ids[key] for key in block.devices if key in scope.ids}
                 if own and block.begin is not None and block.begin > time.time():
-                    upcoming.append(f"{output.device_names(sorted(names[each] for each in own))}: {block.describe()}")
+                    remarks.append(f"{output.device_names(sorted(names[each] for each in own))}: {block.describe()}")
                     if block.begin < time.time() + _SOON:
                         reserved |= {each: min(block.begin, reserved.get(each, block.begin)) for each in own}
             for key, lease in ledger.unfinished_handovers().items():
                 if key in scope.ids:
                     left = f"{names[scope.ids[key]]} was not put back into its idle state after lease {lease}"
-                    upcoming.append(f"{left}; the next lease of it does that")
+                    remarks.append(f"{left}; the next lease of it does that")
         except LedgerError as error:
-            unknown = str(error)
+            held = None
+            remarks.append(f"leases are unknown: {error}")
     return Sample(
         inventory=inventory,
         observed=observed,
         problems=problems,
-        leases=None if unknown else found,
-        unknown=unknown,
+        leases=held,
         tickets=tickets,
-        upcoming=tuple(upcoming),
+        remarks=tuple(remarks),
         reserved=reserved,
         at=time.time(),
     )
@@ -254,11 +254,7 @@ def notes(sample: Sample) -> list[str]:
         if is_now is Health.UNHEALTHY:
             told = f"{reason or 'no reason is known'}{'; ' if remedy else ''}{remedy}"
             found.append(f"{device.name} is unhealthy: {told}")
-    found += map(str, sample.problems)
-    found += sample.upcoming
-    if sample.unknown:
-        found.append(f"leases are unknown: {sample.unknown}")
-    return found
+    return [*found, *map(str, sample.problems), *sample.remarks]
 
 
 def all_notes(sample: Sample) -> list[str]:

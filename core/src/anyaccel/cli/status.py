@@ -7,9 +7,8 @@ import time
 import anyaccel
 from anyaccel.cli import output
 from anyaccel.cli import sample as samples
-from anyaccel.cli.options import machine_options, survey
+from anyaccel.cli.options import machine_options, seconds, survey
 from anyaccel.cli.output import take_fields
-from anyaccel.cli.quantities import seconds
 from anyaccel.model import UNITS_PER_DEVICE, Device, Inventory, VendorReport, VendorState
 
 TYPE_CHECKING = False

@@ -5,10 +5,9 @@ from anyaccel._faces import face
 __all__, __getattr__, __dir__ = face(
     __name__,
     {
-        "anyaccel.inventory.answers": ("interpret",),
+        "anyaccel.inventory.answers": ("VendorNames", "interpret"),
         "anyaccel.inventory.contested": ("contest",),
         "anyaccel.inventory.current": ("ALLOCATION_VARIABLE",),
-        "anyaccel.inventory.names": ("VendorNames",),
         "anyaccel.inventory.record": ("EXPECTED", "write_expected"),
     },
 )

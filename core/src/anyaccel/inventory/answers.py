@@ -1,10 +1,13 @@
-"""Interpret the answers of vendors' processes to detection, and decide how long to wait for the rest."""
+"""Interpret the answers of vendors' processes to detection, and decide how long to wait for the rest.
+
+A device has no tag that is another vendor's key, resource or product.
+"""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from anyaccel.errors import MachineError, PluginError
 from anyaccel.model import (
@@ -21,6 +24,7 @@ from anyaccel.model import (
 from anyaccel.model._value import fields
 from anyaccel.model.wire import hints
 from anyaccel.probe.machine import Machine, Simulated
+from anyaccel.text import shown
 from anyaccel.vendors import contract
 from anyaccel.vendors.discovery import Source
 from anyaccel.vendors.guarded import Outcome
@@ -31,12 +35,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from anyaccel.inventory.names import VendorNames
     from anyaccel.vendors.process import Enough, VendorProcess
 
 GRACE_SECONDS = 0.8
 """How long a request waits for vendors that it does not name, once the devices of others can serve it."""
 
+MOST_TOLD = 4
+"""Most tags that a note names."""
 _IDENTITY = fields(PluginInfo).keys() & fields(VendorReport).keys() - {"vendor"}
 """Fields of a report that are those of the plug-in's identity."""
 
@@ -163,6 +168,94 @@ def qualify_ids(found: Mapping[str, list[Device]]) -> list[Device]:
         for devices in found.values()
         for device in devices
     ]
+
+
+class VendorNames:
+    """The names of all vendors with an installed plug-in, absent vendors included.
+
+    Args:
+        sources: The plug-ins.
+        said: Signs by vendor; see :func:`~anyaccel.vendors.presence.read_presences`.
+        products: Names of products by vendor; None where the vendor's process was not asked.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        said: Mapping[str, Presence | None],
+        products: Mapping[str, Sequence[str] | None],
+    ) -> None:
+        self._sources = {source.vendor: source for source in sources}
+        self._resources: dict[str, str] = {}
+        self._products: dict[str, Collection[str]] = {}
+        for vendor in self._sources:
+            signs = said.get(vendor) or Presence()
+            names = products.get(vendor)
+            self._resources[vendor] = signs.resource.casefold()
+            self._products[vendor] = signs.names or () if names is None else frozenset(map(str.casefold, names))
+
+    def owner(self, name: str, vendor: str, *, sharing: bool = True) -> str | None:
+        """Return whose a name is, such as ``the key of acme``; None where a vendor may use the name.
+
+        Where two vendors list a product of that name, a vendor among anyaccel's extras goes before another vendor; else
+        both may use the name.
+
+        Args:
+            name: The name, in any case.
+            vendor: Key of the vendor that uses it.
+            sharing: Whether two vendors with a product of the same name may both use the name.
+        """
+        name = name.casefold()
+        for other in self._sources:
+            if other.casefold() == name:  # keys go first: they are unique among installed plug-ins
+                return None if other == vendor else f"the key of {other}"
+        if self._resources.get(vendor) == name:
+            return None
+        for other, resource in self._resources.items():
+            if resource == name:
+                return f"the resource of {other}"
+        makers = [other for other, names in self._products.items() if name in names and other != vendor]
+        if makers and name in self._products.get(vendor, ()):
+            offered = _list_offered()
+            if sharing or vendor in offered:
+                makers = [] if vendor in offered else [other for other in makers if other in offered]
+        return f"a product of {makers[0]}" if makers else None
+
+    def own(
+        self, reports: Sequence[VendorReport], found: Mapping[str, list[Device]]
+    ) -> tuple[list[VendorReport], dict[str, list[Device]]]:
+        """Remove tags with names of other vendors, and add a note to the vendors' reports."""
+        # A plug-in without presence.json gives its resource name only in its answer.
+        self._resources |= {report.vendor: report.resource.casefold() for report in reports if report.resource}
+        noted, owned = {report.vendor: report for report in reports}, dict(found)
+        for vendor, devices in found.items():
+            tags = dict.fromkeys(tag for device in devices for tag in device.tags)
+            taken = {tag: owner for tag in tags if (owner := self.owner(tag, vendor))}
+            if taken:
+                notes = (*noted[vendor].notes, self._note(vendor, taken))
+                noted[vendor] = replace(noted[vendor], notes=notes)
+                left = (tuple(tag for tag in device.tags if tag not in taken) for device in devices)
+                owned[vendor] = [replace(device, tags=tags) for device, tags in zip(devices, left, strict=True)]
+        return list(noted.values()), owned
+
+    def _note(self, vendor: str, taken: Mapping[str, str]) -> str:
+        said = [f"{shown(tag)} is {owner}" for tag, owner in taken.items()][:MOST_TOLD]
+        more = f" and {len(taken) - MOST_TOLD} more" if len(taken) > MOST_TOLD else ""
+        origin = self._sources[vendor].distribution or f"the plug-in {vendor}"
+        return (
+            f"tags of {vendor} that are names of other vendors do not count: {', '.join(said)}{more}; have the authors"
+            f" of {origin} rename them in anyaccel_tags"
+        )
+
+
+def _list_offered() -> Collection[str]:
+    """Return the keys of the vendors among the extras of anyaccel's own distribution."""
+    from importlib.metadata import PackageNotFoundError, metadata
+
+    try:
+        return metadata("anyaccel").get_all("Provides-Extra") or ()
+    except PackageNotFoundError:  # it was not installed
+        return ()
 
 
 def product_names(outcome: Outcome) -> list[str] | None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import stat
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from anyaccel.model import Device, Health, Value, replace
+from anyaccel.model import Device, Health, replace
 from anyaccel.probe.context import PCI_ADDRESS
 from anyaccel.vendors.discovery import DENY_VARIABLE
 
@@ -20,24 +20,18 @@ Claim = tuple[str, str]
 """A thing that belongs to one device, as a vendor says: its kind and name."""
 
 
-class Own(Value):
-    """A physical device with its parts, as listed by a vendor.
-
-    Attributes:
-        devices: The listed devices: the physical device, its parts, or both.
-        nodes: Device nodes that no other device of the vendor lists.
-    """
-
-    devices: tuple[Device, ...]
-    nodes: frozenset[str]
-
-
-def families(devices: Sequence[Device], control_nodes: Collection[str] = ()) -> Iterator[Own]:
+def families(
+    devices: Sequence[Device], control_nodes: Collection[str] = ()
+) -> Iterator[tuple[list[Device], frozenset[str]]]:
     """Group a vendor's devices by physical device.
 
     Args:
         devices: All devices of the vendor.
         control_nodes: Device nodes that all devices of the vendor use.
+
+    Yields:
+        The listed devices of a physical device: itself, its parts, or both; and the device nodes that no other device
+        of the vendor lists.
     """
     parents = {device.id: device.parent for device in devices}
     groups: dict[str, list[Device]] = {}
@@ -45,9 +39,8 @@ def families(devices: Sequence[Device], control_nodes: Collection[str] = ()) -> 
         groups.setdefault(_outermost(device.id, parents), []).append(device)
     nodes = [frozenset(node for device in group for node in device.nodes) for group in groups.values()]
     users = Counter(node for own in nodes for node in own)
-    for group, listed_nodes in zip(groups.values(), nodes, strict=True):
-        own = (node for node in listed_nodes if users[node] == 1 and node not in control_nodes)
-        yield Own(devices=tuple(group), nodes=frozenset(own))
+    for group, listed in zip(groups.values(), nodes, strict=True):
+        yield group, frozenset(node for node in listed if users[node] == 1 and node not in control_nodes)
 
 
 def _outermost(device_id: str, parents: Mapping[str, str | None]) -> str:
@@ -82,7 +75,7 @@ def place(node: str) -> str:
     return os.path.realpath(parent) if os.path.isdir(parent) else path
 
 
-def places(device: Device, own_nodes: Iterable[str]) -> tuple[str, ...]:
+def places(device: Device, own_nodes: Collection[str]) -> tuple[str, ...]:
     """Return the sysfs directories of a device: of the PCI function, or else of the nodes.
 
     Args:
@@ -91,8 +84,7 @@ def places(device: Device, own_nodes: Iterable[str]) -> tuple[str, ...]:
     """
     if device.pci_bus_id:  # also without such a directory: two vendors that name an address mean one device
         return (f"{PCI_FUNCTIONS}/{device.pci_bus_id}",)
-    own = frozenset(own_nodes)
-    return tuple(dict.fromkeys(filter(None, (place(node) for node in device.nodes if node in own))))
+    return tuple(dict.fromkeys(filter(None, (place(node) for node in device.nodes if node in own_nodes))))
 
 
 def contest(
@@ -108,52 +100,49 @@ def contest(
         control_nodes: By vendor, the device nodes that all devices of the vendor use.
         host: Whether the devices are of this host, where sysfs shows the PCI function behind a node.
     """
-    present = {vendor: devices for vendor, devices in found.items() if devices}
-    if len(present) < 2:  # noqa: PLR2004 - one vendor contests nothing
+    if sum(map(bool, found.values())) < 2:  # noqa: PLR2004 - one vendor contests nothing
         return dict(found)
-    claims: dict[Claim, set[str]] = {}
-    owns: list[tuple[str, Own, set[Claim]]] = []
-    for vendor, devices in present.items():
-        for own in families(devices, control_nodes.get(vendor, ())):
-            claimed = set(_claims(own, host=host))
-            owns.append((vendor, own, claimed))
-            for claim in claimed:
-                claims.setdefault(claim, set()).add(vendor)
-    contested = {claim for claim, vendors in claims.items() if len(vendors) > 1}
-    if not contested:
-        return dict(found)
-    refused: dict[tuple[str, str], Device] = {}
-    for vendor, own, claimed in owns:
-        if shared := sorted(claimed & contested):
-            faulty = {"health": Health.UNHEALTHY, **_words(shared, claims)}
-            refused |= {(vendor, device.id): replace(device, **faulty) for device in own.devices}
+    claimed: dict[tuple[str, str], set[Claim]] = {}
+    vendors: dict[Claim, set[str]] = {}
+    for vendor, devices in found.items():
+        for family, nodes in families(devices, control_nodes.get(vendor, ())):
+            claims = set(_claims(family, nodes, host=host))
+            claimed |= {(vendor, device.id): claims for device in family}
+            for claim in claims:
+                vendors.setdefault(claim, set()).add(vendor)
     return {
-        vendor: [refused.get((vendor, device.id), device) for device in devices] for vendor, devices in found.items()
+        vendor: [_refuse_contested(device, claimed[vendor, device.id], vendors) for device in devices]
+        for vendor, devices in found.items()
     }
 
 
-def _claims(own: Own, *, host: bool) -> Iterator[Claim]:
-    for device in own.devices:
+def _claims(family: Sequence[Device], own_nodes: Collection[str], *, host: bool) -> Iterator[Claim]:
+    for device in family:
         yield "id", device.id
         if device.parent is not None:
             yield "id", device.parent
         if device.pci_bus_id:
             yield PCI_FUNCTION, device.pci_bus_id
         elif host:
-            for path in places(device, own.nodes):
+            for path in places(device, own_nodes):
                 function = path.removeprefix(f"{PCI_FUNCTIONS}/")
                 yield (PCI_FUNCTION, function) if function != path else ("device", path)
         yield from (("part", part) for part in device.occupies)
-    yield from ((DEVICE_NODE, node) for node in own.nodes)
+    yield from ((DEVICE_NODE, node) for node in own_nodes)
 
 
-def _words(shared: Sequence[Claim], claims: Mapping[Claim, Collection[str]]) -> dict[str, str]:
-    """Return the reason why no request gets a device, and the way out; a PCI function is named first."""
+def _refuse_contested(device: Device, claims: Collection[Claim], vendors: Mapping[Claim, Collection[str]]) -> Device:
+    """Make a device unhealthy if a further vendor has one of its claims; a PCI function is named first."""
+    shared = sorted(claim for claim in claims if len(vendors[claim]) > 1)
+    if not shared:
+        return device
     kind, name = min(shared, key=lambda claim: claim[0] != PCI_FUNCTION)  # what lspci shows as well
-    vendors = sorted({vendor for claim in shared for vendor in claims[claim]})
-    all_of_them = "both" if len(vendors) == 2 else "all"  # noqa: PLR2004 - both
-    ways = " or ".join(f"{DENY_VARIABLE}={','.join(v for v in vendors if v != kept)}" for kept in vendors)
-    return {
-        "health_reason": f"the plug-ins {' and '.join(vendors)} {all_of_them} list {kind} {name}",
-        "health_remedy": f"leave all but one of these plug-ins out: set {ways}, or uninstall them",
-    }
+    several = sorted({vendor for claim in shared for vendor in vendors[claim]})
+    all_of_them = "both" if len(several) == 2 else "all"  # noqa: PLR2004 - both
+    ways = " or ".join(f"{DENY_VARIABLE}={','.join(v for v in several if v != kept)}" for kept in several)
+    return replace(
+        device,
+        health=Health.UNHEALTHY,
+        health_reason=f"the plug-ins {' and '.join(several)} {all_of_them} list {kind} {name}",
+        health_remedy=f"leave all but one of these plug-ins out: set {ways}, or uninstall them",
+    )

@@ -86,17 +86,13 @@ def diagnose(
 
 def _ask_vendors(machine: Machine, inventory: Inventory, timeout: float, environ: Mapping[str, str]) -> list[Diagnosis]:
     """Return the findings of the working plug-ins."""
-    working = [report.vendor for report in inventory.vendors if not _unusable(report)]
+    # A plug-in that failed before it gave its identity would repeat the fault.
+    working = [each.vendor for each in inventory.vendors if each.resource or each.state is not VendorState.FAILED]
     if not working:
         return []
     answers, problems = ask_hook("diagnose", machine, timeout=timeout, environ=environ, vendors=working)
     found = [Diagnosis(vendor=source.vendor, finding=each) for source, told in answers.items() for each in told]
     return found + [_of_problem(problem) for problem in problems if problem.vendor in working]
-
-
-def _unusable(report: VendorReport) -> bool:
-    """Return whether a plug-in failed before it gave its identity: another call would repeat the fault."""
-    return report.state is VendorState.FAILED and not report.resource
 
 
 def _observe(inventory: Inventory, timeout: float, environ: Mapping[str, str]) -> Iterator[Diagnosis]:
@@ -177,7 +173,10 @@ def _nodes(machine: Machine, devices: Sequence[Device]) -> Iterator[Finding]:
         message = f"device nodes of {devices[0].vendor} are missing: {listed(missing)}"
         fix = "pass them to the container (docker run --device ...), or load the vendor's driver"
         yield Finding(severity=Severity.FAIL, reason=message, remedy=fix)
-    for group, members in _by_group(closed, machine).items():
+    groups: dict[str, list[str]] = {}
+    for path in closed:
+        groups.setdefault(_group(path) if machine.recording is None else "", []).append(path)
+    for group, members in groups.items():
         fix = f"sudo usermod -aG {group} $USER  (then log in again)" if group else "ask an administrator for access"
         yield Finding(severity=Severity.FAIL, reason=f"this user may not open {listed(members)}", remedy=fix)
 
@@ -190,15 +189,8 @@ def _closed(facts: Facts, path: str) -> bool:
     return node is not None and not node.readable
 
 
-def _by_group(paths: Sequence[str], machine: Machine) -> dict[str, list[str]]:
-    """Group paths by the user group with access; the key is empty for an unknown group."""
-    groups: dict[str, list[str]] = {}
-    for path in paths:
-        groups.setdefault(_group(path) if machine.recording is None else "", []).append(path)
-    return groups
-
-
 def _group(path: str) -> str:
+    """Return the user group with access to a path; empty for an unknown group."""
     import grp
 
     try:

@@ -48,21 +48,15 @@ def find(
         hung = recall([source for source in sources if source.vendor in present], timeout, environ)
         present = {vendor: signs for vendor, signs in present.items() if vendor not in hung}
         problems += hung.values()
-    reports = [report_problem(problem) for problem in problems]
+    reports = [_report_unasked(problem, VendorState.FAILED, problem) for problem in problems]
     failed = {report.vendor for report in reports}
-    reports += [_not_asked(source) for source in sources if source.vendor not in {*present, *failed}]
+    others = (source for source in sources if source.vendor not in {*present, *failed})
+    reports += [_report_unasked(source, VendorState.NOT_ASKED) for source in others]
     found: list[Device] = []
-    if present:
+    if present or where.simulated:  # without a plug-in, to refuse the product
         begin()
         asked, found = _ask(where, sources, said, present, request, facts=facts, timeout=timeout, environ=environ)
         reports += asked
-    elif where.simulated:
-        from anyaccel.extras import plugin_remedy  # only errors need it
-
-        ways = (plugin_remedy(product.product) for product in where.products)
-        raise MachineError(
-            f"no plug-in is installed that could simulate {where.text!r}", hint=next(filter(None, ways), "")
-        )
     reports.sort(key=lambda report: report.vendor)  # answers come in any order
     devices = narrow(found, where, environ)  # after contest(), which needs the full devices of both vendors
     inventory = Inventory(machine=where.text, devices=tuple(devices), vendors=tuple(reports))
@@ -82,7 +76,7 @@ def _labeled(inventory: Inventory) -> Inventory:
         found = configuration.machine()
         names = found.names("devices")
         if names:
-            from anyaccel.inventory.labels import label
+            from anyaccel.inventory.declared import label
 
             return label(inventory, {name: found.get(f"devices.{name}.labels") for name in names})
     return inventory
@@ -101,7 +95,6 @@ def _ask(
 ) -> tuple[list[VendorReport], list[Device]]:
     """Ask the possible vendors; return their reports and devices."""
     from anyaccel.inventory import answers
-    from anyaccel.inventory.names import VendorNames
     from anyaccel.vendors.process import ask
 
     if facts is not None:
@@ -115,7 +108,7 @@ def _ask(
         from anyaccel.inventory.hangs import remember
 
         remember(outcomes, timeout, time.monotonic() - began, environ)
-    names = VendorNames(
+    names = answers.VendorNames(
         sources, said, {vendor: answers.product_names(outcome) for vendor, (_, outcome) in outcomes.items()}
     )
     if machine.simulated:
@@ -145,23 +138,14 @@ def _import_rest() -> None:
     import anyaccel.inventory.memory  # noqa: F401
 
 
-def report_problem(problem: Problem) -> VendorReport:
-    """Return the report of a vendor whose plug-in cannot be asked."""
+def _report_unasked(plugin: Source | Problem, state: VendorState, problem: Problem | None = None) -> VendorReport:
+    """Return the report of a vendor whose plug-in was not, or cannot be, asked."""
     return VendorReport(
-        vendor=problem.vendor,
-        state=VendorState.FAILED,
-        distribution=problem.distribution,
-        version=problem.version,
+        vendor=plugin.vendor,
+        state=state,
+        distribution=plugin.distribution,
+        version=plugin.version,
         problem=problem,
-    )
-
-
-def _not_asked(source: Source) -> VendorReport:
-    return VendorReport(
-        vendor=source.vendor,
-        state=VendorState.NOT_ASKED,
-        distribution=source.distribution,
-        version=source.version,
     )
 
 
@@ -191,7 +175,8 @@ def _detect_excluded(machine: str, listed: frozenset[str]) -> Inventory:
         return Inventory(machine=machine, devices=())
     environ = {name: value for name, value in os.environ.items() if name not in {ALLOW_VARIABLE, DENY_VARIABLE}}
     sources, problems = ([], []) if where.simulated else installed(environ)
-    reports = [report_problem(problem) for problem in problems if problem.vendor not in listed]
+    broken = (problem for problem in problems if problem.vendor not in listed)
+    reports = [_report_unasked(problem, VendorState.FAILED, problem) for problem in broken]
     excluded = {source.vendor for source in sources} - listed
     found: list[Device] = []
     for source, outcome in ask("detect", where, environ=environ, vendors=excluded)[0].values() if excluded else ():

@@ -32,14 +32,12 @@ class Hang(Value):
 
     Attributes:
         vendor: Key of the vendor.
-        plugin: Origin of the plug-in, with the time of the last change of its file: a changed plug-in is asked again.
         seconds: The time limit.
-        since: Time of the detection, in seconds since 1970.
+        since: Time of the end of the detection, in seconds since 1970.
         reason: Reason of the problem.
     """
 
     vendor: str
-    plugin: tuple[str, ...]
     seconds: float
     since: float
     reason: str
@@ -50,16 +48,16 @@ def recall(sources: Sequence[Source], seconds: float, environ: Mapping[str, str]
 
     Args:
         sources: The plug-ins.
-        seconds: The time limit. A vendor that hung for less is asked again.
+        seconds: The time limit. A vendor that hung for less is asked again, and so is one whose plug-in has changed.
         environ: The environment, which names the cache directory.
     """
     now, found = time.time(), {}
     by_vendor = {source.vendor: source for source in sources}
     for hang in _read(environ):
         source = by_vendor.get(hang.vendor)
-        age = now - hang.since
+        age, began = now - hang.since, hang.since - hang.seconds
         # A negative age: the clock was set back.
-        if source and 0 <= age < MEMORY_SECONDS and seconds <= hang.seconds and hang.plugin == _identify(source):
+        if source and 0 <= age < MEMORY_SECONDS and seconds <= hang.seconds and _find_change(source) < began:
             reason = f"{hang.reason.rstrip('.')} {age:.0f} s ago, so it is not asked again for a minute."
             problem = make_problem(source, ProblemKind.TIMEOUT, reason, "anyaccel_detect")
             way_out = f"'anyaccel doctor' asks at once, and {DENY_VARIABLE}={source.vendor} leaves the vendor out."
@@ -80,8 +78,8 @@ def remember(
     """
     known = _read(environ)
     hung = [
-        Hang(vendor=vendor, plugin=_identify(source), seconds=seconds, since=time.time(), reason=outcome.reason)
-        for vendor, (source, outcome) in outcomes.items()
+        Hang(vendor=vendor, seconds=seconds, since=time.time(), reason=outcome.reason)
+        for vendor, (_, outcome) in outcomes.items()
         if outcome.fault == "timeout" and waited >= seconds
     ]
     kept = [hang for hang in known if hang.vendor not in outcomes and 0 <= time.time() - hang.since < MEMORY_SECONDS]
@@ -97,15 +95,8 @@ def remember(
 def _path(environ: Mapping[str, str]) -> str:
     """Return the path of the file; empty without a cache directory of this user."""
     directory = user_directory("XDG_CACHE_HOME", ".cache", environ)
-    above = os.path.dirname(directory)
-    while above and not os.path.exists(above):
-        above = above.rpartition("/")[0]
-    try:
-        # Under sudo without -H, the directory belongs to another user.
-        own = bool(above) and os.stat(above).st_uid == os.geteuid()
-    except OSError:
-        return ""
-    return f"{directory}/hangs.json" if own else ""
+    # Under sudo, the directory may belong to another user.
+    return f"{directory}/hangs.json" if directory and "SUDO_UID" not in environ else ""
 
 
 def _read(environ: Mapping[str, str]) -> tuple[Hang, ...]:
@@ -120,13 +111,12 @@ def _read(environ: Mapping[str, str]) -> tuple[Hang, ...]:
         return ()
 
 
-def _identify(source: Source) -> tuple[str, ...]:
-    """Return the origin of a plug-in, and the time of the last change of its module."""
-    origin = changed = ""
-    for finder in sys.meta_path:
-        if spec := finder.find_spec(source.target.partition(":")[0].partition(".")[0], None):
-            origin = spec.origin or ""
-            break
-    with contextlib.suppress(OSError):
-        changed = str(os.stat(origin).st_mtime_ns)
-    return source.target, source.distribution, source.version, origin, changed
+def _find_change(source: Source) -> float:
+    """Return the time of the last change of a plug-in's module, in seconds since 1970; 0 if unknown."""
+    name = source.target.partition(":")[0].partition(".")[0]
+    specs = (finder.find_spec(name, None) for finder in sys.meta_path)  # imports nothing
+    origin = next((spec.origin for spec in specs if spec), None)
+    try:
+        return os.stat(origin or "").st_mtime
+    except OSError:
+        return 0.0

@@ -11,6 +11,7 @@ from anyaccel.kit.catalog import Catalog, Entry, pci_name, tag
 from anyaccel.kit.fault import Condition, Fault, FaultError, condition, fail, warn
 from anyaccel.kit.files import (
     PCI_DEVICES,
+    Holders,
     host_memory,
     in_container,
     kernel_log,
@@ -22,7 +23,6 @@ from anyaccel.kit.files import (
     try_query,
 )
 from anyaccel.kit.masks import Ids, Mask, Numbers, Sets, c_integer
-from anyaccel.kit.processes import Holders
 from anyaccel.kit.tools import Measures, Row, Tool, pairs
 from anyaccel.kit.vendor import Vendor, inventory
 

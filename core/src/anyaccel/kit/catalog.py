@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from anyaccel.kit import toml
 from anyaccel.kit.fault import Fault
 from anyaccel.kit.files import try_query
 from anyaccel.plugin import ProbeContext, Product
@@ -18,6 +18,15 @@ NOT_INHERITED = ("pci", "virtual", "revisions", "subsystems", "names", "listed",
 """Keys that an entry does not inherit from the entry named by ``like``."""
 _SIZE = re.compile(r"(\d+) ?([KMG]i)?B")
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+_TOML = re.compile(
+    r"""^(?P<header>\[\[?[A-Za-z][\w.-]*\]\]?)(?=[ \t]*(?:\#|$))"""
+    r"""|(?P<begin>^[ \t]*)?(?P<key>[\w-]+|"[^"\\\n]*"|'[^'\n]*')[ \t]*=(?=[ \t]*[^\s\#])"""
+    r"""|'''\n?(?P<lines>[\s\S]*?)'''|(?P<text>'[^'\n]*'|"(?:[^"\\\n]|\\.)*")|(?P<truth>\b(?:true|false)\b)"""
+    r"""|(?P<ignored>\#.*|,(?=(?:\s|\#.*)*\]))"""
+    r"""|\b0x(?P<hex>[0-9A-Fa-f]+)\b|(?P<other>[A-Za-z]\w*)""",
+    re.MULTILINE | re.ASCII,
+)
+"""The words of TOML that JSON writes in another way, or lacks."""
 _PRODUCT = ("id_template", "link", "attributes", "instance_types", "slots", "parts")
 
 
@@ -75,7 +84,7 @@ class Catalog:
         with open(self.path, encoding="utf-8", newline="") as file:
             text = file.read()
         try:
-            return toml.loads(text)
+            return read_toml(text)
         except ValueError as error:
             raise ValueError(f"{os.path.basename(self.path)}: {error}") from error
 
@@ -129,15 +138,11 @@ class Catalog:
 
     def knows(self, device: int) -> bool:
         """Return True if a PCI device id belongs to a product or has a name in ``pci_names``."""
-        return device in self._pci_ids
+        return device in self._by_id or device in self._pci_names
 
     def by_pci(self, device: int, *, revision: int | None = None, subsystem: int | None = None) -> Entry | None:
         """Find the product of a PCI device id. A product also has the ids of its virtual functions."""
-        same = [
-            entry
-            for entry in self.entries
-            if device in entry.facts.get("pci", ()) or device in entry.facts.get("virtual", ())
-        ]
+        same = self._by_id.get(device, ())
         exact = (
             entry
             for entry in same
@@ -149,13 +154,8 @@ class Catalog:
 
     def has_revisions(self, device: int) -> bool:
         """Return True if the revision of a PCI device id decides about its product or its name."""
-        return device in self._revised
-
-    @cached_property
-    def _revised(self) -> frozenset[int]:
-        ids = (entry.facts.get("pci", ()) for entry in self.entries if "revisions" in entry.facts)
-        named = {device for device, revision in self._pci_names if revision is not None}
-        return frozenset(named.union(*ids))
+        named = self._pci_names.get(device, {}).keys() - {None}
+        return bool(named) or any("revisions" in entry.facts for entry in self._by_id.get(device, ()))
 
     def by_name(self, model: str) -> Entry | None:
         """Find the product with this model name, else the first product whose ``names`` match."""
@@ -181,27 +181,102 @@ class Catalog:
 
     def pci_name(self, device: int, revision: int | None = None) -> str:
         """Return the name of a PCI device id in ``pci_names``, product or not; empty if unknown."""
-        return self._pci_names.get((device, revision)) or self._pci_names.get((device, None), "")
+        names = self._pci_names.get(device, {})
+        return names.get(revision) or names.get(None, "")
 
     def products(self) -> tuple[Product, ...]:
         """Return the listed products, for the hook ``anyaccel_products``."""
         return tuple(entry.product for entry in self.entries if entry.facts.get("listed", True))
 
     @cached_property
-    def _pci_ids(self) -> frozenset[int]:
-        """PCI device ids anywhere in the file, except the ignored ones."""
-        listed = (entry.facts.get(name, ()) for entry in self.entries for name in ("pci", "virtual"))
-        return frozenset({device for ids in listed for device in ids} | {device for device, _ in self._pci_names})
+    def _by_id(self) -> Mapping[int, list[Entry]]:
+        """Products by PCI device id."""
+        found: dict[int, list[Entry]] = {}
+        for entry in self.entries:
+            for device in dict.fromkeys((*entry.facts.get("pci", ()), *entry.facts.get("virtual", ()))):
+                found.setdefault(device, []).append(entry)
+        return found
 
     @cached_property
-    def _pci_names(self) -> Mapping[tuple[int, int | None], str]:
+    def _pci_names(self) -> Mapping[int, Mapping[int | None, str]]:
         """Names by PCI device id and revision, from lines ``DEVICE REVISION NAME``; the revision may be ``-``."""
         # Lines in one long text, not a table of TOML: a catalog of 800 names is read in a third of the time.
-        lines = (line.split(None, 2) for line in self.data.get("pci_names", "").splitlines())
-        return {
-            (int(device, 16), None if revision == "-" else int(revision, 16)): name
-            for device, revision, name in (line for line in lines if line)
-        }
+        found: dict[int, dict[int | None, str]] = {}
+        for line in filter(str.strip, self.data.get("pci_names", "").splitlines()):
+            device, revision, name = line.split(None, 2)
+            found.setdefault(int(device, 16), {})[None if revision == "-" else int(revision, 16)] = name
+        return found
+
+
+def read_toml(text: str) -> dict[str, Any]:
+    """Read a TOML document, by a translation to JSON if the document has the usual form of catalogs.
+
+    A vendor's process reads its catalog while the caller waits, and the import of :mod:`tomllib` takes longer than this
+    function. Any other document, such as one with dates or dotted keys, and each wrong one is left to tomllib.
+
+    Raises:
+        ValueError: The text is not TOML; the message says where.
+    """
+    try:
+        body = _TOML.sub(_to_json, text.replace("\r\n", "\n"))
+        return _nest(json.loads(f'[["",{{"":null{body}}}]]', object_pairs_hook=_unique))
+    except (ValueError, LookupError, AttributeError):
+        import tomllib
+
+        return tomllib.loads(text)
+
+
+def _to_json(word: re.Match[str]) -> str:
+    """Translate a word of TOML; a header ends a table, and begins the next in the list of headers and tables."""
+    kind = str(word.lastgroup)
+    text = word[kind]
+    if kind in {"key", "text"}:
+        quoted = text if text[0] == '"' else json.dumps(text.strip("'"))
+        if kind == "text":
+            return quoted
+        return f"{quoted}:" if word["begin"] is None else f",{quoted}:"
+    if kind == "header":
+        return f'}}],["{text}",{{"":null'
+    if kind == "lines":
+        return json.dumps(text)
+    if kind == "hex":
+        return str(int(text, 16))
+    if kind == "other":
+        raise ValueError(text)
+    return text if kind == "truth" else ""
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make a table; TOML forbids to write a key twice."""
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        raise ValueError(pairs)
+    return table
+
+
+def _nest(sections: list[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
+    """Put the tables of a document into each other, by their headers: ``[name]``, ``[parent.name]`` or ``[[name]]``."""
+    document: dict[str, Any] = {}
+    last = {"": document}  # the last table of each name
+    for header, table in sections:
+        del table[""]  # the filler before the first comma
+        if not header:
+            document |= table
+            continue
+        name = header.strip("[]")
+        parent, _, key = name.rpartition(".")
+        if parent not in last:  # [parent.name] makes the parent
+            if "." in parent or parent in document:
+                raise ValueError(parent)
+            last[parent] = document[parent] = {}
+        if header.startswith("[[") and name in last:
+            last[parent][key].append(table)
+        elif key in last[parent]:
+            raise ValueError(name)
+        else:
+            last[parent][key] = [table] if header.startswith("[[") else table
+        last[name] = table
+    return document
 
 
 def tag(text: str) -> str:
@@ -236,19 +311,9 @@ def look_up(vendor: int, device: int, paths: tuple[str, ...] = PCI_IDS) -> str:
     if path is None:
         return ""
     with open(path, encoding="utf-8", errors="replace") as file:
-        return _scan_list(iter(file), f"{vendor:04x}  ", f"\t{device:04x}  ")
-
-
-def _scan_list(lines: Iterator[str], vendor: str, device: str) -> str:
-    for line in lines:
-        if line.startswith(vendor):
-            break
-    for line in lines:
-        if line.startswith(device):
-            return line.removeprefix(device).strip()
-        if not line.startswith(("\t", "#")):  # the next vendor
-            break
-    return ""
+        block = f"\n{file.read()}".partition(f"\n{vendor:04x}  ")[2]
+    match = re.match(rf".*\n(?:[\t#].*\n)*?\t{device:04x}  (.*)", block)  # up to the next vendor
+    return match[1].strip() if match else ""
 
 
 def _bytes(size: Any, where: str) -> int | None:

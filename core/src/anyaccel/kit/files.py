@@ -1,17 +1,20 @@
-"""Read facts of a machine that may be absent, unreadable or malformed."""
+"""Read facts of a machine that may be absent, unreadable or malformed, and find the holders of devices."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from anyaccel.plugin import CommandTimeoutError, ProbeContext, QueryError
+from anyaccel.plugin import DeviceProcess, ProbeContext, QueryError
 
 PCI_DEVICES = "/sys/bus/pci/devices"
 """Directory of the PCI functions, by address."""
 KERNEL_LOG_SECONDS = 2.0
+HOLDERS = "proc/holders"
+FIRST_PID_NAMESPACE = "pid:[4026531836]"
+"""``PROC_PID_INIT_INO`` in the kernel's ``include/linux/proc_ns.h``."""
 _CONTAINER_FILES = ("/.dockerenv", "/run/.containerenv")
 _CONTAINER_VARIABLES = ("container", "KUBERNETES_SERVICE_HOST")
 
@@ -84,16 +87,7 @@ def kernel_log(ctx: ProbeContext, pattern: str) -> str:
             hosts, users and serial numbers.
     """
     path, seconds = ctx.environ.get("PATH", os.defpath), min(KERNEL_LOG_SECONDS, ctx.remaining() / 2)
-    try:
-        return str(ctx.query(f"dmesg/{pattern}", lambda: _matching(pattern, path, seconds)))
-    except QueryError as error:
-        if error.kind != "NotRecorded":
-            return ""
-    try:  # recordings made by hand have the whole log
-        result = ctx.run(["dmesg"], timeout=min(KERNEL_LOG_SECONDS, ctx.remaining() / 2))
-    except (CommandTimeoutError, OSError):
-        return ""
-    return result.stdout if result is not None and result.returncode == 0 else ""
+    return str(try_query(ctx, f"dmesg/{pattern}", lambda: _matching(pattern, path, seconds)) or "")
 
 
 def _matching(pattern: str, path: str, seconds: float) -> str:
@@ -118,3 +112,70 @@ def _matching(pattern: str, path: str, seconds: float) -> str:
     except (OSError, subprocess.SubprocessError):
         return ""
     return "".join(line for line in done.stdout.splitlines(keepends=True) if re.search(pattern, line))
+
+
+class Holders:
+    """Processes with device nodes open, found by one scan of ``/proc`` for every node.
+
+    Opening a node would show a holder too, and take the device; a vendor's tool often shows holders to root alone.
+    """
+
+    def __init__(self, ctx: ProbeContext, nodes: Iterable[str]) -> None:
+        """Scan every process.
+
+        Args:
+            ctx: The machine.
+            nodes: Paths of the device nodes to look for.
+        """
+        wanted = frozenset(nodes)
+        answer: Mapping[str, Any] = try_query(ctx, HOLDERS, lambda: scan(wanted)) or {}
+        self._pids: Mapping[str, list[int]] = answer.get("holders", {})
+        self.complete: bool = answer.get("complete") is True
+        """Whether the open files of every process on the machine were readable."""
+
+    def find(self, nodes: Iterable[str]) -> tuple[DeviceProcess, ...] | None:
+        """Return the processes with any of ``nodes`` open; None if there may be further, invisible holders."""
+        paths = tuple(nodes)
+        # A process may have several of the nodes open.
+        pids = sorted({pid for path in paths for pid in self._pids.get(path, ())})
+        # No holder among visible processes does not mean a free device.
+        if not paths or not (pids or self.complete):
+            return None
+        return tuple(DeviceProcess(pid=pid) for pid in pids)
+
+
+def scan(nodes: frozenset[str], proc: str = "/proc") -> dict[str, Any]:
+    """Find the processes with a device node open.
+
+    Args:
+        nodes: Paths of device nodes.
+        proc: Where the process file system is mounted.
+
+    Returns:
+        ``holders``: process ids by node. ``complete``: whether the scan saw every process of the machine.
+    """
+    holders: dict[str, list[int]] = {}
+    try:
+        # In another pid namespace, processes of the host are invisible, however readable /proc is.
+        complete = os.readlink(f"{proc}/self/ns/pid") == FIRST_PID_NAMESPACE
+    except OSError:
+        complete = False
+    for pid in sorted(int(name) for name in os.listdir(proc) if name.isdecimal()):
+        targets: set[str] = set()
+        try:
+            targets.update(_link_target(f"{proc}/{pid}/fd/{each}") for each in os.listdir(f"{proc}/{pid}/fd"))
+        except PermissionError:
+            complete = False
+        except (FileNotFoundError, ProcessLookupError):  # the process has ended
+            continue
+        for node in sorted(targets & nodes):
+            holders.setdefault(node, []).append(pid)
+    return {"holders": holders, "complete": complete}
+
+
+def _link_target(path: str) -> str:
+    """Return the target of a link in ``/proc``; empty for a file that was closed meanwhile."""
+    try:
+        return os.readlink(path)
+    except (FileNotFoundError, ProcessLookupError):
+        return ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
 from anyaccel.kit.fault import FaultError
@@ -292,8 +292,14 @@ class Tool:
         text = self.ask(ctx, *arguments)
         if text is None:
             return None
+        sections: list[tuple[str, list[str]]] = []
+        for line in text.splitlines():
+            if match := re.match(begin, line):
+                sections.append((match[1], []))
+            if sections:
+                sections[-1][1].append(line)
         found: dict[str, Row] = {}
-        for name, lines in _sections(text, begin):
+        for name, lines in sections:
             self._add(found, name, pairs(lines))
         return found
 
@@ -322,16 +328,3 @@ def pairs(lines: Sequence[str] | str) -> dict[str, str | None]:
 
 def _text_or_none(text: str) -> str | None:
     return None if text.lower() in UNKNOWN else text
-
-
-def _sections(text: str, begin: str) -> Iterator[tuple[str, list[str]]]:
-    name, lines = "", list[str]()
-    for line in text.splitlines():
-        match = re.match(begin, line)
-        if match is not None:
-            if name:
-                yield name, lines
-            name, lines = match[1], []
-        lines.append(line)
-    if name:
-        yield name, lines

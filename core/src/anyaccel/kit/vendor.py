@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 from anyaccel.hookspecs import HOOKS
@@ -11,9 +11,8 @@ from anyaccel.kit.caps import GROWTH, Cap, cap_frameworks
 from anyaccel.kit.card import UNIFIED, Card
 from anyaccel.kit.catalog import Catalog, Entry, pci_name, tag
 from anyaccel.kit.fault import Fault, FaultError, fail, warn
-from anyaccel.kit.files import host_memory, physical_function, text
+from anyaccel.kit.files import Holders, host_memory, physical_function, text
 from anyaccel.kit.masks import Mask
-from anyaccel.kit.processes import Holders
 from anyaccel.kit.tools import Measures, Row, Tool
 from anyaccel.plugin import (
     ContainerEdits,
@@ -281,8 +280,7 @@ class Vendor:
     def survey(self, ctx: ProbeContext) -> list[Card]:
         """Read the files of every device. Runs in :meth:`detect`, and again in :meth:`stats`."""
         functions = self.functions(ctx)
-        ignored: Collection[int] = self.catalog.ignored if functions else ()
-        return [self.card(ctx, function) for function in functions if function.device not in ignored]
+        return [self.card(ctx, function) for function in functions if function.device not in self.catalog.ignored]
 
     def card(self, ctx: ProbeContext, function: PciFunction) -> Card:
         """Build the card of one PCI function."""
@@ -309,7 +307,7 @@ class Vendor:
             return True
         if driver is None:
             load = "".join(f" and run 'modprobe {module}'" for module in self._loaded_as()[:1])
-            card.blame("no driver is bound to it", f"install the {self._driver_name} driver{load}")
+            card.blame("no driver is bound to it", f"install the {self.driver or self.brand} driver{load}")
         else:
             reason = f"it is bound to the driver {driver!r}, which keeps it for another use"
             card.blame(reason, f"bind it to {self.driver or f'the {self.brand} driver'}")
@@ -320,10 +318,6 @@ class Vendor:
         if self.driver:
             return driver in (self.driver, *self.modules)
         return driver is not None and not any(use in driver for use in OTHER_USES)
-
-    @property
-    def _driver_name(self) -> str:
-        return self.driver or self.brand
 
     def read_card(self, card: Card) -> None:
         """Read the driver's files of a bound card: nodes, number, folders, and facts of this vendor."""
@@ -401,39 +395,39 @@ class Vendor:
 
     def arrange(self, cards: list[Card]) -> None:
         """Sort the cards into the runtime's order and number them: by the number in the mask, else by position."""
-        if not self.number_name:
-            for index, card in enumerate(cards):
-                card.index = index
-            return
-        places = {id(card): (card.parent if self.numbers_restart else None, card.number) for card in cards}
-        holders = Counter(places.values())
-        for card in cards:
-            if card.number is None or holders[places[id(card)]] > 1:
-                self._without_number(card, holders[places[id(card)]])
-        if self.numbers_restart:
-            cards.sort(key=lambda card: (card.number is None, card.parent or "", card.number or 0, card.id))
-            for index, card in enumerate(cards):
-                card.index, card.attributes["number"] = index, card.number
-            return
-        cards.sort(key=lambda card: (card.number is None, card.number or 0, card.id))
-        free = max([0, *self.counts, *(card.number + 1 for card in cards if card.number is not None)])
-        # Cards without a number get free indexes as labels, above every number that the machine could have.
-        nameless = (card for card in cards if card.number is None)
-        for index, card in enumerate(nameless, free):  # a mere label, that no other device has
+        if self.number_name:
+            self._check_numbers(cards)
+            cards.sort(key=lambda card: (card.number is None, self._numbered_in(card) or "", card.number or 0, card.id))
+        for index, card in enumerate(cards):
             card.index = index
-        for card in cards:
-            card.index = card.index if card.number is None else card.number
+        if self.numbers_restart:
+            for card in cards:
+                card.attributes["number"] = card.number
+        elif self.number_name:
+            numbers = [card.number for card in cards if card.number is not None]
+            # Cards without a number get free indexes as labels, above every number that the machine could have.
+            above = max([0, *self.counts, *(number + 1 for number in numbers)]) - len(numbers)
+            for card in cards:
+                card.index = above + card.index if card.number is None else card.number
 
-    def _without_number(self, card: Card, holders: int) -> None:
-        """Blame a card whose number is unknown or not unique, and mark the card as nameless."""
-        fact = f"its {self.number_name} is unknown"
-        if card.number is not None:
-            fact = f"its {self.number_name} {card.number} is that of {holders} devices"
-        # Without a driver the number is not missing: nothing could have reported it.
-        bound = card.function is None or self._drives(card.function.driver)
-        card.blame(f"{fact}, so no process can be confined to it", self.number_remedy, partial=bound)
-        card.number = None
-        card.attributes[self.nameless] = True
+    def _numbered_in(self, card: Card) -> str | None:
+        """Return the part of the machine in which a card's number is unique; None for the whole machine."""
+        return card.parent if self.numbers_restart else None
+
+    def _check_numbers(self, cards: Sequence[Card]) -> None:
+        """Blame the cards with an unknown number or that of another card, and mark them as nameless."""
+        holders = Counter((self._numbered_in(card), card.number) for card in cards)
+        for card in cards:
+            same = holders[self._numbered_in(card), card.number]
+            if card.number is not None and same == 1:
+                continue
+            fact = "is unknown" if card.number is None else f"{card.number} is that of {same} devices"
+            # Without a driver the number is not missing: nothing could have reported it.
+            bound = card.function is None or self._drives(card.function.driver)
+            reason = f"its {self.number_name} {fact}, so no process can be confined to it"
+            card.blame(reason, self.number_remedy, partial=bound)
+            card.number = None
+            card.attributes[self.nameless] = True
 
     def connect(self, ctx: ProbeContext, cards: Sequence[Card]) -> None:
         """Add links between the cards; by default, cards that share a :meth:`board` are linked to each other."""
@@ -665,7 +659,7 @@ class Vendor:
             return ()
         if not detected.devices and not detected.notes:
             where = f"'lspci -d {self.pci_vendors[0]:04x}:' and " if self.pci_vendors else ""
-            reason = f"the {self._driver_name} driver is loaded and no {self.brand} device is on the PCI bus"
+            reason = f"the {self.driver or self.brand} driver is loaded and no {self.brand} device is on the PCI bus"
             return (warn(reason, f"check {where}the seating of the boards"),)
         doubts = [device for device in detected.devices if device.health is Health.UNKNOWN and device.health_reason]
         return (

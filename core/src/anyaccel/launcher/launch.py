@@ -26,7 +26,7 @@ from anyaccel.linux.mark import Mark
 from anyaccel.linux.system import signal
 from anyaccel.model import Allocation, Inventory, Request, Share, Value, replace
 from anyaccel.scheduler import parse_request
-from anyaccel.text import shown, size
+from anyaccel.text import shown, size, suggest
 from anyaccel.vendors import DEADLINE_SECONDS
 from anyaccel.vendors import close as close_vendors
 
@@ -148,10 +148,11 @@ def check_options(function: str, given: Mapping[str, object], *known: Iterable[s
     names = [name for each in known for name in each or ()]  # __kwdefaults__ is None without keyword arguments
     for name in given:
         if name not in names:
-            raise UnknownOptionError(f"{function}() has no option {shown(name)}", hint=_suggest(name, names))
+            way_out = suggest(name, names, f"its options are {', '.join(names)}", most=1)
+            raise UnknownOptionError(f"{function}() has no option {shown(name)}", hint=way_out)
     for name, values in _VALUES.items():
         if name in given and given[name] not in values:
-            raise UsageError(f"{name} must be {_join(values)} (got {shown(given[name])})")
+            raise UsageError(f"{name} must be one of {', '.join(map(repr, values))} (got {shown(given[name])})")
     memory = given.get("memory")
     if memory is not None:
         parse_memory(memory)
@@ -175,20 +176,6 @@ def parse_memory(memory: object) -> int:
     if isinstance(found, bool) or not isinstance(found, int) or found < _LEAST_MEMORY:
         raise UsageError(f"memory must be at least 1MiB, in bytes or as a text such as '8GiB' (got {memory!r:.60})")
     return found
-
-
-def _join(values: tuple[object, ...]) -> str:
-    """Return values as code, in a list that ends with "or"."""
-    *first, last = map(repr, values)
-    return f"{', '.join(first)} or {last}"
-
-
-def _suggest(name: str, names: list[str]) -> str:
-    """Return a hint with the known name nearest to a wrong name; with all known names if none is near."""
-    import difflib
-
-    close = difflib.get_close_matches(name, names, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"its options are {', '.join(names)}"
 
 
 class Launch(Value):
@@ -324,7 +311,12 @@ def check_start(options: StartOptions, *, forked: bool = False) -> bool:
         EnforcementError: If the kernel cannot limit ``memory``, or cannot confine a process with ``enforce`` True.
     """
     if options.get("memory") is not None:
-        check_memory_limit(direct=forked)
+        from anyaccel.linux import cgroup
+
+        try:
+            cgroup.find_place({"memory"}, None if forked else os.environ)
+        except (OSError, cgroup.UnavailableError) as error:
+            raise _make_error(error) from error
     if not (enforce := options.get("enforce", False)):
         return False
     from anyaccel.launcher.sandbox import check_enforce
@@ -440,23 +432,6 @@ def prepare(
     inventory = survey(inventory, request=wanted, machine=machine, declare=declare, environ=environ, timeout=timeout)
     allocation = local_scheduler(inventory).allocate(wanted)
     return plan_launch(allocation, inventory, options, environ=environ, grouped=False, told=False)
-
-
-def check_memory_limit(*, direct: bool = False) -> None:
-    """Check that the kernel can limit the host memory of a worker; no cgroup is made.
-
-    Args:
-        direct: As for :func:`limit_memory`.
-
-    Raises:
-        EnforcementError: If the kernel cannot.
-    """
-    from anyaccel.linux import cgroup
-
-    try:
-        cgroup.find_place({"memory"}, None if direct else os.environ)
-    except (OSError, cgroup.UnavailableError) as error:
-        raise _make_error(error) from error
 
 
 def limit_memory(made: WorkerEnvironment, memory: int | None = None, *, direct: bool = False) -> WorkerEnvironment:

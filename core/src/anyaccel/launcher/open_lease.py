@@ -47,34 +47,18 @@ FLUSH_SECONDS = 60.0
 
 
 class UsageMeter:
-    """Measures the use of a lease, and writes the journal entry.
+    """Measures the use of a lease from now on, and writes the journal entry.
 
     Args:
-        allocation: The devices of the lease.
-        note: The note of the request.
-        directory: The state directory of the lease.
-        waited: Seconds for which the request waited.
-        program: Name of the program; the name of this process if empty.
+        opened: The lease, of which something is held.
+        program: Name of the program that uses the devices; the name of this process if empty.
         added_up: Whether a short lease may share an entry with others of the same kind.
-
-    Attributes:
-        lease: Identity of the lease.
     """
 
-    def __init__(
-        self,
-        allocation: Allocation,
-        note: str,
-        *,
-        directory: str,
-        waited: float,
-        program: str = "",
-        added_up: bool = False,
-    ) -> None:
-        self.lease = allocation.id
-        self._directory = directory
+    def __init__(self, opened: OpenLease, program: str = "", *, added_up: bool = False) -> None:
+        self._directory = opened.lease.path if opened.lease else ""
         self._devices: dict[str, Used] = {}
-        for share in allocation.shares:
+        for share in opened.allocation.shares:
             device = share.device
             known = self._devices.get(device.id)
             units = share.units + (known.units if known else 0)
@@ -82,15 +66,15 @@ class UsageMeter:
         self._sampled: dict[str, float] = {}
         self._added_up = added_up
         self._entry = JournalEntry(
-            lease=allocation.id,
+            lease=opened.allocation.id,
             user="",  # the owner of the file is the user: a written name would prove nothing
             began=time.time(),
             ended=0.0,
             held=0.0,
-            waited=waited,
+            waited=opened.waited,
             devices=(),
-            request=str(allocation.request),
-            note=note,
+            request=str(opened.allocation.request),
+            note=opened.note,
             program=os.path.basename(program or (sys.argv[0] if getattr(sys, "argv", None) else "")),
         )
         self._clock = time.monotonic()  # durations must not follow a clock that is set
@@ -305,20 +289,6 @@ class OpenLease:
         self._writer: EntryWriter | None = None
         self._writing = 0  # the process that writes the entry
 
-    def start_meter(self, lease: Lease, program: str = "", *, added_up: bool = False) -> UsageMeter:
-        """Return a meter of the use of the devices, which starts now and is not attached.
-
-        The caller adds the samples, and finishes the meter.
-
-        Args:
-            lease: The lease of this object.
-            program: Name of the program that uses the devices; the name of this process if empty.
-            added_up: As for :class:`UsageMeter`.
-        """
-        return UsageMeter(
-            self.allocation, self.note, directory=lease.path, waited=self.waited, program=program, added_up=added_up
-        )
-
     def begin_entry(self, program: str = "") -> Self:
         """Begin the journal entry, finished when the lease ends or this process exits; return the same object.
 
@@ -326,10 +296,10 @@ class OpenLease:
         is kept at the end.
 
         Args:
-            program: As of :meth:`start_meter`.
+            program: As for :class:`UsageMeter`.
         """
         if self.lease:
-            self.attach_writer(self.start_meter(self.lease, program))
+            self.attach_writer(UsageMeter(self, program))
         return self
 
     def mark_process(self) -> Self:

@@ -264,9 +264,9 @@ def _find_places(inventory: Inventory, vendor: str) -> Iterator[tuple[Device, tu
     report = inventory.report(vendor)
     own = [device for device in inventory.of_vendor(vendor) if not device.declared]
     nodes = {
-        device.id: family.nodes
-        for family in families(own, report.control_nodes if report else ())
-        for device in family.devices
+        device.id: own_nodes
+        for family, own_nodes in families(own, report.control_nodes if report else ())
+        for device in family
     }
     found = [(device, places(device, nodes[device.id])) for device in own]
     users = Counter(path for device, paths in found if device.parent is None for path in paths)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from anyaccel.errors import NotFreeError, UnknownNameError, UsageError
-from anyaccel.inventory.labels import find_named
+from anyaccel.inventory.declared import find_named
 from anyaccel.launcher.choosing import local_scheduler, make_choice
 from anyaccel.launcher.scope import Scope
 from anyaccel.ledger import Ledger

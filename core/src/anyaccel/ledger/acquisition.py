@@ -49,8 +49,7 @@ from anyaccel.linux import process
 from anyaccel.linux.inotify import FileEvents
 from anyaccel.linux.users import outside
 from anyaccel.model import replace
-from anyaccel.model.device import MOST_SLOTS, UNITS_PER_DEVICE
-from anyaccel.model.extent import ANY_SLOTS, Extent
+from anyaccel.model.device import ANY_SLOTS, MOST_SLOTS, UNITS_PER_DEVICE, Extent
 from anyaccel.policy import OverLimit, Policy, Waiting, sum_usage
 
 Choose = Callable[[Mapping[str, Extent]], Mapping[str, Extent] | None]
@@ -943,7 +942,8 @@ class Acquisition:
         if self._ticket is None:  # no watch yet: random pauses, so that rivals do not poll in lockstep
             import random
 
-            pause = random.uniform(0.0002, 0.001) if self.before is None else IMPATIENT_SECONDS  # noqa: S311
+            # Not random.uniform(): it would advance the generator that the caller's program has seeded.
+            pause = random.SystemRandom().uniform(0.0002, 0.001) if self.before is None else IMPATIENT_SECONDS
         elif self._look_soon:
             pause, self._look_soon = _SECOND_LOOK, False
         elif self._watch is None or not self._watch.path:

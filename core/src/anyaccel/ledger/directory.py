@@ -332,7 +332,9 @@ class StateDirectory:
                     raise self._busy(lock_owner(os.fstat(descriptor)), seconds, subject)
             import random  # late: loading it takes longer than the lock, which is mostly free
 
-            time.sleep(random.uniform(pause / 2, pause))  # noqa: S311 -- random, so that rivals do not poll in lockstep
+            # Random, so that rivals do not poll in lockstep. Not random.uniform(): it would advance the generator that
+            # the caller's program has seeded.
+            time.sleep(random.SystemRandom().uniform(pause / 2, pause))
             pause = min(_LONGEST_PAUSE, pause * 1.5)  # leave the processor to the owner of the lock
 
     def unlock(self, descriptor: int) -> None:

@@ -37,8 +37,7 @@ from operator import attrgetter
 from anyaccel._typing import NamedTuple
 from anyaccel.linux import mark as marks
 from anyaccel.linux.process import UNSEEN, me
-from anyaccel.model.device import UNITS_PER_DEVICE
-from anyaccel.model.extent import ANY_SLOTS, DIVIDED, NOTHING, Extent
+from anyaccel.model.device import ANY_SLOTS, DIVIDED, NOTHING, UNITS_PER_DEVICE, Extent
 
 _PID, _MARK = attrgetter("pid"), attrgetter("mark")
 

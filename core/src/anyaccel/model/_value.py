@@ -102,10 +102,9 @@ def _wrong(kind: _ValueType, given: Mapping[str, object]) -> TypeError:
     if unknown is None:
         missing = [name for name, default in kind._fields.items() if default is REQUIRED and name not in given]
         return TypeError(f"{kind.__name__}() needs {', '.join(missing)}")
-    import difflib
+    from anyaccel.text import suggest
 
-    close = difflib.get_close_matches(unknown, kind._fields, n=1)
-    way_out = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(kind._fields)}"
+    way_out = suggest(unknown, kind._fields, f"it has {', '.join(kind._fields)}", most=1)
     return TypeError(f"{kind.__name__}() got an unexpected keyword argument {unknown!r}; {way_out}")
 
 

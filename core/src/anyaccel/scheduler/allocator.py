@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from _thread import allocate_lock
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache, partial
 from itertools import count
 from math import inf
 from time import monotonic
@@ -12,7 +13,7 @@ from anyaccel.durations import Duration, read_seconds
 from anyaccel.errors import NeverFitsError, NotFreeError, UsageError
 from anyaccel.model import UNITS_PER_DEVICE, Allocation, Extent, Gang, Inventory, Request, replace
 from anyaccel.policy import PLAIN, Holding, Policy, Usage, Waiting, sum_usage
-from anyaccel.scheduler.books import Arrangement, Books, RequestPlan
+from anyaccel.scheduler.books import Books, RequestPlan
 from anyaccel.scheduler.grammar import parse_request
 from anyaccel.scheduler.placement import NameRegistry, Placed
 from anyaccel.scheduler.ticket import Queue, Ticket, notify, settled
@@ -266,7 +267,7 @@ class Allocator:
                 plan = self._plan(request, hosts)
                 return self._judge(plan, self._waiting(plan, _LAST, priority, None, None))
             if request.allocation is None or request.allocation.cpu:
-                plan = self._arrangement.plan(request.request, request.plan.hosts)
+                plan = self._make_plan(request.request, request.plan.hosts)
                 return self._judge(plan, request.waiting)
         from anyaccel.model.verdict import Verdict
 
@@ -284,7 +285,7 @@ class Allocator:
         from anyaccel.scheduler.demand import summarize
 
         with self._lock:
-            layouts = [books.layout for books in self._arrangement.machines]
+            layouts = [books.layout for books in self._machines]
             plans = [ticket.plan for ticket in self._queue]
         return summarize(layouts, plans)
 
@@ -338,8 +339,14 @@ class Allocator:
             del self._books[machine]
 
     def _arrange(self) -> None:
-        """Rebuild the arrangement of machines."""
-        self._arrangement = Arrangement(books for books in self._books.values() if books.there)
+        """Number the present machines in their order, and drop all plans."""
+        self._machines = [books for books in self._books.values() if books.there]
+        offset = 0
+        for number, books in enumerate(self._machines):
+            books.number, books.offset = number, offset
+            offset += len(books.layout.devices)
+        # As many different requests may wait, and each release asks all.
+        self._make_plan = lru_cache(maxsize=4_096)(partial(RequestPlan, self._machines))
 
     def _replan(self) -> list[Ticket]:
         """Plan each waiting request again.
@@ -354,7 +361,7 @@ class Allocator:
         self._queue = Queue()
         placed = []
         for ticket in tickets:
-            ticket.plan = plan = self._arrangement.plan(ticket.request, ticket.plan.hosts)
+            ticket.plan = plan = self._make_plan(ticket.request, ticket.plan.hosts)
             was = ticket.waiting
             ticket.waiting = replace(
                 self._waiting(plan, was.number, was.priority, was.seconds, was.user), since=was.since
@@ -367,7 +374,7 @@ class Allocator:
         return placed
 
     def _give_back(self, member: Allocation) -> None:
-        """Release the part of an allocation on one machine, and note the release, so that requests are tried again.
+        """Release the part of an allocation on one machine.
 
         A part on the CPU needs nothing. The books of a removed machine go with their last allocation.
         """
@@ -375,10 +382,7 @@ class Allocator:
         if books is None or member.id not in books.held:  # the request runs on the CPU
             return
         books.release(member.id)
-        if books.there:
-            self._arrangement.note(books.number)
-        else:
-            self._drop(member.machine)
+        self._drop(member.machine)
 
     # Requests
 
@@ -393,7 +397,7 @@ class Allocator:
         wanted = parse_request(request)
         if type(hosts) is not int or hosts < 1:
             raise UsageError(f"hosts must be a whole number, 1 or more (got {hosts!r:.60})")
-        return self._arrangement.plan(wanted, hosts)
+        return self._make_plan(wanted, hosts)
 
     def _waiting(self, plan: RequestPlan, number: int, priority: int, time: float | None, user: int | None) -> Waiting:
         """Return a request that arrives now as the queue policy sees it; without a policy, time limits are left out."""
@@ -411,13 +415,16 @@ class Allocator:
         )
 
     def _try(self, waiting: Waiting, plan: RequestPlan, note: str) -> Allocation | None:
-        """Serve a new request, if each request ahead may be passed; return None if not, or if devices are missing.
+        """Serve a new request, if each request ahead may be passed.
 
-        A request with ``else=cpu`` that can never fit gets an allocation without devices.
+        Return None if not, if a limit is in the way, or if the free devices do not suffice. A request with ``else=cpu``
+        that can never fit gets an allocation without devices.
         """
         if not plan.ever_fits:
             return self._hold(plan, {}, note) if plan.request.else_cpu else None
         held = self._counted()
+        if self._policy.limited(waiting, sum_usage(held)):
+            return None
         # The common case, an empty queue, skips the policy.
         rivals = self._rivals(waiting, plan.mask, held, self._queue.firsts()) if self._queue else []
         return self._place(waiting, plan, note, rivals, held)
@@ -428,10 +435,9 @@ class Allocator:
         """Place a request if it may pass its rivals: the earlier tickets that block it.
 
         Returns:
-            The allocation, which is booked; None if a limit or a rival is in the way, or the free devices do not
-            suffice.
+            The allocation, which is booked; None if a rival is in the way, or the free devices do not suffice.
         """
-        if self._policy.limited(waiting, sum_usage(held)) or (rivals and waiting.seconds is None):
+        if rivals and waiting.seconds is None:
             return None
         now = self._clock()
         if rivals:
@@ -456,16 +462,20 @@ class Allocator:
         no later ticket can start before the first.
         """
         turn = self._policy.sort_key(held, self._clock())
-        used = sum_usage(held)
         own = turn(waiting)
-        found = [
-            (at, ticket)
-            for ticket in among
-            if ticket.plan.ever_fits
-            and (at := turn(ticket.waiting)) < own
-            and self._policy.keeps_waiting(ticket.waiting, waiting, used, competes=bool(ticket.plan.mask & mask))
+        earlier = [(at, ticket) for ticket in among if ticket.plan.ever_fits and (at := turn(ticket.waiting)) < own]
+        in_turn = [ticket for _, ticket in sorted(earlier, key=lambda each: each[0])]
+        return self._blocking(waiting, mask, in_turn, sum_usage(held))
+
+    def _blocking(
+        self, waiting: Waiting, mask: int, earlier: Iterable[Ticket], used: Mapping[int | None, int]
+    ) -> list[Ticket]:
+        """Return the tickets that block a later request; see :meth:`anyaccel.policy.Policy.keeps_waiting`."""
+        return [
+            each
+            for each in earlier
+            if self._policy.keeps_waiting(each.waiting, waiting, used, competes=bool(each.plan.mask & mask))
         ]
-        return [ticket for _, ticket in sorted(found, key=lambda each: each[0])]
 
     def _counted(self) -> list[Holding]:
         """Return the active allocations if the policy depends on them; an empty list under a plain policy."""
@@ -506,11 +516,10 @@ class Allocator:
         Returns:
             The allocation; a :class:`Gang` for several machines, and one without devices for a request on the CPU.
         """
-        given = []
-        for number in sorted(found):
-            key = self._new_id()
-            books = self._arrangement.machines[number]
-            given.append(books.hold(key, plan.resolved[number], found[number], note))
+        given = [
+            self._machines[number].hold(self._new_id(), plan.resolved[number], placed, note)
+            for number, placed in found.items()
+        ]
         allocation: Allocation
         if len(given) == 1:
             allocation = given[0]
@@ -557,13 +566,7 @@ class Allocator:
             limited = self._policy.limited(ticket.waiting, used)
             # Only a time limit allows to pass.
             if not limited and (not mask & blocked or ticket.waiting.seconds is not None):
-                rivals = [
-                    each
-                    for each in ahead
-                    if self._policy.keeps_waiting(
-                        each.waiting, ticket.waiting, used, competes=bool(each.plan.mask & mask)
-                    )
-                ]
+                rivals = self._blocking(ticket.waiting, mask, ahead, used)
                 ticket.allocation = self._place(ticket.waiting, ticket.plan, ticket.note, rivals, held)
                 if ticket.allocation is not None:
                     self._queue.remove(ticket)
@@ -593,7 +596,7 @@ class Allocator:
         if plan.ever_fits and not ahead and plan.find() is not None:
             verdict = Verdict(request=plan.request, fits_now=True, ever_fits=True)
         else:
-            verdict = judge(plan, self._arrangement.machines, ahead)
+            verdict = judge(plan, self._machines, ahead)
         over = self._policy.over_limits(waiting, sum_usage(self._counted())) if verdict.ever_fits else ()
         user = "" if waiting.user is None else f"user {waiting.user}"
         limits = [Reason(code=ReasonCode.LIMIT, message=each.message(user)) for each in over if each.of_devices]
@@ -710,7 +713,7 @@ class Fleet(Allocator):
     @property
     def machines(self) -> Mapping[str, Inventory]:
         """The machines by name, as of the last updates."""
-        return {books.machine: books.inventory for books in self._arrangement.machines}
+        return {books.machine: books.inventory for books in self._machines}
 
     def update(self, machine: str, inventory: Inventory | None) -> None:
         """Adopt a new, changed or removed machine.

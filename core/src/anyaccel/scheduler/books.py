@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property, lru_cache, partial
-from itertools import chain, takewhile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property, lru_cache
+from itertools import chain
 
 from anyaccel._typing import NamedTuple
 from anyaccel.model import (
@@ -22,7 +21,7 @@ from anyaccel.model import (
     replace,
     slot_numbers,
 )
-from anyaccel.model.extent import bits
+from anyaccel.model.device import bits
 from anyaccel.scheduler.placement import (
     Layout,
     NameRegistry,
@@ -31,7 +30,7 @@ from anyaccel.scheduler.placement import (
     Resolved,
     Spot,
     Validate,
-    extent_within,
+    extent_of,
     grants,
     share,
 )
@@ -76,11 +75,12 @@ class Books:
         inventory: The machine, as of the last update.
         machine: Name of the machine.
         there: Whether the machine exists: books of a removed machine stay as long as something is held.
-        number: Number of the machine in the present arrangement.
+        number: Number of the machine among the present ones.
         offset: Position of its first device among the devices of all machines.
         resolve: Resolves a request against the machine, whatever is held. Raises UnknownNameError when no device has
             one of its names.
         held: Allocations by id, in order of arrival.
+        refused: The plans that the machine has refused since the last release here.
         layout: The fixed facts about the machine, and about held devices that are gone.
         occupancy: The free parts of devices.
         validate: The vendors' rules.
@@ -96,6 +96,7 @@ class Books:
         self.there = True
         self.number = self.offset = 0
         self.held: dict[str, Entry] = {}
+        self.refused: list[RequestPlan] = []
         self.layout = Layout(inventory, names)
         self.validate = validate
         self.list_holders: Callable[[Mapping[str, str]], str] = list_holders
@@ -151,6 +152,7 @@ class Books:
         self.inventory, self.there = now, inventory is not None
         self.layout = layout
         self.resolve.cache_clear()
+        self.refused.clear()
         self.recount()
 
     def recount(self) -> None:
@@ -171,8 +173,9 @@ class Books:
     def _find_spot(self, given: Share, *, divided: bool = False) -> Spot:
         """Return the part of a share that is free on the present machine; nothing is taken."""
         position = self.layout.positions[given.device.id]
-        extent = DIVIDED if divided else extent_within(given, self.layout.devices[position])
-        return self.occupancy.spot_within(position, extent)
+        alike = self.layout.devices[position].slots == given.device.slots
+        extent = extent_of(given) if alike else Extent()  # the share may be anywhere on a device with other slots
+        return self.occupancy.spot_within(position, DIVIDED if divided else extent)
 
     def hold(self, key: str, found: Resolved, placed: Placed, note: str) -> Allocation:
         """Book the placed devices for a request, under the identity ``key``, and return the allocation."""
@@ -212,7 +215,7 @@ class Books:
         return allocation
 
     def release(self, key: str) -> None:
-        """Remove an allocation from the books, and free its parts of devices.
+        """Remove an allocation from the books, and free its parts of devices; refused plans may ask again.
 
         Raises:
             KeyError: When nothing is held under this identity.
@@ -220,6 +223,9 @@ class Books:
         self.occupancy.give(self.held.pop(key).spots)
         if self._short:  # a device shrank below its allocations: the released part belongs to the other holders
             self.recount()
+        for plan in self.refused:
+            plan.open |= 1 << self.number
+        self.refused.clear()
 
     def describe_holders(self, position: int) -> dict[str, str]:
         """Describe the allocations of a device, of its parts and of its whole, by id of the allocation.
@@ -255,42 +261,6 @@ def _lost(device: Device) -> Device:
     )
 
 
-class Arrangement:
-    """The present machines in order, and the plans of requests.
-
-    An arrangement also counts releases per machine, so that a plan asks only changed machines again.
-
-    Args:
-        machines: Books of the machines, which learn their positions.
-
-    Attributes:
-        machines: The books, by number.
-        plan: Resolves a request, given with the number of hosts, against every machine, or returns the former plan.
-    """
-
-    def __init__(self, machines: Iterable[Books]) -> None:
-        self.machines: Sequence[Books] = list(machines)
-        offset = 0
-        for number, books in enumerate(self.machines):
-            books.number, books.offset = number, offset
-            offset += len(books.layout.devices)
-        # As many different requests may wait, and each release asks all.
-        self.plan = lru_cache(maxsize=4_096)(partial(RequestPlan, self))
-        self._given_back: OrderedDict[int, int] = OrderedDict()  # count at the last release, by machine
-        self._count = 0
-
-    def note(self, machine: int) -> None:
-        """Count a release on a machine, so that each plan asks the machine again."""
-        self._count += 1
-        self._given_back[machine] = self._count
-        self._given_back.move_to_end(machine)  # latest last, so that since() can stop early
-
-    def since(self, count: int) -> tuple[int, Iterable[int]]:
-        """Return the present count, and the machines with a release after the given count, latest first."""
-        new = takewhile(lambda each: each[1] > count, reversed(self._given_back.items()))
-        return self._count, (machine for machine, _ in new)
-
-
 class RequestPlan:
     """A request resolved against every machine.
 
@@ -298,7 +268,7 @@ class RequestPlan:
         UnknownNameError: When no device has one of its names.
 
     Attributes:
-        arrangement: The machines.
+        books: The books of every machine, by number.
         request: The request.
         hosts: Number of machines to be served on.
         resolved: The request on each machine that can ever serve it, by number.
@@ -309,27 +279,25 @@ class RequestPlan:
         ever_fits: Whether the request is served if nothing is held.
     """
 
-    def __init__(self, arrangement: Arrangement, request: Request, hosts: int) -> None:
-        self.arrangement = arrangement
+    def __init__(self, books: Sequence[Books], request: Request, hosts: int) -> None:
+        self.books = books
         self.request = request
         self.hosts = hosts
         self.resolved: dict[int, Resolved] = {}
         masks = [0, 0]  # for machines that can never serve the request, and for machines that can
-        for books in arrangement.machines:
-            found = books.resolve(request)
-            masks[found.ever_fits] |= books.layout.with_parts(found.mask) << books.offset
+        for each in books:
+            found = each.resolve(request)
+            masks[found.ever_fits] |= each.layout.with_parts(found.mask) << each.offset
             if found.ever_fits:
-                self.resolved[books.number] = found
+                self.resolved[each.number] = found
         self.machines = self.open = sum(1 << number for number in self.resolved)
         self.mask = masks[True] or masks[False]
         self.ever_fits = len(self.resolved) >= hosts
-        self._seen = 0
 
     @cached_property
     def needs(self) -> tuple[tuple[Need, ...], ...]:
         """The needs on each machine, for the queue policy."""
-        machines = self.arrangement.machines
-        return tuple(each.make_needs(machines[number].offset.__add__) for number, each in self.resolved.items())
+        return tuple(each.make_needs(self.books[number].offset.__add__) for number, each in self.resolved.items())
 
     @cached_property
     def wants(self) -> frozenset[int]:
@@ -339,18 +307,16 @@ class RequestPlan:
     def find(self) -> dict[int, Placed] | None:
         """Find free devices for the request, by machine number, without taking them; None if too few machines fit.
 
-        A machine that refused is remembered in :attr:`open`, and asked again only after a release there. For a gang,
-        the first machines that fit are chosen.
+        A machine that refuses is asked again only after a release there. For a gang, the first machines that fit are
+        chosen.
         """
-        self._seen, changed = self.arrangement.since(self._seen)
-        for number in changed:
-            self.open |= self.machines & 1 << number
         found: dict[int, Placed] = {}
         for number in bits(self.open):
             if self.open.bit_count() < self.hosts:  # too few machines are left for the gang
                 break
-            placed = self.resolved[number].find(self.arrangement.machines[number].occupancy)
+            placed = self.resolved[number].find(self.books[number].occupancy)
             if placed is None:
+                self.books[number].refused.append(self)
                 self.open ^= 1 << number
                 continue
             found[number] = placed

@@ -28,17 +28,16 @@ from anyaccel.model import (
     Share,
     Term,
     Value,
-    field,
     parts_of,
     replace,
     slot_mask,
     slot_numbers,
 )
-from anyaccel.model.extent import bits, union
+from anyaccel.model.device import bits, union
 from anyaccel.policy import Need
 from anyaccel.scheduler.filters import counted, rules
 from anyaccel.scheduler.topology import Topology, first
-from anyaccel.text import shown
+from anyaccel.text import shown, suggest
 
 PLACEMENTS = 2_000
 """Number of tentative placements after which a request counts as impossible to place."""
@@ -85,20 +84,12 @@ class NameRegistry:
 
     def make_error(self, name: str, there: Iterable[str]) -> UnknownNameError:
         """Make the error for an unknown name, with similar names, or else the names on the machine, as the way out."""
-        from difflib import get_close_matches
-
         from anyaccel.extras import plugin_remedy  # only errors need it
 
-        close = [self._spelled[key] for key in get_close_matches(name.lower(), sorted(self._spelled))]
         here = [self.spelled(each) for each in sorted(there)]
-        if remedy := plugin_remedy(name):
-            way_out = remedy
-        elif close:
-            way_out = f"did you mean {' or '.join(close)}?"
-        elif here:
-            way_out = f"on this machine there are {', '.join(here)}."
-        else:
-            way_out = "this machine has no devices; is the vendor's plug-in installed?"
+        on_machine = f"on this machine there are {', '.join(here)}."
+        otherwise = on_machine if here else "this machine has no devices; is the vendor's plug-in installed?"
+        way_out = plugin_remedy(name) or suggest(name, self._spelled.values(), otherwise)
         return UnknownNameError(f"unknown name {name!r}: no device and no installed plug-in goes by it; {way_out}")
 
 
@@ -369,22 +360,14 @@ class Wanted(Value):
 
     Attributes:
         term: The term.
-        units: Requested units of each device: a share, or the whole device.
         choices: In order of preference, groups of devices as bit masks. Each group alone may serve the term; groups of
             one choice are equally good.
         mask: The devices of every choice.
-        sizes: Units by position for a share by memory, of which ``units`` is the smallest; empty for other terms.
     """
 
     term: Term
-    units: int
     choices: tuple[tuple[int, ...], ...]
     mask: int
-    sizes: Mapping[int, int] = field(default_factory=dict)
-
-    def units_at(self, position: int) -> int:
-        """Return the units of the device at a position that the term needs."""
-        return self.sizes.get(position, self.units)
 
 
 def want(layout: Layout, term: Term) -> Wanted:
@@ -398,9 +381,7 @@ def want(layout: Layout, term: Term) -> Wanted:
     choices = [_groups(layout, term, named & together) for named in layout.named_each(term)]
     if term.count > 1 and (term.mixed or counted(term)):  # named devices may be of several types
         choices.append((together,))
-    sizes = {at: term.units_on(layout.devices[at]) for at in bits(together)} if term.memory_bytes else {}
-    units = min(sizes.values(), default=1) if term.memory_bytes else min(term.units, UNITS_PER_DEVICE)
-    return Wanted(term=term, units=units, choices=tuple(choices), mask=together, sizes=sizes)
+    return Wanted(term=term, choices=tuple(choices), mask=together)
 
 
 def place(layout: Layout, free: Occupancy, wanted: Sequence[Wanted], validate: Validate | None = None) -> Placed | None:
@@ -491,7 +472,7 @@ def _groups(layout: Layout, term: Term, mask: int) -> tuple[int, ...]:
 
 def _choice(wanted: Wanted) -> tuple[int, int]:
     """Return the sort key of terms: least choice first, then the largest, which is hardest to fit in."""
-    return wanted.mask.bit_count(), -(wanted.term.units or wanted.units)
+    return wanted.mask.bit_count(), -wanted.term.units
 
 
 def _enough(free: Occupancy, wanted: Sequence[Wanted]) -> bool:
@@ -502,7 +483,7 @@ def _enough(free: Occupancy, wanted: Sequence[Wanted]) -> bool:
     for mask in {each.mask for each in wanted}:
         inside = [each for each in wanted if not each.mask & ~mask]
         whole = sum(each.term.count for each in inside if not each.term.fraction)
-        shares = sum(each.units for each in inside if each.term.fraction)
+        shares = sum(each.term.units for each in inside if each.term.fraction)
         if whole > (mask & free.whole).bit_count():
             return False
         if shares + whole * UNITS_PER_DEVICE > sum(free.units[position] for position in bits(mask)):
@@ -519,7 +500,7 @@ def _candidates(
     """
     for groups in wanted.choices:
         for positions in _sets(layout, free, wanted, groups):
-            spots = tuple(free.spot(position, wanted.units_at(position)) for position in positions)
+            spots = tuple(free.spot(at, wanted.term.units_on(layout.devices[at])) for at in positions)
             if not vetoed(layout, wanted.term, positions, validate) and not layout.conflicts(before + spots):
                 yield spots
 
@@ -539,7 +520,7 @@ def _sets(layout: Layout, free: Occupancy, wanted: Wanted, groups: Sequence[int]
         return
     for group in groups:
         if term.fraction:
-            broken = (at for at in bits(group & ~free.whole) if free.units[at] >= wanted.units_at(at))
+            broken = (at for at in bits(group & ~free.whole) if free.units[at] >= term.units_on(layout.devices[at]))
             yield from ((position,) for position in sorted(broken, key=free.units.__getitem__))
         yield from ((position,) for position in topology.singles(free.whole & group))
 
@@ -585,15 +566,15 @@ class Resolved:
 
     def make_needs(self, name: Callable[[int], Hashable]) -> tuple[Need, ...]:
         """Return the needs of the terms for the queue policy, which names the device at a position by ``name``."""
-        return tuple(
-            Need(
-                count=each.term.count,
-                units=max(each.sizes.values(), default=each.units),
-                among=frozenset(map(name, bits(each.mask))),
-                sizes={name(position): units for position, units in each.sizes.items()},
-            )
-            for each in self.wanted
-        )
+        found = []
+        for each in self.wanted:
+            term, sizes = each.term, {}
+            if term.memory_bytes:
+                sizes = {name(at): term.units_on(self._layout.devices[at]) for at in bits(each.mask)}
+            units = max(sizes.values(), default=min(term.units, UNITS_PER_DEVICE))
+            among = frozenset(map(name, bits(each.mask)))
+            found.append(Need(count=term.count, units=units, among=among, sizes=sizes))
+        return tuple(found)
 
 
 class Choice(Resolved):
@@ -656,18 +637,6 @@ def grants(layout: Layout, wanted: Sequence[Wanted], placed: Placed) -> tuple[Gr
 def extent_of(given: Share) -> Extent:
     """Return the extent of a share: its units, and its slots, or any slots if it names none."""
     return Extent(given.units, slot_mask(given.slots) if given.slots else ANY_SLOTS)
-
-
-def extent_within(given: Share, device: Device) -> Extent:
-    """Return the extent of a share on its present device, whose slots may have changed.
-
-    The present slots that overlap with the share's former slots count, also where they overlap in part.
-    """
-    was, now = given.device.slots, device.slots
-    if now == 1 or not given.slots:  # without slots, the share may be anywhere on the device
-        return Extent(given.units, ANY_SLOTS)
-    overlapping = (each for slot in given.slots for each in range(slot * now // was, -(-(slot + 1) * now // was)))
-    return Extent(given.units, slot_mask(overlapping))
 
 
 def share(device: Device, units: int, slots: tuple[int, ...] = ()) -> Share:

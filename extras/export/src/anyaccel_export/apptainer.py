@@ -9,10 +9,10 @@ import re
 
 from anyaccel.errors import UsageError
 from anyaccel.launcher import merge_edits
-from anyaccel.shell import shell_join
 from anyaccel.text import shown
 
 from anyaccel_export.source import Export, ExportSource, nothing_needed
+from anyaccel_export.text import shell_join
 
 _EVALUATED = re.compile(r"[=\"'`$\\]")
 """Special characters in a value of ``--env``: two ``=`` begin a list, and a shell in the container evaluates others."""

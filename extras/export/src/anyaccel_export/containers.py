@@ -5,9 +5,9 @@ from __future__ import annotations
 from anyaccel.errors import UsageError
 from anyaccel.launcher import merge_edits
 from anyaccel.model import Mount
-from anyaccel.shell import shell_join
 
 from anyaccel_export.source import Export, ExportSource, nothing_needed
+from anyaccel_export.text import shell_join
 
 
 def export(source: ExportSource) -> Export:

@@ -6,11 +6,10 @@ Dask counts resources per worker process and sets no variable, so a worker must 
 from __future__ import annotations
 
 from anyaccel.model import Device
-from anyaccel.shell import assignments, shell_quote
-from anyaccel.text import comment
+from anyaccel.shell import shell_quote
 
 from anyaccel_export.source import Export, ExportSource
-from anyaccel_export.text import slug
+from anyaccel_export.text import assignments, comment, slug
 
 _SCRIPT = """\
 #!/bin/sh

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from anyaccel.model import Device, EnvEdits
-from anyaccel.shell import shell_join
 
 from anyaccel_export.source import Export, ExportSource
-from anyaccel_export.text import slug
+from anyaccel_export.text import shell_join, slug
 
 
 def export(source: ExportSource) -> Export:

@@ -12,10 +12,9 @@ from collections.abc import Iterator, Sequence
 
 from anyaccel.errors import UsageError
 from anyaccel.model import Device, Fractional, format_slots
-from anyaccel.text import comment
 
 from anyaccel_export.source import Export, ExportSource, own_nodes
-from anyaccel_export.text import by_resource, slug
+from anyaccel_export.text import by_resource, comment, slug
 
 _FILE = re.compile(r"/[A-Za-z0-9_./:@+-]*")
 """Paths that gres.conf reads literally: brackets and commas mean several files, a blank or ``#`` ends the value."""

@@ -10,9 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from anyaccel.errors import UsageError
-from anyaccel.model import Device
-from anyaccel.text import shown
+from anyaccel.model import Device, EnvEdits
+from anyaccel.shell import shell_quote
+from anyaccel.text import printable, shown
 
+_LONGEST_COMMENT = 200
 _PLAIN_KEY = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*")
 _RESERVED = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}  # other types than text in YAML 1.1
 
@@ -68,6 +70,31 @@ def only_type(devices: Iterable[Device]) -> str:
     """Return the common type of devices, or ``mixed``: a target without a choice of devices must promise no type."""
     types = {device.type for device in devices}
     return types.pop() if len(types) == 1 else "mixed"
+
+
+def comment(text: str) -> str:
+    """Return text for a comment in any file: one line of ASCII, at most 200 characters.
+
+    Parsers of configuration files limit the length of a line, and some take a backslash at the end for a continuation.
+    """
+    line = printable(text).replace("\\", "/").encode("ascii", "replace").decode()
+    return line if len(line) <= _LONGEST_COMMENT else f"{line[: _LONGEST_COMMENT - 3]}..."
+
+
+def shell_join(words: Iterable[str]) -> str:
+    """Quote words for a POSIX shell, as one line.
+
+    Raises:
+        UsageError: When a word is not printable.
+    """
+    return " ".join(map(shell_quote, words))
+
+
+def assignments(edits: EnvEdits) -> str:
+    """Write edits as arguments of the command ``env``."""
+    words = [f"--unset={name}" for name in sorted(edits.unset)]
+    names = sorted(edits.set, key=lambda name: (name.startswith("ANYACCEL_"), name))  # the vendor's variables first
+    return shell_join([*words, *(f"{name}={edits.set[name]}" for name in names)])
 
 
 def quote(value: object) -> str:

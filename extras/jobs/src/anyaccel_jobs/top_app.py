@@ -17,7 +17,7 @@ from anyaccel.cli import sample as samples
 from anyaccel.errors import AnyaccelError
 from anyaccel.ledger import Ledger, TicketRecord
 from anyaccel.model import Device, replace, write_labels
-from anyaccel.text import cells, clock, memory, padded, printable
+from anyaccel.text import cells, clock, memory, printable
 from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
@@ -550,10 +550,11 @@ def device_details(device: Device, sample: samples.Sample, room: int) -> list[Li
 
 def _facts(facts: Sequence[tuple[str, str]], room: int) -> list[Line]:
     """Return a line for each name and its value, folded to a width."""
-    width = max((cells(printable(name)) for name, _ in facts), default=0)
+    facts = [(printable(name), text) for name, text in facts]
+    width = max((cells(name) for name, _ in facts), default=0)
     found: list[Line] = []
     for name, text in facts:
-        head = f"  {padded(printable(name), width)}  "
+        head = f"  {name}{' ' * (width - cells(name))}  "
         for number, line in enumerate(output.folded(text, room - width - 4)):
             found.append([(head if number == 0 else " " * (width + 4), "dim"), (line, "")])
     return found

@@ -39,7 +39,7 @@ NEEDS_PYTEST = "C23"
 SLOW = "C27"
 TOGETHER = (
     ("C07", "C08", "C09", "C10", "C11", "C12"),
-    ("C15", "C16", "C17", "C18", "C19", "C20", "C21"),
+    ("C15", "C16", "C17", "C18", "C19", "C20", "C21", "C25", "C26", "C28"),
 )
 """Checks that share a process, and so what it has detected on each machine, as long as all of them pass."""
 EXPECTED_FAILURES = "expected_failures.json"

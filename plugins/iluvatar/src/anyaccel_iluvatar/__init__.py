@@ -74,9 +74,8 @@ class Iluvatar(Vendor):
             yield "the order or the product of the GPUs is open, and ixsmi is not here to tell"
             return
         for card, row in self.match_rows(cards, rows):
-            mebibytes = row.count("memory.total")
             card.number, card.model = row.count("index"), row.text("name") or ""
-            card.memory_bytes = mebibytes << 20 if mebibytes else None
+            card.memory_bytes = (row.count("memory.total") or 0) << 20 or None
             card.attributes["uuid"] = row.text("uuid")
         # Without a node, neither a container nor the sandbox can open the right GPU.
         if any(not card.nodes for card in cards if card.number is not None):

@@ -74,9 +74,8 @@ class MooreThreads(Vendor):
             yield "mthreads-gmi is not here to tell the order or the product of the GPUs"
             return
         for card, row in self.match_rows(cards, rows):
-            mebibytes = row.count("total")
             card.number, card.model = row.count("index"), row.text("name") or ""
-            card.memory_bytes = card.memory_bytes or (mebibytes << 20 if mebibytes else None)
+            card.memory_bytes = card.memory_bytes or (row.count("total") or 0) << 20 or None
 
     def container_env(self, devices: Sequence[Device]) -> Mapping[str, str]:
         """Return numbers for the container runtime, and a mask from 0 for the program inside."""

@@ -10,10 +10,9 @@ import json
 from collections.abc import Mapping, Sequence
 
 from anyaccel.model import Device, Inventory, Value
-from anyaccel.shell import shell_join
 
 from anyaccel_export.ray import labels
-from anyaccel_export.text import by_resource
+from anyaccel_export.text import by_resource, shell_join
 
 TYPE_LABEL = "ray.io/accelerator-type"
 

@@ -1,0 +1,177 @@
+"""The commands: those of this distribution and its extras, those of plug-ins, and what distributions add to a command.
+
+A distribution brings commands by entry points of the group ``anyaccel.commands``, and extends commands of ours by entry
+points of the group ``anyaccel.options``, each with the name of a command and a module. For ``run`` the module has
+``add_arguments(parser)``, which declares options, and ``main(args)``, which returns an exit status, or None if none of
+its options was given. For ``cancel`` it has ``list_own()``, which returns identities of waiting things, of running
+things, and process ids of the former, and ``cancel(what, grace)``, which returns a message for the user, or None for an
+identity of another kind.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from anyaccel import extras
+from anyaccel.errors import CommandNotRunnableError, UsageError
+from anyaccel.text import suggest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any
+
+GROUP = "anyaccel.commands"
+"""Group of the entry points of commands that distributions bring: ``mps = "anyaccel_acme.mps_command"``."""
+OPTIONS_GROUP = "anyaccel.options"
+"""Group of the entry points of modules that extend a command of ours."""
+GROUPS = {
+    "See devices": {
+        "status": "show the accelerators of this machine (the default command)",
+        "top": "watch devices, holders and waiting requests; release or cancel your own",
+        "queue": "show the requests that wait for devices, in order",
+        "why": "say whether a request fits, why not, and what would fit",
+        "select": "print the ids of devices that would serve a request, without holding them",
+        "doctor": "look for what is wrong, and say how to mend it",
+    },
+    "Run programs": {
+        "run": "run a command that sees exactly the devices that it asked for",
+        "sweep": "run many commands, as many at once as there are devices",
+        "hold": "hold devices without a command, until they are released",
+        "adopt": "hold the devices that a running process of yours has open, until it ends",
+        "release": "release a lease, and end the processes that run with it",
+        "cancel": "cancel jobs, waiting requests and leases of yours",
+        "env": "print the variables by which a shell sees the devices of a request",
+        "ray": "make this machine a node of a Ray cluster",
+    },
+    "Jobs": {
+        "jobs": "list the jobs that run without a terminal",
+        "logs": "print the output of a job",
+        "wait": "wait until jobs have ended",
+        "redo": "submit a job again",
+    },
+    "Administer a machine": {
+        "report": "show who used which devices, from the journal of ended leases",
+        "metrics": "print or serve measurements in OpenMetrics, for a monitoring system",
+        "drain": "withhold devices from new requests, as for maintenance",
+        "undrain": "give drained devices out again",
+        "reserve": "reserve devices for a user or a group; list and remove reservations",
+        "setup": "make the files that all users of this machine share, as root",
+        "config": "show the settings of this machine and of this user",
+        "export": "describe the devices for another scheduler or a container engine",
+        "kubernetes": "give the devices of this machine to a Kubernetes cluster",
+    },
+    "Plug-ins and recordings": {
+        "plugins": "list the installed plug-ins, and their faults",
+        "check": "check that a plug-in keeps the contract",
+        "new": "write the project of a new plug-in",
+        "record": "record this machine, to replay it anywhere",
+        "testbed": "run a vendor's own software on the machine of a recording",
+    },
+    "Help": {
+        "help": "show what a command does, with examples",
+        "completion": "print the script by which a shell completes commands, types and devices",
+    },
+}
+"""The commands under the titles of ``anyaccel --help``, each with what it does."""
+COMMANDS = {name: text for group in GROUPS.values() for name, text in group.items()}
+
+
+def module_of(name: str) -> ModuleType:
+    """Import the module of a command of ours or of a plug-in.
+
+    Raises:
+        UsageError: When there is no such command.
+        CommandNotRunnableError: When the module of a plug-in cannot be imported.
+    """
+    # A distribution must not replace a command of ours: an entry point of the name "run" is ignored.
+    if name in COMMANDS and name not in extras.COMMANDS:
+        return import_module(f"anyaccel.cli.{name}")
+    target, distribution = of_plugins().get(name, ("", ""))
+    if target:
+        return _import(distribution, target, f"the command {name!r} of {distribution}")
+    if name in extras.COMMANDS:
+        raise extras.not_installed(f"the command {name!r}", extras.COMMANDS[name])
+    close = suggest(name, COMMANDS, f"the commands are {', '.join(COMMANDS)}")
+    raise UsageError(f"there is no command {name!r}; {close}", hint="see 'anyaccel --help'")
+
+
+def of_plugins() -> dict[str, tuple[str, str]]:
+    """Return the module and the distribution of each command that installed distributions bring."""
+    from anyaccel.vendors.entry_points import entry_points
+
+    return {
+        name: (target, distribution)
+        for name, target, distribution, _ in entry_points(GROUP)
+        # A name with a blank or a leading dash could not be typed as a command.
+        if name.isidentifier() and _may_bring(name, distribution)
+    }
+
+
+def _may_bring(name: str, distribution: str) -> bool:
+    """Return whether a distribution may bring a command of this name; our names are reserved for our extras."""
+    if extra := extras.COMMANDS.get(name):
+        return distribution.lower().replace("_", "-") == extras.distribution(extra)
+    return name not in COMMANDS
+
+
+def groups() -> dict[str, dict[str, str]]:
+    """Return the installed commands with their descriptions, by the titles of the help."""
+    found = of_plugins()
+    ours = {
+        title: {name: text for name, text in group.items() if name not in extras.COMMANDS or name in found}
+        for title, group in GROUPS.items()
+    }
+    further = {name: _summary(place[1]) for name, place in found.items() if name not in COMMANDS}
+    return ours | ({"Commands of plug-ins": further} if further else {})
+
+
+def commands() -> dict[str, str]:
+    """Return the installed commands with their descriptions."""
+    return {name: text for group in groups().values() for name, text in group.items()}
+
+
+def _summary(distribution: str) -> str:
+    """Describe a command of a plug-in by the summary of its distribution; its module is not imported."""
+    from importlib.metadata import PackageNotFoundError, metadata
+
+    try:
+        told = " ".join(metadata(distribution).get_all("Summary") or ())
+    except (PackageNotFoundError, ValueError):  # a distribution without a name
+        told = ""
+    return f"{told} ({distribution})" if told else f"a command of {distribution}"
+
+
+def extensions(command: str) -> list[Any]:
+    """Return the extension modules of a command.
+
+    Raises:
+        CommandNotRunnableError: When a module cannot be imported.
+    """
+    from anyaccel.vendors.entry_points import entry_points
+
+    return [
+        _import(distribution, target, f"what {distribution} adds to {command!r}")
+        for name, target, distribution, _ in entry_points(OPTIONS_GROUP)
+        if name == command
+    ]
+
+
+def _import(distribution: str, target: str, what: str) -> ModuleType:
+    """Import a module of an installed distribution; any exception becomes one error.
+
+    Args:
+        distribution: The distribution.
+        target: The module.
+        what: Its description, for the message.
+
+    Raises:
+        CommandNotRunnableError: When the import fails.
+    """
+    try:
+        return import_module(target)
+    # Any exception: a plug-in that cannot be imported must not end in a traceback of ours.
+    except Exception as error:
+        raise CommandNotRunnableError(
+            f"{what} cannot be loaded: {type(error).__name__}: {error}", hint=f"pip install --upgrade {distribution}"
+        ) from error
