@@ -46,8 +46,8 @@ def find_cards(name: str, count: int, products: Iterable[Product]) -> Cards | No
         if not divided:
             return Cards(product=product, number=count)
         for part in product.parts:
-            if part.casefold() == wanted.casefold() and (found := match_products(part, known)):
-                return Cards(product=product, number=count, part=found[0])
+            if part.casefold() == wanted.casefold():
+                return Cards(product=product, number=count, part=match_products(part, known)[0])
     return None
 
 

@@ -97,12 +97,13 @@ class VendorPlugin:
             raise AttributeError(f"there is no hook {PREFIX}{name}")
         return partial(self.ask, name)
 
-    def ask(self, name: str, *arguments: Any) -> Any:
+    def ask(self, name: str, *arguments: Any, rules: bool = False) -> Any:
         """Call a hook, and compare the answer with the contract.
 
         Args:
             name: Name of the hook, without ``anyaccel_``.
             arguments: Arguments in the order of the specification.
+            rules: Whether to compare the answer with all rules, also where the plug-in was loaded without.
 
         Raises:
             PluginError: When the hook raises or breaks the contract.
@@ -110,11 +111,15 @@ class VendorPlugin:
         given = dict(zip(self.arguments(name), arguments, strict=True))
         hook = contract.HOOKS[name]
         value = self._call(hook, given)
-        if self._rules or not hook.fits(value):
-            facts = {"vendor": self.source.vendor, "info": None if name == "info" else self.info}
-            if found := list(hook.faults(value, facts | given)):
+        if self._rules or rules or not hook.fits(value):
+            found = list(hook.faults(value, self._facts(name) | given))
+            if found:
                 raise PluginError(self.problem(ProblemKind.CONTRACT, _sentence(found), PREFIX + name))
         return value
+
+    def _facts(self, name: str) -> dict[str, Any]:
+        """Return the facts that checks need beside the arguments of a hook."""
+        return {"vendor": self.source.vendor, "info": None if name == "info" else self.info}
 
     def _call(self, hook: contract.Hook, given: Mapping[str, Any]) -> Any:
         """Call a hook; without the hook, return the default of the contract."""
@@ -314,7 +319,8 @@ def _detect(plugin: VendorPlugin, payload: Payload) -> dict[str, Any]:
     if machine.simulated or payload.get("simulate"):
         from anyaccel.vendors.simulate import find_cards, simulate
 
-        products = plugin.products()
+        # Devices are made of the products here, before the calling process can compare these with the rules.
+        products = plugin.ask("products", rules=True)
         wanted = [cards for item in machine.products if (cards := find_cards(item.product, item.count, products))]
         detected = simulate(plugin.info.vendor, wanted) if wanted else None
         answer["products"] = _names(products)
