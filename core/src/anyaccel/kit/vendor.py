@@ -155,7 +155,7 @@ class Vendor:
             "anyaccel_handover": cls.handover is Vendor.handover,
         }
         for name in HOOKS:
-            # An alias, so that the hook has the names of the method's own arguments.
+            # An alias, so that the plug-in manager finds the names of the method's own arguments.
             setattr(cls, name, None if absent.get(name) else hookimpl(getattr(cls, name.removeprefix("anyaccel_"))))
 
     # Who the vendor is.
