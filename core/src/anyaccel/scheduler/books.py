@@ -249,16 +249,9 @@ def list_holders(holders: Mapping[str, str]) -> str:
 
 
 def _lost(device: Device) -> Device:
-    """Return a removed device that is still held: unhealthy, and near no other device."""
-    return replace(
-        device,
-        links={},
-        numa_node=None,
-        pci_bus_id=None,
-        health=Health.UNHEALTHY,
-        health_reason="lost, though it is still held",
-        health_remedy="",
-    )
+    """Return a removed device that is still held, as an unhealthy one."""
+    reason = "lost, though it is still held"
+    return replace(device, health=Health.UNHEALTHY, health_reason=reason, health_remedy="")
 
 
 class RequestPlan:
