@@ -31,11 +31,12 @@ PAGES = sorted([*ROOT.glob("*.md"), ROOT / "core" / "README.md", *ROOT.glob("doc
 NEEDS = re.compile(r"^<!-- needs: (\w+) -->$", re.MULTILINE)
 INSIDE = "RUN_BY_A_PAGE"
 LONG = {
-    *("accelerators.md", "ci.md", "commands.md", "configure.md", "conformance.md", "dask.md", "export.md"),
-    *("frameworks.md", "jobs.md", "maintenance.md", "masks.md", "pool.md", "recordings.md", "report.md"),
-    *("scheduler.md", "shared-machine.md", "tutorial-plugin.md", "warm-models.md"),
+    *("accelerators.md", "ci.md", "commands.md", "configure.md", "conformance.md", "dask.md", "enforce.md"),
+    *("export.md", "fractions.md", "frameworks.md", "jobs.md", "kubernetes-mixed-node.md", "kubernetes.md"),
+    *("maintenance.md", "masks.md", "policy.md", "pool.md", "recordings.md", "report.md", "scheduler.md"),
+    *("shared-machine.md", "time-limits.md", "tutorial-plugin.md", "use.md", "warm-models.md"),
 }
-"""Pages that take a second of processor time and more, but for the README and the tutorial. What they show, tests/cli,
+"""Pages that take half a second of processor time, but for the README and two tutorials. What they show, tests/cli,
 examples, engines, integrations, launcher, ledger, pool, the extras and the conformance suite show as well."""
 OF_SEVERAL_USERS = {"docs/how-to/lab.md"}
 MACHINE_IN_A_FILE = "defaults]\\nmachine = "

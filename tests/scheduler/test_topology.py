@@ -3,7 +3,7 @@
 from itertools import combinations
 
 from anyaccel.model import Device
-from anyaccel.model.extent import bits
+from anyaccel.model.device import bits
 from anyaccel.scheduler.topology import Topology
 from hypothesis import given, settings
 from hypothesis import strategies as st

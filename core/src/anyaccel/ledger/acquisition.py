@@ -49,8 +49,7 @@ from anyaccel.linux import process
 from anyaccel.linux.inotify import FileEvents
 from anyaccel.linux.users import outside
 from anyaccel.model import replace
-from anyaccel.model.device import MOST_SLOTS, UNITS_PER_DEVICE
-from anyaccel.model.extent import ANY_SLOTS, Extent
+from anyaccel.model.device import ANY_SLOTS, MOST_SLOTS, UNITS_PER_DEVICE, Extent
 from anyaccel.policy import OverLimit, Policy, Waiting, may_pass, sum_usage
 
 Choose = Callable[[Mapping[str, Extent]], Mapping[str, Extent] | None]

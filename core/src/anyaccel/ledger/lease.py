@@ -23,8 +23,7 @@ from anyaccel.linux import process
 from anyaccel.linux.descriptors import lock_owner
 from anyaccel.linux.mark import Mark
 from anyaccel.model import Value, field
-from anyaccel.model.device import UNITS_PER_DEVICE
-from anyaccel.model.extent import Extent
+from anyaccel.model.device import UNITS_PER_DEVICE, Extent
 from anyaccel.policy import Need
 
 TYPE_CHECKING = False

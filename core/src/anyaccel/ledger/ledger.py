@@ -23,7 +23,7 @@ from anyaccel.linux import mark as marks
 from anyaccel.linux import process
 from anyaccel.linux.descriptors import open_files
 from anyaccel.linux.users import outside
-from anyaccel.model.extent import Extent
+from anyaccel.model.device import Extent
 from anyaccel.policy import Waiting
 
 TYPE_CHECKING = False

@@ -36,8 +36,7 @@ from functools import cache, cached_property, lru_cache
 from anyaccel._typing import NamedTuple
 from anyaccel.linux import mark as marks
 from anyaccel.linux.process import UNSEEN, me
-from anyaccel.model.device import UNITS_PER_DEVICE
-from anyaccel.model.extent import ANY_SLOTS, DIVIDED, NOTHING, Extent
+from anyaccel.model.device import ANY_SLOTS, DIVIDED, NOTHING, UNITS_PER_DEVICE, Extent
 
 HANDOVER = "handover."
 """Beginning of the names of files of handovers; see :mod:`anyaccel.ledger.handovers`."""

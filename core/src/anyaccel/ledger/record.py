@@ -15,8 +15,7 @@ from anyaccel.linux import process
 from anyaccel.linux.process import pid_namespace
 from anyaccel.linux.users import unmapped, user_name
 from anyaccel.model import Value
-from anyaccel.model.device import UNITS_PER_DEVICE
-from anyaccel.model.extent import format_slots, slot_numbers
+from anyaccel.model.device import UNITS_PER_DEVICE, format_slots, slot_numbers
 from anyaccel.model.request import find_memory, format_memory, format_share, format_units
 from anyaccel.text import clock
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from anyaccel.model._value import Value
-from anyaccel.model.device import UNITS_PER_DEVICE, Device
-from anyaccel.model.extent import join_names
+from anyaccel.model.device import UNITS_PER_DEVICE, Device, join_names
 from anyaccel.text import size
 
 TYPE_CHECKING = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from anyaccel.model import UNITS_PER_DEVICE, Term, Value
-from anyaccel.model.extent import bits
+from anyaccel.model.device import bits
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
-from anyaccel.model import UNITS_PER_DEVICE, Device, Request, Term, VendorState, format_units, replace
-from anyaccel.model.extent import bits, union
+from anyaccel.model import UNITS_PER_DEVICE, Request, Term, VendorState, format_units, replace
+from anyaccel.model.device import bits, union
 from anyaccel.model.verdict import Reason, ReasonCode, Verdict
 from anyaccel.scheduler.books import Books, RequestPlan
 from anyaccel.scheduler.filters import asked, rules
-from anyaccel.scheduler.placement import Layout, Occupancy, Validate, Wanted, place, vetoed, want
+from anyaccel.scheduler.placement import Layout, Occupancy, Wanted, place, vetoed, want
 from anyaccel.text import listed
 
 _TOLD = 4
@@ -83,8 +83,8 @@ def _judge(books: Books, request: Request) -> Verdict:
         fits_now=False,
         ever_fits=found.ever_fits,
         reasons=tuple(reasons),
-        nearest=None if found.ever_fits else nearest(layout, empty, request, books.validate),
-        nearest_now=nearest(layout, books.occupancy, request, books.validate),
+        nearest=None if found.ever_fits else nearest(books, empty, request),
+        nearest_now=nearest(books, books.occupancy, request),
         ways_out=tuple(_remedies(layout, reasons)),
     )
 
@@ -158,17 +158,12 @@ def _shortage(books: Books, term: Term) -> Iterator[Reason]:
         failing = [device for device in left if not rule.passes(device)]
         left = [device for device in left if rule.passes(device)]
         message = rule.explain_failure(failing) if failing or rule.counts else ""
-        if message and rule.code is ReasonCode.NOT_FRACTIONAL:
-            message += _with_rule(books, term, failing[0])
         if message:
+            if rule.code is ReasonCode.NOT_FRACTIONAL:
+                said = vetoed(layout, term, [layout.positions[failing[0].id]], books.validate)
+                message += f" ({said})" if said else ""
             ids = tuple(device.id for device in failing)
             yield Reason(code=rule.code, message=message, term=term, devices=ids, filter=rule.filter)
-
-
-def _with_rule(books: Books, term: Term, device: Device) -> str:
-    """Return the refusal of a single device by the vendor's rule, in parentheses; empty if the rule accepts it."""
-    said = vetoed(books.layout, term, [books.layout.positions[device.id]], books.validate)
-    return f" ({said})" if said else ""
 
 
 def _form(books: Books, wanted: Wanted, whole: int) -> Iterator[Reason]:
@@ -236,7 +231,7 @@ def _reasons_now(books: Books, wanted: Sequence[Wanted]) -> Iterator[Reason]:
         if not each.term.fraction and (each.mask & free.whole).bit_count() >= each.term.count:
             yield from _form(books, each, free.whole)
         yield _taken(books, [each])
-    if not alone and place(layout, free, wanted, books.validate) is None:
+    if not alone:
         yield _taken(books, wanted)
 
 
@@ -305,15 +300,16 @@ def _instead(layout: Layout) -> str:
 _TRIES = 64  # alternatives per term and filter: people read the first that fits, and each costs a placement
 
 
-def nearest(layout: Layout, free: Occupancy, request: Request, validate: Validate | None) -> Request | None:
+def nearest(books: Books, free: Occupancy, request: Request) -> Request | None:
     """Return the nearest request that ``free`` can serve; None when there is none.
 
     Each term that does not fit alone is changed: a share of an indivisible device becomes one device, a quantity that
     the vendor refuses the next accepted one, else fewer devices. Then quantities go down until the terms fit together.
     """
+    layout = books.layout
 
     def fits(*terms: Term) -> bool:
-        return place(layout, free, [want(layout, term) for term in terms], validate) is not None
+        return place(layout, free, [want(layout, term) for term in terms], books.validate) is not None
 
     terms = []
     for term in request.terms:
@@ -379,7 +375,7 @@ def _less_memory(layout: Layout, free: Occupancy, term: Term) -> Iterator[Term]:
 
 def _room(layout: Layout, free: Occupancy, term: Term) -> int:
     """Return the largest number of devices for a term, without regard to the vendor's rule; an estimate if linked."""
-    mask = want(layout, replace(term, units=UNITS_PER_DEVICE)).mask & free.whole
+    mask = layout.serving(replace(term, units=UNITS_PER_DEVICE)) & free.whole
     if term.linked:
         return max(((layout.topology.linked[position] & mask).bit_count() + 1 for position in bits(mask)), default=0)
     choices = want(layout, replace(term, units=2 * UNITS_PER_DEVICE)).choices

@@ -13,7 +13,7 @@ from itertools import combinations, islice
 
 from anyaccel.errors import UsageError
 from anyaccel.model import Device, slot_mask
-from anyaccel.model.extent import bits
+from anyaccel.model.device import bits
 
 EXACT_UP_TO = 16
 """Number of candidates up to which the search for the best-connected set is exact; above it is greedy."""
