@@ -8,7 +8,6 @@ import math
 import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
-from functools import partial
 
 from anyaccel.errors import EnvConflictError, PluginError
 from anyaccel.inventory.current import ALLOCATION_VARIABLE, LEASE_VARIABLE
@@ -28,7 +27,7 @@ from anyaccel.model import (
     field,
     replace,
 )
-from anyaccel.model.wire import plain
+from anyaccel.model.wire import encode
 from anyaccel.probe import HOST, MACHINE_VARIABLE
 from anyaccel.text import printable
 from anyaccel.vendors.discovery import DENY_VARIABLE
@@ -43,8 +42,6 @@ if TYPE_CHECKING:
 DEVICES_VARIABLE = "ANYACCEL_DEVICES"
 Bind = bool | None
 """Whether workers run near their devices; None to bind only workers with whole devices of this host."""
-# Without links: a worker cannot use them, and they grow with the square of the devices, while a variable has a limit.
-_ENCODER = json.JSONEncoder(default=partial(plain, without=("links",)), separators=(",", ":"))
 _MEMORY_VARIABLES = "ANYACCEL_MEMORY_"
 """Beginning of the names of variables about a worker's share of memory; see :mod:`anyaccel.launcher.caps`."""
 _PRESENT = (VendorState.OK, VendorState.FAILED)
@@ -85,7 +82,13 @@ class WorkerEnvironment(Value):
 
     def with_allocation(self, allocation: Allocation) -> WorkerEnvironment:
         """Return this environment with another description of the allocation, also in the worker's variable."""
-        return replace(self.with_variables({ALLOCATION_VARIABLE: _ENCODER.encode(allocation)}), allocation=allocation)
+        return replace(self.with_variables({ALLOCATION_VARIABLE: _write_allocation(allocation)}), allocation=allocation)
+
+
+def _write_allocation(allocation: Allocation) -> str:
+    """Return an allocation as JSON for the worker's variable."""
+    # Without links: a worker cannot use them, and they grow with the square of devices, while a variable has a limit.
+    return json.dumps(encode(allocation, without=("links",)), separators=(",", ":"))
 
 
 def worker_environment(
@@ -396,7 +399,7 @@ def _own_variables(allocation: Allocation, inventory: Inventory, lease: str) -> 
     """
     own = {
         DEVICES_VARIABLE: ",".join([share.device.id for share in allocation.shares]),
-        ALLOCATION_VARIABLE: _ENCODER.encode(allocation),
+        ALLOCATION_VARIABLE: _write_allocation(allocation),
     }
     if lease:
         own[LEASE_VARIABLE] = lease
