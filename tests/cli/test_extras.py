@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from anyaccel import extras
 
-NEEDED = ("anyaccel", "argcomplete", "cloudpickle", "msgpack", "pluggy")
+NEEDED = ("anyaccel", "argcomplete", "cloudpickle", "msgpack")
 
 
 @pytest.fixture(scope="module")

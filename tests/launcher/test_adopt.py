@@ -7,7 +7,7 @@ import subprocess
 
 import anyaccel as aa
 import pytest
-from anyaccel.launcher.adopt import AdoptedProcess
+from anyaccel.launcher.behalf import AdoptedProcess
 from anyaccel.ledger import Ledger
 from anyaccel.model import Inventory
 

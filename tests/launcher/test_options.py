@@ -48,7 +48,7 @@ def test_an_option_that_is_like_none_gets_the_list(acme, of_a_pool):
 
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_a_value_that_makes_no_sense_is_refused_by_each_function_alike(function, acme):
-    for name, values in {"mask": "'id' or 'index'", "enforce": "True, False or 'try'"}.items():
+    for name, values in {"mask": "one of 'id', 'index'", "enforce": "one of True, False, 'try'"}.items():
         with pytest.raises(aa.UsageError) as caught:
             FUNCTIONS[function](**{name: "much"})
         assert str(caught.value) == f"{name} must be {values} (got 'much')"

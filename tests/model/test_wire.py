@@ -1,7 +1,6 @@
 """Values as JSON and back, with a check of every field."""
 
 import json
-from functools import partial
 from types import MappingProxyType
 
 import pytest
@@ -17,7 +16,7 @@ from anyaccel.model import (
     VendorReport,
     VendorState,
 )
-from anyaccel.model.wire import decode, encode, plain
+from anyaccel.model.wire import decode, encode
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -44,14 +43,14 @@ def test_what_was_encoded_is_decoded_equal(found):
     detected = Detected(devices=tuple(found), notes=("a", "b"))
     written = json.dumps(encode(detected))
     assert decode(Detected, json.loads(written)) == detected
-    assert json.dumps(detected, default=plain) == written
 
 
 def test_fields_can_be_left_out_wherever_they_are():
     device = Device(id="a", index=0, model="m", links=MappingProxyType({"b": 1}))
-    written = json.dumps(Detected(devices=(device,)), default=partial(plain, without=("links",)))
-    assert json.loads(written) == {"devices": [{"id": "a", "index": 0, "model": "m"}]}
-    assert json.loads(json.dumps(device, default=plain))["links"] == {"b": 1}
+    assert encode(Detected(devices=(device,)), without=("links",)) == {
+        "devices": [{"id": "a", "index": 0, "model": "m"}]
+    }
+    assert encode(device)["links"] == {"b": 1}
 
 
 def test_an_inventory_with_a_problem_survives_the_way():

@@ -122,7 +122,7 @@ def test_status_shows_who_is_confined(pool, anyaccel, enforce):
 
 
 def test_another_word_is_refused(acme):
-    with pytest.raises(aa.UsageError, match="enforce must be True, False or 'try'"):
+    with pytest.raises(aa.UsageError, match="enforce must be one of True, False, 'try'"):
         aa.Pool("A", machine="sim:A,B", enforce="yes")
 
 

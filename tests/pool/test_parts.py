@@ -18,11 +18,11 @@ from types import SimpleNamespace
 import anyaccel as aa
 import pytest
 from anyaccel.linux.process import describe_end
-from anyaccel.pool import messages, progress, reactor
+from anyaccel.pool import messages, reactor, results
 from anyaccel.pool.engine import Logs
 from anyaccel.pool.messages import LARGE, MOST_INLINE, MessageKind, Pickled, dumps, dumps_whole, loads, receive, send
-from anyaccel.pool.progress import Progress, ProgressLine, find_display
 from anyaccel.pool.reactor import Reactor
+from anyaccel.pool.results import Progress, ProgressLine, find_display
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lengths import length
@@ -246,7 +246,7 @@ class Terminal(io.StringIO):
 def test_a_line_of_progress_is_redrawn(monkeypatch):
     terminal = Terminal()
     clock = [0.0]
-    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: clock[0]))  # the loop has its own
+    monkeypatch.setattr(results, "time", SimpleNamespace(monotonic=lambda: clock[0]))  # the loop has its own
     line = ProgressLine(terminal)
     for step in range(49):
         clock[0] = step / 20

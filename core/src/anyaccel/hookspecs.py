@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import pluggy
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TypeVar
+
     from anyaccel.model import (
         ContainerEdits,
         Detected,
@@ -33,11 +34,15 @@ if TYPE_CHECKING:
     )
     from anyaccel.probe.context import ProbeContext
 
-hookspec = pluggy.HookspecMarker("anyaccel")
-hookimpl = pluggy.HookimplMarker("anyaccel")
+    Function = TypeVar("Function", bound=Callable[..., object])
 
 
-@hookspec(firstresult=True)
+def hookimpl(function: Function) -> Function:
+    """Mark a function as the plug-in's hook of the same name; a decorator."""
+    function.anyaccel_impl = True  # type: ignore[attr-defined] # pyright: ignore[reportFunctionMemberAccess]
+    return function
+
+
 def anyaccel_info() -> PluginInfo:  # type: ignore[empty-body]
     """Return the identity of the plug-in.
 
@@ -46,7 +51,6 @@ def anyaccel_info() -> PluginInfo:  # type: ignore[empty-body]
     """
 
 
-@hookspec(firstresult=True)
 def anyaccel_detect(ctx: ProbeContext) -> Detected | None:
     """Find this vendor's devices on the machine of ``ctx``.
 
@@ -61,7 +65,6 @@ def anyaccel_detect(ctx: ProbeContext) -> Detected | None:
     """
 
 
-@hookspec(firstresult=True)
 def anyaccel_fractional(device: Device) -> Fractional:  # type: ignore[empty-body]
     """Return whether several holders may share a device.
 
@@ -70,7 +73,6 @@ def anyaccel_fractional(device: Device) -> Fractional:  # type: ignore[empty-bod
     """
 
 
-@hookspec(firstresult=True)
 def anyaccel_tags(device: Device) -> Sequence[str]:  # type: ignore[empty-body]
     """Return the accelerator types of a device, most canonical first; requests ask by these names.
 
@@ -79,7 +81,6 @@ def anyaccel_tags(device: Device) -> Sequence[str]:  # type: ignore[empty-body]
     """
 
 
-@hookspec(firstresult=True)
 def anyaccel_env(devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:  # type: ignore[empty-body]
     """Make a worker see exactly ``devices``, in this order.
 
@@ -93,7 +94,6 @@ def anyaccel_env(devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:  # typ
     """
 
 
-@hookspec(firstresult=True)
 def anyaccel_visible(environ: Mapping[str, str], devices: Sequence[Device]) -> Sequence[str | VisiblePart] | None:
     """Return which devices an environment leaves visible: the inverse of ``anyaccel_env``.
 
@@ -108,7 +108,6 @@ def anyaccel_visible(environ: Mapping[str, str], devices: Sequence[Device]) -> S
     """
 
 
-@hookspec(firstresult=True)
 def anyaccel_validate(request: Term, devices: Sequence[Device]) -> str | None:
     """Return the reason why the hardware cannot serve this term with exactly these devices.
 
@@ -123,7 +122,6 @@ def anyaccel_validate(request: Term, devices: Sequence[Device]) -> str | None:
     """
 
 
-@hookspec(firstresult=True)
 def anyaccel_stats(devices: Sequence[Device], ctx: ProbeContext) -> Mapping[str, Stats]:  # type: ignore[empty-body]
     """Return the present state of devices: load, memory, health.
 
@@ -136,7 +134,6 @@ def anyaccel_stats(devices: Sequence[Device], ctx: ProbeContext) -> Mapping[str,
     """
 
 
-@hookspec(firstresult=True)
 def anyaccel_container(devices: Sequence[Device]) -> ContainerEdits:  # type: ignore[empty-body]
     """Return the edits by which exactly these devices work in a container or a sandbox.
 
@@ -145,7 +142,6 @@ def anyaccel_container(devices: Sequence[Device]) -> ContainerEdits:  # type: ig
     """
 
 
-@hookspec(firstresult=True)
 def anyaccel_handover(devices: Sequence[Device], ctx: ProbeContext, given: bool) -> None:
     """Change devices for their holder, or undo that: memory, a power cap, a partition, a control daemon.
 
@@ -161,7 +157,6 @@ def anyaccel_handover(devices: Sequence[Device], ctx: ProbeContext, given: bool)
     """
 
 
-@hookspec(firstresult=True)
 def anyaccel_diagnose(ctx: ProbeContext) -> Sequence[Finding]:  # type: ignore[empty-body]
     """Find faults of this vendor's installation: driver, permissions, rival variables, orphaned memory.
 
@@ -173,7 +168,6 @@ def anyaccel_diagnose(ctx: ProbeContext) -> Sequence[Finding]:  # type: ignore[e
     """
 
 
-@hookspec(firstresult=True)
 def anyaccel_products() -> Sequence[Product]:  # type: ignore[empty-body]
     """List the known products.
 

@@ -157,7 +157,8 @@ def test_what_was_on_a_worker_that_dies(cluster, pool, tmp_path):
     calls = [each.submit(run, number) for number, each in enumerate((one, again) * 3)]
     until(lambda: all(future.running() for future in calls) and len(list(begun.iterdir())) == 6, "all")
     home = actor._group.first.member.started.node
-    here = [future._call.worker.started.node == home for future in calls]
+    nodes = {member.call: member.started.node for member in one._core.members if hasattr(member, "call")}
+    here = [nodes[future._call] == home for future in calls]
     assert sum(here) == 2, "the other four are on the other machine"
     cluster.kill(workers[int(home[1])])
     with pytest.raises(aa.BrokenWorkerError, match="died"):

@@ -162,7 +162,8 @@ def test_what_was_on_a_node_that_dies(ray_nodes, pool, tmp_path):
         calls = [each.submit(run) for each in (one, again) * 3]
         until(lambda: actor.ready.done() and all(future.running() for future in calls), "all")
         home = actor._group.first.member.started.node
-        here = [future._call.worker.started.node == home for future in calls]
+        where = {member.call: member.started.node for member in one._core.members if hasattr(member, "call")}
+        here = [where[future._call] == home for future in calls]
         assert sum(here) == 2, "the other four are on the other node"
         ray_nodes.kill(next(node for node in nodes if node.node_id[:8] in home))
         nodes = [node for node in nodes if node.node_id[:8] not in home]

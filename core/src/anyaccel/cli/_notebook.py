@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from functools import partial
 
 from anyaccel.cli import output
 from anyaccel.cli import sample as samples
@@ -48,16 +47,11 @@ def accel(line: str) -> Any:
     try:
         return _perform(line)
     except (AnyaccelError, KeyboardInterrupt) as error:
-        # IPython prints these lines instead of a traceback through modules of this package.
-        vars(error)["_render_traceback_"] = partial(
-            _write_error, str(error) or "interrupted", getattr(error, "hint", "")
-        )
+        told = (str(error) or "interrupted", *getattr(error, "hint", "").splitlines())
+        lines = [printable(f"anyaccel: {each}") for each in told]
+        # IPython prints these lines, as the command line does, instead of a traceback through modules of this package.
+        vars(error)["_render_traceback_"] = lambda: lines
         raise
-
-
-def _write_error(message: str, hint: str) -> list[str]:
-    """Return the lines of an error, as the command line prints it."""
-    return [printable(f"anyaccel: {each}") for each in (message, *hint.splitlines())]
 
 
 def _perform(line: str) -> Any:

@@ -10,7 +10,7 @@ from anyaccel.cli import output
 from anyaccel.cli.hold import go_on_alone
 from anyaccel.cli.options import acquire, add_note, survey, whole
 from anyaccel.cli.parser import report_errors
-from anyaccel.launcher.adopt import AdoptedProcess
+from anyaccel.launcher.behalf import AdoptedProcess
 from anyaccel.launcher.start import start_detached
 
 _LARGEST_PID = 1 << 22

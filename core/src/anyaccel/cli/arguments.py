@@ -22,7 +22,11 @@ class Formatter(argparse.HelpFormatter):
     """A formatter that keeps the blank lines between paragraphs, and leaves the options out of the usage."""
 
     def _format_usage(
-        self, usage: str | None, actions: Iterable[argparse.Action], _: object, prefix: str | None
+        self,
+        usage: str | None,
+        actions: Iterable[argparse.Action],
+        groups: object,  # noqa: ARG002 - groups of options
+        prefix: str | None,
     ) -> str:
         arguments = [action for action in actions if not action.option_strings]
         return super()._format_usage(usage, arguments, [], prefix)

@@ -116,8 +116,7 @@ def say(message: str) -> None:
     Does nothing if standard error is closed.
     """
     text = printable(f"anyaccel: {message}")
-    terminal = sys.stderr is not None and sys.stderr.isatty()
-    for line in folded(text, width(2)) if terminal else [text]:
+    for line in folded(text, width(2)) if is_terminal(2) else [text]:
         _write("stderr", f"{line}\n")
 
 
@@ -139,7 +138,7 @@ class StatusLine:
     @property
     def in_place(self) -> bool:
         """Whether each message replaces the one before; a job redirects standard error while it waits."""
-        return sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+        return is_terminal(2) and can_move_cursor()
 
     def show(self, message: str) -> None:
         """Show a message, cut off at the width of the terminal."""
@@ -300,9 +299,10 @@ def _size_of(descriptor: int) -> tuple[int, int]:
     return columns or _USUAL_WIDTH, lines or _USUAL_HEIGHT
 
 
-def is_terminal() -> bool:
-    """Return whether standard output is a terminal."""
-    return sys.stdout is not None and sys.stdout.isatty()
+def is_terminal(descriptor: int = 1) -> bool:
+    """Return whether standard output is a terminal, or standard error, which is descriptor 2."""
+    stream = sys.stdout if descriptor == 1 else sys.stderr
+    return stream is not None and stream.isatty()
 
 
 def _print_json(document: Mapping[str, Any], indent: int | None = 2) -> None:

@@ -148,32 +148,19 @@ def fit_columns(columns: Sequence[Column], natural: Sequence[int], room: int | N
         return _GAP, list(natural)
     order = sorted((at for at in range(len(columns)) if natural[at]), key=lambda at: columns[at].turn or 0)
     wanted = [at for at in order if (columns[at].turn or 0) < _WANTED]
-    gap, left, widths = _GAP, 0, [0] * len(columns)
-
-    def place(ats: Sequence[int]) -> None:
-        nonlocal left
-        for at in ats:
-            least = min(natural[at], columns[at].least or natural[at])
-            if at == order[0]:
-                least = max(1, min(least, room))  # a terminal is never too narrow for the first column
-            if least + gap <= left:
-                widths[at] = least
-                left -= least + gap
-
-    def grow(most: int) -> None:
-        nonlocal left
+    least = {at: min(natural[at], columns[at].least or natural[at]) for at in order}
+    for first in order[:1]:
+        least[first] = max(1, min(least[first], room))  # a terminal is never too narrow for the first column
+    gap = _GAP if sum(least[at] + _GAP for at in wanted) <= room + _GAP else 1
+    left, widths = room + gap, [0] * len(columns)
+    # A name of 200 characters must not keep the other columns narrow.
+    for placed, most in ((wanted, _MODEST), (order[len(wanted) :], _MODEST), ([], room)):
+        for at in placed:
+            if least[at] + gap <= left:
+                widths[at] = least[at]
+                left -= least[at] + gap
         for at in order:
             more = min(max(0, min(natural[at], most) - widths[at]), left) if widths[at] else 0
             widths[at] += more
             left -= more
-
-    for gap in (_GAP, 1):
-        left, widths = room + gap, [0] * len(columns)
-        place(wanted)
-        if all(widths[at] for at in wanted):
-            break
-    grow(_MODEST)  # a name of 200 characters must not keep the other columns narrow
-    place([at for at in order if at not in wanted])
-    grow(_MODEST)
-    grow(room)
     return gap, widths

@@ -27,11 +27,10 @@ def parse_declaration(text: str) -> tuple[str, int]:
     Raises:
         UsageError: When the text has another form.
     """
-    name, equals, number = text.partition("=")
-    digits = len(number) <= len(str(MOST)) and number.isascii() and number.isdecimal()
-    if not (equals and NAME.fullmatch(name) and digits):
+    match = re.fullmatch(rf"({NAME.pattern})=([0-9]{{1,{len(str(MOST))}}})", text)
+    if match is None:
         raise UsageError(f"a declaration must be NAME=NUMBER with a whole number, such as GPU=8 (got {text!r:.60})")
-    return _checked(name, int(number))
+    return _checked(match[1], int(match[2]))
 
 
 def declare(inventory: Inventory, devices: Mapping[str, int]) -> Inventory:

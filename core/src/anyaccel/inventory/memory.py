@@ -58,14 +58,15 @@ def _files(facts: Facts) -> Iterator[str]:
     """Yield the limits of our cgroup and its ancestors, except for the cgroup of our own share."""
     try:
         lines = (facts.read(OWN) or "").splitlines()
-        own = next((line[len("0::") :] for line in lines if line.startswith("0::/")), None)
     except OSError:
         return
-    while own is not None:
-        if not MADE.fullmatch(own.rpartition("/")[2]):
+    own = next((line.removeprefix("0::") for line in lines if line.startswith("0::/")), None)
+    names = [] if own is None else [ROOT, *filter(None, own.split("/"))]
+    while names:
+        if not MADE.fullmatch(names[-1]):
             try:
-                text = facts.read(f"{ROOT}{own.rstrip('/')}/dmem.max")
+                text = facts.read("/".join([*names, "dmem.max"]))
             except OSError:
                 text = None
             yield text or ""
-        own = own.rstrip("/").rpartition("/")[0] or "/" if own.strip("/") else None
+        names.pop()

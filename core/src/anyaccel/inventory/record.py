@@ -32,6 +32,7 @@ from anyaccel.probe.sanitize import PrivateNames, replace_in, sanitize
 from anyaccel.text import shown
 from anyaccel.vendors import DEADLINE_SECONDS
 from anyaccel.vendors.contract import RECORDED
+from anyaccel.vendors.discovery import ALLOW_VARIABLE, DENY_VARIABLE
 from anyaccel.vendors.process import Answers, ask, problem_in
 
 TYPE_CHECKING = False
@@ -115,22 +116,16 @@ def expect(
     timeout: float = DEADLINE_SECONDS,
     vendors: Iterable[str] | None = None,
 ) -> dict[str, Any]:
-    """Replay a recording without the masks of this process; return the data of ``expected.json``.
+    """Replay a recording without the environment of this process; return the data of ``expected.json``.
 
     Args:
         directory: Directory of the recording.
         timeout: Seconds that each vendor may take.
         vendors: Vendors to ask; all when None.
     """
-    machine = parse_machine(directory)
-    chosen = None if vendors is None else list(vendors)
-    answers, _ = ask("hello", machine, timeout=timeout, vendors=chosen)
-    owned = {
-        name for _, outcome in answers.values() for name in (outcome.value or {}).get("info", {}).get("env_vars", ())
-    }
     # Masks of this process would hide devices of the recording, which must replay alike everywhere.
-    environ = {name: text for name, text in os.environ.items() if name not in owned}
-    answers, _ = ask("detect", machine, timeout=timeout, environ=environ, vendors=chosen)
+    environ = {name: os.environ[name] for name in (ALLOW_VARIABLE, DENY_VARIABLE) if name in os.environ}
+    answers, _ = ask("detect", parse_machine(directory), timeout=timeout, environ=environ, vendors=vendors)
     return _expected(answers)
 
 

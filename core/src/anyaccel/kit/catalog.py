@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -26,7 +26,7 @@ _TOML = re.compile(
     r"""|\b0x(?P<hex>[0-9A-Fa-f]+)\b|(?P<other>[A-Za-z]\w*)""",
     re.MULTILINE | re.ASCII,
 )
-"""The words of TOML that JSON writes in another way, or lacks."""
+"""The words of TOML that JSON writes in another way, or lacks; ``other`` is left to :mod:`tomllib`."""
 _PRODUCT = ("id_template", "link", "attributes", "instance_types", "slots", "parts")
 
 
@@ -311,19 +311,9 @@ def look_up(vendor: int, device: int, paths: tuple[str, ...] = PCI_IDS) -> str:
     if path is None:
         return ""
     with open(path, encoding="utf-8", errors="replace") as file:
-        return _scan_list(iter(file), f"{vendor:04x}  ", f"\t{device:04x}  ")
-
-
-def _scan_list(lines: Iterator[str], vendor: str, device: str) -> str:
-    for line in lines:
-        if line.startswith(vendor):
-            break
-    for line in lines:
-        if line.startswith(device):
-            return line.removeprefix(device).strip()
-        if not line.startswith(("\t", "#")):  # the next vendor
-            break
-    return ""
+        block = f"\n{file.read()}".partition(f"\n{vendor:04x}  ")[2]
+    match = re.match(rf".*\n(?:[\t#].*\n)*?\t{device:04x}  (.*)", block)  # up to the next vendor
+    return match[1].strip() if match else ""
 
 
 def _bytes(size: Any, where: str) -> int | None:

@@ -14,7 +14,7 @@ from anyaccel.launcher.environment import print_error
 from anyaccel.launcher.hold import DeviceLease, take
 from anyaccel.launcher.launch import RunOptions, TakeOptions, check_options
 from anyaccel.launcher.start import make_start_error
-from anyaccel.launcher.time_limit import Countdown, TimeLimit, check_early
+from anyaccel.launcher.time_limit import Countdown, TimeLimit, check_early, describe_timeout
 from anyaccel.linux import mark as marks
 from anyaccel.linux import process
 from anyaccel.linux.teardown import GRACE_SECONDS, Teardown, combine_finds, find_carriers, find_tree
@@ -229,7 +229,7 @@ class _TimedEnd:
         self._exited.set()
         if self._limit is not None and self._thread is not None and self.timed_out:
             self._thread.join()
-            print_error(self._limit.message)
+            print_error(describe_timeout(self._limit.seconds))
 
     def _watch(self, limit: TimeLimit, pid: int, started: int) -> None:
         """Send the early signal in time; at the limit, set :attr:`timed_out` and end the processes.

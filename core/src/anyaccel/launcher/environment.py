@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from anyaccel.errors import EnvConflictError, PluginError
 from anyaccel.inventory.current import ALLOCATION_VARIABLE, LEASE_VARIABLE
@@ -27,7 +27,7 @@ from anyaccel.model import (
     field,
     replace,
 )
-from anyaccel.model.wire import plain
+from anyaccel.model.wire import encode
 from anyaccel.probe import HOST, MACHINE_VARIABLE
 from anyaccel.text import printable
 from anyaccel.vendors.discovery import DENY_VARIABLE
@@ -42,10 +42,9 @@ if TYPE_CHECKING:
 DEVICES_VARIABLE = "ANYACCEL_DEVICES"
 Bind = bool | None
 """Whether workers run near their devices; None to bind only workers with whole devices of this host."""
-# Without links: a worker cannot use them, and they grow with the square of the devices, while a variable has a limit.
-_ENCODER = json.JSONEncoder(default=partial(plain, without=("links",)), separators=(",", ":"))
 _MEMORY_VARIABLES = "ANYACCEL_MEMORY_"
 """Beginning of the names of variables about a worker's share of memory; see :mod:`anyaccel.launcher.caps`."""
+_PRESENT = (VendorState.OK, VendorState.FAILED)
 HIDE_SECONDS = 0.4
 """Time for the plug-in of a vendor outside the allocation to say how its devices are hidden."""
 
@@ -83,7 +82,13 @@ class WorkerEnvironment(Value):
 
     def with_allocation(self, allocation: Allocation) -> WorkerEnvironment:
         """Return this environment with another description of the allocation, also in the worker's variable."""
-        return replace(self.with_variables({ALLOCATION_VARIABLE: _ENCODER.encode(allocation)}), allocation=allocation)
+        return replace(self.with_variables({ALLOCATION_VARIABLE: _write_allocation(allocation)}), allocation=allocation)
+
+
+def _write_allocation(allocation: Allocation) -> str:
+    """Return an allocation as JSON for the worker's variable."""
+    # Without links: a worker cannot use them, and they grow with the square of devices, while a variable has a limit.
+    return json.dumps(encode(allocation, without=("links",)), separators=(",", ":"))
 
 
 def worker_environment(
@@ -130,21 +135,20 @@ def worker_environment(
     base = dict(os.environ if environ is None else environ)
     held = allocation.by_device
     edits, gaps = _edits(held, inventory, base, unallocated, mask, confined=allocation.confined)
-    only = _only_share(held)
-    fraction = _fraction(only)
+    part_bytes, fraction = _measure_part(held)
     if not all(share.whole for share in allocation.shares):
         allocation = _name_enforcement(allocation, edits, cap=bool(cap and fraction))
-    changes, unset, more = _merge(_keep_obeyed(edits, inventory), {share.device.vendor for share in held.values()})
+    changes, unset, more = _merge(edits, {share.device.vendor for share in held.values()}, inventory)
     processors: tuple[int, ...] = ()
     if bind is not False:
         processors = find_processors(allocation, inventory, bind)
     if gaps or more or processors:  # most allocations stay as they are
         allocation = replace(allocation, gaps=(*allocation.gaps, *gaps, *more), processors=processors)
     changes |= _own_variables(allocation, inventory, lease)
-    if only is not None and only.memory_bytes:
+    if part_bytes:
         from anyaccel.launcher import caps  # few workers have a part of a device
 
-        changes[caps.LIMIT_VARIABLE] = str(only.memory_bytes)
+        changes[caps.LIMIT_VARIABLE] = str(part_bytes)
         if fraction:
             changes[caps.FRACTION_VARIABLE] = f"{fraction:g}"
         if fraction and cap:
@@ -234,15 +238,17 @@ def _edits(
             edits[report.vendor] = _vendor(report.vendor).env(given, ctx)
             if len(given) < len(ctx.devices) and not confined:
                 gaps += _warn_visible(report, edits[report.vendor], "its other devices")
-        elif unallocated == "hide" and report.state in {VendorState.OK, VendorState.FAILED}:
+        elif unallocated == "hide" and report.state in _PRESENT:
+            devices = inventory.of_vendor(report.vendor)
             try:
-                edits[report.vendor] = report.hidden or _ask_to_hide(report, inventory, environ, mask)
+                edits[report.vendor] = report.hidden or _vendor(report.vendor).env(
+                    (), EnvContext(devices=devices, environ=environ, mask=mask), seconds=HIDE_SECONDS
+                )
             except PluginError as error:  # of a vendor outside the allocation: the worker starts without its word
                 if report.resource or not confined:
                     gaps.append(_warn_unknown(report.vendor, error.problem.reason))
             else:
-                here = report.state is VendorState.FAILED or report.partial or inventory.of_vendor(report.vendor)
-                if here and not confined:
+                if not confined and (devices or report.partial or report.state is VendorState.FAILED):
                     gaps += _warn_visible(report, edits[report.vendor], "them")
     return edits, gaps
 
@@ -273,18 +279,6 @@ def _warn_unknown(vendor: str, reason: str) -> str:
     )
 
 
-def _ask_to_hide(
-    report: VendorReport, inventory: Inventory, environ: Mapping[str, str], mask: Literal["id", "index"]
-) -> EnvEdits:
-    """Ask a vendor's process for the edits that hide the vendor's devices, for ``HIDE_SECONDS`` at most.
-
-    Raises:
-        PluginError: If there is no valid answer in time.
-    """
-    ctx = EnvContext(devices=inventory.of_vendor(report.vendor), environ=environ, mask=mask)
-    return _vendor(report.vendor).env((), ctx, seconds=HIDE_SECONDS)
-
-
 def _vendor(name: str) -> VendorProcess:
     """Return the process of a vendor, which its first call starts; import late, since a machine may have no vendor.
 
@@ -296,32 +290,19 @@ def _vendor(name: str) -> VendorProcess:
     return vendor_process(name)
 
 
-def _keep_obeyed(edits: Mapping[str, EnvEdits], inventory: Inventory) -> dict[str, EnvEdits]:
-    """Return the edits; a removal of another vendor's variable is left out if a vendor on the machine obeys it.
-
-    A vendor is on the machine if the detection found the vendor or failed.
-    """
-    here = [report for report in inventory.vendors if report.state in {VendorState.OK, VendorState.FAILED}]
-    obeyed: set[str] = set()
-    for report in here:
-        obeyed |= {*report.env_vars}.difference(report.cleared)
-    found = dict(edits)
-    for report in here:
-        left = obeyed.intersection(report.cleared)
-        if left and report.vendor in edits:
-            found[report.vendor] = replace(edits[report.vendor], unset=edits[report.vendor].unset - left)
-    return found
-
-
-def _merge(edits: Mapping[str, EnvEdits], given: Collection[str]) -> tuple[dict[str, str], set[str], list[str]]:
+def _merge(
+    edits: Mapping[str, EnvEdits], given: Collection[str], inventory: Inventory
+) -> tuple[dict[str, str], set[str], list[str]]:
     """Merge the vendors' edits.
 
     An edit of a vendor of the allocation wins over an edit that hides another vendor. Among vendors that are only to be
-    hidden, a value wins over the removal of the variable, and the first value over others.
+    hidden, a value wins over the removal of the variable, and the first value over others. A removal of another
+    vendor's variable is left out if a vendor on the machine obeys it: one that the detection found, or that failed.
 
     Args:
         edits: The edits, by vendor.
         given: The vendors of the allocation.
+        inventory: The machine.
 
     Returns:
         Variables to set, variables to unset, and sentences about devices that stay visible: one for each value that a
@@ -330,80 +311,54 @@ def _merge(edits: Mapping[str, EnvEdits], given: Collection[str]) -> tuple[dict[
     Raises:
         EnvConflictError: If two vendors of the allocation need different values of one variable.
     """
-    merged: dict[str, str] = {}
-    unset: set[str] = set()
+    obeyed: set[str] = set()
+    wishes: list[tuple[str, str, str | None]] = []
+    for report in inventory.vendors:
+        if report.state in _PRESENT:
+            obeyed |= {*report.env_vars}.difference(report.cleared)
+    for report in inventory.vendors:
+        if (edit := edits.get(report.vendor)) is not None:
+            wishes += [(report.vendor, *wish) for wish in edit.set.items()]
+            # Sorted: sets have no order, and messages should not change from run to run.
+            unset = sorted(edit.unset - obeyed.intersection(report.cleared))
+            wishes += [(report.vendor, name, None) for name in unset]
+    wishes.sort(key=lambda wish: (wish[0] not in given, wish[2] is None))
+    decided: dict[str, tuple[str, str | None]] = {}
     gaps: list[str] = []
-    for name, wanted in _group_by_variable(edits).items():
-        own = {vendor: wish for vendor, wish in wanted.items() if vendor in given}
-        if len(set(own.values())) > 1:
-            raise EnvConflictError(_conflict(name, own))
-        value = next((wish for wish in (own or wanted).values() if wish is not None), None)
-        if value is None:
-            unset.add(name)
-        else:
-            merged[name] = value
-        if len(wanted) > 1:
-            gaps += _gaps(name, value, wanted)
-    return merged, unset, gaps
+    for vendor, name, value in wishes:
+        winner, chosen = decided.setdefault(name, (vendor, value))
+        if vendor == winner or value == chosen:
+            continue
+        if vendor in given:
+            raise EnvConflictError(_describe_conflict(name, (winner, chosen), (vendor, value)))
+        if value is not None:
+            needed = "unset" if chosen is None else f"to be {chosen!r}"
+            hides = f"{name}={value!r} hides them, and {winner} needs it {needed}"
+            gaps.append(f"devices of {vendor} may be open to the worker: {hides}")
+    merged = {name: value for name, (_, value) in decided.items() if value is not None}
+    return merged, decided.keys() - merged.keys(), gaps
 
 
-def _group_by_variable(edits: Mapping[str, EnvEdits]) -> dict[str, dict[str, str | None]]:
-    """Return the value needed by each vendor, by variable; None for unset. A vendor's value wins over its removal."""
-    wishes: dict[str, dict[str, str | None]] = {}
-    for vendor, edit in edits.items():
-        for name in sorted(edit.unset):  # sets have no order, and messages should not change from run to run
-            wishes.setdefault(name, {})[vendor] = None
-        for name, content in edit.set.items():
-            wishes.setdefault(name, {})[vendor] = content
-    return wishes
-
-
-def _gaps(name: str, value: str | None, wanted: Mapping[str, str | None]) -> Iterator[str]:
-    """Yield a warning for each vendor that needs another value of a variable; none for a vendor that needs it unset.
-
-    Args:
-        name: Name of the variable.
-        value: The value that the variable gets, one of those in ``wanted``; None if unset.
-        wanted: The value needed by each vendor; None for unset.
-    """
-    for vendor, wish in wanted.items():
-        if wish is not None and wish != value:
-            winner = next(other for other, theirs in wanted.items() if theirs == value)
-            needed = "unset" if value is None else f"to be {value!r}"
-            hides = f"{name}={wish!r} hides them, and {winner} needs it {needed}"
-            yield f"devices of {vendor} may be open to the worker: {hides}"
-
-
-def _conflict(name: str, wanted: Mapping[str, str | None]) -> str:
-    """Describe the conflict of the first vendor with the first that differs over a variable, with the way out."""
-    first, one = next(iter(wanted.items()))
-    second, two = next((vendor, value) for vendor, value in wanted.items() if value != one)
-    if one is None or two is None:
-        setter, other = (second, first) if one is None else (first, second)
-        what = f"{setter} sets the variable {name} (to {wanted[setter]!r}), which {other} unsets"
-    else:
-        what = f"{first} and {second} set the variable {name} differently ({one!r} and {two!r})"
+def _describe_conflict(name: str, first: tuple[str, str | None], second: tuple[str, str | None]) -> str:
+    """Describe the conflict of two vendors, each with the needed value, over a variable; the first sets it."""
+    (one, its), (other, theirs) = first, second
+    what = f"{one} and {other} set the variable {name} differently ({its!r} and {theirs!r})"
+    if theirs is None:
+        what = f"{one} sets the variable {name} (to {its!r}), which {other} unsets"
     return f"{what}, so one worker cannot hold this combination; ask for their devices in separate commands"
 
 
-def _fraction(share: Share | None) -> float | None:
-    """Return a share's fraction of the device's memory, rounded down to four decimals.
+def _measure_part(held: Mapping[str, Share]) -> tuple[int, float]:
+    """Return the bytes that a worker holds of its only device, and their fraction of the device's memory.
 
-    None without a share, if the memory of share or device is unknown, or for a fraction below 0.0001.
-    """
-    if share is None or not share.memory_bytes or not share.device.memory_bytes:
-        return None
-    # Rounded down: two halves of a device must not add up to more than the device.
-    return int(share.memory_bytes / share.device.memory_bytes * 10_000) / 10_000 or None
-
-
-def _only_share(held: Mapping[str, Share]) -> Share | None:
-    """Return the share of a worker with a part of a single device; None for other workers.
-
-    Frameworks have one cap for all devices that they see.
+    The fraction is rounded down to four decimals. Either is 0 if it is unknown, and if the worker holds a whole device
+    or several: frameworks have one cap for all devices that they see.
     """
     share = next(iter(held.values()), None)
-    return None if share is None or share.whole or len(held) > 1 else share
+    if share is None or share.whole or len(held) > 1 or not share.memory_bytes:
+        return 0, 0.0
+    # Rounded down: two halves of a device must not add up to more than the device.
+    return share.memory_bytes, int(share.memory_bytes / (share.device.memory_bytes or math.inf) * 10_000) / 10_000
 
 
 def _name_enforcement(allocation: Allocation, edits: Mapping[str, EnvEdits], *, cap: bool) -> Allocation:
@@ -444,7 +399,7 @@ def _own_variables(allocation: Allocation, inventory: Inventory, lease: str) -> 
     """
     own = {
         DEVICES_VARIABLE: ",".join([share.device.id for share in allocation.shares]),
-        ALLOCATION_VARIABLE: _ENCODER.encode(allocation),
+        ALLOCATION_VARIABLE: _write_allocation(allocation),
     }
     if lease:
         own[LEASE_VARIABLE] = lease

@@ -25,9 +25,9 @@ from anyaccel.launcher.open_lease import OWN, OpenLease, plan_handover
 from anyaccel.launcher.scope import Scope
 from anyaccel.ledger import Lease, LeaseRecord, Ledger, Place
 from anyaccel.linux import mark as marks
-from anyaccel.model import NOTHING, Allocation, Device, Extent, Grant, Inventory, Request, Stats, replace
+from anyaccel.model import NOTHING, Allocation, Device, Extent, Grant, Request, Stats, replace
 from anyaccel.model.allocation import share_table
-from anyaccel.scheduler import ReasonCode, Verdict, parse_request
+from anyaccel.scheduler import Reason, ReasonCode, Verdict, parse_request
 from anyaccel.scheduler.filters import asked_memory
 from anyaccel.text import printable
 
@@ -218,7 +218,8 @@ def acquire(request: str | Sequence[str] | Request, **options: Unpack[AcquireOpt
         H100 0
         False
     """
-    pending = _make_request("acquire", request, options)
+    check_options("acquire", options, AcquireOptions.__annotations__)
+    pending = LeaseRequest(request, marks.draw_for_process, options)
     return pending.get(pending.plan_lease, keep)
 
 
@@ -238,25 +239,9 @@ async def acquire_async(request: str | Sequence[str] | Request, **options: Unpac
     """
     import asyncio
 
-    pending = await asyncio.to_thread(_make_request, "acquire_async", request, options)
+    check_options("acquire_async", options, AcquireOptions.__annotations__)
+    pending = await asyncio.to_thread(LeaseRequest, request, marks.draw_for_process, options)
     return await pending.get_async(pending.plan_lease, keep)
-
-
-def _make_request(function: str, request: str | Sequence[str] | Request, options: AcquireOptions) -> LeaseRequest:
-    """Check the options of a public function, and make a request whose lease this process will hold.
-
-    Making it detects the machine, unless an inventory is given; see :class:`LeaseRequest` for the errors.
-
-    Args:
-        function: Name of the function, for messages.
-        request: The request.
-        options: Options of :func:`acquire`.
-
-    Raises:
-        UnknownOptionError, UsageError: If an option is unknown, or its value invalid.
-    """
-    check_options(function, options, AcquireOptions.__annotations__)
-    return LeaseRequest(request, marks.draw_for_process, options)
 
 
 def keep(lease: DeviceLease) -> DeviceLease:
@@ -370,6 +355,7 @@ class LeaseRequest:
         self._grants: tuple[Grant, ...] = ()
         self._attempt: Acquisition | None = None
         self.made: OpenLease | None = None
+        self.began = monotonic()
         self._choice = make_choice(self.inventory, self.request)
         self.on_cpu = not self._choice.ever_fits
         if self.on_cpu:
@@ -379,16 +365,20 @@ class LeaseRequest:
             return
         self.ledger = Ledger.open(self.environ)
         self.scope = Scope.make(self.inventory, self.environ)
-        avoid_busy = options.get("avoid_busy", False)
-        self._unleased = UnleasedUse(self.inventory, self.request, self.environ, avoid_busy=avoid_busy)
+        self._avoid_busy = options.get("avoid_busy", False)
+        self._memory = max((asked_memory(term) for term in self.request.terms if term.filters), default=0)
+        self._observed: tuple[float, Mapping[str, Stats]] = (float("-inf"), {})
         want = self.scope.make_want(self._choice, self.inventory)
         self.want = replace(want, seconds=time, confined=self._confined, mark=mark)
-        wait = read_seconds("wait", options.get("wait"))
-        self._terms: dict[str, Any] = {"wait": wait, "priority": options.get("priority", 0)}
-        self._terms |= {"note": self.note, "on_wait": self._report_wait, "place": place}
+        self._terms: dict[str, Any] = {
+            "wait": read_seconds("wait", options.get("wait")),
+            "priority": options.get("priority", 0),
+            "note": self.note,
+            "on_wait": self._report_wait,
+            "place": place,
+        }
         self._on_wait = options.get("on_wait")
         self._blocks = False
-        self.began = monotonic()
 
     def get(self, make: Callable[[Lease | None], AnyLease], finish: Callable[[AnyLease], T]) -> T:
         """Wait for the devices, have the vendors change these for the holder, and return the result of ``finish``.
@@ -547,11 +537,42 @@ class LeaseRequest:
             choice kept.
         """
         leased = self.scope.to_devices(taken)
-        grants = self._choice.choose(leased | self._unleased.find_taken(leased))
+        grants = self._choice.choose(leased | self._find_busy(leased))
         if grants is None:
             return None
         self._grants = grants
         return self.scope.to_ledger(grants)
+
+    def _find_busy(self, leased: Mapping[str, Extent]) -> dict[str, Extent]:
+        """Return the whole of each device without a lease that :meth:`choose` has to avoid, by id.
+
+        An observation starts processes, and serves for ``FRESH_SECONDS``.
+
+        Args:
+            leased: The leased part of each device, by id. These devices are left out, even if leased in part.
+        """
+        if not (self._avoid_busy or self._memory):
+            return {}
+        # The ledger asks again after each change on the machine.
+        if monotonic() - self._observed[0] > FRESH_SECONDS:
+            from anyaccel.inventory.observe import stats
+
+            observed, _ = stats(self.inventory, environ=self.environ)
+            self._observed = monotonic(), observed
+        return {
+            device.id: Extent(device.units)
+            for device in self.inventory.devices
+            if device.id not in leased  # the holder's own use is no obstacle: the lease is
+            and self._is_busy(device, self._observed[1].get(device.id, Stats()))
+        }
+
+    def _is_busy(self, device: Device, seen: Stats) -> bool:
+        """Return whether a device is in use (with ``avoid_busy``), or has too little free memory; unknown is enough."""
+        if self._avoid_busy and seen.processes:
+            return True
+        if not self._memory or device.memory_bytes is None or seen.memory_used_bytes is None:
+            return False
+        return device.memory_bytes - seen.memory_used_bytes < self._memory
 
     def make_allocation(self, lease: Lease | None) -> Allocation:
         """Make the allocation of the devices that :meth:`choose` chose last; without an id if ``lease`` is None.
@@ -595,9 +616,10 @@ class LeaseRequest:
             LedgerError: If the ledger cannot be read.
         """
         if isinstance(error, LimitError):
-            from anyaccel.launcher.verdicts import make_limit_error
-
-            return make_limit_error(self.request, error)
+            reasons = tuple(Reason(code=ReasonCode.LIMIT, message=each) for each in error.reasons)
+            ways_out = tuple(error.hint.splitlines())
+            verdict = Verdict(request=self.request, fits_now=False, ever_fits=False, reasons=reasons, ways_out=ways_out)
+            return NeverFitsError(verdict.message, verdict=verdict, hint=verdict.hint)
         verdict = self._judge()
         told = any(reason.code is ReasonCode.WAITING_BEHIND for reason in verdict.reasons)
         behind = f" {error.ahead} asked for them before." if error.ahead and not told else ""
@@ -614,66 +636,3 @@ class LeaseRequest:
 
         terms = {"time": self.want.seconds, "priority": self._terms["priority"]}
         return judge(self.inventory, self.request, self.ledger, self.environ, **terms)
-
-
-class UnleasedUse:
-    """Finds devices unavailable to a request because of processes without a lease.
-
-    Args:
-        inventory: The machine.
-        request: The request.
-        environ: The environment of the plug-ins.
-        avoid_busy: Whether a device with a process on it counts as taken.
-    """
-
-    def __init__(self, inventory: Inventory, request: Request, environ: Mapping[str, str], *, avoid_busy: bool) -> None:
-        self._inventory = inventory
-        self._environ = environ
-        self._avoid_busy = avoid_busy
-        self._memory = max((asked_memory(term) for term in request.terms if term.filters), default=0)
-        self._observed: Mapping[str, Stats] = {}
-        self._observed_at = float("-inf")
-
-    def find_taken(self, leased: Mapping[str, Extent]) -> dict[str, Extent]:
-        """Return the whole of each device without a lease and unavailable to the request, by id.
-
-        A device is taken if a process runs on it (with ``avoid_busy``), or if it has less free memory than the largest
-        memory filter of the request asks for. A device that cannot be observed counts as free, and unknown memory as
-        enough. An observation starts
-        processes, and serves for ``FRESH_SECONDS``. Without ``avoid_busy`` and memory filters, nothing is observed, and
-        the result is empty.
-
-        Args:
-            leased: The leased part of each device, by id. These devices are left out of the result, even if leased in
-                part.
-        """
-        if not (self._avoid_busy or self._memory):
-            return {}
-        # The ledger asks again after each change on the machine, and an observation starts processes.
-        if monotonic() - self._observed_at > FRESH_SECONDS:
-            from anyaccel.inventory.observe import stats
-
-            self._observed, _ = stats(self._inventory, environ=self._environ)
-            self._observed_at = monotonic()
-        return {
-            device.id: Extent(device.units)
-            for device in self._inventory.devices
-            if device.id not in leased  # the holder's own use is no obstacle: the lease is
-            and device.id in self._observed
-            and self._is_taken(device.memory_bytes, self._observed[device.id])
-        }
-
-    def _is_taken(self, memory_bytes: int | None, seen: Stats) -> bool:
-        """Return whether an observed device is unavailable: in use (with ``avoid_busy``), or short of free memory.
-
-        Short means less than the largest memory filter of the request asks for; without a filter, memory is ignored.
-
-        Args:
-            memory_bytes: Total memory of the device. If unknown (None), or if the use is unknown, memory is ignored.
-            seen: The observation of the device.
-        """
-        if self._avoid_busy and seen.processes:
-            return True
-        if not self._memory or memory_bytes is None or seen.memory_used_bytes is None:
-            return False
-        return memory_bytes - seen.memory_used_bytes < self._memory

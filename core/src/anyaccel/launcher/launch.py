@@ -152,7 +152,7 @@ def check_options(function: str, given: Mapping[str, object], *known: Iterable[s
             raise UnknownOptionError(f"{function}() has no option {shown(name)}", hint=way_out)
     for name, values in _VALUES.items():
         if name in given and given[name] not in values:
-            raise UsageError(f"{name} must be {_join(values)} (got {shown(given[name])})")
+            raise UsageError(f"{name} must be one of {', '.join(map(repr, values))} (got {shown(given[name])})")
     memory = given.get("memory")
     if memory is not None:
         parse_memory(memory)
@@ -176,12 +176,6 @@ def parse_memory(memory: object) -> int:
     if isinstance(found, bool) or not isinstance(found, int) or found < _LEAST_MEMORY:
         raise UsageError(f"memory must be at least 1MiB, in bytes or as a text such as '8GiB' (got {memory!r:.60})")
     return found
-
-
-def _join(values: tuple[object, ...]) -> str:
-    """Return values as code, in a list that ends with "or"."""
-    *first, last = map(repr, values)
-    return f"{', '.join(first)} or {last}"
 
 
 class Launch(Value):
@@ -317,7 +311,12 @@ def check_start(options: StartOptions, *, forked: bool = False) -> bool:
         EnforcementError: If the kernel cannot limit ``memory``, or cannot confine a process with ``enforce`` True.
     """
     if options.get("memory") is not None:
-        check_memory_limit(direct=forked)
+        from anyaccel.linux import cgroup
+
+        try:
+            cgroup.find_place({"memory"}, None if forked else os.environ)
+        except (OSError, cgroup.UnavailableError) as error:
+            raise _make_error(error) from error
     if not (enforce := options.get("enforce", False)):
         return False
     from anyaccel.launcher.sandbox import check_enforce
@@ -382,8 +381,8 @@ def plan_launch(
     memory = options.get("memory")
     if memory is not None or (grouped and environment.regions):
         environment = limit_memory(environment, None if memory is None else parse_memory(memory), direct=forked)
-    own: dict[str, Any] = {name: value for name, value in options.items() if name in ProcessSetup._fields}
-    return Launch(inventory=inventory, environment=environment, inside=ProcessSetup(sandbox=sandbox, **own))
+    inside = ProcessSetup(cap=options.get("cap", False), sandbox=sandbox)
+    return Launch(inventory=inventory, environment=environment, inside=inside)
 
 
 def prepare(
@@ -435,23 +434,6 @@ def prepare(
     return plan_launch(allocation, inventory, options, environ=environ, grouped=False, told=False)
 
 
-def check_memory_limit(*, direct: bool = False) -> None:
-    """Check that the kernel can limit the host memory of a worker; no cgroup is made.
-
-    Args:
-        direct: As for :func:`limit_memory`.
-
-    Raises:
-        EnforcementError: If the kernel cannot.
-    """
-    from anyaccel.linux import cgroup
-
-    try:
-        cgroup.find_place({"memory"}, None if direct else os.environ)
-    except (OSError, cgroup.UnavailableError) as error:
-        raise _make_error(error) from error
-
-
 def limit_memory(made: WorkerEnvironment, memory: int | None = None, *, direct: bool = False) -> WorkerEnvironment:
     """Make the cgroup of a worker before the start; without limits that the kernel permits, no group is made.
 
@@ -483,17 +465,26 @@ def limit_memory(made: WorkerEnvironment, memory: int | None = None, *, direct: 
         most[region] = most.get(region, 0) + held
     devices = {"dmem.max": "\n".join(f"{region} {held}" for region, held in most.items())} if most else {}
     through = None if direct else made.values
+    group, unlimited = None, ""
     if devices:
         try:
-            return _add_group(made, cgroup.make(host | devices, through), memory, dmem=True)
+            group = cgroup.make(host | devices, through)
         except (OSError, cgroup.UnavailableError) as error:  # a kernel without dmem can still limit host memory
-            made = replace(made, unlimited=str(error))
-    if host:
+            unlimited = str(error)
+    limited = made.regions if group is not None else {}
+    if host and group is None:
         try:
-            return _add_group(made, cgroup.make(host, through), memory, dmem=False)
+            group = cgroup.make(host, through)
         except (OSError, cgroup.UnavailableError) as error:
             raise _make_error(error) from error
-    return made
+    if group is None:
+        return replace(made, unlimited=unlimited)
+
+    def name(share: Share) -> Share:
+        return replace(share, memory_by=DMEM) if share.device.id in limited and not share.whole else share
+
+    allocation = map_shares(replace(made.allocation, host_memory_bytes=memory), name)
+    return replace(made.with_allocation(allocation), group=group, unlimited=unlimited)
 
 
 def remove_group(group: WorkerGroup) -> str:
@@ -518,24 +509,3 @@ def _make_error(error: OSError | UnavailableError) -> EnforcementError:
     """Make the error about a failed limit of host memory; the hint is an :class:`UnavailableError`'s, else general."""
     remedy = getattr(error, "remedy", "look at that directory's owner and at what the kernel's log (dmesg) says")
     return EnforcementError(f"the kernel cannot limit the host memory of a worker: {error}", hint=remedy)
-
-
-def _add_group(made: WorkerEnvironment, group: WorkerGroup, memory: int | None, *, dmem: bool) -> WorkerEnvironment:
-    """Return the environment with a group, and with the limits in the allocation and in its variable.
-
-    Args:
-        made: The environment.
-        group: The group.
-        memory: Limit of host memory in bytes; None for no limit.
-        dmem: Whether the group limits device memory: it is then named as the enforcement of each share, but no whole
-            device, in ``regions``.
-    """
-    allocation = replace(made.allocation, host_memory_bytes=memory)
-    if dmem:
-
-        def held(share: Share) -> Share:
-            here = share.device.id in made.regions and not share.whole
-            return replace(share, memory_by=DMEM) if here else share
-
-        allocation = map_shares(allocation, held)
-    return replace(made.with_allocation(allocation), group=group)

@@ -24,14 +24,15 @@ import select
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from anyaccel import configuration
 from anyaccel.errors import AnyaccelError, ConfigurationError
 from anyaccel.launcher.environment import print_error
 from anyaccel.launcher.hold import DeviceLease
-from anyaccel.launcher.open_lease import is_journal_kept, is_journal_wanted
+from anyaccel.launcher.open_lease import UsageMeter, is_journal_kept, is_journal_wanted
 from anyaccel.launcher.start import fork_child, start_detached, start_helper
-from anyaccel.launcher.time_limit import Countdown, TimeLimit, print_line
+from anyaccel.launcher.time_limit import Countdown, TimeLimit, describe_timeout, print_line
 from anyaccel.ledger import Ledger
 from anyaccel.linux import process
 from anyaccel.linux.descriptors import list_descriptors
@@ -49,7 +50,7 @@ NAME = "anyaccel-mon"
 _STATUS, _ERROR = 3, 4
 """Descriptors of the pipe with the exit status, and of the command's standard error."""
 _PRINT_SECONDS = 1
-"""Time for a line on standard error: a terminal that is stopped takes none."""
+"""Time for a line on standard error."""
 _LONGEST_PAUSE = 60.0
 _LOOK_SECONDS = 2.0
 """Pause between two looks at a lease without a visible process, such as one in quarantine."""
@@ -94,7 +95,7 @@ def start_monitor(
     until, grouped = lease.lease.until, lease.launch.environment.group is not None
     if until is None and lease.handover is None and not grouped and not is_journal_kept(lease.lease.path):
         return
-    meter, own = lease.start_meter(lease.lease, program), process.me()
+    meter, own = UsageMeter(lease, program), process.me()
     shares = lease.allocation.shares if is_journal_wanted() else ()
     sampler = make_sampler(lease.launch.inventory, shares, meter.add_sample)
     # Not by the monitor: a process without a terminal could tell no user why it does not enforce the limit.
@@ -102,7 +103,7 @@ def start_monitor(
     end = limit or TimeLimit.for_lease(lease.lease, None, GRACE_SECONDS)
 
     def watch(error: int) -> int:
-        ended = _LeaseWatch(ledger, meter.lease, end, mark, sampler, error=error, stays=stays).run(own)
+        ended = _LeaseWatch(ledger, lease.id, end, mark, sampler, error=error, stays=stays).run(own)
         exit_status, reported = _read_status(_STATUS)
         meter.finish(exit_status, timed_out=reported or (ended and limit is not None))
         lease.take_back()
@@ -113,10 +114,10 @@ def start_monitor(
     pipe = _start(watch, keep_error=limit is not None and not stays, wait=stays or until is not None)
     if pipe is None:
         if until is not None and not stays:
-            _warn_unlimited(meter.lease)
+            _warn_unlimited(lease.id)
         return
     if stays:
-        lease.attach_writer(_StatusPipe(pipe))
+        lease.attach_writer(partial(_send_status, pipe))
     else:
         os.close(pipe)
 
@@ -187,20 +188,14 @@ def _start(watch: Callable[[int], int], *, keep_error: bool = False, wait: bool 
     return None if failed else writer
 
 
-class _StatusPipe:
-    """Passes the exit status to the monitor, which writes the journal entry."""
-
-    def __init__(self, writer: int) -> None:
-        self._writer = writer
-
-    def finish(self, status: int | None = None, *, timed_out: bool = False) -> None:
-        """Send the status, and close the pipe; errors are ignored. Call it once."""
-        with contextlib.suppress(OSError), open(self._writer, "wb", buffering=0) as pipe:
-            pipe.write(f"{'' if status is None else status} {int(timed_out)}".encode())
+def _send_status(pipe: int, status: int | None = None, *, timed_out: bool = False) -> None:
+    """Send the exit status to the monitor, which writes the journal entry, and close the pipe; errors are ignored."""
+    with contextlib.suppress(OSError), open(pipe, "wb", buffering=0) as file:
+        file.write(f"{'' if status is None else status} {int(timed_out)}".encode())
 
 
 def _read_status(pipe: int) -> tuple[int | None, bool]:
-    """Read the report of :class:`_StatusPipe`; does not wait. An error, or an invalid report, counts as no report.
+    """Read the report of :func:`_send_status`; does not wait. An error, or an invalid report, counts as no report.
 
     Returns:
         The exit status, None if unknown; and whether the time limit was reached, False without a report.
@@ -338,24 +333,18 @@ class _LeaseWatch:
         ignored.
         """
         if not printed:
-            self._print(limit.message)  # before the end: a shell shows its prompt once the command has exited
+            # Before the end: a shell shows its prompt once the command has exited.
+            self._print(describe_timeout(limit.seconds))
         with contextlib.suppress(AnyaccelError):
             self._ledger.end_lease(self._lease, grace=limit.grace, force=True)
 
     def _print(self, text: str) -> None:
-        """Print a line on the command's standard error, if open; give up after ``_PRINT_SECONDS``.
-
-        A child prints, and is killed by its alarm if the terminal is stopped. Errors are ignored.
-        """
-
-        def print_in_time() -> int:
-            signal.alarm(_PRINT_SECONDS)
-            print_line(text, self._error)
-            return 0
-
+        """Print a line on the command's standard error, if open; give up after ``_PRINT_SECONDS``; ignore errors."""
         if self._error >= 0:
-            with contextlib.suppress(OSError):
-                process.reap(fork_child(print_in_time))
+            poll = select.poll()
+            poll.register(self._error, select.POLLOUT)
+            if poll.poll(_PRINT_SECONDS * 1000):  # a terminal that is stopped takes none
+                print_line(text, self._error)
 
     def _close_error(self) -> None:
         """Close the command's standard error, unless closed already."""

@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from _thread import allocate_lock
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 
 from anyaccel import configuration
@@ -30,16 +30,12 @@ from anyaccel.vendors.process import hand_over, vendor_process
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Protocol, Self
+    from typing import Self
 
     from anyaccel.ledger import Lease
 
-    class EntryWriter(Protocol):
-        """Writes the journal entry at the end of a lease."""
-
-        def finish(self, status: int | None = None, *, timed_out: bool = False) -> None:
-            """Write the entry."""
-
+EntryWriter = Callable[..., None]
+"""Writes the journal entry at the end of a lease; see :meth:`UsageMeter.finish` for the arguments."""
 
 SHORT_SECONDS = 1.0
 """Leases of a pool that were shorter share an entry."""
@@ -47,34 +43,18 @@ FLUSH_SECONDS = 60.0
 
 
 class UsageMeter:
-    """Measures the use of a lease, and writes the journal entry.
+    """Measures the use of a lease from now on, and writes the journal entry.
 
     Args:
-        allocation: The devices of the lease.
-        note: The note of the request.
-        directory: The state directory of the lease.
-        waited: Seconds for which the request waited.
-        program: Name of the program; the name of this process if empty.
+        opened: The lease, of which something is held.
+        program: Name of the program that uses the devices; the name of this process if empty.
         added_up: Whether a short lease may share an entry with others of the same kind.
-
-    Attributes:
-        lease: Identity of the lease.
     """
 
-    def __init__(
-        self,
-        allocation: Allocation,
-        note: str,
-        *,
-        directory: str,
-        waited: float,
-        program: str = "",
-        added_up: bool = False,
-    ) -> None:
-        self.lease = allocation.id
-        self._directory = directory
+    def __init__(self, opened: OpenLease, program: str = "", *, added_up: bool = False) -> None:
+        self._directory = opened.lease.path if opened.lease else ""
         self._devices: dict[str, Used] = {}
-        for share in allocation.shares:
+        for share in opened.allocation.shares:
             device = share.device
             known = self._devices.get(device.id)
             units = share.units + (known.units if known else 0)
@@ -82,15 +62,15 @@ class UsageMeter:
         self._sampled: dict[str, float] = {}
         self._added_up = added_up
         self._entry = JournalEntry(
-            lease=allocation.id,
+            lease=opened.allocation.id,
             user="",  # the owner of the file is the user: a written name would prove nothing
             began=time.time(),
             ended=0.0,
             held=0.0,
-            waited=waited,
+            waited=opened.waited,
             devices=(),
-            request=str(allocation.request),
-            note=note,
+            request=str(opened.allocation.request),
+            note=opened.note,
             program=os.path.basename(program or (sys.argv[0] if getattr(sys, "argv", None) else "")),
         )
         self._clock = time.monotonic()  # durations must not follow a clock that is set
@@ -305,20 +285,6 @@ class OpenLease:
         self._writer: EntryWriter | None = None
         self._writing = 0  # the process that writes the entry
 
-    def start_meter(self, lease: Lease, program: str = "", *, added_up: bool = False) -> UsageMeter:
-        """Return a meter of the use of the devices, which starts now and is not attached.
-
-        The caller adds the samples, and finishes the meter.
-
-        Args:
-            lease: The lease of this object.
-            program: Name of the program that uses the devices; the name of this process if empty.
-            added_up: As for :class:`UsageMeter`.
-        """
-        return UsageMeter(
-            self.allocation, self.note, directory=lease.path, waited=self.waited, program=program, added_up=added_up
-        )
-
     def begin_entry(self, program: str = "") -> Self:
         """Begin the journal entry, finished when the lease ends or this process exits; return the same object.
 
@@ -326,10 +292,10 @@ class OpenLease:
         is kept at the end.
 
         Args:
-            program: As of :meth:`start_meter`.
+            program: As for :class:`UsageMeter`.
         """
         if self.lease:
-            self.attach_writer(self.start_meter(self.lease, program))
+            self.attach_writer(UsageMeter(self, program).finish)
         return self
 
     def mark_process(self) -> Self:
@@ -386,7 +352,7 @@ class OpenLease:
         writer, self._writer = self._writer, None
         if writer is not None and self._writing == os.getpid():
             _open_writers.discard(writer)
-            writer.finish(status, timed_out=timed_out or self.timed_out)
+            writer(status, timed_out=timed_out or self.timed_out)
 
     def end_lease(self, mark: marks.Mark | None = None) -> None:
         """Finish the journal entry, release the devices or leave them to a mark, and call :meth:`take_back`.
@@ -471,7 +437,7 @@ def _finish_all() -> None:
     From now on, each short lease is written at once.
     """
     while _open_writers:
-        _open_writers.pop().finish()
+        _open_writers.pop()()
     _short_leases.pause = 0.0  # the exit handlers of pools run after this one
     _short_leases.flush()
 

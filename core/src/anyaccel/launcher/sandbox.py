@@ -217,23 +217,20 @@ def plan_sandbox(allocation: Allocation, inventory: Inventory, left_out: Invento
     kept: dict[str, None] = {}
     for own in dict.fromkeys(device.vendor for device in detected if device.id in held):
         kept |= dict.fromkeys(_find_needed([device for device in inventory.of_vendor(own) if device.id in held]))
-    nodes: dict[str, tuple[str, ...]] = {}
+    closed: dict[str, None] = {}
     gaps: dict[str, None] = {}
     for device in others:
         try:
-            nodes[device.id] = _find_needed([device])
+            needed = _find_needed([device])
         except PluginError as error:
-            nodes[device.id] = device.nodes
-            reason = error.problem.reason
+            needed, reason = device.nodes, error.problem.reason
             gaps[f"nodes that devices of {device.vendor} share may be open to the worker: {reason}"] = None
-    named = [(f"{device.name} ({device.id})", nodes[device.id]) for device in others]
-    closed = tuple(dict.fromkeys(node for _, needed in named for node in needed if node not in kept))
-    for name, needed in named:
+        closed |= dict.fromkeys(node for node in needed if node not in kept)
         if all(node in kept for node in needed):  # also if it has no nodes
-            gaps[_warn_inseparable(name, needed)] = None
+            gaps[_warn_inseparable(f"{device.name} ({device.id})", needed)] = None
     reports = (*inventory.vendors, *(left_out.vendors if left_out else ()))
     gaps |= dict.fromkeys(_warn_unknown(reports))
-    return Sandbox(closed=closed, kept=tuple(kept), gaps=tuple(gaps))
+    return Sandbox(closed=tuple(closed), kept=tuple(kept), gaps=tuple(gaps))
 
 
 def _find_needed(devices: Sequence[Device]) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ import atexit
 import os
 import threading
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from functools import cache
 from time import monotonic
 
 from anyaccel.errors import AnyaccelError, DevicesBusyError, LimitError
@@ -26,6 +26,8 @@ from anyaccel.scheduler.ticket import notify
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from anyaccel.launcher.launch import AcquireOptions
     from anyaccel.launcher.scope import Scope
     from anyaccel.ledger import Lease
@@ -74,9 +76,8 @@ class SharedScheduler(Scheduler):
         The machine's queue is left soon after the return, by another thread. A lease that arrives meanwhile is ended.
         """
         waited = super().cancel(ticket)
-        wait = self._waits.pop(ticket.number, None) if waited else None
-        if wait is not None:
-            wait.stop()
+        if waited:
+            self._stop_wait(ticket.number)
         return waited
 
     def free(self, device_id: str) -> int:
@@ -144,9 +145,7 @@ class SharedScheduler(Scheduler):
             except AnyaccelError as error:  # such as a state directory that is no longer trusted
                 ticket.error = error
                 self._queue.remove(ticket)
-                wait = self._waits.pop(number, None)  # a request that the machine could never serve had none
-                if wait is not None:
-                    wait.stop()
+                self._stop_wait(number)
                 settled.append(ticket)
         return settled
 
@@ -330,6 +329,12 @@ class SharedScheduler(Scheduler):
         others = ahead - len(found)
         return found if others <= 0 else {**found, "line": f"{others} of other programs"}
 
+    def _stop_wait(self, number: int) -> None:
+        """Have the wait of a ticket stopped, and forget its place; a request that never could be served has none."""
+        wait = self._waits.pop(number, None)
+        if wait is not None:
+            wait.stop()
+
     def _wait_in_line(self, ticket: Ticket) -> None:
         """Let a ticket wait for devices of the current machine, at the former place; the caller holds the lock.
 
@@ -340,8 +345,9 @@ class SharedScheduler(Scheduler):
             AnyaccelError: If the request to the ledger cannot be made.
             RuntimeError: If the process is exiting, or no thread can be started.
         """
-        wait = self._waits.setdefault(ticket.number, _QueuedRequest())
+        wait = self._waits.get(ticket.number) or _QueuedRequest()
         pending = self._make_request(ticket.plan, ticket.waiting, note=ticket.note, wait=wait)
+        self._waits[ticket.number] = wait
         wait.start(lambda: self._wait(ticket, pending))
 
     async def _wait(self, ticket: Ticket, pending: _SharedRequest) -> None:
@@ -363,20 +369,11 @@ class SharedScheduler(Scheduler):
         try:
             await pending.get_async(pending.open_lease, give)
         except Exception as error:  # noqa: BLE001 -- raised in the code that awaits the ticket
-            self._fail(ticket, error)
-        else:
-            notify([ticket])
-
-    def _fail(self, ticket: Ticket, error: Exception) -> None:
-        """Forget the wait of a ticket; then settle and notify the ticket with an error unless it has left the queue.
-
-        Takes the lock, and notifies after the release of the lock.
-        """
-        with self._lock:
-            self._waits.pop(ticket.number, None)
-            if not self._queue.remove(ticket):
-                return
-            ticket.error = error
+            with self._lock:
+                self._waits.pop(ticket.number, None)
+                if not self._queue.remove(ticket):
+                    return
+                ticket.error = error
         notify([ticket])
 
 
@@ -432,7 +429,7 @@ class _QueuedRequest:
         self.position = 0
         self.began = monotonic()
         self._turn = asyncio.Lock()
-        self._task: asyncio.Task[None] | None = None
+        self._wait: Future[None] | None = None
 
     def report(self, place: int, records: tuple[LeaseRecord, ...]) -> None:  # noqa: ARG002 -- read again by each question
         """Store the queue position; the records are not kept."""
@@ -442,94 +439,69 @@ class _QueuedRequest:
         """Have the previous wait cancelled, and the next begin after that; return before. Any thread may call this.
 
         Raises:
-            RuntimeError: If the process is exiting.
+            RuntimeError: If the process is exiting, or no thread can be started.
         """
-        _wait_thread.call(self._start, run)
+        with _starting:
+            loop = _start_loop()
+        self.stop()
+        self._wait = asyncio.run_coroutine_threadsafe(self._run_in_turn(run), loop)
 
     def stop(self) -> None:
-        """Have the wait cancelled, and return before its end; does nothing while the process exits.
-
-        Any thread may call this.
-        """
-        with suppress(RuntimeError):  # the process is exiting, and has left the queue
-            _wait_thread.call(self._stop)
-
-    def _start(self, run: Callable[[], Awaitable[None]]) -> None:
-        """Cancel the previous wait, and begin the next after the end of all earlier ones.
-
-        Runs in the thread of the waits.
-        """
-        self._stop()
-        self._task = asyncio.get_running_loop().create_task(self._run_in_turn(run))
+        """Have the wait cancelled, and return before its end. Any thread may call this."""
+        if self._wait is not None:
+            self._wait.cancel()
 
     async def _run_in_turn(self, run: Callable[[], Awaitable[None]]) -> None:
         """Await the result of a function after the end of all earlier waits: one may still release devices."""
         async with self._turn:
             await run()
 
-    def _stop(self) -> None:
-        """Cancel the current wait, if any; runs in the thread of the waits."""
-        if self._task is not None:
-            self._task.cancel()
+
+_starting = renew_in_child(threading.Lock())
 
 
-class _WaitThread:
-    """The thread for the waiting requests of this process, with an event loop; started by the first request."""
+@cache
+def _start_loop() -> asyncio.AbstractEventLoop:
+    """Return the event loop for the waiting requests of this process.
 
-    def __init__(self) -> None:
-        self._lock = renew_in_child(threading.Lock())
-        self._loop: asyncio.AbstractEventLoop | None = None
-        tidy_in_child(self._drop_in_child)
+    The first call of a process, or of a forked child, starts the loop's thread, and has it ended at the exit.
 
-    def call(self, function: Callable[..., None], *arguments: object) -> None:
-        """Have the thread call a function, and return before.
-
-        The first call of a process, or of a forked child, starts the thread, and has the thread ended at the exit.
-
-        Raises:
-            RuntimeError: If the thread has ended, since the process is exiting; or if no thread can be started, after
-                which later calls have no effect.
-        """
-        with self._lock:
-            if self._loop is None:
-                loop = asyncio.new_event_loop()
-                thread = threading.Thread(target=loop.run_forever, name="anyaccel line", daemon=True)
-                try:
-                    thread.start()
-                except BaseException:
-                    loop.close()
-                    raise
-                self._loop = loop
-                atexit.register(self._leave_queue, loop, thread)
-            self._loop.call_soon_threadsafe(function, *arguments)
-
-    @staticmethod
-    def _leave_queue(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
-        """Cancel all waits, wait for their ends, then end the thread and close its loop, when the process exits.
-
-        Gives up after 5 s: then the thread goes on, and the loop stays open. Does nothing in a forked child, which has
-        no such thread.
-        """
-        if not thread.is_alive():  # in a forked child
-            return
-
-        async def leave() -> None:
-            others = asyncio.all_tasks() - {asyncio.current_task()}
-            for task in others:
-                task.cancel()
-            await asyncio.gather(*others, return_exceptions=True)
-
-        try:
-            asyncio.run_coroutine_threadsafe(leave(), loop).result(timeout=5)
-        except TimeoutError:
-            return
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
+    Raises:
+        RuntimeError: If no thread can be started; a later call tries again.
+    """
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="anyaccel line", daemon=True)
+    try:
+        thread.start()
+    except BaseException:
         loop.close()
+        raise
+    atexit.register(_leave_queue, loop, thread)  # which also keeps a forked child from closing the loop of its parent
+    return loop
 
-    def _drop_in_child(self) -> None:
-        """Drop the parent's loop in a forked child, where the registered exit keeps it from being closed."""
-        self._loop = None
+
+tidy_in_child(_start_loop.cache_clear)
 
 
-_wait_thread = _WaitThread()
+def _leave_queue(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
+    """Cancel all waits, wait for their ends, then end the thread and close its loop, when the process exits.
+
+    Gives up after 5 s: then the thread goes on, and the loop stays open. Does nothing in a forked child, which has no
+    such thread.
+    """
+    if not thread.is_alive():  # in a forked child
+        return
+
+    async def leave() -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+    try:
+        asyncio.run_coroutine_threadsafe(leave(), loop).result(timeout=5)
+    except TimeoutError:
+        return
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 STATUS = 124
 """Exit status after a time limit; that of timeout(1)."""
 _NEVER_CAUGHT = (signal.SIGKILL, signal.SIGSTOP)
-_LOOKS = 10
-"""Searches for the carriers of a mark: a program may start processes faster than one search takes."""
 
 
 class EarlySignal(Value):
@@ -69,26 +67,22 @@ class EarlySignal(Value):
     def send(self, mark: Mark) -> int:
         """Send the signal, once, to each other process of this user with a mark and a handler for the signal.
 
-        A shell or a data loader without a handler gets no signal: the default action would end the process. Processes
-        that start during the search are searched for again, ten times at most. Errors are ignored.
+        A shell or a data loader without a handler gets no signal: the default action would end the process. Errors are
+        ignored.
 
         Returns:
             The number of processes that got the signal.
         """
-        sent: set[int] = set()
+        sent: list[int] = []
 
         def tell(pid: int, start: int) -> None:
-            # Not to others: a signal without a handler would end them.
-            if pid in sent or process.user(pid) != os.getuid() or not process.catches(pid, self.number):
+            if process.user(pid) != os.getuid() or not process.catches(pid, self.number):
                 return
             if process.send(pid, start, self.number):
-                sent.add(pid)
+                sent.append(pid)
 
-        find = find_carriers([mark])
         with contextlib.suppress(OSError):  # no descriptor is free for the search: the limit still ends the processes
-            for _ in range(_LOOKS):
-                if find(tell):
-                    break
+            find_carriers([mark])(tell)
         return len(sent)
 
     def __str__(self) -> str:
@@ -151,19 +145,9 @@ class TimeLimit(Value):
         return cls(seconds=whole, until=lease.until, grace=grace, early=early)
 
     @property
-    def early_at(self) -> float | None:
-        """Time of the early signal, in seconds since the boot; None without a signal. Kept after the signal."""
-        return None if self.early is None else self.until - self.early.seconds
-
-    @property
     def over(self) -> bool:
         """Whether the end has come, by the clock since the boot, which goes on while the machine sleeps."""
         return process.boot_seconds() >= self.until
-
-    @property
-    def message(self) -> str:
-        """Message for a command ended by the limit."""
-        return describe_timeout(self.seconds)
 
     def send_early(self, mark: Mark) -> str:
         """Send the early signal to the carriers of a mark that handle it, and return a message about the number.
@@ -191,7 +175,7 @@ class Countdown:
     """
 
     def __init__(self, limit: TimeLimit | None, mark: Mark, tell: Callable[[str], object]) -> None:
-        self.early_at = None if limit is None else limit.early_at
+        self.early_at = limit.until - limit.early.seconds if limit and limit.early else None
         self._limit = limit
         self._mark = mark
         self._tell = tell
@@ -256,20 +240,3 @@ def print_line(text: str, descriptor: int = 2) -> None:
     """
     with contextlib.suppress(OSError):
         os.write(descriptor, f"anyaccel: {text}\n".encode(errors="replace"))
-
-
-def append_line(text: str, path: str) -> None:
-    """Append a line with the prefix ``anyaccel:`` to a log; an unfinished line before gets a line break.
-
-    Errors are ignored: a log that is missing, or is a link, gets no line.
-    """
-    # O_NOFOLLOW: the log is in a directory to which the job itself can write.
-    with contextlib.suppress(OSError):
-        log = os.open(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            size = os.fstat(log).st_size
-            if size and os.pread(log, 1, size - 1) != b"\n":
-                os.write(log, b"\n")
-            print_line(text, log)
-        finally:
-            os.close(log)

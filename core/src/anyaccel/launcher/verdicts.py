@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from time import time as since_1970
 
 from anyaccel.durations import Duration, read_seconds
-from anyaccel.errors import AnyaccelError, LimitError, NeverFitsError, UsageError
+from anyaccel.errors import AnyaccelError, UsageError
 from anyaccel.inventory.detect import survey
 from anyaccel.launcher.choosing import local_scheduler, make_choice
 from anyaccel.launcher.environment import worker_environment
@@ -186,17 +186,6 @@ def apply_limits(verdict: Verdict, limits: Sequence[OverLimit]) -> Verdict:
     )
 
 
-def make_limit_error(request: Request, error: LimitError) -> NeverFitsError:
-    """Make the error of a request refused because of a limit of the user, with a verdict that it never fits.
-
-    Reasons and ways out of the verdict are those of ``error``.
-    """
-    reasons = tuple(Reason(code=ReasonCode.LIMIT, message=each) for each in error.reasons)
-    ways_out = tuple(error.hint.splitlines())
-    verdict = Verdict(request=request, fits_now=False, ever_fits=False, reasons=reasons, ways_out=ways_out)
-    return NeverFitsError(verdict.message, verdict=verdict, hint=verdict.hint)
-
-
 def judge(
     inventory: Inventory,
     request: Request,
@@ -220,23 +209,18 @@ def judge(
         LedgerError: If the ledger cannot be read.
     """
     terms = inventory, request, ledger, environ
-    held = ActiveLeases.read(inventory, ledger, environ, time=time)
-    verdict = _judge(held, *terms, time=time, priority=priority)
+    verdict = _judge(*terms, time=time, priority=priority)
     if verdict.fits_now or not verdict.ever_fits:
         return verdict
     now = since_1970()
-    begins = {record.since for record in held.records if record.state == "reserved" and record.since is not None}
-    for begin in sorted(begins, reverse=True):
+    for begin in sorted({block.begin for block in ledger.blocks() if block.begin is not None}, reverse=True):
         shorter = min((begin - now) // 60 * 60, LONGEST_DURATION)
-        if 0 < shorter < (time or math.inf):
-            held = ActiveLeases.read(inventory, ledger, environ, time=shorter)
-            if _judge(held, *terms, time=shorter, priority=priority).fits_now:
-                return replace(verdict, ways_out=(f"fits now with --time {span(shorter)}", *verdict.ways_out))
+        if 0 < shorter < (time or math.inf) and _judge(*terms, time=shorter, priority=priority).fits_now:
+            return replace(verdict, ways_out=(f"fits now with --time {span(shorter)}", *verdict.ways_out))
     return verdict
 
 
 def _judge(
-    held: ActiveLeases,
     inventory: Inventory,
     request: Request,
     ledger: Ledger,
@@ -245,7 +229,8 @@ def _judge(
     time: float | None,
     priority: int,
 ) -> Verdict:
-    """Judge a new request as in :func:`judge`, but for the given time limit alone, for which ``held`` was read."""
+    """Judge a new request as in :func:`judge`, but for the given time limit alone."""
+    held = ActiveLeases.read(inventory, ledger, environ, time=time)
     scheduler = local_scheduler(inventory, held.list_holders)
     for lease, devices in held.devices.items():
         scheduler.occupy(devices, holder=lease)
@@ -306,43 +291,32 @@ class ActiveLeases(Value):
             LedgerError: If the ledger cannot be read.
             UsageError: If the variable of the lease around this process is invalid.
         """
-        by_lease: dict[str, list[LeaseRecord]] = {}
         scope, obstacles = Scope.make(inventory, environ), tuple(ledger.find_obstacles(time))
         records = scope.select_records(obstacles)
         divided = {(record.id, scope.ids.get(record.device)) for record in obstacles if not record.units}
+        listed = {device.id: device for device in inventory.devices}
+        first: dict[str, LeaseRecord] = {}
+        devices: dict[str, dict[str, Extent]] = {}
         blocks: dict[str, str] = {}
         for record in records:
             # A lease file that is not understood has no id: each counts by itself.
-            key = record.id or f"unknown-{len(by_lease)}"
+            key = record.id or f"unknown-{len(first)}"
             if record.state in BLOCKED:  # the reason is that of the drain or reservation, which has several devices
                 kind = "drain" if record.state == "drained" else "reservation"
-                key = blocks.setdefault(record.reason, f"{kind}-{len(by_lease)}")
-            by_lease.setdefault(key, []).append(record)
-        listed = {device.id: device for device in inventory.devices}
-        devices = {
-            lease: {
-                record.device: DIVIDED
-                if (record.id, record.device) in divided
-                else Extent(record.units, slot_mask(record.slots) if record.slots else ANY_SLOTS)
-                for record in own
-                if record.through not in listed
-            }
-            for lease, own in by_lease.items()
-        }
-        return cls(
-            records=records,
-            devices=devices,
-            holders={
-                lease: describe_holder(
-                    own[0],
-                    # A device that is taken only through another listed device counts as a whole.
-                    [(listed[key], part.units or UNITS_PER_DEVICE) for key, part in devices[lease].items()]
-                    or [(listed[own[0].device], UNITS_PER_DEVICE)],
-                )
-                for lease, own in by_lease.items()
-            },
-            withheld=frozenset(blocks.values()),
-        )
+                key = blocks.setdefault(record.reason, f"{kind}-{len(first)}")
+            first.setdefault(key, record)
+            held = devices.setdefault(key, {})
+            if record.through not in listed:
+                slots = slot_mask(record.slots) if record.slots else ANY_SLOTS
+                part = (record.id, record.device) in divided
+                held[record.device] = DIVIDED if part else Extent(record.units, slots)
+        holders = {}
+        for key, record in first.items():
+            # A device that is taken only through another listed device counts as a whole.
+            parts = devices[key] or {record.device: DIVIDED}
+            units = [(listed[each], extent.units or UNITS_PER_DEVICE) for each, extent in parts.items()]
+            holders[key] = describe_holder(record, units)
+        return cls(records=records, devices=devices, holders=holders, withheld=frozenset(blocks.values()))
 
     def add_hints(self, verdict: Verdict) -> Verdict:
         """Return the verdict with the hints of the leases that hold taken devices; unchanged if the request fits."""

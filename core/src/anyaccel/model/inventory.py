@@ -9,7 +9,7 @@ from anyaccel.model._value import Value
 from anyaccel.model.allocation import EnvEdits
 from anyaccel.model.device import Device
 from anyaccel.model.plugin import Problem
-from anyaccel.text import memory
+from anyaccel.text import html_table, memory
 
 
 def parts_of(devices: Iterable[Device]) -> dict[str, frozenset[str]]:
@@ -119,8 +119,6 @@ class Inventory(Value):
 
     def _repr_html_(self) -> str:
         """Return a table of the devices, for notebooks."""
-        from anyaccel.text import html_table
-
         rows = [
             (device.name, device.type, memory(device.memory_bytes), device.health.value, device.id)
             for device in self.devices

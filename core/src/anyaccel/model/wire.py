@@ -37,35 +37,28 @@ _AS_THEY_ARE = frozenset({str, int, float, bool, type(None)})
 _defaults = cache(fields)
 
 
-def encode(value: Any) -> Any:
-    """Return a value as JSON data. Fields with their default value are left out."""
-    if type(value) in _AS_THEY_ARE:
-        return value
-    if isinstance(value, (tuple, list)):
-        return [encode(content) for content in value]
-    found = plain(value)
-    return {name: encode(content) for name, content in found.items()} if isinstance(found, dict) else found
-
-
-def plain(value: Any, without: Collection[str] = ()) -> Any:
-    """Return a value as a dict, a list or a scalar without conversion of its contents: a ``default`` for :mod:`json`.
+def encode(value: Any, without: Collection[str] = ()) -> Any:
+    """Return a value as JSON data. Fields with their default value are left out.
 
     Args:
         value: The value.
-        without: Names of further fields to leave out.
+        without: Names of further fields to leave out, of values at any depth.
     """
+    if type(value) in _AS_THEY_ARE:
+        return value
     if isinstance(value, Value):
-        found = {}
-        for name, default in _defaults(type(value)).items():
-            content = getattr(value, name)
-            # A reader of a later version adds new fields with their default, so documents stay small and stable.
-            if (default is REQUIRED or content != default) and name not in without:
-                found[name] = content
-        return found
+        # A reader of a later version adds new fields with their default, so documents stay small and stable.
+        return {
+            name: encode(content, without)
+            for name, default in _defaults(type(value)).items()
+            if ((content := getattr(value, name)) != default or default is REQUIRED) and name not in without
+        }
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, Mapping):
-        return {str(key): content for key, content in value.items()}
+        return {str(key): encode(content, without) for key, content in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [encode(content, without) for content in value]
     return sorted(value) if isinstance(value, frozenset) else value  # sorted: equal values, equal documents
 
 

@@ -19,7 +19,7 @@ from anyaccel.pool.results import Batches, MapResults, Results, UnorderedOptions
 
 if TYPE_CHECKING:
     from anyaccel.pool.engine import Engine
-    from anyaccel.pool.progress import ProgressCallback
+    from anyaccel.pool.results import ProgressCallback
 
 T = TypeVar("T")
 A = TypeVar("A")
@@ -101,6 +101,7 @@ class ActorGroup:
             AnyaccelError: When the engine cannot take calls, for instance without a machine; see its ``enter``.
         """
         self._work = work
+        self.core.groups.add(self)
         for state in self._begun:
             self.core.enter(state.construction, work)
 
@@ -244,7 +245,7 @@ class ActorGroup:
                 state.on_gone(BrokenWorkerError("it was killed before it had been made"))
                 self.core.on_cancel(state.construction)
         if not self.actors:  # a call that another thread is about to queue must fail, not wait
-            self.death = self.death or BrokenWorkerError("it was killed")
+            self._end(BrokenWorkerError("it was killed"))
 
     def on_actor_gone(self, state: ActorState, death: WorkerError) -> None:
         """Remove a dead actor; construct missing actors if calls wait. No effect the second time.
@@ -259,8 +260,13 @@ class ActorGroup:
             self._size -= 1
         self._replace()
         if self._size <= 0 and not self.actors:
-            self.death = self.death or death
-            self._fail_waiting(self.death)
+            self._end(death)
+
+    def _end(self, death: WorkerError) -> None:
+        """Record why no call can be run any more, and fail the queued calls; the first reason counts."""
+        self.core.groups.discard(self)
+        self.death = self.death or death
+        self._fail_waiting(self.death)
 
     def _replace(self) -> None:
         """Construct replacements of dead actors while calls wait.

@@ -227,7 +227,7 @@ class CallFuture(AwaitableFuture[T]):
         return super()._wait(timeout)
 
     def running(self) -> bool:
-        """Return whether a worker has the call, perhaps behind other methods of an actor, and there is no outcome yet."""
+        """Return whether a worker has the call, perhaps behind other methods of an actor, and it has no outcome yet."""
         call = self._call
         return call is not None and call.sent and not self.done()
 

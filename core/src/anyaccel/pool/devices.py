@@ -21,7 +21,7 @@ from anyaccel.errors import AnyaccelError, LedgerError, NeverFitsError, StateDir
 from anyaccel.forkserver.client import Gone
 from anyaccel.inventory.observe import stats
 from anyaccel.launcher.choosing import local_scheduler
-from anyaccel.launcher.open_lease import OpenLease, has_hook
+from anyaccel.launcher.open_lease import OpenLease, UsageMeter, has_hook
 from anyaccel.launcher.scope import Scope
 from anyaccel.ledger import Want
 from anyaccel.linux import mark as marks
@@ -145,8 +145,8 @@ class WorkerLease(OpenLease):
         self._on_release = on_release
         self._private = private
         if lease and not private:
-            usage = self.start_meter(lease, added_up=True)
-            self.attach_writer(usage, at_exit=False)  # the pool ends its workers at exit, which writes the line
+            usage = UsageMeter(self, added_up=True)
+            self.attach_writer(usage.finish, at_exit=False)  # the pool ends its workers at exit, which writes the line
 
     @property
     def lease_id(self) -> str:

@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from anyaccel.launcher.time_limit import EarlySignal
     from anyaccel.ledger.acquisition import Acquisition
     from anyaccel.linux.cgroup import WorkerGroup
-    from anyaccel.pool.actor import ActorGroup, ActorState
+    from anyaccel.pool.actor import ActorState
     from anyaccel.pool.gang import GangFuture
     from anyaccel.scheduler import Choice, Verdict
 
@@ -97,6 +97,7 @@ class CallQueue:
         engine: The engine of the pool.
         options: Options of the calls.
         resolved: Their request, resolved against this machine; None if they need no device.
+        ids: Ids of the devices that could serve the calls, and of their parts; empty for calls on the CPU.
         calls: The calls; some may have been cancelled.
         refused_at: Value of the broker's change counter when devices were refused last.
         acquisition: The place of the first call in the machine's queue; None if it has none.
@@ -112,15 +113,11 @@ class CallQueue:
         self.resolved = resolved
         self.calls: deque[Call] = deque()
         self.refused_at = -1
+        self.ids: frozenset[str] = frozenset() if resolved is None else resolved.ids
         self.acquisition: Acquisition | None = None
         self.asked_at = 0.0
         self.watched: list[int] = []
         self.timer: Timer | None = None
-
-    @property
-    def ids(self) -> frozenset[str]:
-        """Ids of the devices that could serve the calls, and of their parts; empty for calls on the CPU."""
-        return frozenset() if self.resolved is None else self.resolved.ids
 
     def first(self) -> Call | None:
         """Return the first pending call, or None; drop the cancelled and failed calls before."""
@@ -265,7 +262,7 @@ class Broker:
         if lease.handover is None:
             worker.launch(call)
         else:
-            run_aside(partial(_hand_over, worker, call), daemon=True)  # a vendor may take long
+            run_aside(partial(worker.hand_over, call), daemon=True)  # a vendor may take long
 
     def _has_room(self, queue: CallQueue) -> bool:
         """Return whether the pool of a queue has room for a further process.
@@ -281,7 +278,8 @@ class Broker:
             return len(engine.members) + admitted < engine.settings.max_workers
         if queue.ids or queue.calls[0].actor is not None:
             return True
-        return sum(worker.busies_processor for worker in engine.members) < PROCESSORS
+        # Actors do not count, because they are mostly idle.
+        return sum(not worker.ids and worker.actor is None for worker in engine.members) < PROCESSORS
 
     def _overtakes(self, queue: CallQueue) -> bool:
         """Return whether an older call of another queue competes with the first call of a queue, which must exist.
@@ -289,18 +287,16 @@ class Broker:
         Calls of one pool compete for room if the pool has none for the older call, and has ``max_workers`` or neither
         call can get a device. Calls of any pools compete for a common device if the older call has room in its pool.
         """
-        if len(self._queues) == 1:
-            return False
-        number = queue.calls[0].number
+        number, limited = queue.calls[0].number, queue.engine.settings.max_workers is not None
         for other in self._queues.values():
-            first = other.first() if other is not queue else None
-            if first is None or first.number > number:
+            first = other.first()
+            if first is None or first.number >= number:
                 continue
-            roomy = self._has_room(other)
-            alike = queue.engine.settings.max_workers is not None or not (queue.ids or other.ids)
-            if (not roomy and other.engine is queue.engine and alike) or (
-                roomy and not other.ids.isdisjoint(queue.ids)
-            ):
+            if self._has_room(other):
+                competes = not other.ids.isdisjoint(queue.ids)
+            else:
+                competes = other.engine is queue.engine and (limited or not (queue.ids or other.ids))
+            if competes:
                 return True
         return False
 
@@ -348,8 +344,7 @@ class Broker:
 
     def _drop(self, queue: CallQueue) -> None:
         """Remove a queue from the broker, and give up its place in the machine's queue."""
-        if self._queues.get(queue.key) is queue:
-            del self._queues[queue.key]
+        self._queues.pop(queue.key, None)
         queue.leave_machine_queue()
 
     def why(self, request: Request) -> Verdict:
@@ -486,10 +481,10 @@ class Broker:
         So the others reach their idle time. Workers that are ending, such as evicted ones, are passed over.
         """
         # A linear search: the list is no longer than the number of processes.
-        for place in range(len(self._idle) - 1, -1, -1):
-            worker = self._idle[place]
+        for worker in reversed(self._idle):
             if worker.engine is engine and worker.options.alike == alike and not worker.ending:
-                return self._idle.pop(place)
+                self._idle.remove(worker)
+                return worker
         return None
 
     def _find_evictable(self, queue: CallQueue, *, roomy: bool) -> WorkerProcess | None:
@@ -498,7 +493,7 @@ class Broker:
         Args:
             queue: The queue.
             roomy: Whether its pool has room, so that the end helps by devices that the queue competes for; else the end
-                helps by room in the pool. Without ``max_workers``, only workers without devices and actor take room.
+                helps by room in the pool. Without ``max_workers``, only workers without devices take room.
 
         Returns:
             The worker; None if there is none, or an evicted worker that helps is still ending: that may suffice, and
@@ -510,7 +505,7 @@ class Broker:
         else:
             limited = queue.engine.settings.max_workers is not None
             own = (worker for worker in self._idle if worker.engine is queue.engine)
-            helpful = [worker for worker in own if limited or worker.busies_processor]
+            helpful = [worker for worker in own if limited or not worker.ids]
         return None if not helpful or any(worker.ending for worker in helpful) else helpful[0]
 
     def _check_idle(self) -> None:
@@ -617,8 +612,7 @@ class WorkerProcess:
         """
         self.ending = True
         self._process.shut(socket.SHUT_RDWR)  # from now on, sends fail instead of filling a channel without a reader
-        while self._read_message(last=True):
-            pass
+        self.read(last=True)
         if self.timer is not None:
             self.timer.cancel()
         if self._group is not None:
@@ -643,14 +637,6 @@ class WorkerProcess:
         broker.serve()
 
     # Calls
-
-    @property
-    def busies_processor(self) -> bool:
-        """Whether the worker counts for the limit of processes for calls without devices.
-
-        Actors do not, because they are mostly idle.
-        """
-        return not self.ids and self.actor is None
 
     @property
     def outstanding(self) -> list[Call]:
@@ -681,7 +667,19 @@ class WorkerProcess:
         while self.actor is not None and (call := self.actor.group.next_for(self)) is not None:
             self.send_call(call)
 
-    def launch(self, call: Call, *, ahead: bool = True, refused: Exception | None = None) -> None:
+    def hand_over(self, call: Call) -> None:
+        """Have the vendors hand over the devices, then the dispatcher launch the worker; or fail the call.
+
+        For a thread of its own. See :meth:`launch`.
+        """
+        follow = partial(self.launch, call)
+        try:
+            self.lease.hand_over()
+        except Exception as error:  # noqa: BLE001 - the call reports it
+            follow = partial(self._give_up, call, error)
+        reactor().call_soon(follow)
+
+    def launch(self, call: Call, *, ahead: bool = True) -> None:
         """Fork the process, or take the spare; send the setup and the first call.
 
         An exception fails the call and ends the worker; nothing is raised. For workers that are used once, the fork
@@ -690,31 +688,19 @@ class WorkerProcess:
         Args:
             call: The call.
             ahead: Whether a process that was forked ahead may be taken.
-            refused: Exception that fails the call in place of a start; None to start.
         """
-        engine, settings, lease = self.engine, self.engine.settings, self.lease
+        settings, leases = self.engine.settings, self.lease.descriptors
         self._ahead = ahead
-        call.future.allocation = self.allocation
         try:
-            if refused is not None:
-                raise refused  # noqa: TRY301
             if self.stopped:  # while its devices were handed over
                 raise BrokenWorkerError("it was stopped before it was started")  # noqa: TRY301
-            self._process = spawning.spawn(
-                self, settings.preload, grace=settings.grace, leases=lease.descriptors, ahead=ahead
-            )
+            self._process = spawning.spawn(self, settings.preload, grace=settings.grace, leases=leases, ahead=ahead)
             self._launched = True
             server = self._process.server
-            self.mark = lease.mark or marks.draw()
+            self.mark = self.lease.mark or marks.draw()
             timed = call.options.timeout is not None
             made, setup = self._preparation.make_setup(
-                self.allocation,
-                engine.inventory,
-                lease=lease.lease_id,
-                mark=self.mark,
-                environ=server.environ,
-                path=server.path,
-                ready=timed,
+                self.lease, self.engine.inventory, server, mark=self.mark, ready=timed
             )
             self.allocation, self._group = made.allocation, made.group
             if timed:
@@ -722,16 +708,20 @@ class WorkerProcess:
             if self._preparation.staged:
                 self.notices.append(MessageKind.PREPARED)
             with spawning.open_outputs() as pair:
-                self._process.send(MessageKind.SETUP, setup, (*pair, *lease.descriptors))
+                self._process.send(MessageKind.SETUP, setup, (*pair, *leases))
             self.send_call(call, fresh=True)
             if self.options.max_calls == 1:  # the next call needs a fresh process as well
                 server.fork_ahead()
         except Exception as error:  # noqa: BLE001 - the future reports it
-            call.fail(error)
-            if self._launched:
-                self.stop(0)
-            else:
-                engine.on_gone(self, Gone(forked=False))
+            self._give_up(call, error)
+
+    def _give_up(self, call: Call, error: Exception) -> None:
+        """Fail a call, and end the worker, which could not be launched or get the call."""
+        call.fail(error)
+        if self._launched:
+            self.stop(0)
+        else:
+            self.engine.on_gone(self, Gone(forked=False))
 
     def send_call(self, call: Call, *, fresh: bool = False) -> None:
         """Send a call to the process; unless the call is pipelined, start its time limit.
@@ -768,8 +758,7 @@ class WorkerProcess:
             elif self.ending:  # an end of file behind the last call: the worker exits after its answer
                 self._process.shut(socket.SHUT_WR)
         except OSError as error:  # no memory or descriptor is left for the message
-            call.fail(error)
-            self.stop(0)
+            self._give_up(call, error)
 
     def _send_body(self, call: Call, body: Pickled) -> bool:
         """Send the message of a call, with the log file if any; return False if the process has exited.
@@ -788,20 +777,17 @@ class WorkerProcess:
         with spawning.open_outputs(log) as pair:
             return self._process.send(call.kind, body, pair, number=call.number)
 
-    def collect_unstarted(self, gone: Gone) -> list[Call]:
-        """Reset the calls that this exited process never started, and return those of them that are still pending.
+    def find_unstarted(self, gone: Gone) -> list[Call]:
+        """Return the pending calls that this exited process never started.
 
         These are the calls that could not be sent, or a single call in a channel that was not read to its end. There
         are none if the process was stopped, or was forked for its first call and has answered none: it may have died of
         its setup, and so would the next one.
         """
-        self.ending = True
         if self.stopped or not gone.forked or not (self._ahead or self.proven):
             return []
         unread = self._process.unread and len(self.running) == 1
-        unstarted = [call for call in self.outstanding if not call.sent or (unread and call.body is not None)]
-        for call in unstarted:
-            call.reset()
+        unstarted = (call for call in self.outstanding if not call.sent or (unread and call.body is not None))
         return [call for call in unstarted if call.is_pending()]
 
     def _start_timer(self, call: Call) -> None:
@@ -809,22 +795,30 @@ class WorkerProcess:
 
         The pool's early signal, if any, comes first, unless the limit is not longer than its lead.
         """
-        if call.options.timeout is None:
-            return
         seconds, early = call.options.timeout, self.engine.settings.early
-        if early is None or early.seconds >= seconds:
-            call.timer = reactor().call_later(seconds, partial(self._on_timeout, call))
-        else:
-            call.timer = reactor().call_later(seconds - early.seconds, partial(self._send_early, early, call))
+        if seconds is None:
+            return
+        if early is not None and early.seconds >= seconds:
+            early = None
+        lead = 0.0 if early is None else early.seconds
+        call.timer = reactor().call_later(seconds - lead, partial(self._on_time, call, early))
 
-    def _send_early(self, early: EarlySignal, call: Call) -> None:
-        """Start the timer for the end of the call's time; if the call is unanswered, send the early signal.
+    def _on_time(self, call: Call, early: EarlySignal | None) -> None:
+        """Send the early signal, and start the timer for the end of the call's time; without a signal, end the call.
 
-        Processes of the worker that do not handle the signal do not get it.
+        Processes of the worker that do not handle the signal do not get it. At the end, the lease is marked as timed
+        out, and the worker stopped; answers that arrive meanwhile are ignored, and other calls of the worker are left
+        to :meth:`LocalEngine.on_gone`. No effect if the call was answered.
         """
-        call.timer = reactor().call_later(early.seconds, partial(self._on_timeout, call))
-        if call.number in self.running:
+        if call.number not in self.running:
+            return
+        if early is not None:
+            call.timer = reactor().call_later(early.seconds, partial(self._on_time, call, None))
             early.send(self.mark)
+        else:
+            self.lease.timed_out = True
+            self.stop(self.engine.settings.grace, answer=False)
+            call.fail(TaskTimeoutError(f"{call.name} took longer than its timeout of {call.options.timeout:g} s"))
 
     # End
 
@@ -872,17 +866,6 @@ class WorkerProcess:
         self._process.stop(0)
         self._process.shut(socket.SHUT_RD)
 
-    def _on_timeout(self, call: Call) -> None:
-        """Stop the worker at the end of a call's time limit, mark the lease as timed out, and fail the call.
-
-        Answers that arrive meanwhile are ignored. Other calls of the worker are left to :meth:`LocalEngine.on_gone`. No
-        effect if the call was answered.
-        """
-        if call.number in self.running:
-            self.lease.timed_out = True
-            self.stop(self.engine.settings.grace, answer=False)
-            call.fail(TaskTimeoutError(f"{call.name} took longer than its timeout of {call.options.timeout:g} s"))
-
     def make_death_error(self, gone: Gone, name: str) -> WorkerError:
         """Make the error of a call of this name that the process did not answer.
 
@@ -900,28 +883,23 @@ class WorkerProcess:
 
     # Messages
 
-    def read(self) -> None:
-        """Handle the arrived messages, at most as many as calls are outstanding, but at least one."""
-        for _ in range(max(1, len(self.running))):
-            if not self._read_message():
-                return
-
-    def _read_message(self, *, last: bool = False) -> bool:
-        """Handle an arrived message, and return True; return False if none can be read.
+    def read(self, *, last: bool = False) -> None:
+        """Handle the arrived messages, at most as many as are due, but at least one.
 
         An unreadable message, such as one that passes descriptors, makes the process distrusted.
 
         Args:
             last: Whether the process has exited, so that an empty channel is at its end.
         """
-        try:
-            message = self._process.receive(last=last)
-        except (OSError, ValueError) as error:  # not one of our messages, or no descriptor or memory is left for it
-            self.distrust(f"its answer could not be read: {error}")
-            return False
-        if message is not None:
+        for _ in range(max(1, len(self.running) + len(self.notices))):
+            try:
+                message = self._process.receive(last=last)
+            except (OSError, ValueError) as error:  # not one of our messages, or no descriptor or memory is left for it
+                self.distrust(f"its answer could not be read: {error}")
+                return
+            if message is None:
+                return
             self.on_message(message)
-        return message is not None
 
     def on_message(self, message: Message) -> None:
         """Handle an answer, a failed setup or a due notice; distrust the process for anything else.
@@ -1007,16 +985,6 @@ class WorkerProcess:
             for call in self.outstanding:
                 call.fail(error)
             self.stop(0)
-
-
-def _hand_over(worker: WorkerProcess, call: Call) -> None:
-    """Hand over the devices of a worker, then have the dispatcher launch the worker, or fail the call."""
-    refused = None
-    try:
-        worker.lease.hand_over()
-    except Exception as error:  # noqa: BLE001 - the call reports it
-        refused = error
-    reactor().call_soon(partial(worker.launch, call, refused=refused))
 
 
 class LocalEngine(Engine):
@@ -1155,40 +1123,41 @@ class LocalEngine(Engine):
     def on_gone(self, worker: WorkerProcess, gone: Gone) -> None:
         """Requeue or fail the calls of an exited worker, release the devices, and serve the queues.
 
-        Calls that the worker never started are requeued, except the construction of a stopped actor. So are calls with
-        retries left, if a process was forked and not stopped; the others fail. A worker that died unused is replaced at
-        once, on the same devices. Unless the exit status is 0, the devices may stay in quarantine for a while. An actor
-        dies with its worker, unless its construction is run again.
+        Calls that the worker never started are requeued. So are calls with retries left, if a process was forked and
+        not stopped; the others fail. A worker that died unused is replaced at once, on the same devices. Unless the
+        exit status is 0, the devices may stay in quarantine for a while. An actor dies with its worker, unless its
+        construction is run again.
         """
         self.members.discard(worker)
         self.broker.forget_worker(worker)
-        state, lease = worker.actor, worker.lease
-        name = worker.outstanding[0].name if worker.running else f"the actor {state.group.name}" if state else ""
-        again = worker.collect_unstarted(gone)
-        begun = [call for call in worker.outstanding if call not in again]
+        state, calls, unstarted = worker.actor, worker.outstanding, worker.find_unstarted(gone)
+        if unstarted and not worker.proven:  # it died unused: another process takes its place and devices
+            call = unstarted[0]
+            call.reset()
+            WorkerProcess(self, worker.lease, call).launch(call, ahead=False)
+            return
+        usable = gone.forked and not worker.stopped
+        again = [call for call in calls if call in unstarted or (usable and call.may_be_retried)]
         worker.running.clear()
         if state is not None and state.construction not in again:
-            death = worker.make_death_error(gone, name)
+            death = worker.make_death_error(gone, calls[0].name if calls else f"the actor {state.group.name}")
             if state.group.closing and gone.status == 0:
                 death = BrokenWorkerError("it was closed", exit_status=0)
             state.set_death(death)  # before a caller hears of it and calls again
-        unused = bool(again) and not worker.proven
-        if unused:  # another process takes its place and devices
-            WorkerProcess(self, lease, again[0]).launch(again.pop(), ahead=False)
-        retried = [call for call in begun if gone.forked and not worker.stopped and call.may_be_retried]
-        for call in begun:
-            if call in retried:
+        for call in calls:
+            if call in unstarted:
+                call.reset()
+            elif call in again:
                 call.retry()
             else:
                 call.fail(worker.make_death_error(gone, call.name))
                 self._calls.pop(call.number, None)
         # Before the devices are released, or younger calls would get them.
         if state is None:
-            self.broker.requeue(self, [*retried, *again])
+            self.broker.requeue(self, again)
         else:
-            state.group.put_back([*retried, *again])
-        if not unused:
-            self.quarantine.release(self.inventory, lease, gone)
+            state.group.put_back(again)
+        self.quarantine.release(self.inventory, worker.lease, gone)
         if state is not None and state.death is not None:
             state.on_gone(state.death)
         self.broker.serve()
@@ -1246,7 +1215,7 @@ class LocalEngine(Engine):
 
         Actors without work may hold devices that calls in the queues wait for.
         """
-        for group in self._groups:
+        for group in list(self.groups):
             group.close()
         self.finish_shutdown()
 
@@ -1259,18 +1228,10 @@ class LocalEngine(Engine):
         if not self.closed or any(call.is_pending() and not call.sent for call in self._calls.values()):
             return
         for worker in list(self.members):
-            self.broker.forget_worker(worker)
             if not (worker.running or worker.ending or worker.actor):
                 worker.shut_down()
         if not self.members:
             reactor().call_soon(self.set_drained)  # by a note, behind the reports of progress of the last calls
-
-    @property
-    def _groups(self) -> set[ActorGroup]:
-        """The groups of the actors that live, or are being constructed; any thread may ask."""
-        made = [worker.actor for worker in list(self.members)]
-        states = (*made, *(call.actor for call in list(self._calls.values())))
-        return {state.group for state in states if state is not None}
 
     def unfinished(self) -> list[Call]:
         """Return the recorded calls, and those of workers and actors; a call may be in the list twice.
@@ -1278,7 +1239,11 @@ class LocalEngine(Engine):
         Any thread may ask. A method that has not reached its actor yet is missing.
         """
         sent = (call for worker in list(self.members) for call in worker.outstanding)
-        return [*list(self._calls.values()), *sent, *(call for group in self._groups for call in list(group.queue))]
+        return [
+            *list(self._calls.values()),
+            *sent,
+            *(call for group in list(self.groups) for call in list(group.queue)),
+        ]
 
 
 def open_engine(settings: PoolSettings) -> LocalEngine:

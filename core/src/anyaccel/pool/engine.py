@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     from anyaccel.launcher.launch import StartOptions
     from anyaccel.launcher.time_limit import EarlySignal
     from anyaccel.linux.mark import Mark
+    from anyaccel.pool.devices import WorkerLease
     from anyaccel.pool.gang import GangFuture
+    from anyaccel.pool.spawning import WorkerServer
     from anyaccel.probe.machine import Machine
 
 USUAL: StartOptions = {"cap": True, "bind": None}
@@ -68,15 +70,7 @@ class Preparation(Value):
         return bool(self.start.get("enforce") or self.sandbox or self.initializer or self.warmup)
 
     def make_setup(
-        self,
-        allocation: Allocation,
-        inventory: Inventory,
-        *,
-        lease: str,
-        mark: Mark,
-        environ: Mapping[str, str],
-        path: list[str],
-        ready: bool,
+        self, lease: WorkerLease, inventory: Inventory, server: WorkerServer, *, mark: Mark, ready: bool
     ) -> tuple[WorkerEnvironment, Pickled]:
         """Make the first message to a worker, and the worker's cgroup if a limit needs one; the caller removes that.
 
@@ -84,13 +78,10 @@ class Preparation(Value):
         gaps of a sandbox are not.
 
         Args:
-            allocation: Its devices.
+            lease: The lease of its devices.
             inventory: The machine.
-            lease: Id of the lease that other processes see; empty if there is none.
+            server: Its fork server. If the module path of this process is another one now, the message has that.
             mark: The mark that the worker sets on itself.
-            environ: The environment that it was forked with.
-            path: The module path that it was forked with; if that of this process differs now, the message has the
-                latter.
             ready: Whether it sends READY before it runs user code.
 
         Returns:
@@ -109,16 +100,16 @@ class Preparation(Value):
                 f"no worker can be started: the working directory has gone ({error.strerror})"
             ) from error
         # After the check: an error between the plan and the start would leave the plan's cgroup.
-        launch = plan_launch(allocation, inventory, self.start, lease=lease, forked=True)
-        inside = replace(launch, mark=mark).make_setup(environ)
+        launch = plan_launch(lease.allocation, inventory, self.start, lease=lease.lease_id, forked=True)
+        inside = replace(launch, mark=mark).make_setup(server.environ)
         message = {
-            "inside": inside._replace(directory=directory, path=None if sys.path == path else list(sys.path)),
+            "inside": inside._replace(directory=directory, path=None if sys.path == server.path else list(sys.path)),
             "ready": ready,
             "staged": self.staged,
             "plain": self.plain,
             "sandbox": self.sandbox,
             "initializer": self.initializer,
-            "warmup": self._warmup_on(allocation),
+            "warmup": self._warmup_on(lease.allocation),
         }
         return launch.environment, Pickled(pickle.dumps(message, PROTOCOL), [])
 
@@ -216,6 +207,7 @@ class Engine(Protocol):
 
     Attributes:
         members: Workers that live, or are being launched.
+        groups: Actors that live, or wait for a worker.
         settings: The settings of the pool.
         foreign: Whether this process is a fork of the one that made the pool.
         closed: Whether no more calls are taken.
@@ -224,6 +216,7 @@ class Engine(Protocol):
     """
 
     members: set[Any]
+    groups: set[Any]
     settings: PoolSettings
     foreign: bool
     closed: bool
@@ -231,7 +224,7 @@ class Engine(Protocol):
     drained: AwaitableFuture[None]
 
     def __init__(self, settings: PoolSettings) -> None:
-        self.members = set()
+        self.members, self.groups = set(), set()
         self.settings = settings
         self.foreign = self.closed = False
         self.broken = None

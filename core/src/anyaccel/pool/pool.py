@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from anyaccel.launcher.time_limit import EarlySignal
     from anyaccel.pool.gang import GangFuture
-    from anyaccel.pool.progress import ProgressCallback
+    from anyaccel.pool.results import ProgressCallback
     from anyaccel.probe.machine import Machine
 
 

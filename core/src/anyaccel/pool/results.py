@@ -1,7 +1,13 @@
-"""The results of many calls, and the items of a generator, as an iterator: for ``for`` and for ``async for``."""
+"""The results of many calls, and the items of a generator, as an iterator; and the progress of many calls.
+
+The iterators are for ``for`` and for ``async for``. The progress is for a function of the user, or a display on a
+terminal or in a notebook.
+"""
 
 from __future__ import annotations
 
+import logging
+import sys
 import threading
 import time
 import weakref
@@ -10,21 +16,54 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Any, Self, TypedDict, TypeVar
+from typing import Any, Self, TextIO, TypedDict, TypeVar
 
 from anyaccel.durations import Duration, read_seconds
+from anyaccel.model import Value
 from anyaccel.pool.call import AwaitableFuture, CallFuture, is_whole, read_exception
 from anyaccel.pool.messages import Message, MessageKind
 from anyaccel.pool.reactor import allow_forks, reactor
-
-if TYPE_CHECKING:
-    from anyaccel.pool.progress import ProgressCallback, ProgressCounter
+from anyaccel.text import elapsed
 
 T = TypeVar("T")
 Arguments = tuple[Any, ...]
 
 BATCH_SECONDS = 0.005
 """Duration in seconds that ``map`` aims at for a batch: then the cost of a batch is small beside its calls."""
+
+
+FASTEST_SECONDS = 0.1
+"""Minimum interval in seconds between two updates of the line on a terminal."""
+
+
+class Progress(Value):
+    """Progress of a :meth:`anyaccel.Pool.map`.
+
+    Attributes:
+        done: Number of calls that are over.
+        failed: Number of those that raised, were cancelled, or lost their worker.
+        total: Number of all calls.
+        seconds: Seconds since the start.
+    """
+
+    done: int
+    failed: int
+    total: int
+    seconds: float
+
+    @property
+    def left_seconds(self) -> float | None:
+        """Estimated seconds until all calls are over, by the mean so far; None before the first one is."""
+        return self.seconds / self.done * (self.total - self.done) if self.done else None
+
+    def __str__(self) -> str:
+        failed = f", {self.failed} failed" if self.failed else ""
+        left = "" if self.left_seconds is None else f", {elapsed(self.left_seconds)} left"
+        over = f"in {elapsed(self.seconds)}"
+        return f"{self.done} of {self.total} done{failed}{left if self.done < self.total else f' {over}'}"
+
+
+ProgressCallback = Callable[[Progress], None]
 
 
 class UnorderedOptions(TypedDict, total=False):
@@ -156,7 +195,8 @@ class Batches:
 
     Args:
         arguments: Arguments of the calls; all are taken at once.
-        submit: Submits a batch; its second argument says whether there were batches before.
+        submit: Submits a batch; its second argument says whether there were batches before. After the first batches,
+            it is called in the reactor's thread.
         size: Calls of a batch; None to choose by their durations.
         prefetch_limit: Maximum number of batches that wait for workers, if the size is chosen.
         in_order: Whether results come in the order of the calls, or as soon as they are there.
@@ -182,23 +222,19 @@ class Batches:
         self.futures: deque[AwaitableFuture[Any]] = deque()
         self._parts = parts = deque(arguments)
         self._submit = submit
-        self._size = size
         self._tail = max(1, prefetch_limit // 2)
-        self._counter: ProgressCounter | None = None
-        if progress and parts:
-            from anyaccel.pool.progress import make_counter
-
-            self._counter = make_counter(len(parts), progress)
+        self._report = ProgressCounter(len(parts), progress if parts else False).count
         self._in_order = in_order
-        self._lock = threading.Lock()
-        self._calls: set[Future[Any]] = set()
+        self._calls: dict[Future[Any], tuple[int, AwaitableFuture[Future[Any]]]] = {}
         self._vacant: deque[AwaitableFuture[Future[Any]]] = deque()
-        self._made = self._over = False
+        self._over = False
         try:
-            while self._parts and (size is not None or len(self.futures) < prefetch_limit):
-                self._submit_next(size or 1)
+            while parts and (size is not None or len(self._calls) < prefetch_limit):
+                self._submit_next(size or 1, late=bool(self._calls))
+            for call in tuple(self._calls):  # only now: from the first end of a call on, the reactor submits
+                call.add_done_callback(self._on_done)
         except BaseException:
-            self.cancel()
+            reactor().call_soon(self.cancel)  # not here: Ctrl-C could interrupt it halfway
             raise
 
     def cancel(self) -> None:
@@ -208,91 +244,66 @@ class Batches:
         in the reactor's thread. A second call reports nothing.
         """
         self._over = True
-        with self._lock:  # another thread may take arguments at this moment
-            lost = len(self._parts)
-            self._parts.clear()
+        lost = len(self._parts)
+        self._parts.clear()
         if lost:
             reactor().call_soon(partial(self._report, lost, lost))
         cancel_all(self._calls)
 
-    def _report(self, count: int, failed: int) -> None:
-        """Report ``count`` further calls as finished, ``failed`` of these as failed, to the progress callback, if any.
-
-        Runs in the reactor's thread. An exception of the callback is logged, and ends the reports.
-        """
-        if self._counter is not None:
-            with allow_forks():
-                self._counter.count(count, failed)
-
-    def _submit_next(self, size: int) -> None:
-        """Submit the next batch of at most this size, and append its place to ``futures``.
-
-        Runs in the thread of the caller or of the reactor. No effect without arguments left. A call that is submitted
-        after :meth:`cancel` is cancelled.
+    def _submit_next(self, size: int, *, late: bool) -> Future[Any]:
+        """Submit the next batch of at most this size, with a new place in ``futures``; return the future of its call.
 
         Raises:
-            BaseException: When the batch cannot be submitted. Its place, or without an order the last vacant place,
-                gets the exception as well, and the arguments are put back.
+            BaseException: When the batch cannot be submitted. The arguments are put back.
         """
-        # Not the future of the call: that is done before the next batch is submitted, and so would end the loop.
-        slot: AwaitableFuture[Future[Any]] = AwaitableFuture()
-        slot.set_running_or_notify_cancel()  # cancel() has no effect on it: cancel_all() cancels the call
-        with self._lock:  # both threads may be here, and the futures must be in the order of the calls
-            batch = [self._parts.popleft() for _ in range(min(size, len(self._parts)))]
-            if not batch:  # the other thread has taken the last arguments
-                return
-            self.futures.append(slot)
-            if not self._in_order:
-                self._vacant.append(slot)
+        batch = [self._parts.popleft() for _ in range(min(size, len(self._parts)))]
         try:
-            call = self._submit(batch, self._made)
-        except BaseException as error:
+            call = self._submit(batch, late)
+        except BaseException:
             self._parts.extendleft(reversed(batch))
-            # Without an order, another call may have taken this slot already: then any vacant slot will do.
-            (slot if self._in_order else self._vacant.pop()).set_exception(error)
             raise
-        self._made = True
-        self._calls.add(call)
-        call.add_done_callback(partial(self._on_done, len(batch), slot))
-        if self._over:  # cancelled meanwhile by another thread
-            call.cancel()
+        place = self._add_place()
+        self._vacant.append(place)
+        self._calls[call] = len(batch), place
+        return call
 
-    def _on_done(self, count: int, slot: AwaitableFuture[Future[Any]], done: Future[Any]) -> None:
-        """Submit the next batch if sizes are chosen; have the reactor count this one, and fill a place in ``futures``.
+    def _add_place(self) -> AwaitableFuture[Future[Any]]:
+        """Append a place to ``futures``, and return it."""
+        # Not the future of a call: that is done before the next batch is submitted, and so would end the loop.
+        place: AwaitableFuture[Future[Any]] = AwaitableFuture()
+        place.set_running_or_notify_cancel()  # cancel() has no effect on it: cancel_all() cancels the call
+        self.futures.append(place)
+        return place
 
-        Runs in the thread that ends the batch. A batch with a failed call is followed by a next one, too. Each call
-        without a result counts as failed, also calls that did not run after a failure in their batch. The place's
-        result is ``done`` itself, also when the batch failed or was cancelled. A batch that was cancelled, or a next
-        batch that cannot be submitted, cancels the remaining calls; the exception of the latter is not raised here.
+    def _on_done(self, call: Future[Any]) -> None:
+        """Have the reactor finish a batch, which may end in any thread, even in the progress callback."""
+        reactor().call_soon(partial(self._finish, call))
 
-        Args:
-            count: Number of calls of the batch.
-            slot: Its place if results come in order; without an order, the oldest vacant place is filled instead.
-            done: The finished future of the batch.
+    def _finish(self, call: Future[Any]) -> None:
+        """Submit the next batch if sizes are chosen; count this one, and fill a place in ``futures`` with its future.
+
+        A batch with a failed call is followed by a next one, too. Each call without a result counts as failed, also
+        calls that did not run after a failure in their batch. If results come in order, the place is that of the batch,
+        else the oldest vacant one. A batch that was cancelled, or a next batch that cannot be submitted, cancels the
+        remaining calls; the exception of the latter is raised where results are taken, after those that are there.
         """
+        count, place = self._calls.pop(call)
         values, seconds = 0, 0.0
-        if not (done.cancelled() or done.exception() is not None):
-            results, _, seconds = done.result()
+        if not (call.cancelled() or call.exception() is not None):
+            results, _, seconds = call.result()
             values = len(results)
-        if done.cancelled() and not self._over:  # the pool was shut down
+        if call.cancelled() and not self._over:  # the pool was shut down
             self.cancel()
-        if self._size is None and self._parts:
+        if self._parts:
             quick = int(BATCH_SECONDS * values / max(seconds, 1e-9))
+            size = max(1, min(quick, 4 * count, len(self._parts) // self._tail))
             try:
-                self._submit_next(max(1, min(quick, 4 * count, len(self._parts) // self._tail)))
-            except BaseException:  # noqa: BLE001 - raised where results are taken, after those that are there
+                self._submit_next(size, late=True).add_done_callback(self._on_done)
+            except BaseException as error:  # noqa: BLE001 - raised where results are taken
                 self.cancel()
-        self._calls.discard(done)
-        # By a note: a call may end in any thread, even in the progress callback, which may shut the pool down.
-        reactor().call_soon(partial(self._deliver, count, count - values, slot, done))
-
-    def _deliver(self, count: int, failed: int, slot: AwaitableFuture[Future[Any]], done: Future[Any]) -> None:
-        """Report a finished batch to the progress callback, then set ``done`` as the result of its place.
-
-        Without an order, the oldest vacant place takes the result. Runs in the reactor's thread.
-        """
-        self._report(count, failed)
-        (slot if self._in_order else self._vacant.popleft()).set_result(done)
+                self._add_place().set_exception(error)
+        self._report(count, count - values)
+        (place if self._in_order else self._vacant.popleft()).set_result(call)
 
 
 class MapResults(Results[T]):
@@ -357,3 +368,112 @@ def cancel_all(futures: Iterable[Future[Any]]) -> None:
     """Cancel futures, also of running calls, but not of running methods of actors."""
     for future in tuple(futures):
         future.cancel()
+
+
+class ProgressCounter:
+    """Counts calls as they end, and calls a function with the progress; for the reactor's thread alone.
+
+    Args:
+        total: Number of all calls.
+        progress: The function, which may fork, or shut the pool down; True for a display, if one can be shown; False
+            for none.
+    """
+
+    def __init__(self, total: int, progress: bool | ProgressCallback) -> None:
+        self._total = total
+        self._callback = progress if callable(progress) else find_display(total) if progress else None
+        self._start = time.monotonic()
+        self._done = self._failed = 0
+
+    def count(self, done: int, failed: int) -> None:
+        """Count so many calls that are over, of which ``failed`` have failed, and call the function with the progress.
+
+        An exception of the function, also SystemExit or KeyboardInterrupt, is logged, not raised; then the function is
+        not called again.
+        """
+        self._done += done
+        self._failed += failed
+        if self._callback is None:
+            return
+        seconds = time.monotonic() - self._start
+        try:
+            with allow_forks():
+                self._callback(Progress(done=self._done, failed=self._failed, total=self._total, seconds=seconds))
+        except BaseException:  # also SystemExit: the map goes on
+            self._callback = None
+            logging.getLogger("anyaccel").exception("the progress callback failed and is not called again")
+
+
+def find_display(total: int) -> ProgressCallback | None:
+    """Open a display of progress on standard error: of tqdm, if that is installed, else a line.
+
+    Args:
+        total: Number of all calls.
+
+    Returns:
+        The callback, with a bar of tqdm already shown; None if standard error is missing, or neither a terminal nor a
+        notebook.
+    """
+    if not (_in_notebook() or (sys.stderr is not None and sys.stderr.isatty())):  # None in a program without streams
+        return None
+    try:
+        return _tqdm(total)
+    except ImportError:
+        return ProgressLine(sys.stderr)
+
+
+def _tqdm(total: int) -> ProgressCallback:
+    """Show a progress bar of tqdm; return its callback, which closes the bar after the last call.
+
+    Raises:
+        ImportError: When tqdm is not installed.
+    """
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # tqdm warns if ipywidgets is missing
+        from tqdm.auto import tqdm  # type: ignore[import-untyped, unused-ignore]
+
+    bar: Any = tqdm(total=total)
+
+    def tell(progress: Progress) -> None:
+        """Update the bar, with the number of failed calls if any; close the bar after the last call."""
+        if progress.failed:
+            bar.set_postfix(failed=progress.failed, refresh=False)
+        bar.update(progress.done - bar.n)
+        if progress.done == progress.total:
+            bar.close()
+
+    return tell
+
+
+class ProgressLine:
+    """Writes the progress as a line, overwritten each time.
+
+    Args:
+        stream: A terminal.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._last = time.monotonic()
+
+    def __call__(self, progress: Progress) -> None:
+        """Overwrite the line with the progress, and end the line after the last call.
+
+        No effect within :data:`FASTEST_SECONDS` of the start or the last update, except after the last call.
+        """
+        over = progress.done == progress.total
+        now = time.monotonic()
+        if not over and now - self._last < FASTEST_SECONDS:
+            return
+        self._last = now
+        self._stream.write(f"\r\x1b[K{progress}" + ("\n" if over else ""))
+        self._stream.flush()
+
+
+def _in_notebook() -> bool:
+    """Return whether output goes to a notebook: IPython runs in a kernel there, not in a terminal."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return hasattr(shell, "kernel")

@@ -21,7 +21,6 @@ import types
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import CancelledError
 from functools import partial
-from queue import SimpleQueue
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any, NoReturn
 
@@ -109,10 +108,10 @@ class MessageLoop:
         channel: The channel to the caller.
         actor: The object, once it was constructed.
         globals: Globals that the initializer has set.
-        lanes: Threads for methods that run at the same time, or None.
+        threaded: Whether methods run at the same time, each in a thread.
         loop: The event loop, from the first coroutine on.
-        exit: The exception with which a lane ends the process.
-        lock: Protects lazy initialization against other lanes.
+        exit: The exception with which such a thread ends the process.
+        lock: Protects lazy initialization against other such threads.
         dumps: Writes values of answers.
         dumps_error: Writes exceptions of answers.
     """
@@ -121,7 +120,7 @@ class MessageLoop:
         self.channel = channel
         self.actor: Any = None
         self.globals = SharedGlobals()
-        self.lanes: Lanes | None = None
+        self.threaded = False
         self.loop: Loop | None = None
         self.exit: BaseException | None = None
         self.lock = threading.Lock()
@@ -134,9 +133,9 @@ class MessageLoop:
         Also ends after a failed setup or construction.
 
         Raises:
-            SystemExit: When user code has raised it, also in a lane, or SIGTERM has come.
+            SystemExit: When user code has raised it, also in a thread of a method, or SIGTERM has come.
             ValueError, OSError: When a message cannot be read, or no memory or descriptor is left for an answer, also
-                of a lane.
+                of such a thread.
         """
         try:
             self._run()
@@ -248,7 +247,7 @@ class MessageLoop:
         return values, failure, time.monotonic() - began
 
     def _construct(self, message: Message) -> bool:
-        """Construct the object of the actor, with lanes for simultaneous methods; answer with process id or exception.
+        """Construct the object of the actor; answer with the process id or the exception.
 
         Returns:
             False if the construction has failed or has made None, or the caller has closed the channel. The answer for
@@ -256,26 +255,28 @@ class MessageLoop:
         """
 
         def construct(message: Message) -> int:
-            """Construct the object, and make lanes if its methods may run at the same time; return the process id."""
+            """Construct the object, and note whether its methods run in threads; return the process id."""
             kind, args, kwargs, concurrency = self._unpickle(message)
             self.actor = kind(*args, **kwargs)
-            if concurrency > 1:
-                self.lanes = Lanes(self._run_in_lane)
+            self.threaded = concurrency > 1
             return os.getpid()
 
         return self._perform(construct, message) and self.actor is not None
 
     def _method(self, message: Message) -> bool:
-        """Run a method and answer, or hand the message to a lane and return at once.
+        """Run a method and answer, or start a thread that does, and return at once.
 
         A method for which no thread can be started is answered with that error.
 
         Returns:
             False if the loop must end: the caller has closed the channel, or the event loop was closed.
         """
-        if self.lanes is not None:
+        if self.threaded:
             try:
-                self.lanes.put(message)
+                # A daemon thread: a process that is asked to end does not wait for it.
+                threading.Thread(
+                    target=self._run_in_thread, args=(message,), name="anyaccel method", daemon=True
+                ).start()
             except RuntimeError as error:
                 return self._answer(MessageKind.ERROR, self._describe(error), message.number)
             return True
@@ -287,7 +288,7 @@ class MessageLoop:
             method, args, kwargs = self._unpickle(message)
         return self._call(getattr(self.actor, method), args, kwargs)
 
-    def _run_in_lane(self, message: Message) -> None:
+    def _run_in_thread(self, message: Message) -> None:
         """Run a method and answer. A SystemExit is kept for the main thread.
 
         So is an OSError, when no memory or descriptor is left to send even the exception: the caller would wait for the
@@ -470,43 +471,6 @@ def _same(old: object, new: object) -> bool:
     An object of another type may have changed inside, so the result is False for the same object, too.
     """
     return old is new and isinstance(new, CONSTANT)
-
-
-class Lanes:
-    """Threads for simultaneous calls, a thread for each call.
-
-    Daemon threads, unlike those of ThreadPoolExecutor: a process that is asked to end does not wait for them.
-
-    Args:
-        run: Runs a call and sends its answer.
-    """
-
-    def __init__(self, run: Callable[[Message], object]) -> None:
-        self._run = run
-        self._messages: SimpleQueue[Message] = SimpleQueue()
-        self._idle = threading.Semaphore(0)
-
-    def put(self, message: Message) -> None:
-        """Run a call in an idle thread, or in a new one; returns at once.
-
-        Raises:
-            RuntimeError: When no thread can be started; the call is not run then.
-        """
-        if self._idle.acquire(blocking=False):
-            self._messages.put(message)
-        else:
-            threading.Thread(target=self._work, args=(message,), name="anyaccel lane", daemon=True).start()
-
-    def _work(self, message: Message) -> None:
-        """Run a call, and then further calls sequentially, for ever. An exception that leaves ``run`` ends the thread.
-
-        Args:
-            message: The first call.
-        """
-        while True:
-            self._run(message)
-            self._idle.release()
-            message = self._messages.get()
 
 
 async def _contain(coroutine: Coroutine[Any, Any, Any]) -> tuple[Any, BaseException | None]:

@@ -12,7 +12,7 @@ from time import monotonic
 from anyaccel.durations import Duration, read_seconds
 from anyaccel.errors import NeverFitsError, NotFreeError, UsageError
 from anyaccel.model import UNITS_PER_DEVICE, Allocation, Extent, Gang, Inventory, Request, replace
-from anyaccel.policy import PLAIN, Holding, Policy, Usage, Waiting, sum_usage
+from anyaccel.policy import PLAIN, Holding, Policy, Usage, Waiting, may_pass, sum_usage
 from anyaccel.scheduler.books import Books, RequestPlan
 from anyaccel.scheduler.grammar import parse_request
 from anyaccel.scheduler.placement import NameRegistry, Placed
@@ -30,6 +30,7 @@ RequestLike = str | Sequence[str] | Request
 """Accepted forms of a request: text, texts that form one request, or a value."""
 
 _LAST = 1 << 62  # number of a request that does not wait: behind every ticket
+_NO_TERMS = Holding(device=None)  # of a foreign holder
 _ALLOCATIONS = count(1)  # unique in the process, so that release() detects allocations of another scheduler
 
 
@@ -65,8 +66,7 @@ class Allocator:
         self._policy = policy or PLAIN
         self._timed = policy is not None  # else time limits are ignored
         self._clock = clock
-        # User, start, end of the time limit, and whether the request passed earlier ones, by allocation.
-        self._terms: dict[str, tuple[int | None, float, float | None, bool]] = {}
+        self._terms: dict[str, Holding] = {}  # user and times of each allocation on one machine, by its id
         for name, inventory in machines.items():
             self._add(name, inventory)
         self._arrange()
@@ -231,8 +231,8 @@ class Allocator:
                     f"allocation {allocation.id} ({allocation.request}) is not held: it was released before, or "
                     f"another scheduler made it; a gang is released as a whole"
                 )
-            self._count_usage(held)
             for member in held.members:
+                self._count_usage(member)
                 self._give_back(member)
             placed = self._serve()
         notify(placed)
@@ -415,13 +415,16 @@ class Allocator:
         )
 
     def _try(self, waiting: Waiting, plan: RequestPlan, note: str) -> Allocation | None:
-        """Serve a new request, if each request ahead may be passed; return None if not, or if devices are missing.
+        """Serve a new request, if each request ahead may be passed.
 
-        A request with ``else=cpu`` that can never fit gets an allocation without devices.
+        Return None if not, if a limit is in the way, or if the free devices do not suffice. A request with ``else=cpu``
+        that can never fit gets an allocation without devices.
         """
         if not plan.ever_fits:
             return self._hold(plan, {}, note) if plan.request.else_cpu else None
         held = self._counted()
+        if self._policy.limited(waiting, sum_usage(held)):
+            return None
         # The common case, an empty queue, skips the policy.
         rivals = self._rivals(waiting, plan.mask, held, self._queue.firsts()) if self._queue else []
         return self._place(waiting, plan, note, rivals, held)
@@ -432,15 +435,12 @@ class Allocator:
         """Place a request if it may pass its rivals: the earlier tickets that block it.
 
         Returns:
-            The allocation, which is booked; None if a limit or a rival is in the way, or the free devices do not
-            suffice.
+            The allocation, which is booked; None if a rival is in the way, or the free devices do not suffice.
         """
-        if self._policy.limited(waiting, sum_usage(held)) or (rivals and waiting.seconds is None):
+        if rivals and waiting.seconds is None:
             return None
         now = self._clock()
         if rivals:
-            from anyaccel.backfill import may_pass  # only a time limit allows to pass
-
             ahead = [ticket.waiting for ticket in rivals]
             if not may_pass(self._policy, waiting, ahead, held or self._holdings(), now):
                 return None
@@ -450,7 +450,8 @@ class Allocator:
         allocation = self._hold(plan, found, note)
         if self._timed:
             until = None if waiting.seconds is None else now + waiting.seconds
-            self._terms[allocation.id] = (waiting.user, now, until, bool(rivals))
+            terms = Holding(device=None, user=waiting.user, since=now, until=until, passed=now if rivals else None)
+            self._terms |= dict.fromkeys((member.id for member in allocation.members), terms)
         return allocation
 
     def _rivals(self, waiting: Waiting, mask: int, held: Sequence[Holding], among: Iterable[Ticket]) -> list[Ticket]:
@@ -460,16 +461,20 @@ class Allocator:
         no later ticket can start before the first.
         """
         turn = self._policy.sort_key(held, self._clock())
-        used = sum_usage(held)
         own = turn(waiting)
-        found = [
-            (at, ticket)
-            for ticket in among
-            if ticket.plan.ever_fits
-            and (at := turn(ticket.waiting)) < own
-            and self._policy.keeps_waiting(ticket.waiting, waiting, used, competes=bool(ticket.plan.mask & mask))
+        earlier = [(at, ticket) for ticket in among if ticket.plan.ever_fits and (at := turn(ticket.waiting)) < own]
+        in_turn = [ticket for _, ticket in sorted(earlier, key=lambda each: each[0])]
+        return self._blocking(waiting, mask, in_turn, sum_usage(held))
+
+    def _blocking(
+        self, waiting: Waiting, mask: int, earlier: Iterable[Ticket], used: Mapping[int | None, int]
+    ) -> list[Ticket]:
+        """Return the tickets that block a later request; see :meth:`anyaccel.policy.Policy.keeps_waiting`."""
+        return [
+            each
+            for each in earlier
+            if self._policy.keeps_waiting(each.waiting, waiting, used, competes=bool(each.plan.mask & mask))
         ]
-        return [ticket for _, ticket in sorted(found, key=lambda each: each[0])]
 
     def _counted(self) -> list[Holding]:
         """Return the active allocations if the policy depends on them; an empty list under a plain policy."""
@@ -477,32 +482,22 @@ class Allocator:
 
     def _holdings(self) -> list[Holding]:
         """Return the active allocations as the queue policy sees them; parts on removed machines are left out."""
-        found = []
-        for allocation in self._held.values():
-            user, since, until, passed = self._terms.get(allocation.id, (None, None, None, False))
-            for member in allocation.members:
-                books = self._books.get(member.machine)
-                if books is None or not books.there:  # the machine is gone, or the request runs on the CPU
-                    continue
-                for each in member.shares:
-                    device = books.offset + books.layout.positions[each.device.id]
-                    began = since if passed else None
-                    found.append(
-                        Holding(device=device, units=each.units, user=user, since=since, until=until, passed=began)
-                    )
-        return found
+        return [
+            replace(self._terms.get(key, _NO_TERMS), device=books.offset + spot.position, units=each.units)
+            for books in self._machines
+            for key, entry in books.held.items()
+            for spot, each in zip(entry.spots, entry.allocation.shares, strict=True)
+        ]
 
-    def _count_usage(self, allocation: Allocation) -> None:
-        """Drop the terms of an allocation that ends; under a policy with a half-life, add the usage to the user's."""
-        terms = self._terms.pop(allocation.id, None)
-        half_life = self._policy.half_life
-        if terms is None or half_life is None:
+    def _count_usage(self, member: Allocation) -> None:
+        """Drop the terms of a part that ends; under a policy with a half-life, add the usage to the user's."""
+        terms, half_life = self._terms.pop(member.id, _NO_TERMS), self._policy.half_life
+        if terms.since is None or half_life is None:
             return
-        user, since, now = terms[0], terms[1], self._clock()
         # The policy keeps the usage, as it does for the ledger, where the usage comes from the journal.
-        devices = sum(each.units for member in allocation.members for each in member.shares) / UNITS_PER_DEVICE
-        usage = self._policy.past.get(user, Usage()).with_lease(devices, now - since, now, half_life)
-        self._policy = replace(self._policy, past={**self._policy.past, user: usage})
+        now, devices = self._clock(), sum(each.units for each in member.shares) / UNITS_PER_DEVICE
+        usage = self._policy.past.get(terms.user, Usage()).with_lease(devices, now - terms.since, now, half_life)
+        self._policy = replace(self._policy, past={**self._policy.past, terms.user: usage})
 
     def _hold(self, plan: RequestPlan, found: Mapping[int, Placed], note: str) -> Allocation:
         """Book the placed devices, by machine number, under new identities.
@@ -510,11 +505,10 @@ class Allocator:
         Returns:
             The allocation; a :class:`Gang` for several machines, and one without devices for a request on the CPU.
         """
-        given = []
-        for number in sorted(found):
-            key = self._new_id()
-            books = self._machines[number]
-            given.append(books.hold(key, plan.resolved[number], found[number], note))
+        given = [
+            self._machines[number].hold(self._new_id(), plan.resolved[number], placed, note)
+            for number, placed in found.items()
+        ]
         allocation: Allocation
         if len(given) == 1:
             allocation = given[0]
@@ -561,13 +555,7 @@ class Allocator:
             limited = self._policy.limited(ticket.waiting, used)
             # Only a time limit allows to pass.
             if not limited and (not mask & blocked or ticket.waiting.seconds is not None):
-                rivals = [
-                    each
-                    for each in ahead
-                    if self._policy.keeps_waiting(
-                        each.waiting, ticket.waiting, used, competes=bool(each.plan.mask & mask)
-                    )
-                ]
+                rivals = self._blocking(ticket.waiting, mask, ahead, used)
                 ticket.allocation = self._place(ticket.waiting, ticket.plan, ticket.note, rivals, held)
                 if ticket.allocation is not None:
                     self._queue.remove(ticket)

@@ -128,7 +128,7 @@ class Filter(Generic[T]):
 
 
 class _Memory(Filter[int]):
-    """Minimum memory in bytes of the device, or of the share."""
+    """Minimum memory in bytes of the device, or of the share; of the device for a share by memory."""
 
     name = "mem"
     form = "mem=SIZE"
@@ -146,8 +146,8 @@ class _Memory(Filter[int]):
         return format_memory(wanted)
 
     def predicate(self, asked: AskedFilter[int]) -> Callable[[Device], bool]:
-        # Both sides times 10000: whole numbers compare exactly.
-        units, least = min(asked.term.units, UNITS_PER_DEVICE), asked.wanted * UNITS_PER_DEVICE
+        # Both sides times 10000: whole numbers compare exactly. A share by memory has no units.
+        units, least = min(asked.term.units or UNITS_PER_DEVICE, UNITS_PER_DEVICE), asked.wanted * UNITS_PER_DEVICE
         return lambda device: device.rounded(units) * (device.memory_bytes or 0) >= least
 
     def fact(self, device: Device, inventory: Inventory) -> str:  # noqa: ARG002
@@ -156,9 +156,11 @@ class _Memory(Filter[int]):
     def explain_failure(self, asked: AskedFilter[int], devices: Sequence[Device]) -> str:
         largest, term = max(device.memory_bytes or 0 for device in devices), asked.term
         if not largest:
-            return explain_unknown_memory(devices)
+            return f"the memory is unknown of {_ids(devices)}"
         amounts = largest, largest * term.units // UNITS_PER_DEVICE
         whole, share = (format_memory_beside(each, asked.wanted) for each in amounts)
+        if term.memory_bytes:
+            return f"the largest memory is {whole}, less than {term.quantity}"
         part = f", {format_units(term.units)} of it {share}" if term.fraction else ""
         return f"the largest memory is {whole}{part}, less than mem={format_memory(asked.wanted)}"
 
@@ -174,11 +176,6 @@ class _Memory(Filter[int]):
             share = most * min(term.units, UNITS_PER_DEVICE) // UNITS_PER_DEVICE
             if 0 < share < asked.wanted:
                 yield with_filter(term, self.name, format_memory(share))
-
-
-def explain_unknown_memory(devices: Sequence[Device]) -> str:
-    """Explain why devices without known memory do not pass."""
-    return f"the memory is unknown of {listed([device.id for device in devices])}"
 
 
 class _Versions(NamedTuple):
@@ -484,13 +481,9 @@ def asked_memory(term: Term) -> int:
     return next((each.wanted for each in asked(term) if isinstance(each.filter, _Memory)), 0)
 
 
-def counted(term: Term) -> int | None:
-    """Return the number of devices that a filter of the term names; None without such a filter.
-
-    Raises:
-        ValueError: When a filter of the term is unknown, or its value invalid.
-    """
-    counts = (each.filter.count(each.wanted) for each in asked(term))
+def counted(filters: Iterable[AskedFilter[Any]]) -> int | None:
+    """Return the number of devices that one of a term's filters names; None without such a filter."""
+    counts = (each.filter.count(each.wanted) for each in filters)
     return next((count for count in counts if count is not None), None)
 
 
@@ -601,7 +594,7 @@ def rules(term: Term, inventory: Inventory) -> Iterator[DeviceRule]:
     yield _VISIBLE
     yield _HEALTHY
     if term.memory_bytes:
-        yield _large_enough(term)
+        yield _of_filter(AskedFilter(FILTERS[_Memory.name], term.memory_bytes, term, inventory))
     yield _DIVISIBLE if term.fraction else _WHOLE
 
 
@@ -615,18 +608,6 @@ def _of_filter(asked: AskedFilter[Any]) -> DeviceRule:
         filter=entry.name,
         counts=entry.count(asked.wanted) is not None,
     )
-
-
-def _large_enough(term: Term) -> DeviceRule:
-    """Return the condition of a share by memory: the device has that much memory."""
-
-    def explain(devices: Sequence[Device]) -> str:
-        largest = max(device.memory_bytes or 0 for device in devices)
-        if not largest:
-            return explain_unknown_memory(devices)
-        return f"the largest memory is {format_memory_beside(largest, term.memory_bytes)}, less than {term.quantity}"
-
-    return DeviceRule(ReasonCode.FILTER, lambda device: term.units_on(device) <= UNITS_PER_DEVICE, explain, "mem")
 
 
 def _ids(devices: Sequence[Device]) -> str:

@@ -134,15 +134,8 @@ class Ticket:
         return self._why(self)
 
     def __repr__(self) -> str:
-        state = (
-            "cancelled"
-            if self.cancelled
-            else "failed"
-            if self.error
-            else self.allocation.id
-            if self.allocation
-            else "waiting"
-        )
+        ended = "cancelled" if self.cancelled else "failed" if self.error else ""
+        state = ended or (self.allocation.id if self.allocation else "waiting")
         return f"<Ticket {self.id} {self.request}: {state}>"
 
 

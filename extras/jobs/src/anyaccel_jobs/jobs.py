@@ -338,6 +338,23 @@ def _ask(job: Job) -> bool:
     return _supervised(job) and all(process.send(job.pid, job.start, each) for each in (signal.SIGTERM, signal.SIGCONT))
 
 
+def append_line(text: str, path: str) -> None:
+    """Append a line with the prefix ``anyaccel:`` to a log; an unfinished line before gets a line break.
+
+    Errors are ignored: a log that is missing, or is a link, gets no line.
+    """
+    # O_NOFOLLOW: the log is in a directory to which the job itself can write.
+    with contextlib.suppress(OSError):
+        log = os.open(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            size = os.fstat(log).st_size
+            if size and os.pread(log, 1, size - 1) != b"\n":
+                os.write(log, b"\n")
+            os.write(log, f"anyaccel: {text}\n".encode(errors="replace"))
+        finally:
+            os.close(log)
+
+
 def check_success(job: Job) -> None:
     """Check a job that has ended, and that has to succeed before another one starts.
 

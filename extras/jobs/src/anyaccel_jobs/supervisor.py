@@ -105,7 +105,7 @@ class Supervisor:
         """
         if self.job.id:
             if state == "timeout":
-                time_limit.append_line(time_limit.describe_timeout(self.job.time_limit or 0.0), self.job.log)
+                jobs.append_line(time_limit.describe_timeout(self.job.time_limit or 0.0), self.job.log)
             state = state or ("failed" if status else "done")
             self.job = replace(self.job, state=state, status=status, reason=reason, ended=time.time())
             jobs.write(self.job)
@@ -145,7 +145,7 @@ class Supervisor:
             return everything(tell_its_own)
 
         rest = Teardown(find, grace=math.inf)  # until the command has ended, its time is over, or a second signal comes
-        tell = partial(time_limit.append_line, path=self.job.log)
+        tell = partial(jobs.append_line, path=self.job.log)
         countdown = time_limit.Countdown(limit, mark, tell)
         while True:
             # WNOWAIT leaves the zombie, so that the process id is not reused before reap() has read the

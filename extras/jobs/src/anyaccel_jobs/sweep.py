@@ -37,6 +37,8 @@ from anyaccel.linux import mark as marks
 from anyaccel.model import Inventory, Request, Value, replace
 from anyaccel.text import shown
 
+from anyaccel_jobs.jobs import append_line
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import logging
@@ -638,7 +640,7 @@ class Sweep:
                 hold.timed_out = True
                 # A command that returns 0 after its limit did not finish: --resume runs it again.
                 status = status or (0 if number_of_signal else time_limit.STATUS)
-                time_limit.append_line(limited.limit.message, path)
+                append_line(time_limit.describe_timeout(limited.limit.seconds), path)
         size = os.fstat(log).st_size
         os.close(log)
         return Ended(
@@ -771,7 +773,7 @@ class _Limited:
     def __init__(self, limit: time_limit.TimeLimit, rest: Teardown, mark: marks.Mark, log: str) -> None:
         self.limit = limit
         self.over = False
-        self.countdown = time_limit.Countdown(limit, mark, lambda text: time_limit.append_line(text, log))
+        self.countdown = time_limit.Countdown(limit, mark, lambda text: append_line(text, log))
         self.task = asyncio.create_task(self._end(rest))
 
     async def _end(self, rest: Teardown) -> None:

@@ -7,14 +7,16 @@ __all__, __getattr__, __dir__ = face(
     {
         "anyaccel.engines.remote.cluster": (
             "Cluster",
+            "Fitting",
             "Plan",
             "RemoteHost",
+            "describe_nodes",
+            "find_fitting",
             "get_outcome",
             "last_line",
             "without_durations",
         ),
         "anyaccel.engines.remote.driver": ("Driver", "RemoteCall", "make_order"),
-        "anyaccel.engines.remote.fitting": ("Fitting", "describe_nodes", "find_fitting"),
         "anyaccel.engines.remote.host": (
             "ActorHost",
             "NodeAdapter",

@@ -212,11 +212,8 @@ class Driver(Engine):
         with self.lock:
             waiting = [call for call in self._waiting if not call.future.done()]
             members = list(self.members)
-        for call in waiting:
-            if call.actor is not None:
-                call.actor.group.close()
-        for member in members:
-            member.close()
+        for group in list(self.groups):
+            group.close()
         if not members and not waiting and not self.drained.done():
             self.set_drained()
             # In a thread of its own: it waits for the nodes, and the reactor serves other pools, too.
@@ -301,9 +298,6 @@ class RemoteWork:
     def outstanding(self) -> list[Call]:
         """Sent calls without an answer, in order; any thread may ask."""
         return list(self.running.values())
-
-    def close(self) -> None:
-        """Handle that the pool takes no more calls."""
 
     def on_started(self, started: Started) -> None:
         """Record the node and the devices, here and for each outstanding call, which does not wait any more."""
@@ -524,10 +518,6 @@ class RemoteActor(RemoteWork):
         """Cancel the construction unless a node has started the host."""
         if self.started is None:
             self._state.construction.future.cancel()
-
-    def close(self) -> None:
-        """Close the actor after the queued calls, because the pool takes no more calls."""
-        self._group.close()
 
     def shut_down(self) -> None:
         """Ask the process to exit, and stop the process after the grace period, of at least a second."""
