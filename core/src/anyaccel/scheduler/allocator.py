@@ -12,7 +12,7 @@ from time import monotonic
 from anyaccel.durations import Duration, read_seconds
 from anyaccel.errors import NeverFitsError, NotFreeError, UsageError
 from anyaccel.model import UNITS_PER_DEVICE, Allocation, Extent, Gang, Inventory, Request, replace
-from anyaccel.policy import PLAIN, Holding, Policy, Usage, Waiting, sum_usage
+from anyaccel.policy import PLAIN, Holding, Policy, Usage, Waiting, may_pass, sum_usage
 from anyaccel.scheduler.books import Books, RequestPlan
 from anyaccel.scheduler.grammar import parse_request
 from anyaccel.scheduler.placement import NameRegistry, Placed
@@ -441,8 +441,6 @@ class Allocator:
             return None
         now = self._clock()
         if rivals:
-            from anyaccel.backfill import may_pass  # only a time limit allows to pass
-
             ahead = [ticket.waiting for ticket in rivals]
             if not may_pass(self._policy, waiting, ahead, held or self._holdings(), now):
                 return None
