@@ -29,7 +29,7 @@ from lengths import length
 WHOLE = 10_000
 DEVICES = "abcd"
 # Five properties, so 10,000 cases at full length.
-CASES = settings(max_examples=length(50, 2_000), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+CASES = settings(max_examples=length(50, 500), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 class Job:
