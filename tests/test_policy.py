@@ -6,11 +6,22 @@ import random
 
 import pytest
 from anyaccel import policy
-from anyaccel.backfill import earliest_starts, forecast, may_pass
 from anyaccel.configuration import Configuration
 from anyaccel.ledger.machine_policy import read_policy
 from anyaccel.model import replace
-from anyaccel.policy import Block, Holding, Limits, Need, Policy, Usage, Waiting, sum_usage
+from anyaccel.policy import (
+    Block,
+    Holding,
+    Limits,
+    Need,
+    Policy,
+    Usage,
+    Waiting,
+    earliest_starts,
+    forecast,
+    may_pass,
+    sum_usage,
+)
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lengths import length
@@ -18,7 +29,7 @@ from lengths import length
 WHOLE = 10_000
 DEVICES = "abcd"
 # Five properties, so 10,000 cases at full length.
-CASES = settings(max_examples=length(50, 2_000), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+CASES = settings(max_examples=length(50, 500), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 class Job:

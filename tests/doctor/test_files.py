@@ -25,7 +25,8 @@ MACHINES = [
     (
         "\n[limits\n", 0o644, 2,
         [
-            (f"fail  '{FILE}', line 2, must be TOML in UTF-8: Expected ']' at the end of a table declaration (column 8)"
+            (f"fail  '{FILE}' must be TOML in UTF-8:"
+            " Expected ']' at the end of a table declaration (at line 2, column 8)"
             "  ->  correct it, or move it away")
         ],
     ),

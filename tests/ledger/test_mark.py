@@ -298,7 +298,7 @@ def test_a_device_that_cannot_be_unlocked_for_want_of_descriptors_is_named_as_su
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     monkeypatch.setattr(ending.system, "syscall", scarce)
-    with pytest.raises(LedgerError, match=r"has been released, but processes may keep .*Too many open files"):
+    with pytest.raises(LedgerError, match=r"the lock on the device itself is kept by .*Too many open files"):
         ledger.drop_lease(record.id)
     assert ledger.leases() == ()
 

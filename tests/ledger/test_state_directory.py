@@ -32,7 +32,7 @@ def one(taken):
 def test_it_is_made_for_oneself_by_who_takes_devices(tmp_path):
     ledger = open_at(tmp_path / "new")
     assert (ledger.leases(), ledger.tickets(), ledger.find_wanted(frozenset("a"))) == ((), (), frozenset())
-    with pytest.raises(LeaseNotFoundError, match=r"'0123456789ab' is active: the state directory .* does not exist"):
+    with pytest.raises(LeaseNotFoundError, match=r"the state directory .* does not exist"):
         ledger.end_lease("0123456789ab")
     assert not ledger.shared
     assert os.listdir(tmp_path) == []  # looking has made nothing
@@ -42,7 +42,7 @@ def test_it_is_made_for_oneself_by_who_takes_devices(tmp_path):
 
 
 def test_its_parent_must_be_there(tmp_path):
-    with pytest.raises(StateDirectoryError, match="cannot be made: No such file or directory") as caught:
+    with pytest.raises(StateDirectoryError, match="must be in a directory") as caught:
         open_at(tmp_path / "no" / "such")
     assert caught.value.exit_code == 6
 

@@ -244,10 +244,9 @@ def read_values(name: str, kind: str, content: bytes, machine_file: str) -> Mapp
     try:
         document = tomllib.loads(content.decode())
     except (ValueError, RecursionError) as error:
-        line, told = _locate(error, content)
-        where = f"{name!r}, line {line}," if line else f"{name!r}"
+        told = printable(str(error) or type(error).__name__)
         raise ConfigurationError(
-            f"{where} must be TOML in UTF-8: {printable(told)}", hint="correct it, or move it away"
+            f"{name!r} must be TOML in UTF-8: {told}", hint="correct it, or move it away"
         ) from error
     values: dict[str, Any] = {}
     wrong: list[tuple[str, str]] = []
@@ -269,20 +268,6 @@ def read_values(name: str, kind: str, content: bytes, machine_file: str) -> Mapp
         first.further = tuple(further)
         raise first
     return values
-
-
-def _locate(error: Exception, content: bytes) -> tuple[int, str]:
-    """Return the line of an error in a document, 0 if unknown, and the error without its position."""
-    import re
-
-    if isinstance(error, UnicodeDecodeError):
-        return content.count(b"\n", 0, error.start) + 1, str(error)
-    found = re.fullmatch(r"(.*) \(at (?:line (\d+), column (\d+)|end of document)\)", str(error), re.DOTALL)
-    if found is None:
-        return 0, str(error) or type(error).__name__
-    if found[2] is None:  # the parser gives no position at the end of a document
-        return content.rstrip(b"\n").count(b"\n") + 1, f"{found[1]} (at the end)"
-    return int(found[2]), f"{found[1]} (column {found[3]})"
 
 
 def _flat(table: Mapping[str, Any], above: str) -> Iterator[tuple[str, Any]]:

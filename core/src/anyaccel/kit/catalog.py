@@ -26,7 +26,7 @@ _TOML = re.compile(
     r"""|\b0x(?P<hex>[0-9A-Fa-f]+)\b|(?P<other>[A-Za-z]\w*)""",
     re.MULTILINE | re.ASCII,
 )
-"""The words of TOML that JSON writes in another way, or lacks."""
+"""The words of TOML that JSON writes in another way, or lacks; ``other`` is left to :mod:`tomllib`."""
 _PRODUCT = ("id_template", "link", "attributes", "instance_types", "slots", "parts")
 
 

@@ -26,8 +26,6 @@ NO_VARIABLES: Mapping[str, str] = {}
 class ProcessSetup(NamedTuple):
     """The steps of a start plan inside the process; see :class:`anyaccel.launcher.launch.Launch`.
 
-    A start option with the name of a field here becomes that field.
-
     Attributes:
         mark: The mark to put on the process; empty for none, or if the process carries the mark already.
         group: Directory of the cgroup to enter; None to stay.

@@ -381,8 +381,8 @@ def plan_launch(
     memory = options.get("memory")
     if memory is not None or (grouped and environment.regions):
         environment = limit_memory(environment, None if memory is None else parse_memory(memory), direct=forked)
-    own: dict[str, Any] = {name: value for name, value in options.items() if name in ProcessSetup._fields}
-    return Launch(inventory=inventory, environment=environment, inside=ProcessSetup(sandbox=sandbox, **own))
+    inside = ProcessSetup(cap=options.get("cap", False), sandbox=sandbox)
+    return Launch(inventory=inventory, environment=environment, inside=inside)
 
 
 def prepare(
@@ -465,17 +465,26 @@ def limit_memory(made: WorkerEnvironment, memory: int | None = None, *, direct: 
         most[region] = most.get(region, 0) + held
     devices = {"dmem.max": "\n".join(f"{region} {held}" for region, held in most.items())} if most else {}
     through = None if direct else made.values
+    group, unlimited = None, ""
     if devices:
         try:
-            return _add_group(made, cgroup.make(host | devices, through), memory, dmem=True)
+            group = cgroup.make(host | devices, through)
         except (OSError, cgroup.UnavailableError) as error:  # a kernel without dmem can still limit host memory
-            made = replace(made, unlimited=str(error))
-    if host:
+            unlimited = str(error)
+    limited = made.regions if group is not None else {}
+    if host and group is None:
         try:
-            return _add_group(made, cgroup.make(host, through), memory, dmem=False)
+            group = cgroup.make(host, through)
         except (OSError, cgroup.UnavailableError) as error:
             raise _make_error(error) from error
-    return made
+    if group is None:
+        return replace(made, unlimited=unlimited)
+
+    def name(share: Share) -> Share:
+        return replace(share, memory_by=DMEM) if share.device.id in limited and not share.whole else share
+
+    allocation = map_shares(replace(made.allocation, host_memory_bytes=memory), name)
+    return replace(made.with_allocation(allocation), group=group, unlimited=unlimited)
 
 
 def remove_group(group: WorkerGroup) -> str:
@@ -500,24 +509,3 @@ def _make_error(error: OSError | UnavailableError) -> EnforcementError:
     """Make the error about a failed limit of host memory; the hint is an :class:`UnavailableError`'s, else general."""
     remedy = getattr(error, "remedy", "look at that directory's owner and at what the kernel's log (dmesg) says")
     return EnforcementError(f"the kernel cannot limit the host memory of a worker: {error}", hint=remedy)
-
-
-def _add_group(made: WorkerEnvironment, group: WorkerGroup, memory: int | None, *, dmem: bool) -> WorkerEnvironment:
-    """Return the environment with a group, and with the limits in the allocation and in its variable.
-
-    Args:
-        made: The environment.
-        group: The group.
-        memory: Limit of host memory in bytes; None for no limit.
-        dmem: Whether the group limits device memory: it is then named as the enforcement of each share, but no whole
-            device, in ``regions``.
-    """
-    allocation = replace(made.allocation, host_memory_bytes=memory)
-    if dmem:
-
-        def held(share: Share) -> Share:
-            here = share.device.id in made.regions and not share.whole
-            return replace(share, memory_by=DMEM) if here else share
-
-        allocation = map_shares(allocation, held)
-    return replace(made.with_allocation(allocation), group=group)

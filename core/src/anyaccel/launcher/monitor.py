@@ -24,6 +24,7 @@ import select
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from anyaccel import configuration
 from anyaccel.errors import AnyaccelError, ConfigurationError
@@ -116,7 +117,7 @@ def start_monitor(
             _warn_unlimited(lease.id)
         return
     if stays:
-        lease.attach_writer(_StatusPipe(pipe))
+        lease.attach_writer(partial(_send_status, pipe))
     else:
         os.close(pipe)
 
@@ -187,20 +188,14 @@ def _start(watch: Callable[[int], int], *, keep_error: bool = False, wait: bool 
     return None if failed else writer
 
 
-class _StatusPipe:
-    """Passes the exit status to the monitor, which writes the journal entry."""
-
-    def __init__(self, writer: int) -> None:
-        self._writer = writer
-
-    def finish(self, status: int | None = None, *, timed_out: bool = False) -> None:
-        """Send the status, and close the pipe; errors are ignored. Call it once."""
-        with contextlib.suppress(OSError), open(self._writer, "wb", buffering=0) as pipe:
-            pipe.write(f"{'' if status is None else status} {int(timed_out)}".encode())
+def _send_status(pipe: int, status: int | None = None, *, timed_out: bool = False) -> None:
+    """Send the exit status to the monitor, which writes the journal entry, and close the pipe; errors are ignored."""
+    with contextlib.suppress(OSError), open(pipe, "wb", buffering=0) as file:
+        file.write(f"{'' if status is None else status} {int(timed_out)}".encode())
 
 
 def _read_status(pipe: int) -> tuple[int | None, bool]:
-    """Read the report of :class:`_StatusPipe`; does not wait. An error, or an invalid report, counts as no report.
+    """Read the report of :func:`_send_status`; does not wait. An error, or an invalid report, counts as no report.
 
     Returns:
         The exit status, None if unknown; and whether the time limit was reached, False without a report.

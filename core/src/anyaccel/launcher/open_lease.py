@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from _thread import allocate_lock
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 
 from anyaccel import configuration
@@ -30,16 +30,12 @@ from anyaccel.vendors.process import hand_over, vendor_process
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Protocol, Self
+    from typing import Self
 
     from anyaccel.ledger import Lease
 
-    class EntryWriter(Protocol):
-        """Writes the journal entry at the end of a lease."""
-
-        def finish(self, status: int | None = None, *, timed_out: bool = False) -> None:
-            """Write the entry."""
-
+EntryWriter = Callable[..., None]
+"""Writes the journal entry at the end of a lease; see :meth:`UsageMeter.finish` for the arguments."""
 
 SHORT_SECONDS = 1.0
 """Leases of a pool that were shorter share an entry."""
@@ -299,7 +295,7 @@ class OpenLease:
             program: As for :class:`UsageMeter`.
         """
         if self.lease:
-            self.attach_writer(UsageMeter(self, program))
+            self.attach_writer(UsageMeter(self, program).finish)
         return self
 
     def mark_process(self) -> Self:
@@ -356,7 +352,7 @@ class OpenLease:
         writer, self._writer = self._writer, None
         if writer is not None and self._writing == os.getpid():
             _open_writers.discard(writer)
-            writer.finish(status, timed_out=timed_out or self.timed_out)
+            writer(status, timed_out=timed_out or self.timed_out)
 
     def end_lease(self, mark: marks.Mark | None = None) -> None:
         """Finish the journal entry, release the devices or leave them to a mark, and call :meth:`take_back`.
@@ -441,7 +437,7 @@ def _finish_all() -> None:
     From now on, each short lease is written at once.
     """
     while _open_writers:
-        _open_writers.pop().finish()
+        _open_writers.pop()()
     _short_leases.pause = 0.0  # the exit handlers of pools run after this one
     _short_leases.flush()
 

@@ -76,9 +76,8 @@ class SharedScheduler(Scheduler):
         The machine's queue is left soon after the return, by another thread. A lease that arrives meanwhile is ended.
         """
         waited = super().cancel(ticket)
-        wait = self._waits.pop(ticket.number, None) if waited else None
-        if wait is not None:
-            wait.stop()
+        if waited:
+            self._stop_wait(ticket.number)
         return waited
 
     def free(self, device_id: str) -> int:
@@ -146,9 +145,7 @@ class SharedScheduler(Scheduler):
             except AnyaccelError as error:  # such as a state directory that is no longer trusted
                 ticket.error = error
                 self._queue.remove(ticket)
-                wait = self._waits.pop(number, None)  # a request that the machine could never serve had none
-                if wait is not None:
-                    wait.stop()
+                self._stop_wait(number)
                 settled.append(ticket)
         return settled
 
@@ -331,6 +328,12 @@ class SharedScheduler(Scheduler):
             ahead = 0
         others = ahead - len(found)
         return found if others <= 0 else {**found, "line": f"{others} of other programs"}
+
+    def _stop_wait(self, number: int) -> None:
+        """Have the wait of a ticket stopped, and forget its place; a request that never could be served has none."""
+        wait = self._waits.pop(number, None)
+        if wait is not None:
+            wait.stop()
 
     def _wait_in_line(self, ticket: Ticket) -> None:
         """Let a ticket wait for devices of the current machine, at the former place; the caller holds the lock.

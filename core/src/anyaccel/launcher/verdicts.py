@@ -291,43 +291,32 @@ class ActiveLeases(Value):
             LedgerError: If the ledger cannot be read.
             UsageError: If the variable of the lease around this process is invalid.
         """
-        by_lease: dict[str, list[LeaseRecord]] = {}
         scope, obstacles = Scope.make(inventory, environ), tuple(ledger.find_obstacles(time))
         records = scope.select_records(obstacles)
         divided = {(record.id, scope.ids.get(record.device)) for record in obstacles if not record.units}
+        listed = {device.id: device for device in inventory.devices}
+        first: dict[str, LeaseRecord] = {}
+        devices: dict[str, dict[str, Extent]] = {}
         blocks: dict[str, str] = {}
         for record in records:
             # A lease file that is not understood has no id: each counts by itself.
-            key = record.id or f"unknown-{len(by_lease)}"
+            key = record.id or f"unknown-{len(first)}"
             if record.state in BLOCKED:  # the reason is that of the drain or reservation, which has several devices
                 kind = "drain" if record.state == "drained" else "reservation"
-                key = blocks.setdefault(record.reason, f"{kind}-{len(by_lease)}")
-            by_lease.setdefault(key, []).append(record)
-        listed = {device.id: device for device in inventory.devices}
-        devices = {
-            lease: {
-                record.device: DIVIDED
-                if (record.id, record.device) in divided
-                else Extent(record.units, slot_mask(record.slots) if record.slots else ANY_SLOTS)
-                for record in own
-                if record.through not in listed
-            }
-            for lease, own in by_lease.items()
-        }
-        return cls(
-            records=records,
-            devices=devices,
-            holders={
-                lease: describe_holder(
-                    own[0],
-                    # A device that is taken only through another listed device counts as a whole.
-                    [(listed[key], part.units or UNITS_PER_DEVICE) for key, part in devices[lease].items()]
-                    or [(listed[own[0].device], UNITS_PER_DEVICE)],
-                )
-                for lease, own in by_lease.items()
-            },
-            withheld=frozenset(blocks.values()),
-        )
+                key = blocks.setdefault(record.reason, f"{kind}-{len(first)}")
+            first.setdefault(key, record)
+            held = devices.setdefault(key, {})
+            if record.through not in listed:
+                slots = slot_mask(record.slots) if record.slots else ANY_SLOTS
+                part = (record.id, record.device) in divided
+                held[record.device] = DIVIDED if part else Extent(record.units, slots)
+        holders = {}
+        for key, record in first.items():
+            # A device that is taken only through another listed device counts as a whole.
+            parts = devices[key] or {record.device: DIVIDED}
+            units = [(listed[each], extent.units or UNITS_PER_DEVICE) for each, extent in parts.items()]
+            holders[key] = describe_holder(record, units)
+        return cls(records=records, devices=devices, holders=holders, withheld=frozenset(blocks.values()))
 
     def add_hints(self, verdict: Verdict) -> Verdict:
         """Return the verdict with the hints of the leases that hold taken devices; unchanged if the request fits."""

@@ -50,7 +50,7 @@ from anyaccel.linux.inotify import FileEvents
 from anyaccel.linux.users import outside
 from anyaccel.model import replace
 from anyaccel.model.device import ANY_SLOTS, MOST_SLOTS, UNITS_PER_DEVICE, Extent
-from anyaccel.policy import OverLimit, Policy, Waiting, sum_usage
+from anyaccel.policy import OverLimit, Policy, Waiting, may_pass, sum_usage
 
 Choose = Callable[[Mapping[str, Extent]], Mapping[str, Extent] | None]
 """Function that chooses an extent of each device to hold, by device name, given the taken extents; None if the free
@@ -154,11 +154,9 @@ class Acquisition:
         The line is left in any case. Any exception, also an interrupt, undoes the acquisition before it goes on.
         """
         try:
-            try:
-                while (lease := self.attempt()) is None:
-                    self.sleep()
-            finally:
-                self.leave_line()
+            while (lease := self.attempt()) is None:
+                self.sleep()
+            self.leave_line()
         except BaseException:
             self.undo()
             raise
@@ -174,12 +172,10 @@ class Acquisition:
         any case, and any exception undoes the acquisition before it goes on.
         """
         try:
-            try:
-                while (lease := self.attempt()) is None:
-                    self.report()
-                    await self._sleep_async()
-            finally:
-                self.leave_line()
+            while (lease := self.attempt()) is None:
+                self.report()
+                await self._sleep_async()
+            self.leave_line()
         except BaseException:
             self.undo()
             raise
@@ -485,10 +481,9 @@ class Acquisition:
                 continue
             if device not in self._want.candidates:
                 raise ValueError(f"what is chosen must be a candidate (got {device!r})")
-            if type(extent.units) is not int or not 0 < extent.units <= UNITS_PER_DEVICE:
-                raise ValueError(f"units of {device!r} must be a whole number from 1 to 10000 (got {extent.units!r})")
-            if extent.slots != ANY_SLOTS and not 0 < extent.slots < 1 << MOST_SLOTS:
-                raise ValueError(f"slots of {device!r} must be some of {MOST_SLOTS}, or any (got {extent.slots!r})")
+            some_slots = extent.slots == ANY_SLOTS or 0 < extent.slots < 1 << MOST_SLOTS
+            if not some_slots or not 0 < extent.units <= UNITS_PER_DEVICE:
+                raise ValueError(f"what is chosen of {device!r} must be 1 to 10000 units and some slots (got {extent})")
         return choice
 
     def _publish(self, directory: int, choice: dict[str, Extent], marked: Collection[marks.Mark]) -> Lease | None:
@@ -797,8 +792,6 @@ class Acquisition:
         waiting = [each for each in found if each]
         if len(waiting) < len(found):  # a ticket of another version: its needs are unknown
             return False
-        from anyaccel.backfill import may_pass  # few requests have a time limit
-
         return may_pass(self._policy, self._own, waiting, list_holdings(directory, listing), process.boot_seconds())
 
     @property
@@ -830,23 +823,22 @@ class Acquisition:
 
         Raises:
             LedgerBusyError: When one owner keeps the directory locked; see :meth:`_lock`.
-            OSError: When the ticket cannot be made.
+            OSError: When the ticket cannot be made; the next look drops it.
         """
         self._lock(directory)
-        ticket = self._ticket = TicketFile(self._state)
         kept = self._kept_place
         try:
             if not self._state.replaced(directory):
+                self._ticket = TicketFile(self._state.path)
                 number = None if kept is None else kept.number
-                number = ticket.publish(directory, self._want, self._priority, self._note, number)
+                number = self._ticket.publish(directory, self._want, self._priority, self._note, number)
                 if kept is not None:
                     kept.number = number
         except FileNotFoundError:  # a process in another container took the hidden file for debris
+            self._drop_ticket()
             self._look_soon = True
         finally:
             self._state.unlock(directory)
-            if not ticket.name:
-                self._drop_ticket()
 
     def _drop_ticket(self) -> None:
         """Remove the own ticket from the directory, if there is a ticket; in a forked child, only forget the ticket."""

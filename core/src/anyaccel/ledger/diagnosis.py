@@ -23,6 +23,7 @@ from anyaccel.model import Finding, Severity
 
 LEAST_BYTES, LEAST_FILES = 1 << 16, 16
 """Free bytes and inodes below which the next lease may not fit."""
+_SHARE = "sudo anyaccel setup  (shared by all users)"
 _LOCK_SECONDS = 1.0  # far longer than any publication: a lock that lasts so long is stuck
 
 
@@ -127,7 +128,7 @@ def _separate_users(environ: Mapping[str, str], state: StateDirectory | None = N
         message = f"{who}, made before {state.path}: no request sees them"
         fix = "sudo anyaccel setup  (moves these leases)"
     else:
-        message, fix = f"{who}, as you do: each of you may be given the same devices", _share()
+        message, fix = f"{who}, as you do: each of you may be given the same devices", _SHARE
     yield Finding(severity=Severity.WARN, reason=message, remedy=fix)
 
 
@@ -157,15 +158,10 @@ def _summary(state: StateDirectory, directory: int | None, environ: Mapping[str,
     if directory is None:
         where += ", which is made when devices are taken"
     who = "which all users share" if state.shared else "where leases of other users are not seen"
-    fixes = [] if state.shared or environ.get(VARIABLE) else [_share()]
+    fixes = [] if state.shared or environ.get(VARIABLE) else [_SHARE]
     if kind not in ("tmpfs", ""):
         fixes.append("a directory on tmpfs is faster, and empty after a boot")
     return Finding(severity=Severity.OK, reason=f"{where}, {who}", remedy="; ".join(fixes))
-
-
-def _share() -> str:
-    """Return the remedy by which users come to share a directory."""
-    return "sudo anyaccel setup  (shared by all users)"
 
 
 def _fail(message: str, fix: str) -> Finding:

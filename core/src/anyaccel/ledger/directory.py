@@ -87,8 +87,8 @@ class Location(NamedTuple):
     gone_around: bool = False
 
 
-class NoStateDirectoryError(StateDirectoryError):
-    """Raised when reading a state directory that does not exist: no lease is active."""
+class NoStateDirectoryError(LeaseNotFoundError, StateDirectoryError):
+    """Raised when reading a state directory that does not exist: no lease is active, and no request waits."""
 
 
 class StateDirectory:
@@ -103,8 +103,7 @@ class StateDirectory:
         shared: Whether other users can take part.
 
     Raises:
-        StateDirectoryError: When the directory cannot be trusted; the message says why. A missing directory is an error
-            only if it is the only place, and its parent is missing, too.
+        StateDirectoryError: When the directory cannot be trusted; the message says why. A missing one is no error.
         LedgerError: When a system call fails.
     """
 
@@ -115,7 +114,6 @@ class StateDirectory:
         self._places = tuple(places)
         self._others = others
         self._seen: tuple[object, ...] = ()
-        self._user = os.geteuid()
         self._noted = False
         with contextlib.suppress(NoStateDirectoryError):
             self.close(self.open())
@@ -133,24 +131,24 @@ class StateDirectory:
 
         Raises:
             NoStateDirectoryError: When the directory is missing and ``make`` is False.
-            StateDirectoryError: When the directory cannot be trusted (any more), or cannot be made; without ``make``,
-                also when the only place lacks its parent.
+            StateDirectoryError: When the directory cannot be trusted (any more), or cannot be made.
             LedgerError: When a system call fails.
         """
         opened = self._open_first()
         if opened is None and not make:
-            raise self._missing()
+            raise NoStateDirectoryError(
+                f"the state directory {self.path} does not exist: no devices have been taken yet",
+                hint="'anyaccel run' makes it",
+            )
         place, descriptor, made = (*opened, False) if opened else self._make()
         _open.add(descriptor)
         try:
             found = os.fstat(descriptor)
             seen = (place.path, found.st_dev, found.st_ino, found.st_uid, found.st_mode)
             # A directory that was emptied, or remade with the inode of the deleted one, lacks the marker file.
-            if seen != self._seen or not is_marked(descriptor, self._user):
-                self._user = os.geteuid()
+            if seen != self._seen or not is_marked(descriptor):
                 self._verify(descriptor, found, place.path)
-                self._seen, self._noted = seen, is_marked(descriptor, self._user)
-                self.path = place.path
+                self._seen, self._noted, self.path = seen, is_marked(descriptor), place.path
             if made:  # leases that users published while the directory still had a hidden name
                 self._bring_over(descriptor, clear=True)
         except OSError as error:
@@ -162,23 +160,16 @@ class StateDirectory:
         return descriptor
 
     @contextlib.contextmanager
-    def opened(self, *, make: bool = False, wanted: str = "") -> Iterator[int]:
+    def opened(self, *, make: bool = False) -> Iterator[int]:
         """Context with the open directory, in which errors of the kernel are raised as errors of the ledger.
 
         Args:
             make: As for :meth:`open`, which also lists the errors.
-            wanted: Clause that a lease or a ticket does not exist, which a missing directory means, too; or empty.
 
         Raises:
-            LeaseNotFoundError: When the directory is missing, if there is such a clause.
             LedgerError: When a system call fails in the context.
         """
-        try:
-            directory = self.open(make=make)
-        except NoStateDirectoryError as error:
-            if wanted:
-                raise LeaseNotFoundError(f"{wanted}: {error}") from error
-            raise
+        directory = self.open(make=make)
         try:
             yield directory
         except OSError as error:
@@ -187,21 +178,19 @@ class StateDirectory:
             self.close(directory)
 
     @contextlib.contextmanager
-    def locked(self, *, make: bool = False, wanted: str = "") -> Iterator[int]:
+    def locked(self, *, make: bool = False) -> Iterator[int]:
         """Context with the open and locked directory; see :meth:`opened`.
 
         Args:
             make: Whether to make a missing directory.
-            wanted: As for :meth:`opened`.
 
         Raises:
-            LeaseNotFoundError: When the directory is missing, if there is a clause ``wanted``.
-            NoStateDirectoryError: When the directory is missing, without a clause, and ``make`` is False.
+            NoStateDirectoryError: When the directory is missing, and ``make`` is False.
             LedgerBusyError: When the directory stays locked for ``BUSY_SECONDS``, by another process or thread, or by
                 an outer context of this thread.
             LedgerError: When the directory cannot be used, or a system call fails in the context.
         """
-        with self.opened(make=make, wanted=wanted) as directory:
+        with self.opened(make=make) as directory:
             self.lock(directory)
             try:
                 yield directory
@@ -264,29 +253,10 @@ class StateDirectory:
                 if opened[0] is not place:  # a place of higher precedence was made meanwhile
                     with contextlib.suppress(OSError):
                         os.rmdir(place.path)
-                    made = False
                 return *opened, made
         raise StateDirectoryError(
             f"the state directory {'; '.join(reasons) or f'{self.path} does not exist'}",
             hint=f"make it, or set {VARIABLE} to another one",
-        )
-
-    def _missing(self) -> NoStateDirectoryError:
-        """Make the error for a missing directory.
-
-        Raises:
-            StateDirectoryError: When the only place lacks its parent, too, so that the directory could not be made
-                either.
-        """
-        parent = os.path.dirname(self.path)
-        if len(self._places) == 1 and not os.path.isdir(parent):
-            raise StateDirectoryError(
-                f"the state directory {self.path} cannot be made: {os.strerror(errno.ENOENT)}",
-                hint=f"make {parent}, or set {VARIABLE}",
-            )
-        return NoStateDirectoryError(
-            f"the state directory {self.path} does not exist: no devices have been taken yet",
-            hint="'anyaccel run' makes it",
         )
 
     def close(self, descriptor: int) -> None:
@@ -354,7 +324,7 @@ class StateDirectory:
         behind. An OSError passes.
         """
         found = os.fstat(descriptor)
-        if found.st_nlink == 0 or (self._noted and not is_marked(descriptor, self._user)):
+        if found.st_nlink == 0 or (self._noted and not is_marked(descriptor)):
             return True
         for place in self._places:
             with contextlib.suppress(OSError):
@@ -426,7 +396,7 @@ class StateDirectory:
         """
         check(found, path)
         self.shared = found.st_mode & stat.S_ISVTX != 0 and found.st_mode & 0o022 != 0
-        marked = is_marked(descriptor, self._user)
+        marked = is_marked(descriptor)
         # Without the marker, the inode may be that of a deleted directory.
         if not marked or (found.st_dev, found.st_ino) not in _local:
             refuse_network(descriptor, path)
@@ -452,7 +422,7 @@ class StateDirectory:
         try:
             recover(descriptor, [place.path for place in self._places], ())
             with contextlib.suppress(OSError):
-                os.rename(name, _marker(os.geteuid()), src_dir_fd=descriptor, dst_dir_fd=descriptor)
+                os.rename(name, _marker(), src_dir_fd=descriptor, dst_dir_fd=descriptor)
         finally:
             with contextlib.suppress(OSError):
                 os.unlink(name, dir_fd=descriptor)
@@ -528,14 +498,18 @@ def find(environ: Mapping[str, str]) -> StateDirectory:
     directories over into the machine's, unless ``/run`` is closed to root or the environment names a directory.
 
     Raises:
-        StateDirectoryError: When the directory cannot be trusted, or the environment names a relative path.
+        StateDirectoryError: When the directory cannot be trusted, or the environment names a relative path, or a path
+            whose parent is missing.
         LedgerError: When a system call fails.
     """
     chosen = environ.get(VARIABLE)
     if chosen:
         if not os.path.isabs(chosen):
             raise StateDirectoryError(f"{VARIABLE} must be an absolute path (got {chosen!r})")
-        return StateDirectory([Location(chosen.rstrip("/") or "/", MODE_PRIVATE)])
+        path = chosen.rstrip("/") or "/"
+        if not os.path.isdir(parent := os.path.dirname(path)):
+            raise StateDirectoryError(f"{VARIABLE} must be in a directory (got {chosen!r})", hint=f"make {parent}")
+        return StateDirectory([Location(path, MODE_PRIVATE)])
     if os.geteuid() == 0 and os.access(os.path.dirname(MACHINE_WIDE), os.W_OK):
         return StateDirectory([Location(MACHINE_WIDE, MODE_SHARED)], private_directories)
     own = [Location(path, MODE_PRIVATE, gone_around=True) for path in private_places(outside(os.geteuid()))]
@@ -704,17 +678,17 @@ def file_system(descriptor: int) -> str:
     return ""
 
 
-def is_marked(descriptor: int, user: int) -> bool:
-    """Return whether a directory has the marker of a recovery in this boot, by the user or by root for the user.
+def is_marked(descriptor: int) -> bool:
+    """Return whether a directory has the marker of a recovery in this boot, by this user or by root for this user.
 
-    Root or the user must own the marker. An OSError other than for a missing marker passes.
+    Root or this user must own the marker. An OSError other than for a missing marker passes.
     """
     try:
-        return os.stat(_marker(user), dir_fd=descriptor, follow_symlinks=False).st_uid in (0, user)
+        return os.stat(_marker(), dir_fd=descriptor, follow_symlinks=False).st_uid in (0, os.geteuid())
     except FileNotFoundError:
         return False
 
 
-def _marker(user: int) -> str:
-    """Return the name of the file by which a user marks a directory after a recovery in this boot."""
-    return f"checked.{boot()}.{outside(user)}"
+def _marker() -> str:
+    """Return the name of the file by which this user marks a directory after a recovery in this boot."""
+    return f"checked.{boot()}.{outside(os.geteuid())}"

@@ -51,7 +51,7 @@ def end_lease(state: StateDirectory, lease_id: str, *, grace: float, force: bool
             process, is on behalf of others, or is released at the beginning of the call; when several other users have
             files with this id; or when a system call fails.
     """
-    with state.opened(wanted=f"no lease {lease_id!r} is active") as directory:
+    with state.opened() as directory:
         files, owner = _files(state, directory, lease_id)
         for lease in files:
             if lease.pid == os.getpid() and process.me() == (lease.pid, lease.start):
@@ -90,9 +90,9 @@ def drop_lease(state: StateDirectory, lease_id: str) -> tuple[int, ...]:
         LeaseNotFoundError: When no active lease has this id.
         LeasePermissionError: When the lease belongs to another user, also for root.
         LedgerError: When a system call fails, or the lease is released meanwhile; or when the files are removed, but
-            a process keeps the lock on a device, or no descriptor is free to unlock it.
+            a process keeps the lock on a device.
     """
-    with state.opened(wanted=f"no lease {lease_id!r} is active") as directory:
+    with state.opened() as directory:
         files, owner = _files(state, directory, lease_id)
         if os.geteuid() != owner:
             raise LeasePermissionError(
@@ -110,18 +110,17 @@ def drop_lease(state: StateDirectory, lease_id: str) -> tuple[int, ...]:
         others = [lease for lease in list_names(directory).leases if lease.device in devices]
         # A process may hold another share of the same device by another lease: that lock must stay.
         locks -= _device_locks(directory, _select_active(directory, others))
-    try:
-        stuck = [pid for pid in running if not _unlock(pid, locks)]
-    except OSError as error:
-        raise LedgerError(
-            f"lease {lease_id} has been released, but processes may keep the lock on the device itself: it could not be"
-            f" undone ({error.strerror})",
-            hint="the device is free once they have ended",
-        ) from error
+    stuck: dict[int, str] = {}
+    for pid in running:
+        try:
+            _unlock(pid, locks)
+        except OSError as error:
+            stuck[pid] = error.strerror or str(error)
     if stuck:
+        listed = ", ".join(f"{pid} ({reason})" for pid, reason in stuck.items())
         raise LedgerError(
-            f"lease {lease_id} has been released, but the lock on the device itself is kept by process"
-            f" {', '.join(map(str, stuck))}, whose descriptors this process may not copy (ptrace_scope)",
+            f"lease {lease_id} has been released, but the lock on the device itself is kept by process {listed}, whose"
+            " descriptors could not be copied",
             hint=f"the device is free once the process has ended: kill {' '.join(map(str, stuck))}",
         )
     return tuple(running)
@@ -140,7 +139,7 @@ def renew(state: StateDirectory, lease_id: str, tenure: entries.Tenure, note: st
             removed.
     """
     # The lock keeps requests from publishing a lease of the same devices meanwhile.
-    with state.locked(wanted=f"lease {lease_id} has ended") as directory:
+    with state.locked() as directory:
         files = list_names(directory).find_lease(lease_id)
         former = [entries.read_tenure(directory, lease) for lease in files]
         without = [lease for lease, old in zip(files, former, strict=True) if old is None]
@@ -290,39 +289,30 @@ def _device_locks(directory: int, files: Iterable[LeaseName]) -> set[File]:
     return found
 
 
-def _unlock(pid: int, files: set[File]) -> bool:
+def _unlock(pid: int, files: set[File]) -> None:
     """Unlock files of an own process, exclusively or shared locked, through copies of its descriptors.
 
-    Return False if a descriptor cannot be copied or unlocked; True for a process that has ended, that holds no lock on
-    the files, or whose descriptors this process may not see.
+    No error for a process that has ended, that holds no lock on the files, or whose descriptors this process may not
+    see.
 
     Raises:
-        OSError: When no descriptor is free to look at the process, or for a copy.
+        OSError: When a descriptor cannot be copied or unlocked, as where ``ptrace_scope`` forbids that.
     """
-    descriptors = [number for _, number in open_files(files, pid) if has_lock(pid, number, shared=True)]
-    if not descriptors:
-        return True
-    try:
-        pinned = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    try:
-        for number in descriptors:
+    for number in [number for _, number in open_files(files, pid) if has_lock(pid, number, shared=True)]:
+        try:
+            pinned = os.pidfd_open(pid)
             try:
                 copy = system.syscall(system.PIDFD_GETFD, pinned, number, 0)
-            except OSError as error:
-                if error.errno in (errno.ESRCH, errno.EBADF):  # the process has ended, or closed the descriptor
-                    continue
-                raise
-            fcntl.flock(copy, fcntl.LOCK_UN)  # the copy shares the open file, and so the lock
-            os.close(copy)
-    except OSError as error:
-        if error.errno in process.SCARCE:
+            finally:
+                os.close(pinned)
+        except OSError as error:
+            if error.errno in (errno.ESRCH, errno.EBADF):  # the process has ended, or closed the descriptor
+                continue
             raise
-        return False
-    finally:
-        os.close(pinned)
-    return True
+        try:
+            fcntl.flock(copy, fcntl.LOCK_UN)  # the copy shares the open file, and so the lock
+        finally:
+            os.close(copy)
 
 
 def _still_held(

@@ -18,7 +18,7 @@ import stat
 from collections.abc import Iterable
 from enum import Enum
 
-from anyaccel._typing import NamedTuple
+from anyaccel._typing import NamedTuple, TypeVar
 from anyaccel.errors import UsageError
 from anyaccel.ledger.names import LeaseName, boot, hidden_name, parse_hidden
 from anyaccel.linux import mark as marks
@@ -31,6 +31,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+_Value = TypeVar("_Value", bound=Value)
 BODY_LIMIT = 4096
 _TEXT_LIMIT = 250  # so that all of it stays below the limit of a body
 # Files belong to other users: no symbolic link is followed, and opening a FIFO must not block.
@@ -105,22 +106,18 @@ class LockedFile:
             return
         raise OSError(errno.EWOULDBLOCK, "another process locks every new file")
 
-    def rewrite(self, body: bytes) -> None:
-        """Replace the content, but not the times of the file; readers see the old or the new content.
+    def add(self, name: str, value: Any) -> None:
+        """Add an entry to the content, or replace the entry; readers see the old or the new content.
 
-        Args:
-            body: JSON; spaces fill the rest of longer old content.
+        The times of the file stay. Spaces fill the rest of longer old content.
 
         Raises:
-            OSError: When the file could not be written.
+            OSError: When the file could not be written, as once it is closed.
         """
         before = os.fstat(self.fd)
+        body = with_entry(os.pread(self.fd, BODY_LIMIT, 0), name, value)
         os.pwrite(self.fd, body.ljust(before.st_size), 0)
         os.utime(self.fd, ns=(before.st_atime_ns, before.st_mtime_ns))  # the start of the lease
-
-    def read(self) -> bytes:
-        """Return the content of the open file from its start, up to 4096 bytes; OSError passes, also once closed."""
-        return os.pread(self.fd, BODY_LIMIT, 0)
 
     def rename(self, directory: int, name: str) -> None:
         """Rename the file, in place of any file with the new name.
@@ -245,6 +242,16 @@ def read_object(body: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def read_value(kind: type[_Value], data: object) -> _Value | None:
+    """Decode a value from another process, without the fields that only a later version has; None if implausible."""
+    from anyaccel.model.wire import decode  # most bodies are read without
+
+    try:
+        return decode(kind, {name: data[name] for name in kind._fields if name in data})  # type: ignore[index, operator]
+    except (ValueError, TypeError):
+        return None
 
 
 def read_number(value: object) -> float | None:
@@ -408,16 +415,16 @@ def find_active(directory: int, leases: Iterable[LeaseName]) -> dict[str, LeaseS
             marked.append(lease)
         elif locked:
             continue
-        elif not left and owner_of(directory, lease.name) is not None:
+        elif not left and stat_of(directory, lease.name):
             found[lease.name] = LeaseState(Life.LEAVING)
         elif (tenure := read_tenure(directory, lease)) and (reason := tenure.reason()):
             found[lease.name] = LeaseState(Life.ON_BEHALF, reason=reason, key=tenure.key)
     carried = marks.carriers({lease.mark for lease in marked}) if marked else {}
     for lease in marked:
         carriers = () if carried is None else carried.get(lease.mark, ())
-        owner = owner_of(directory, lease.name)
-        hidden = not carriers and (carried is None or (owner != os.geteuid() and marks.hidden()))
-        if owner is not None and (carriers or (hidden and lease.name not in found)):
+        file = stat_of(directory, lease.name)  # again: the scan takes a while
+        hidden = not carriers and (carried is None or (file and file.st_uid != os.geteuid() and marks.hidden()))
+        if file and (carriers or (hidden and lease.name not in found)):
             found[lease.name] = LeaseState(Life.KEPT, carriers)
     return found
 
@@ -444,12 +451,6 @@ def find_debris(directory: int, hidden: Iterable[str]) -> list[str]:
         if maker and is_left_behind(*maker) and not probe_lock(directory, name)[0]:
             found.append(name)
     return found
-
-
-def owner_of(directory: int, name: str) -> int | None:
-    """Return the user id of a file's owner, by the number in this user namespace; None if the file is gone."""
-    found = stat_of(directory, name)
-    return None if found is None else found.st_uid
 
 
 def stat_of(directory: int, name: str) -> os.stat_result | None:

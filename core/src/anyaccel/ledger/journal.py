@@ -24,11 +24,10 @@ from collections.abc import Iterator, Mapping
 from anyaccel import configuration
 from anyaccel.configuration import user_directory
 from anyaccel.errors import ConfigurationError
-from anyaccel.ledger.entries import clean, read_number, read_object
+from anyaccel.ledger.entries import clean, read_number, read_object, read_value
 from anyaccel.linux.users import outside, user_name
 from anyaccel.model import Value, replace
 from anyaccel.model.device import UNITS_PER_DEVICE
-from anyaccel.model.wire import decode
 from anyaccel.policy import Usage
 
 TYPE_CHECKING = False
@@ -378,12 +377,11 @@ def _append(path: str, entry: JournalEntry, mode: int, half_life: float | None) 
             return False
         locked = (half_life is not None or found.st_size >= MOST_BYTES) and _lock_briefly(fd)
         found = os.fstat(fd)
-        if found.st_size >= MOST_BYTES:
-            if locked and not _other(path, found):
-                with contextlib.suppress(OSError):
+        if locked and found.st_size >= MOST_BYTES:
+            with contextlib.suppress(OSError):
+                if os.path.samestat(os.stat(path, follow_symlinks=False), found):  # else renamed since it was opened
                     os.rename(path, f"{path}.1")
-            if _other(path, found):  # renamed, here or by another process since the file was opened
-                return _append(path, entry, mode, half_life)
+                    return _append(path, entry, mode, half_life)
         if not found.st_size and stat.S_IMODE(found.st_mode) != mode:
             os.fchmod(fd, mode)
         usage = None
@@ -418,15 +416,6 @@ def _lock_briefly(fd: int) -> bool:
     return False
 
 
-def _other(path: str, known: os.stat_result) -> bool:
-    """Return whether a path leads to another file than ``known`` was, or to none; a symbolic link counts itself."""
-    try:
-        found = os.stat(path, follow_symlinks=False)
-    except OSError:
-        return True
-    return (found.st_dev, found.st_ino) != (known.st_dev, known.st_ino)
-
-
 def _entries(path: str, since: float) -> Iterator[JournalEntry]:
     """Yield the leases of a file that ended at ``since`` or later; none of an irregular or unreadable file.
 
@@ -458,22 +447,18 @@ def _entry(words: Mapping[str, Any], user: str) -> JournalEntry | None:
     An end before the start counts as the start, and an idle time is cut to the observed time. Texts are cut to 250
     characters.
     """
-    data = {name: value for name, value in words.items() if name not in ("v", "used")} | {"user": user}
     listed = words.get("devices")
     rows = (each for each in listed[:_MOST_DEVICES] if isinstance(each, list)) if isinstance(listed, list) else ()
-    data["devices"] = [dict(zip(Used._fields, row, strict=False)) for row in rows]
-    try:
-        entry = decode(JournalEntry, data)
-    except ValueError:
+    devices = [dict(zip(Used._fields, row, strict=False)) for row in rows]
+    entry = read_value(JournalEntry, {**words, "user": user, "devices": devices})
+    if entry is None or words.get("v") != VERSION or not _is_plausible(entry):
         return None
-    if words.get("v") != VERSION or not _is_plausible(entry):
-        return None
-    devices = (
+    used = (
         replace(used, device=clean(used.device), type=clean(used.type), idle=min(used.idle, used.observed))
         for used in entry.devices
     )
     texts = {name: clean(getattr(entry, name)) for name in ("lease", "request", "note", "program")}
-    return replace(entry, ended=max(entry.began, entry.ended), devices=tuple(devices), **texts)
+    return replace(entry, ended=max(entry.began, entry.ended), devices=tuple(used), **texts)
 
 
 def _is_plausible(entry: JournalEntry) -> bool:

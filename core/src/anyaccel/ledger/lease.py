@@ -17,7 +17,7 @@ from types import MappingProxyType, TracebackType
 from anyaccel._typing import NamedTuple
 from anyaccel.errors import LedgerError
 from anyaccel.ledger.directory import StateDirectory
-from anyaccel.ledger.entries import LockedFile, Tenure, clean, find_active, sweep, with_entry
+from anyaccel.ledger.entries import LockedFile, Tenure, clean, find_active, sweep
 from anyaccel.ledger.names import ENDLESS, Period, boot, lease_name, parse_lease, without_scope
 from anyaccel.linux import process
 from anyaccel.linux.descriptors import lock_owner
@@ -259,23 +259,6 @@ class Lease:
             os.set_inheritable(fd, True)
         return self.fds
 
-    def _rename(self, owner: tuple[int, int], mark: Mark) -> None:
-        """Rename the files, with the directory locked, which is made if missing.
-
-        After an error, some files may have the new name already.
-
-        Args:
-            owner: Process id and start time of the new holder; zeros if only carriers of the mark keep the lease.
-            mark: The new mark.
-
-        Raises:
-            LedgerError: When the directory stays locked for ``BUSY_SECONDS``, or a file cannot be renamed.
-        """
-        with self._state.locked(make=True) as directory:
-            for device, file in self._files.items():
-                name = lease_name(device, self.devices[device], self._nonce, owner, mark, self._period)
-                file.rename(directory, name)
-
     def leave_to(self, mark: Mark) -> bool:
         """Hand the lease over to started processes; the last process with the mark or the descriptors ends the lease.
 
@@ -297,7 +280,10 @@ class Lease:
             self._close()
             return True
         try:
-            self._rename((0, 0), mark)
+            with self._state.locked(make=True) as directory:
+                for device, file in self._files.items():
+                    name = lease_name(device, self.devices[device], self._nonce, (0, 0), mark, self._period)
+                    file.rename(directory, name)
         except LedgerError as error:
             _log().warning("lease %s is kept until this process ends: %s", self.id, error)
         left = [lease for file in self._files.values() if (lease := parse_lease(file.name))]
@@ -317,7 +303,7 @@ class Lease:
         """
         for file in self._files.values():
             with contextlib.suppress(OSError):  # without space the reason is lost, but the devices are kept
-                file.rewrite(with_entry(file.read(), "quarantined", clean(reason)))
+                file.add("quarantined", clean(reason))
 
     def release(self) -> None:
         """Release the devices. Needs neither the lock of the ledger nor free space; a second call has no effect.

@@ -11,27 +11,18 @@ from functools import partial
 
 from anyaccel._typing import TypeVar
 from anyaccel.errors import LeaseNotFoundError, StateDirectoryError, UsageError
+from anyaccel.ledger import machine_policy
 from anyaccel.ledger.acquisition import Acquisition, Choose, OnWait
 from anyaccel.ledger.directory import NoStateDirectoryError, StateDirectory, find
-from anyaccel.ledger.entries import clean, find_active, sweep
+from anyaccel.ledger.entries import find_active, sweep
 from anyaccel.ledger.lease import Lease, Place, Want
-from anyaccel.ledger.machine_policy import (
-    DeviceBlock,
-    change_blocks,
-    check_permission,
-    current_policy,
-    new_block_id,
-    policy_for_display,
-    read_blocks,
-    with_past,
-)
 from anyaccel.ledger.names import MAX_PRIORITY, LeaseName, Listing, list_names
 from anyaccel.ledger.record import LeaseRecord, TicketRecord, list_leases, since_boot
 from anyaccel.ledger.tickets import find_ended, list_holdings
 from anyaccel.linux import mark as marks
 from anyaccel.linux import process
 from anyaccel.linux.descriptors import open_files
-from anyaccel.linux.users import outside, user_name
+from anyaccel.linux.users import outside
 from anyaccel.model.device import Extent
 from anyaccel.policy import Waiting
 
@@ -72,8 +63,8 @@ class Ledger:
                 the environment of this process when None.
 
         Raises:
-            StateDirectoryError: When the directory cannot be trusted, when it and its parent are missing and no other
-                place is left, when the variable has a relative path, or when this is not Linux.
+            StateDirectoryError: When the directory cannot be trusted, when the variable has a relative path or one
+                whose parent is missing, or when this is not Linux.
             LedgerError: When a system call fails.
         """
         if sys.platform != "linux":
@@ -203,12 +194,12 @@ class Ledger:
         now = process.boot_seconds()
         return self._list(lambda block: block.policy_block.meets(own, now))
 
-    def _list(self, counts: Callable[[DeviceBlock], bool]) -> tuple[LeaseRecord, ...]:
+    def _list(self, counts: Callable[[machine_policy.DeviceBlock], bool]) -> tuple[LeaseRecord, ...]:
         """List the active leases, then the devices of the drains and reservations that count."""
         blocks = [record for block in self.blocks() if counts(block) for record in block.records()]
         return (*self._read(list_leases), *blocks)
 
-    def blocks(self) -> tuple[DeviceBlock, ...]:
+    def blocks(self) -> tuple[machine_policy.DeviceBlock, ...]:
         """List the drains and reservations that have not ended, also future ones.
 
         The directory's own file counts, if trusted; else, for the machine's directory, even a missing one, the copy
@@ -217,9 +208,9 @@ class Ledger:
         Raises:
             LedgerError: When the file cannot be read.
         """
-        return read_blocks(self._state)
+        return machine_policy.read_blocks(self._state)
 
-    def drain(self, devices: Iterable[str], note: str) -> DeviceBlock:
+    def drain(self, devices: Iterable[str], note: str) -> machine_policy.DeviceBlock:
         """Withhold devices from every request; running leases go on. A missing state directory is made.
 
         A drained device gets a further drain. Without devices, a drain of no device is written.
@@ -235,11 +226,9 @@ class Ledger:
             LeasePermissionError: When this user is neither root nor the owner of the state directory.
             LedgerError: When the directory stays locked, or the blocks cannot be written.
         """
-        block = DeviceBlock(
-            id=new_block_id(), devices=tuple(sorted(devices)), reason=clean(note), by=user_name(os.geteuid())
-        )
+        block = machine_policy.make_block(devices, note)
         with self._state.locked(make=True) as directory:
-            change_blocks(self._state, directory, [block])
+            machine_policy.change_blocks(self._state, directory, [block])
         return block
 
     def reserve(
@@ -252,7 +241,7 @@ class Ledger:
         group: int | None = None,
         note: str,
         request: str,
-    ) -> DeviceBlock | None:
+    ) -> machine_policy.DeviceBlock | None:
         """Withhold devices from the requests of other users for a time. A missing state directory is made.
 
         Args:
@@ -276,7 +265,7 @@ class Ledger:
                 OSError of ``choose`` becomes a LedgerError, too; other exceptions of ``choose`` pass unchanged.
         """
         with self._state.locked(make=True) as directory:
-            check_permission(self._state, os.fstat(directory).st_uid)
+            machine_policy.check_permission(self._state, os.fstat(directory).st_uid)
             # With the directory locked: no lease can be published that this choice does not know.
             listing = list_names(directory)
             over = find_ended(directory, listing)
@@ -292,18 +281,11 @@ class Ledger:
             devices = choose(dict.fromkeys(used, Extent()))
             if devices is None:
                 return None
-            block = DeviceBlock(
-                id=new_block_id(),
-                devices=tuple(sorted(devices)),
-                reason=clean(note),
-                by=user_name(os.geteuid()),
-                begin=begin,
-                end=end,
-                user=None if user is None else outside(user),
-                group=group,
-                request=request,
+            number = None if user is None else outside(user)
+            block = machine_policy.make_block(
+                devices, note, begin=begin, end=end, user=number, group=group, request=request
             )
-            change_blocks(self._state, directory, [block])
+            machine_policy.change_blocks(self._state, directory, [block])
         return block
 
     def remove_blocks(self, ids: Collection[str]) -> None:
@@ -326,7 +308,7 @@ class Ledger:
                 raise LeaseNotFoundError(
                     f"there is no drain or reservation {unknown[0]!r}", hint="'anyaccel reserve' lists them"
                 )
-            change_blocks(self._state, directory, [], without=ids)
+            machine_policy.change_blocks(self._state, directory, [], without=ids)
 
     def tickets(self, *, past: bool = True, devices: Collection[str] | None = None) -> tuple[TicketRecord, ...]:
         """List the waiting requests in the order of service; none without a state directory.
@@ -395,7 +377,7 @@ class Ledger:
         Raises:
             LedgerError: When the ledger cannot be read.
         """
-        policy = with_past(policy_for_display(self._state))
+        policy = machine_policy.with_past(machine_policy.policy_for_display(self._state))
         if policy.half_life is None:
             return None
 
@@ -407,7 +389,8 @@ class Ledger:
 
         Limits of the user are not checked, and a faulty configuration of the machine counts as none.
         """
-        return Acquisition(self._state, want, choose, priority=priority, policy=policy_for_display(self._state))
+        policy = machine_policy.policy_for_display(self._state)
+        return Acquisition(self._state, want, choose, priority=priority, policy=policy)
 
     def over_limits(self, want: Want, priority: int, *, only: Collection[str] | None = None) -> tuple[OverLimit, ...]:
         """Return the limits of this user, and of this user's group, in the way of a new request; empty if none is.
@@ -423,7 +406,7 @@ class Ledger:
             ConfigurationError: When the machine's configuration cannot be trusted or understood.
             LedgerError: When the ledger cannot be read.
         """
-        policy = current_policy(self._state)
+        policy = machine_policy.current_policy(self._state)
         if policy.plain:
             return ()
         newcomer = Acquisition(self._state, want, lambda _: None, priority=priority, policy=policy)

@@ -22,7 +22,7 @@ from anyaccel import configuration
 from anyaccel.configuration import Configuration
 from anyaccel.errors import ConfigurationError, LeasePermissionError, LedgerError
 from anyaccel.ledger.directory import MACHINE_WIDE, StateDirectory
-from anyaccel.ledger.entries import clean, read_number, read_object
+from anyaccel.ledger.entries import clean, read_object, read_value
 from anyaccel.ledger.names import hash_device
 from anyaccel.ledger.record import LeaseRecord, since_boot
 from anyaccel.linux import process
@@ -147,9 +147,10 @@ _known: dict[str, tuple[object, tuple[DeviceBlock, ...]]] = {}
 _known_policy: tuple[Configuration, Policy] = (Configuration(path=""), PLAIN)
 
 
-def new_block_id() -> str:
-    """Return a new identity of a block: eight random hexadecimal digits."""
-    return os.urandom(4).hex()
+def make_block(devices: Iterable[str], note: str, **more: Any) -> DeviceBlock:
+    """Make a drain by this user or, with the fields of a reservation in ``more``, a reservation."""
+    by = user_name(os.geteuid())
+    return DeviceBlock(id=os.urandom(4).hex(), devices=tuple(sorted(devices)), reason=clean(note), by=by, **more)
 
 
 def read_blocks(state: StateDirectory) -> tuple[DeviceBlock, ...]:
@@ -219,24 +220,12 @@ def _decode(body: bytes) -> Iterable[DeviceBlock]:
     words = read_object(body)
     listed = words.get("blocks") if words.get("v") == VERSION else None
     for each in listed if isinstance(listed, list) else ():
-        devices = each.get("devices") if isinstance(each, dict) else None
-        if not isinstance(devices, list):
+        block = read_value(DeviceBlock, each)
+        if block is None:
             continue
-        begin, end, user, group = (read_number(each.get(name)) for name in ("begin", "end", "user", "group"))
-        given = [begin is not None, end is not None, (user is not None) + (group is not None)]
-        if given not in ([0, 0, 0], [1, 1, 1]):  # neither a drain nor a reservation
-            continue
-        yield DeviceBlock(
-            id=clean(each.get("id")),
-            devices=tuple(device for device in devices if isinstance(device, str)),
-            reason=clean(each.get("reason")),
-            by=clean(each.get("by")),
-            begin=begin,
-            end=end,
-            user=None if user is None else int(user),
-            group=None if group is None else int(group),
-            request=clean(each.get("request")),
-        )
+        given = [block.begin is not None, block.end is not None, (block.user is not None) + (block.group is not None)]
+        if given in ([0, 0, 0], [1, 1, 1]):  # else neither a drain nor a reservation
+            yield replace(block, **{name: clean(getattr(block, name)) for name in ("id", "reason", "by", "request")})
 
 
 def check_permission(state: StateDirectory, owner: int) -> None:

@@ -26,13 +26,27 @@ class Step(Value):
         path: Path to make.
         summary: Purpose.
         done: Whether the path exists already, as it must be.
-        perform: Makes the path; raises OSError or AnyaccelError on failure.
+        make: Makes the path.
     """
 
     path: str
     summary: str
     done: bool
-    perform: Callable[[], None]
+    make: Callable[[], None]
+
+    def perform(self) -> None:
+        """Make the path.
+
+        Raises:
+            LedgerError: When the machine's directory cannot be made, or leases cannot be moved.
+            AnyaccelError: When another path cannot be made.
+        """
+        try:
+            self.make()
+        except OSError as error:
+            raise AnyaccelError(
+                f"{self.path} cannot be made: {error.strerror}", hint="make room, or run setup as root"
+            ) from error
 
 
 def steps(root: str = "") -> list[Step]:
@@ -53,19 +67,19 @@ def steps(root: str = "") -> list[Step]:
             path=tmpfiles,
             summary="makes that directory at each boot",
             done=_holds(tmpfiles, setting),
-            perform=lambda: _write(tmpfiles, setting),
+            make=lambda: _write(tmpfiles, setting),
         ),
         Step(
             path=config,
             summary="settings for all users, with comments",
             done=os.path.lexists(config),  # with any content: the file belongs to the administrator
-            perform=lambda: _write(config, settings.template("machine")),
+            make=lambda: _write(config, settings.template("machine")),
         ),
         Step(
             path=journal,
             summary="journals of ended leases, for reports about all users",
             done=_is_shared(journal),
-            perform=lambda: _make_journal(journal),
+            make=lambda: _make_journal(journal),
         ),
     ]
     if not root:
@@ -73,7 +87,7 @@ def steps(root: str = "") -> list[Step]:
             path=directory,
             summary="where all users keep their leases",
             done=_is_shared(directory),
-            perform=_share,
+            make=_share,
         )
         made.insert(0, shared)
     return made
@@ -123,13 +137,10 @@ def _make_journal(path: str) -> None:
     The owner of an existing directory is not changed.
 
     Raises:
-        AnyaccelError: When that fails.
+        OSError: When that fails.
     """
-    try:
-        os.makedirs(path, mode=0o755, exist_ok=True)
-        os.chmod(path, MODE_SHARED)  # makedirs applies the umask
-    except OSError as error:
-        raise AnyaccelError(f"{path} cannot be made: {error.strerror}", hint="run setup as root") from error
+    os.makedirs(path, mode=0o755, exist_ok=True)
+    os.chmod(path, MODE_SHARED)  # makedirs applies the umask
 
 
 def _holds(path: str, text: str) -> bool:
@@ -145,12 +156,7 @@ def _write(path: str, text: str) -> None:
     """Write a file of the machine, atomically in place of a present file or link, and make its directories.
 
     Raises:
-        AnyaccelError: When that fails.
+        OSError: When that fails.
     """
-    try:
-        os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
-        write_whole(path, text)
-    except OSError as error:
-        raise AnyaccelError(
-            f"{path} cannot be written: {error.strerror}", hint="make room, or run setup as root"
-        ) from error
+    os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+    write_whole(path, text)

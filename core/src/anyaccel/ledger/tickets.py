@@ -18,7 +18,7 @@ from functools import lru_cache
 
 from anyaccel._typing import NamedTuple
 from anyaccel.errors import LeaseNotFoundError, LeasePermissionError, LedgerError
-from anyaccel.ledger import entries
+from anyaccel.ledger import entries, record
 from anyaccel.ledger.directory import StateDirectory
 from anyaccel.ledger.lease import Want
 from anyaccel.ledger.machine_policy import policy_for_display, read_blocks, with_past
@@ -34,22 +34,11 @@ from anyaccel.ledger.names import (
     parse_ticket,
     ticket_name,
 )
-from anyaccel.ledger.record import (
-    TicketRecord,
-    describe_ahead,
-    describe_obstacles,
-    list_leases,
-    owner,
-    read_words,
-    since_1970,
-    since_boot,
-    write_body,
-)
 from anyaccel.linux import process
 from anyaccel.linux.fork import tidy_in_child
 from anyaccel.linux.users import outside
 from anyaccel.model.device import UNITS_PER_DEVICE
-from anyaccel.policy import Holding, Need, Policy, Waiting, sum_usage
+from anyaccel.policy import Holding, Need, Policy, Waiting, forecast, sum_usage
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -86,23 +75,19 @@ def recheck_interval(place: int) -> float:
     return max(_LOOKS_EVERY, _PER_PLACE * place)
 
 
-class TicketFile:
+class TicketFile(entries.LockedFile):
     """A position in the line, kept from :meth:`publish` until :meth:`drop` or the end of this process.
 
     Args:
-        state: The state directory.
-
-    Attributes:
-        name: Name of the file; empty before it is published.
+        path: The state directory.
     """
 
-    __slots__ = ("_file", "_owner", "name")
+    __slots__ = ("_owner",)
 
-    def __init__(self, state: StateDirectory) -> None:
-        self.name = ""
-        self._file = entries.LockedFile(state.path)
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
         self._owner = os.getpid()
-        _files.add(self._file)
+        _files.add(self)
 
     def publish(self, directory: int, want: Want, priority: int, note: str, number: int | None = None) -> int:
         """Enter the line: make the ticket's file, stamped and locked under a hidden name, and then rename the file.
@@ -124,13 +109,12 @@ class TicketFile:
         more = write_ticket_words(want)
         if not listed_in_name(candidates):
             more["wanted"] = sorted(hashes(candidates))
-        self._file.make(directory, write_body(want.request, note, **more))
+        self.make(directory, record.write_body(want.request, note, **more))
         self.stamp()  # before the file has its name, so that no rival sees a ticket without a stamp
         if number is None:
             # A time, not the highest number so far plus 1: the highest may be that of another user's false ticket.
             number = int(process.boot_seconds() * 1e6)
-        self._file.rename(directory, ticket_name(priority, number, new_nonce(), candidates))
-        self.name = self._file.name
+        self.rename(directory, ticket_name(priority, number, new_nonce(), candidates))
         return number
 
     def stamp(self) -> None:
@@ -143,7 +127,7 @@ class TicketFile:
         """
         now = process.monotonic_ns()
         if self._owner == os.getpid():
-            os.utime(self._file.fd, ns=(now, now))
+            os.utime(self.fd, ns=(now, now))
 
     @property
     def cancelled(self) -> bool:
@@ -151,21 +135,19 @@ class TicketFile:
 
         False before :meth:`publish`, after :meth:`drop`, in a forked child, and if the file's state cannot be read.
         """
-        if not self.name:
-            return False
         try:
-            return not os.fstat(self._file.fd).st_mode & stat.S_IWUSR
+            return not os.fstat(self.fd).st_mode & stat.S_IWUSR
         except OSError:  # the file system has failed: the next look at the directory raises the error
             return False
 
     def drop(self) -> None:
-        """Leave the line: remove and unlock the file, whose name stays in :attr:`name`; failures are ignored.
+        """Leave the line: remove and unlock the file; failures are ignored.
 
         No effect in a forked child: the position stays with the parent.
         """
         if self._owner == os.getpid():
-            self._file.discard()
-            _files.discard(self._file)
+            self.discard()
+            _files.discard(self)
 
 
 class _WaitingLine(NamedTuple):
@@ -211,17 +193,15 @@ class _WaitingLine(NamedTuple):
 
         Every lease is taken to last until its time limit. A silent request delays no other.
         """
-        from anyaccel.backfill import forecast  # only lists of waiting requests need it
-
         looking = [each for each in self.order if each.key not in self.silent]
         starts = forecast(policy, looking, self.held, process.boot_seconds())
         # Whole seconds: the two clocks are read one after the other, and 17:00 must not become 16:59.
-        return {key: float(round(since_1970(start))) for key, start in starts.items() if start is not None}
+        return {key: float(round(record.since_1970(start))) for key, start in starts.items() if start is not None}
 
 
 def list_tickets(
     state: StateDirectory, directory: int, listing: Listing, *, past: bool, devices: Collection[str] | None = None
-) -> Iterator[TicketRecord]:
+) -> Iterator[record.TicketRecord]:
     """Describe the waiting requests in the order of service; tickets whose process has ended are left out.
 
     A stopped process is listed as not ``responsive``. A faulty configuration of the machine counts as none. See
@@ -246,7 +226,7 @@ def list_tickets(
     line = _WaitingLine.collect(policy, directory, listing)
     if not line.order:
         return
-    clock, held, blocks = process.boot_seconds(), list(list_leases(directory, listing)), read_blocks(state)
+    clock, held, blocks = process.boot_seconds(), list(record.list_leases(directory, listing)), read_blocks(state)
     starts, units = line.forecast(policy), sum_usage(line.held)
     used = None if policy.half_life is None else policy.usage(line.held, clock)
     for position, facts in enumerate(line.order):
@@ -254,8 +234,8 @@ def list_tickets(
         ticket, found = parse_ticket(name), line.files[name]
         if ticket is None or (among is not None and facts.wants is not None and facts.wants.isdisjoint(among)):
             continue
-        words = read_words(entries.read_body(directory, name, BODY_LIMIT))
-        whose = owner(found)
+        words = record.read_words(entries.read_body(directory, name, BODY_LIMIT))
+        whose = record.owner(found)
         user = "" if whose["uid"] == os.geteuid() else whose["user"]
         responsive = name not in line.silent
         limits = tuple(each.message(user) for each in policy.over_limits(facts, units))
@@ -268,14 +248,14 @@ def list_tickets(
         elif not responsive:
             reason = "its process is stopped or stuck; later requests are served first"
         elif behind:
-            reason = describe_ahead(behind)
+            reason = record.describe_ahead(behind)
         else:
             withheld = (each for block in blocks if block.policy_block.meets(facts, clock) for each in block.records())
             wanted = (
                 each for each in (*held, *withheld) if facts.wants is None or hash_device(each.device) in facts.wants
             )
-            reason = describe_obstacles(wanted, {}) or "it is served next"
-        yield TicketRecord(
+            reason = record.describe_obstacles(wanted, {}) or "it is served next"
+        yield record.TicketRecord(
             id=ticket.id,
             priority=policy.priority(facts),
             pid=ticket.pid,
@@ -307,7 +287,7 @@ def cancel(state: StateDirectory, ticket_id: str, *, seconds: float) -> int:
         LedgerError: When the ticket is still there after ``seconds``, and stays cancelled; or when the directory cannot
             be used, or a system call fails.
     """
-    with state.opened(wanted=f"no request waits with ticket {ticket_id!r}") as directory:
+    with state.opened() as directory:
         named = (ticket for ticket in map(parse_ticket, list_names(directory).tickets) if ticket)
         same = (ticket for ticket in named if ticket.id == ticket_id)
         found = [ticket for ticket in same if entries.probe_lock(directory, ticket.name)[0]]
@@ -321,7 +301,7 @@ def cancel(state: StateDirectory, ticket_id: str, *, seconds: float) -> int:
         except FileNotFoundError as error:
             raise LeaseNotFoundError(f"ticket {ticket_id!r} has just left the line") from error
         if not ours:
-            user = owner(entries.stat_of(directory, found[0].name))["user"]
+            user = record.owner(entries.stat_of(directory, found[0].name))["user"]
             raise LeasePermissionError(
                 f"ticket {ticket_id} belongs to {user}; only {user} and root can cancel it", hint=f"ask {user}"
             )
@@ -357,7 +337,7 @@ def _forbid_writing(directory: int, name: str) -> bool:
 def forecast_newcomer(state: StateDirectory, directory: int, listing: Listing, own: Waiting) -> Iterator[float]:
     """Forecast the start of a request that came now if leases last until their time limits: whole seconds since 1970.
 
-    Yields a single time, or nothing if the start is unknown; see :func:`anyaccel.backfill.forecast`. Past usage
+    Yields a single time, or nothing if the start is unknown; see :func:`anyaccel.policy.forecast`. Past usage
     counts for fair shares; a faulty configuration of the machine counts as none.
     """
     policy = with_past(policy_for_display(state))
@@ -437,11 +417,11 @@ def read_ticket(directory: int, name: str, *, brief: bool = False) -> Waiting | 
         return found
     found = _waiting.get((directory_id := os.fstat(directory).st_ino, name))
     if found is None:
-        ticket, owner = parse_ticket(name), entries.owner_of(directory, name)
-        if ticket is None or owner is None:
+        ticket, file = parse_ticket(name), entries.stat_of(directory, name)
+        if ticket is None or file is None:
             return None
         body = entries.read_body(directory, name, BODY_LIMIT)
-        found = _read_waiting(ticket, outside(owner), body)
+        found = _read_waiting(ticket, outside(file.st_uid), body)
         if len(_waiting) > _REMEMBERED:
             _waiting.clear()
         if body:  # else no descriptor may have been free
@@ -451,14 +431,9 @@ def read_ticket(directory: int, name: str, *, brief: bool = False) -> Waiting | 
 
 @lru_cache(maxsize=2048)
 def _named(name: str) -> Waiting | None:
-    """Return the facts in the name of a ticket; None for any other name.
-
-    User, time limit and needs are missing, and ``since`` is 0; ``wants`` is None if the name does not list the devices.
-    """
+    """Return the facts in the name of a ticket, without user, time limit and needs; None for any other name."""
     ticket = parse_ticket(name)
-    if ticket is None:
-        return None
-    return Waiting(key=name, number=ticket.number, since=0.0, priority=ticket.priority, wants=ticket.wanted)
+    return _read_waiting(ticket, None, b"") if ticket else None
 
 
 _waiting: dict[tuple[int, str], Waiting] = {}
@@ -466,7 +441,7 @@ _waiting: dict[tuple[int, str], Waiting] = {}
 lock is needed: a lost entry is read again."""
 
 
-def _read_waiting(ticket: TicketName, user: int, body: bytes) -> Waiting:
+def _read_waiting(ticket: TicketName, user: int | None, body: bytes) -> Waiting:
     """Combine name, owner and body of a ticket; implausible values of the body are left out.
 
     An arrival in the future counts as now. The wanted devices are from the name or, if not listed
@@ -474,7 +449,7 @@ def _read_waiting(ticket: TicketName, user: int, body: bytes) -> Waiting:
 
     Args:
         ticket: The parsed name.
-        user: Owner of the file, by the number outside of user namespaces.
+        user: Owner of the file, by the number outside of user namespaces; None if unknown.
         body: Content of the file.
     """
     words = entries.read_object(body)
@@ -554,7 +529,7 @@ def list_holdings(directory: int, listing: Listing, over: Collection[str] = ()) 
             device=hash_device(lease.device),
             units=lease.extent.units,
             user=outside(file.st_uid),
-            since=since_boot(file.st_mtime),
+            since=record.since_boot(file.st_mtime),
             until=None if until is None else until / 1000,
             passed=None if passed is None else passed / 1000,
             inner=is_inner(lease.device),

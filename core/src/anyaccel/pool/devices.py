@@ -146,7 +146,7 @@ class WorkerLease(OpenLease):
         self._private = private
         if lease and not private:
             usage = UsageMeter(self, added_up=True)
-            self.attach_writer(usage, at_exit=False)  # the pool ends its workers at exit, which writes the line
+            self.attach_writer(usage.finish, at_exit=False)  # the pool ends its workers at exit, which writes the line
 
     @property
     def lease_id(self) -> str:

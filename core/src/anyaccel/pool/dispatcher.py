@@ -278,7 +278,8 @@ class Broker:
             return len(engine.members) + admitted < engine.settings.max_workers
         if queue.ids or queue.calls[0].actor is not None:
             return True
-        return sum(worker.busies_processor for worker in engine.members) < PROCESSORS
+        # Actors do not count, because they are mostly idle.
+        return sum(not worker.ids and worker.actor is None for worker in engine.members) < PROCESSORS
 
     def _overtakes(self, queue: CallQueue) -> bool:
         """Return whether an older call of another queue competes with the first call of a queue, which must exist.
@@ -492,7 +493,7 @@ class Broker:
         Args:
             queue: The queue.
             roomy: Whether its pool has room, so that the end helps by devices that the queue competes for; else the end
-                helps by room in the pool. Without ``max_workers``, only workers without devices and actor take room.
+                helps by room in the pool. Without ``max_workers``, only workers without devices take room.
 
         Returns:
             The worker; None if there is none, or an evicted worker that helps is still ending: that may suffice, and
@@ -504,7 +505,7 @@ class Broker:
         else:
             limited = queue.engine.settings.max_workers is not None
             own = (worker for worker in self._idle if worker.engine is queue.engine)
-            helpful = [worker for worker in own if limited or worker.busies_processor]
+            helpful = [worker for worker in own if limited or not worker.ids]
         return None if not helpful or any(worker.ending for worker in helpful) else helpful[0]
 
     def _check_idle(self) -> None:
@@ -588,7 +589,7 @@ class WorkerProcess:
         self.calls = self.last = 0
         self.ending = self.stopped = self.proven = False
         self.fault = ""
-        self.notices: deque[MessageKind] = deque()
+        self.notices = deque([MessageKind.READY])
         self.timer: Timer | None = None
         self._process: spawning.Process
         self._launched = False
@@ -636,14 +637,6 @@ class WorkerProcess:
         broker.serve()
 
     # Calls
-
-    @property
-    def busies_processor(self) -> bool:
-        """Whether the worker counts for the limit of processes for calls without devices.
-
-        Actors do not, because they are mostly idle.
-        """
-        return not self.ids and self.actor is None
 
     @property
     def outstanding(self) -> list[Call]:
@@ -705,13 +698,8 @@ class WorkerProcess:
             self._launched = True
             server = self._process.server
             self.mark = self.lease.mark or marks.draw()
-            timed = call.options.timeout is not None
-            made, setup = self._preparation.make_setup(
-                self.lease, self.engine.inventory, server, mark=self.mark, ready=timed
-            )
+            made, setup = self._preparation.make_setup(self.lease, self.engine.inventory, server, mark=self.mark)
             self.allocation, self._group = made.allocation, made.group
-            if timed:
-                self.notices.append(MessageKind.READY)
             if self._preparation.staged:
                 self.notices.append(MessageKind.PREPARED)
             with spawning.open_outputs() as pair:
@@ -785,16 +773,18 @@ class WorkerProcess:
             return self._process.send(call.kind, body, pair, number=call.number)
 
     def find_unstarted(self, gone: Gone) -> list[Call]:
-        """Return the calls that this exited process never started.
+        """Return the pending calls that this exited process never started.
 
-        These are the calls that could not be sent, or a single call in a channel that was not read to its end. There
-        are none if the process was stopped, or was forked for its first call and has answered none: it may have died of
-        its setup, and so would the next one.
+        These are the calls that could not be sent, or a single call in a channel that was not read to its end. Of a
+        process that has answered none, there is one only if it has not begun its setup, and was not forked for this
+        call: else it may have died of its setup, and so would the next one. There are none if it was stopped.
         """
-        if self.stopped or not gone.forked or not (self._ahead or self.proven):
+        unused = self._ahead and MessageKind.READY in self.notices
+        if self.stopped or not gone.forked or not (self.proven or unused):
             return []
-        unread = self._process.unread and len(self.running) == 1
-        return [call for call in self.outstanding if not call.sent or (unread and call.body is not None)]
+        unread = unused or (self._process.unread and len(self.running) == 1)
+        unstarted = (call for call in self.outstanding if not call.sent or (unread and call.body is not None))
+        return [call for call in unstarted if call.is_pending()]
 
     def _start_timer(self, call: Call) -> None:
         """Start the time limit of a call; no effect on a call without a limit.
@@ -1143,8 +1133,7 @@ class LocalEngine(Engine):
             WorkerProcess(self, worker.lease, call).launch(call, ahead=False)
             return
         usable = gone.forked and not worker.stopped
-        again = [call for call in calls if call in unstarted or (usable and call.tries < call.options.retries)]
-        again = [call for call in again if call.is_pending()]
+        again = [call for call in calls if call in unstarted or (usable and call.may_be_retried)]
         worker.running.clear()
         if state is not None and state.construction not in again:
             death = worker.make_death_error(gone, calls[0].name if calls else f"the actor {state.group.name}")
@@ -1152,9 +1141,10 @@ class LocalEngine(Engine):
                 death = BrokenWorkerError("it was closed", exit_status=0)
             state.set_death(death)  # before a caller hears of it and calls again
         for call in calls:
-            if call in again:
-                call.tries += call not in unstarted
+            if call in unstarted:
                 call.reset()
+            elif call in again:
+                call.retry()
             else:
                 call.fail(worker.make_death_error(gone, call.name))
                 self._calls.pop(call.number, None)

@@ -12,7 +12,7 @@ from time import monotonic
 from anyaccel.durations import Duration, read_seconds
 from anyaccel.errors import NeverFitsError, NotFreeError, UsageError
 from anyaccel.model import UNITS_PER_DEVICE, Allocation, Extent, Gang, Inventory, Request, replace
-from anyaccel.policy import PLAIN, Holding, Policy, Usage, Waiting, sum_usage
+from anyaccel.policy import PLAIN, Holding, Policy, Usage, Waiting, may_pass, sum_usage
 from anyaccel.scheduler.books import Books, RequestPlan
 from anyaccel.scheduler.grammar import parse_request
 from anyaccel.scheduler.placement import NameRegistry, Placed
@@ -30,6 +30,7 @@ RequestLike = str | Sequence[str] | Request
 """Accepted forms of a request: text, texts that form one request, or a value."""
 
 _LAST = 1 << 62  # number of a request that does not wait: behind every ticket
+_NO_TERMS = Holding(device=None)  # of a foreign holder
 _ALLOCATIONS = count(1)  # unique in the process, so that release() detects allocations of another scheduler
 
 
@@ -65,8 +66,7 @@ class Allocator:
         self._policy = policy or PLAIN
         self._timed = policy is not None  # else time limits are ignored
         self._clock = clock
-        # User, start, end of the time limit, and whether the request passed earlier ones, by allocation.
-        self._terms: dict[str, tuple[int | None, float, float | None, bool]] = {}
+        self._terms: dict[str, Holding] = {}  # user and times of each allocation on one machine, by its id
         for name, inventory in machines.items():
             self._add(name, inventory)
         self._arrange()
@@ -231,8 +231,8 @@ class Allocator:
                     f"allocation {allocation.id} ({allocation.request}) is not held: it was released before, or "
                     f"another scheduler made it; a gang is released as a whole"
                 )
-            self._count_usage(held)
             for member in held.members:
+                self._count_usage(member)
                 self._give_back(member)
             placed = self._serve()
         notify(placed)
@@ -441,8 +441,6 @@ class Allocator:
             return None
         now = self._clock()
         if rivals:
-            from anyaccel.backfill import may_pass  # only a time limit allows to pass
-
             ahead = [ticket.waiting for ticket in rivals]
             if not may_pass(self._policy, waiting, ahead, held or self._holdings(), now):
                 return None
@@ -452,7 +450,8 @@ class Allocator:
         allocation = self._hold(plan, found, note)
         if self._timed:
             until = None if waiting.seconds is None else now + waiting.seconds
-            self._terms[allocation.id] = (waiting.user, now, until, bool(rivals))
+            terms = Holding(device=None, user=waiting.user, since=now, until=until, passed=now if rivals else None)
+            self._terms |= dict.fromkeys((member.id for member in allocation.members), terms)
         return allocation
 
     def _rivals(self, waiting: Waiting, mask: int, held: Sequence[Holding], among: Iterable[Ticket]) -> list[Ticket]:
@@ -483,32 +482,22 @@ class Allocator:
 
     def _holdings(self) -> list[Holding]:
         """Return the active allocations as the queue policy sees them; parts on removed machines are left out."""
-        found = []
-        for allocation in self._held.values():
-            user, since, until, passed = self._terms.get(allocation.id, (None, None, None, False))
-            for member in allocation.members:
-                books = self._books.get(member.machine)
-                if books is None or not books.there:  # the machine is gone, or the request runs on the CPU
-                    continue
-                for each in member.shares:
-                    device = books.offset + books.layout.positions[each.device.id]
-                    began = since if passed else None
-                    found.append(
-                        Holding(device=device, units=each.units, user=user, since=since, until=until, passed=began)
-                    )
-        return found
+        return [
+            replace(self._terms.get(key, _NO_TERMS), device=books.offset + spot.position, units=each.units)
+            for books in self._machines
+            for key, entry in books.held.items()
+            for spot, each in zip(entry.spots, entry.allocation.shares, strict=True)
+        ]
 
-    def _count_usage(self, allocation: Allocation) -> None:
-        """Drop the terms of an allocation that ends; under a policy with a half-life, add the usage to the user's."""
-        terms = self._terms.pop(allocation.id, None)
-        half_life = self._policy.half_life
-        if terms is None or half_life is None:
+    def _count_usage(self, member: Allocation) -> None:
+        """Drop the terms of a part that ends; under a policy with a half-life, add the usage to the user's."""
+        terms, half_life = self._terms.pop(member.id, _NO_TERMS), self._policy.half_life
+        if terms.since is None or half_life is None:
             return
-        user, since, now = terms[0], terms[1], self._clock()
         # The policy keeps the usage, as it does for the ledger, where the usage comes from the journal.
-        devices = sum(each.units for member in allocation.members for each in member.shares) / UNITS_PER_DEVICE
-        usage = self._policy.past.get(user, Usage()).with_lease(devices, now - since, now, half_life)
-        self._policy = replace(self._policy, past={**self._policy.past, user: usage})
+        now, devices = self._clock(), sum(each.units for each in member.shares) / UNITS_PER_DEVICE
+        usage = self._policy.past.get(terms.user, Usage()).with_lease(devices, now - terms.since, now, half_life)
+        self._policy = replace(self._policy, past={**self._policy.past, terms.user: usage})
 
     def _hold(self, plan: RequestPlan, found: Mapping[int, Placed], note: str) -> Allocation:
         """Book the placed devices, by machine number, under new identities.

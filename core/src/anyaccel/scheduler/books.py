@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from _weakrefset import WeakSet
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import chain
@@ -80,7 +81,7 @@ class Books:
         resolve: Resolves a request against the machine, whatever is held. Raises UnknownNameError when no device has
             one of its names.
         held: Allocations by id, in order of arrival.
-        refused: The plans that the machine has refused since the last release here.
+        refused: The plans in use that the machine has refused since the last release here.
         layout: The fixed facts about the machine, and about held devices that are gone.
         occupancy: The free parts of devices.
         validate: The vendors' rules.
@@ -96,7 +97,7 @@ class Books:
         self.there = True
         self.number = self.offset = 0
         self.held: dict[str, Entry] = {}
-        self.refused: list[RequestPlan] = []
+        self.refused: WeakSet[RequestPlan] = WeakSet()
         self.layout = Layout(inventory, names)
         self.validate = validate
         self.list_holders: Callable[[Mapping[str, str]], str] = list_holders
@@ -152,7 +153,6 @@ class Books:
         self.inventory, self.there = now, inventory is not None
         self.layout = layout
         self.resolve.cache_clear()
-        self.refused.clear()
         self.recount()
 
     def recount(self) -> None:
@@ -249,16 +249,9 @@ def list_holders(holders: Mapping[str, str]) -> str:
 
 
 def _lost(device: Device) -> Device:
-    """Return a removed device that is still held: unhealthy, and near no other device."""
-    return replace(
-        device,
-        links={},
-        numa_node=None,
-        pci_bus_id=None,
-        health=Health.UNHEALTHY,
-        health_reason="lost, though it is still held",
-        health_remedy="",
-    )
+    """Return a removed device that is still held, as an unhealthy one."""
+    reason = "lost, though it is still held"
+    return replace(device, health=Health.UNHEALTHY, health_reason=reason, health_remedy="")
 
 
 class RequestPlan:
@@ -316,7 +309,7 @@ class RequestPlan:
                 break
             placed = self.resolved[number].find(self.books[number].occupancy)
             if placed is None:
-                self.books[number].refused.append(self)
+                self.books[number].refused.add(self)
                 self.open ^= 1 << number
                 continue
             found[number] = placed

@@ -481,13 +481,9 @@ def asked_memory(term: Term) -> int:
     return next((each.wanted for each in asked(term) if isinstance(each.filter, _Memory)), 0)
 
 
-def counted(term: Term) -> int | None:
-    """Return the number of devices that a filter of the term names; None without such a filter.
-
-    Raises:
-        ValueError: When a filter of the term is unknown, or its value invalid.
-    """
-    counts = (each.filter.count(each.wanted) for each in asked(term))
+def counted(filters: Iterable[AskedFilter[Any]]) -> int | None:
+    """Return the number of devices that one of a term's filters names; None without such a filter."""
+    counts = (each.filter.count(each.wanted) for each in filters)
     return next((count for count in counts if count is not None), None)
 
 

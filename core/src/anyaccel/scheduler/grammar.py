@@ -23,7 +23,9 @@ from anyaccel.text import shown, size
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import NoReturn
+    from typing import Any, NoReturn
+
+    from anyaccel.scheduler.filters import AskedFilter
 
 # Bounds against requests that would keep the parser or placement busy; no sensible request comes near them.
 MAX_CHARACTERS = 4_000
@@ -105,10 +107,12 @@ def _parse_term(text: str) -> tuple[Term, bool]:
         term = replace(term, units=0, memory_bytes=_parse_memory(text, quantity))
     elif colon:
         term = replace(term, units=_parse_quantity(text, names, quantity))
-    count = _check_term(text, term)
-    if count and not colon:
+    filters = _check_term(text, term)
+    if not colon and (count := counted(filters)):
         term = replace(term, units=count * UNITS_PER_DEVICE)
-    return _written(term), "else" in given
+    # The usual form of values, so that equal requests are equal.
+    written = tuple((each.filter.name, each.filter.write(each.wanted)) for each in filters)
+    return replace(term, filters=written), "else" in given
 
 
 def _parse_signs(names: str) -> tuple[str, dict[str, str]]:
@@ -121,8 +125,8 @@ def _parse_signs(names: str) -> tuple[str, dict[str, str]]:
     return names, given
 
 
-def _check_term(text: str, term: Term) -> int | None:
-    """Check the quantity and the filters of a term; return the number of devices that a filter names, or None.
+def _check_term(text: str, term: Term) -> tuple[AskedFilter[Any], ...]:
+    """Check the quantity and the filters of a term; return the filters.
 
     Raises:
         RequestError: When the quantity is invalid, or a filter is unknown, invalid, or given twice, or names devices
@@ -131,21 +135,16 @@ def _check_term(text: str, term: Term) -> int | None:
     if fault := _memory_fault(term) if term.memory_bytes else _units_fault(term):
         _refuse(text, fault)
     try:
-        count = counted(term)
+        found = asked(term)
     except ValueError as error:
         _refuse(text, str(error))
     names = [name for name, _ in term.filters]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         _refuse(text, f"a filter must be given once (got {twice!r} twice)")
-    if count is not None and len(term.names) > 1:
+    if counted(found) is not None and len(term.names) > 1:
         _refuse(text, f"devices must be named behind one name (got {shown('|'.join(term.names))})")
-    return count
-
-
-def _written(term: Term) -> Term:
-    """Return the term with filter values in their usual form, so that equal requests are equal."""
-    return replace(term, filters=tuple((each.filter.name, each.filter.write(each.wanted)) for each in asked(term)))
+    return found
 
 
 def _parse_names(text: str, names: str) -> tuple[str, ...]:

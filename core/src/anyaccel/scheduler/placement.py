@@ -35,7 +35,7 @@ from anyaccel.model import (
 )
 from anyaccel.model.device import bits, union
 from anyaccel.policy import Need
-from anyaccel.scheduler.filters import counted, rules
+from anyaccel.scheduler.filters import asked, counted, rules
 from anyaccel.scheduler.topology import Topology, first
 from anyaccel.text import shown, suggest
 
@@ -207,9 +207,9 @@ class Layout:
             UnknownNameError: When no device and no installed plug-in has any of the names.
             ValueError: When a filter is unknown, or its value invalid.
         """
-        asked = tuple(rules(term, self.inventory))
+        conditions = tuple(rules(term, self.inventory))
         named = ((position, self.devices[position]) for position in bits(self.named(term)))
-        return slot_mask(position for position, device in named if all(rule.passes(device) for rule in asked))
+        return slot_mask(position for position, device in named if all(rule.passes(device) for rule in conditions))
 
 
 class Spot(NamedTuple):
@@ -379,7 +379,7 @@ def want(layout: Layout, term: Term) -> Wanted:
     """
     together = layout.serving(term)
     choices = [_groups(layout, term, named & together) for named in layout.named_each(term)]
-    if term.count > 1 and (term.mixed or counted(term)):  # named devices may be of several types
+    if term.count > 1 and (term.mixed or counted(asked(term))):  # named devices may be of several types
         choices.append((together,))
     return Wanted(term=term, choices=tuple(choices), mask=together)
 

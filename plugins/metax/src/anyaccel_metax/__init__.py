@@ -79,19 +79,15 @@ class MetaX(Vendor):
         if rows is None:
             yield "the order or the product of the GPUs is open, and mx-smi is not here to tell"
             return
-        numbers = {row.text("address"): number for number, row in rows.items()}
+        numbers = {row.text("address") or "": int(number) for number, row in rows.items()}
         first_lost = min((int(number) for number, row in rows.items() if row.text("state") != "Available"), default=999)
-        for card in cards:
-            number = numbers.get(card.address)
-            if number is None:
-                card.blame("mx-smi does not show it", f"{self.log_hint}, then restart the machine")
-                continue
-            row, card.number = rows[number], int(number)
+        for card, row in self.match_rows(cards, {row.text("address") or "": row for row in rows.values()}):
+            number = card.number = numbers[card.address or ""]
             card.sound, card.model = row.text("state") == "Available", row.text("name") or ""
             card.attributes["uuid"] = row.text("uuid")
             if not card.sound:
                 card.blame(f"mx-smi reports it not available ({row.text('why')})", f"{self.log_hint}, then reset it")
-            elif card.number > first_lost:
+            elif number > first_lost:
                 reason = f"GPU#{first_lost} before it is not available, and whether the runtime counts that is unknown"
                 card.blame(reason, f"repair GPU#{first_lost}, or take it off the bus")
                 card.number = None
