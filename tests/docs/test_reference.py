@@ -12,7 +12,7 @@ import pytest
 from anyaccel import hookspecs, plugin
 from anyaccel.model.verdict import ReasonCode
 from anyaccel.plugin import ProbeContext
-from anyaccel.vendors.plugin import REQUIRED
+from anyaccel.vendors.tasks import REQUIRED
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs" / "reference"

@@ -43,7 +43,7 @@ from anyaccel.plugin import (
 )
 from anyaccel.probe.recording import Recorder
 from anyaccel.vendors.discovery import Source
-from anyaccel.vendors.plugin import VendorPlugin
+from anyaccel.vendors.tasks import VendorPlugin
 from anyaccel_testing import context
 from waiting import PATIENCE
 

@@ -7,8 +7,8 @@ from anyaccel.errors import PluginError
 from anyaccel.model import ContainerEdits, Device, EnvContext, ProblemKind
 from anyaccel.vendors.contract import HOOKS
 from anyaccel.vendors.discovery import installed
-from anyaccel.vendors.plugin import VendorPlugin
 from anyaccel.vendors.process import find_process
+from anyaccel.vendors.tasks import VendorPlugin
 from installed import end_vendors
 
 CARELESS = """

@@ -20,7 +20,7 @@ from anyaccel.model import (
 )
 from anyaccel.plugin import hookimpl
 from anyaccel.vendors.discovery import Source
-from anyaccel.vendors.plugin import VendorPlugin
+from anyaccel.vendors.tasks import VendorPlugin
 from anyaccel_testing import context
 
 DEVICE = Device(id="a0", index=0, model="A")

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from anyaccel.vendors.guarded import GuardedProcess as GuardedProcess
     from anyaccel.vendors.guarded import Outcome as Outcome
     from anyaccel.vendors.guarded import call_all as call_all
-    from anyaccel.vendors.plugin import VendorPlugin as VendorPlugin
     from anyaccel.vendors.process import ask as ask
     from anyaccel.vendors.process import known as known
     from anyaccel.vendors.process import vendor_process as vendor_process
+    from anyaccel.vendors.tasks import VendorPlugin as VendorPlugin
 else:
     __all__, __getattr__, __dir__ = face(
         __name__,
@@ -35,8 +35,8 @@ else:
             "anyaccel.vendors.contract": ("HOOKS", "RECORDED", "RESOURCE", "VENDOR"),
             "anyaccel.vendors.discovery": ("GROUP", "Source", "installed"),
             "anyaccel.vendors.guarded": ("ANSWER_LIMIT", "PRINTED_LIMIT", "GuardedProcess", "Outcome", "call_all"),
-            "anyaccel.vendors.plugin": ("VendorPlugin",),
             "anyaccel.vendors.process": ("ask", "known", "vendor_process"),
+            "anyaccel.vendors.tasks": ("VendorPlugin",),
         },
     )
     __all__ += ["DEADLINE_SECONDS", "PRELOAD", "TASKS", "begin", "begin_for", "close", "find_server"]
