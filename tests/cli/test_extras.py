@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from anyaccel import extras
 
-NEEDED = ("anyaccel", "argcomplete", "cloudpickle", "msgpack")
+NEEDED = ("anyaccel", "argcomplete", "cloudpickle", "msgpack", "pluggy")
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ import copy
 import json
 import os
 import pickle
+import random
 import signal
 import subprocess
 import sys
@@ -83,6 +84,13 @@ def test_what_is_not_free_now_is_said_with_its_holder(acme, anyaccel):
         status = anyaccel("--machine", MACHINE, "why", "APU")
         assert (status.returncode, "the whole box" in status.stdout) == (4, True)
     assert anyaccel("--machine", MACHINE, "why", "APU").returncode == 0
+
+
+def test_a_wait_takes_no_random_number_of_the_program(acme):
+    state = random.getstate()
+    with aa.acquire("APU:2", machine=MACHINE), pytest.raises(aa.NotFreeError):
+        aa.acquire("APU", machine=MACHINE, wait=0.05)
+    assert random.getstate() == state
 
 
 def test_what_can_never_fit_does_not_wait(acme):

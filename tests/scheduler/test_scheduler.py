@@ -278,7 +278,7 @@ def test_unknown_devices_are_key_errors():
 
 
 def test_importing_is_cheap():
-    costly = {"decimal", "difflib", "logging", "psutil", "rich", "typing_extensions"}
+    costly = {"decimal", "difflib", "logging", "pluggy", "psutil", "rich", "typing_extensions"}
     code = f"import sys, anyaccel.scheduler; print(*({costly} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""

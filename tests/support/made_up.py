@@ -91,7 +91,7 @@ def machine(devices, stats=(), leases=(), tickets=(), *, problems=(), text="made
     return Sample(
         inventory=Inventory(machine=text, devices=tuple(devices), vendors=tuple(vendors)),
         observed={each.id: told for each, told in zip(devices, stats, strict=False) if told is not None},
-        problems=tuple(problems),
+        remarks=tuple(map(str, problems)),
         leases=by_device,
         tickets=tuple(tickets),
         at=time.time(),

@@ -1,6 +1,5 @@
 """Typical mistakes of plug-in authors, and the messages about them."""
 
-import functools
 import types
 from pathlib import Path
 
@@ -199,30 +198,13 @@ def test_an_unknown_argument_names_those_that_are_passed():
     assert reason(caught) == "anyaccel_env takes 'shares', which the hook does not pass; it passes (devices, ctx)."
 
 
-def test_a_hook_gets_the_arguments_that_it_names_in_any_form():
-    passed = []
+def test_an_argument_with_a_default_would_never_be_passed():
+    def anyaccel_detect(ctx=None):
+        return None
 
-    def anyaccel_fractional(device):
-        passed.append(device)
-        return Fractional.NO
-
-    @functools.wraps(anyaccel_fractional)
-    def decorated(*given, **named):
-        return anyaccel_fractional(*given, **named)
-
-    def anyaccel_detect(*, ctx=None):
-        passed.append(ctx)
-
-    plugin = load(module(anyaccel_fractional=decorated, anyaccel_detect=anyaccel_detect))
-    facts = context(EMPTY)
-    assert (plugin.detect(facts), plugin.fractional(DEVICE)) == (None, Fractional.NO)
-    assert passed == [facts, DEVICE]
-
-
-def test_a_hook_that_collects_arguments_is_refused():
     with pytest.raises(PluginError) as caught:
-        load(module(anyaccel_tags=lambda **given: ("A",)))
-    assert reason(caught) == "anyaccel_tags takes 'given', which the hook does not pass; it passes (device)."
+        load(module(anyaccel_detect=anyaccel_detect))
+    assert reason(caught) == ("anyaccel_detect gives 'ctx' a default, so it would never be passed; remove the default.")
 
 
 def test_a_hook_without_its_decorator():

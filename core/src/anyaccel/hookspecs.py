@@ -13,11 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import pluggy
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import TypeVar
-
     from anyaccel.model import (
         ContainerEdits,
         Detected,
@@ -34,15 +33,11 @@ if TYPE_CHECKING:
     )
     from anyaccel.probe.context import ProbeContext
 
-    Function = TypeVar("Function", bound=Callable[..., object])
+hookspec = pluggy.HookspecMarker("anyaccel")
+hookimpl = pluggy.HookimplMarker("anyaccel")
 
 
-def hookimpl(function: Function) -> Function:
-    """Mark a function as the plug-in's hook of the same name; a decorator."""
-    function.anyaccel_impl = True  # type: ignore[attr-defined] # pyright: ignore[reportFunctionMemberAccess]
-    return function
-
-
+@hookspec(firstresult=True)
 def anyaccel_info() -> PluginInfo:  # type: ignore[empty-body]
     """Return the identity of the plug-in.
 
@@ -51,6 +46,7 @@ def anyaccel_info() -> PluginInfo:  # type: ignore[empty-body]
     """
 
 
+@hookspec(firstresult=True)
 def anyaccel_detect(ctx: ProbeContext) -> Detected | None:
     """Find this vendor's devices on the machine of ``ctx``.
 
@@ -65,6 +61,7 @@ def anyaccel_detect(ctx: ProbeContext) -> Detected | None:
     """
 
 
+@hookspec(firstresult=True)
 def anyaccel_fractional(device: Device) -> Fractional:  # type: ignore[empty-body]
     """Return whether several holders may share a device.
 
@@ -73,6 +70,7 @@ def anyaccel_fractional(device: Device) -> Fractional:  # type: ignore[empty-bod
     """
 
 
+@hookspec(firstresult=True)
 def anyaccel_tags(device: Device) -> Sequence[str]:  # type: ignore[empty-body]
     """Return the accelerator types of a device, most canonical first; requests ask by these names.
 
@@ -81,6 +79,7 @@ def anyaccel_tags(device: Device) -> Sequence[str]:  # type: ignore[empty-body]
     """
 
 
+@hookspec(firstresult=True)
 def anyaccel_env(devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:  # type: ignore[empty-body]
     """Make a worker see exactly ``devices``, in this order.
 
@@ -94,6 +93,7 @@ def anyaccel_env(devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:  # typ
     """
 
 
+@hookspec(firstresult=True)
 def anyaccel_visible(environ: Mapping[str, str], devices: Sequence[Device]) -> Sequence[str | VisiblePart] | None:
     """Return which devices an environment leaves visible: the inverse of ``anyaccel_env``.
 
@@ -108,6 +108,7 @@ def anyaccel_visible(environ: Mapping[str, str], devices: Sequence[Device]) -> S
     """
 
 
+@hookspec(firstresult=True)
 def anyaccel_validate(request: Term, devices: Sequence[Device]) -> str | None:
     """Return the reason why the hardware cannot serve this term with exactly these devices.
 
@@ -122,6 +123,7 @@ def anyaccel_validate(request: Term, devices: Sequence[Device]) -> str | None:
     """
 
 
+@hookspec(firstresult=True)
 def anyaccel_stats(devices: Sequence[Device], ctx: ProbeContext) -> Mapping[str, Stats]:  # type: ignore[empty-body]
     """Return the present state of devices: load, memory, health.
 
@@ -134,6 +136,7 @@ def anyaccel_stats(devices: Sequence[Device], ctx: ProbeContext) -> Mapping[str,
     """
 
 
+@hookspec(firstresult=True)
 def anyaccel_container(devices: Sequence[Device]) -> ContainerEdits:  # type: ignore[empty-body]
     """Return the edits by which exactly these devices work in a container or a sandbox.
 
@@ -142,6 +145,7 @@ def anyaccel_container(devices: Sequence[Device]) -> ContainerEdits:  # type: ig
     """
 
 
+@hookspec(firstresult=True)
 def anyaccel_handover(devices: Sequence[Device], ctx: ProbeContext, given: bool) -> None:
     """Change devices for their holder, or undo that: memory, a power cap, a partition, a control daemon.
 
@@ -157,6 +161,7 @@ def anyaccel_handover(devices: Sequence[Device], ctx: ProbeContext, given: bool)
     """
 
 
+@hookspec(firstresult=True)
 def anyaccel_diagnose(ctx: ProbeContext) -> Sequence[Finding]:  # type: ignore[empty-body]
     """Find faults of this vendor's installation: driver, permissions, rival variables, orphaned memory.
 
@@ -168,6 +173,7 @@ def anyaccel_diagnose(ctx: ProbeContext) -> Sequence[Finding]:  # type: ignore[e
     """
 
 
+@hookspec(firstresult=True)
 def anyaccel_products() -> Sequence[Product]:  # type: ignore[empty-body]
     """List the known products.
 

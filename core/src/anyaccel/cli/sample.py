@@ -15,7 +15,6 @@ from anyaccel.model import (
     Device,
     Health,
     Inventory,
-    Problem,
     Stats,
     Value,
     field,
@@ -44,18 +43,16 @@ class Sample(Value):
     Attributes:
         inventory: Its devices.
         observed: Measurements by device id.
-        problems: Errors of vendors that could not measure.
         leases: Leases by device id; None when the ledger cannot be read.
         tickets: The waiting requests, in order.
         at: Time of the sample, in seconds since 1970.
-        remarks: Reservations that have not begun, devices that were not put back, and the error of a ledger that cannot
-            be read, a sentence each.
+        remarks: Errors of vendors that could not measure, reservations that have not begun, devices that were not put
+            back, and the error of a ledger that cannot be read, a sentence each.
         reserved: Start of the next reservation by device id, if within a day, in seconds since 1970.
     """
 
     inventory: Inventory
     observed: Mapping[str, Stats]
-    problems: tuple[Problem, ...]
     leases: Leases | None
     tickets: tuple[TicketRecord, ...]
     at: float
@@ -132,7 +129,7 @@ def take_sample(
     observed, problems = anyaccel.stats(inventory, timeout=timeout, environ=environ) if stats else ({}, ())
     by_device: dict[str, list[LeaseRecord]] = {}
     held: Leases | None = by_device
-    remarks, reserved = [], dict[str, float]()
+    remarks, reserved = [str(problem) for problem in problems], dict[str, float]()
     tickets: tuple[TicketRecord, ...] = ()
     if inventory.devices:  # without devices there are no leases: importing the ledger would be in vain
         from anyaccel.launcher.scope import Scope
@@ -161,7 +158,6 @@ def take_sample(
     return Sample(
         inventory=inventory,
         observed=observed,
-        problems=problems,
         leases=held,
         tickets=tickets,
         remarks=tuple(remarks),
@@ -254,7 +250,7 @@ def notes(sample: Sample) -> list[str]:
         if is_now is Health.UNHEALTHY:
             told = f"{reason or 'no reason is known'}{'; ' if remedy else ''}{remedy}"
             found.append(f"{device.name} is unhealthy: {told}")
-    return [*found, *map(str, sample.problems), *sample.remarks]
+    return [*found, *sample.remarks]
 
 
 def all_notes(sample: Sample) -> list[str]:

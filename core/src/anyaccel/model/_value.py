@@ -190,6 +190,7 @@ def replace(value: V, **changes: Any) -> V:
     return type(value)(**changes)
 
 
+@cache
 def fields(kind: type[Value]) -> dict[str, Any]:
     """Return the fields of a class in order, each with its default or :data:`REQUIRED`."""
     return {

@@ -34,7 +34,6 @@ class Literal:
 
 _AS_THEY_ARE = frozenset({str, int, float, bool, type(None)})
 """Scalar types of JSON."""
-_defaults = cache(fields)
 
 
 def encode(value: Any, without: Collection[str] = ()) -> Any:
@@ -50,7 +49,7 @@ def encode(value: Any, without: Collection[str] = ()) -> Any:
         # A reader of a later version adds new fields with their default, so documents stay small and stable.
         return {
             name: encode(content, without)
-            for name, default in _defaults(type(value)).items()
+            for name, default in fields(type(value)).items()
             if ((content := getattr(value, name)) != default or default is REQUIRED) and name not in without
         }
     if isinstance(value, Enum):
@@ -178,7 +177,7 @@ def _read_union(kind: UnionType, data: Any, place: str, found: list[str], made: 
 
 def _read_value(kind: type[Value], data: Any, place: str, found: list[str], made: bool) -> Any:
     """Read a value, which is an object in JSON."""
-    kinds, defaults = hints(kind), _defaults(kind)
+    kinds, defaults = hints(kind), fields(kind)
     ready = isinstance(data, kind)
     if not ready:
         if made or not isinstance(data, dict):

@@ -1,17 +1,21 @@
 """One vendor's plug-in behind methods, one per hook. No other module calls hooks.
 
-A hook gets the arguments that it names, by name.
+Each vendor has a plug-in manager of its own: a hook call reaches a single vendor, and a plug-in that fails to register
+leaves nothing behind.
 """
 
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import ModuleType
 from typing import Any
+
+import pluggy
 
 from anyaccel import hookspecs
 from anyaccel.errors import PluginError
@@ -29,12 +33,21 @@ from anyaccel.vendors import contract
 from anyaccel.vendors.discovery import Source, make_problem
 
 PREFIX = "anyaccel_"
-_COLLECTS = 0x4 | 0x8  # CO_VARARGS | CO_VARKEYWORDS
 REQUIRED = tuple(PREFIX + hook.name for hook in contract.HOOKS.values() if hook.required)
 
 
+class _Manager(pluggy.PluginManager):
+    """Skips attributes without the prefix of hooks: to inspect each took longer than to import a plug-in."""
+
+    def parse_hookimpl_opts(self, plugin: object, name: str) -> pluggy.HookimplOpts | None:
+        return super().parse_hookimpl_opts(plugin, name) if name.startswith(PREFIX) else None
+
+    def parse_hookspec_opts(self, module_or_class: ModuleType | type, name: str) -> pluggy.HookspecOpts | None:
+        return super().parse_hookspec_opts(module_or_class, name) if name.startswith(PREFIX) else None
+
+
 class VendorPlugin:
-    """A plug-in that has been imported, checked and asked for its identity.
+    """A plug-in that has been imported, registered and asked for its identity.
 
     A method of each hook compares the answer with the contract, and raises :class:`~anyaccel.errors.PluginError` when
     the hook raises or breaks the contract.
@@ -45,7 +58,7 @@ class VendorPlugin:
     """
 
     def __init__(self, source: Source, plugin: object | None = None, *, rules: bool = True) -> None:
-        """Import and check the plug-in.
+        """Import and register the plug-in.
 
         Args:
             source: Origin of the plug-in.
@@ -58,16 +71,14 @@ class VendorPlugin:
         """
         self.source = source
         self._rules = rules
-        plugin = self._import() if plugin is None else plugin
-        if found := list(_registration_faults(plugin)):
-            raise PluginError(self.problem(ProblemKind.CONTRACT, _sentence(found)))
-        functions = {name: getattr(plugin, name, None) for name in hookspecs.HOOKS}
-        self._hooks = {name: (each, _parameters(each)) for name, each in functions.items() if callable(each)}
+        self._manager = _Manager("anyaccel")
+        self._manager.add_hookspecs(hookspecs)
+        self._register(self._import() if plugin is None else plugin)
         self.info: PluginInfo = self.ask("info")
 
     def implements(self, hook: str) -> bool:
         """Return whether the plug-in has a hook, given with ``anyaccel_``."""
-        return hook in self._hooks
+        return bool(getattr(self._manager.hook, hook).get_hookimpls())
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         """Return the method of a hook."""
@@ -104,10 +115,9 @@ class VendorPlugin:
         name = PREFIX + hook.name
         if not self.implements(name):
             return hook.default(given)
-        function, parameters = self._hooks[name]
         me = os.getpid()
         try:
-            return function(**{each: given[each] for each in parameters})
+            return getattr(self._manager.hook, name)(**given)
         except (Exception, SystemExit) as error:
             raise PluginError(self._raised(error, name)) from error
         finally:
@@ -186,6 +196,16 @@ class VendorPlugin:
             raise PluginError(self.problem(ProblemKind.LOAD, reason)) from error
         return found
 
+    def _register(self, plugin: object) -> None:
+        found = list(_registration_faults(plugin))
+        try:
+            if not found:
+                self._manager.register(plugin, name=self.source.vendor)
+        except (pluggy.PluginValidationError, ValueError) as error:
+            found = [" ".join(str(error).split())]
+        if found:
+            raise PluginError(self.problem(ProblemKind.CONTRACT, _sentence(found)))
+
 
 def _sentence(found: Sequence[str]) -> str:
     text = "; ".join(found)
@@ -215,21 +235,10 @@ def _registration_faults(plugin: object) -> Iterator[str]:
 
 
 def _argument_faults(name: str, function: Callable[..., Any]) -> Iterator[str]:
-    allowed = VendorPlugin.arguments(name.removeprefix(PREFIX))
-    for parameter in _parameters(function):
-        if parameter not in allowed:
-            yield f"{name} takes {parameter!r}, which the hook does not pass; it passes ({', '.join(allowed)})"
-
-
-def _parameters(function: Callable[..., Any]) -> tuple[str, ...]:
-    """Return the names of a function's parameters; ``self`` of a method is none of them.
-
-    The import of :mod:`inspect` takes a tenth of the start of a vendor's process, so an ordinary function does without.
-    """
-    code = getattr(function, "__code__", None)
-    if code is None or code.co_flags & _COLLECTS or hasattr(function, "__wrapped__"):
-        import inspect
-
-        return tuple(inspect.signature(function).parameters)
-    names: tuple[str, ...] = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    return names[hasattr(function, "__self__") :]
+    code = getattr(hookspecs, name).__code__
+    allowed = code.co_varnames[: code.co_argcount]
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.name not in allowed:
+            yield f"{name} takes {parameter.name!r}, which the hook does not pass; it passes ({', '.join(allowed)})"
+        elif parameter.default is not parameter.empty:
+            yield f"{name} gives {parameter.name!r} a default, so it would never be passed; remove the default"

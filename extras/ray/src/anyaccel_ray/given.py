@@ -78,6 +78,11 @@ class Preferred(Choice):
             self._any = Choice(inventory, self.request, validate, KnownNames())
 
     @cached_property
+    def ever_fits(self) -> bool:
+        """Whether there are devices to choose if nothing is held."""
+        return self.choose({}) is not None
+
+    @cached_property
     def candidates(self) -> tuple[Device, ...]:
         """Candidates of the choice."""
         return _devices(self._given) if self._any is None else self._any.candidates

@@ -30,7 +30,7 @@ EVENTS = (
 """Names or prefixes of audit events that mean access to the machine."""
 SEEN_ELSEWHERE = ("os.putenv", "os.unsetenv", "os.chdir")
 """Events that change the process, not the machine: :func:`process_state` covers these."""
-OURS = "anyaccel"
+OURS = ("anyaccel", "pluggy")
 
 
 class Watch:
@@ -97,7 +97,7 @@ def _is_importing(frame: FrameType | None) -> bool:
 
 def list_foreign_modules(names: Iterable[str], source: Source) -> list[str]:
     """Return the top-level modules of third parties: not of Python, anyaccel or the plug-in's distribution."""
-    own = {OURS, source.target.partition(":")[0].partition(".")[0]}
+    own = {*OURS, source.target.partition(":")[0].partition(".")[0]}
     tops = sorted({name.partition(".")[0] for name in names} - own - sys.stdlib_module_names)
     tops = [name for name in tops if not name.startswith("_")]
     if not tops or not source.distribution:
