@@ -207,7 +207,8 @@ def _ask(connection: socket.socket) -> None:
         Path(state, name).touch()
         assert not gets(state, "a")
         holder.communicate(b"\n")
-        assert gets(state, "a")
+        while not gets(state, "a"):  # a scan that gets no processor cannot say that no process carries the mark
+            pass
     os.setgroups([])
     os.setresgid(ASKER, ASKER, ASKER)
     os.setresuid(ASKER, ASKER, ASKER)

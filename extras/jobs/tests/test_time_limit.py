@@ -331,18 +331,28 @@ def test_what_does_not_end_is_killed_after_the_grace_that_was_given(run):
     assert (jobs.find(number).state, jobs.find(number).status) == ("timeout", 137)
 
 
+CATCHES = """
+import signal
+signal.signal(signal.SIGUSR1, lambda *_: print("caught", flush=True))
+print(flush=True)
+while True:
+    signal.pause()
+"""
+"""A process without children: one that a shell has just forked catches the signals that the shell catches."""
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to start a process of another user")
 def test_a_process_of_another_user_gets_no_signal_before_the_limit():
     """Marks can be copied, and the process of a user who copies them may catch any signal."""
     catches = ["sh", "-c", "trap 'echo caught' USR1; echo; while :; do sleep 0.1; done"]
-    with aa.acquire("A1:1") as hold:
-        own = hold.popen(catches, stdout=subprocess.PIPE, text=True)
+    with aa.acquire("A1:1") as hold, contextlib.ExitStack() as ends:
+        own = hold.popen([sys.executable, "-c", CATCHES], stdout=subprocess.PIPE, text=True)
         other = hold.popen(catches, stdout=subprocess.PIPE, text=True, user=65534, cwd="/")
-        with own, other:
-            assert (own.stdout.readline(), other.stdout.readline()) == ("\n", "\n")
-            mark = hold.lease.mark
-            said = TimeLimit.begin(60, early=EarlySignal.parse("USR1@1s")).send_early(mark)
-            assert said == "1s before the time limit of 1m: SIGUSR1 sent to 1 process"
-            assert own.stdout.readline() == "caught\n"
-            own.kill()
-            other.kill()
+        for process in (own, other):
+            ends.enter_context(process)
+            ends.callback(process.kill)  # before it is awaited
+        assert (own.stdout.readline(), other.stdout.readline()) == ("\n", "\n")
+        mark = hold.lease.mark
+        said = TimeLimit.begin(60, early=EarlySignal.parse("USR1@1s")).send_early(mark)
+        assert said == "1s before the time limit of 1m: SIGUSR1 sent to 1 process"
+        assert own.stdout.readline() == "caught\n"
