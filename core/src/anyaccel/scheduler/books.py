@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 _REQUESTS = 4_096  # resolved requests per machine: a queue of that many different ones is resolved once
 
 
-class Entry(NamedTuple):
+class HeldAllocation(NamedTuple):
     """An allocation in the books.
 
     Attributes:
@@ -96,7 +96,7 @@ class Books:
         self.machine = machine
         self.there = True
         self.number = self.offset = 0
-        self.held: dict[str, Entry] = {}
+        self.held: dict[str, HeldAllocation] = {}
         self.refused: WeakSet[RequestPlan] = WeakSet()
         self.layout = Layout(inventory, names)
         self.validate = validate
@@ -124,7 +124,7 @@ class Books:
         with self._lock:
             return tuple(entry.allocation for entry in self._holders(self.layout.positions[device_id]))
 
-    def _holders(self, position: int, *, divided: bool = True) -> Iterator[Entry]:
+    def _holders(self, position: int, *, divided: bool = True) -> Iterator[HeldAllocation]:
         """Yield the allocations of the device at a position, in order of arrival.
 
         Args:
@@ -211,7 +211,7 @@ class Books:
         """
         spots = tuple(map(self._find_spot, allocation.shares)) if spots is None else spots
         self.occupancy.take(spots)
-        self.held[allocation.id] = Entry(allocation, spots, note)
+        self.held[allocation.id] = HeldAllocation(allocation, spots, note)
         return allocation
 
     def release(self, key: str) -> None:
