@@ -122,15 +122,15 @@ def _reader(kind: Any) -> Reader:
 
 def _read_scalar(kind: Any, data: Any, place: str, found: list[str], made: bool) -> Any:
     """Read a scalar, an enum or a ``Literal``."""
-    if getattr(kind, "__origin__", None) is Literal:
-        fits = data in kind.__args__
-    elif kind is int or kind is float:
+    if kind is int or kind is float:
         accepted = int if kind is int else (int, float)  # JSON has no difference between 1 and 1.0
         fits = isinstance(data, accepted) and not isinstance(data, bool) and _is_usual(data)
-    else:
+    elif isinstance(kind, type):
         if issubclass(kind, Enum) and isinstance(data, str) and not made:
             data = next((member for member in kind if member.value == data), data)
         fits = isinstance(data, kind)
+    else:
+        fits = data in kind.__args__
     if not fits:
         found.append(_mismatch(place, data, kind))
     return data
@@ -143,7 +143,8 @@ def _read_row(kind: Any, data: Any, place: str, found: list[str], made: bool) ->
     if not isinstance(data, origin if made else (list, origin)) or length not in (None, len(data)):
         found.append(_mismatch(place, data, kind, "" if made else f"a list of {length}" if length else "a list"))
         return data
-    row = [_read(arguments[0], content, f"{place}[{n}]", found, made) for n, content in enumerate(data)]
+    inside, read = arguments[0], _reader(arguments[0])
+    row = [read(inside, content, f"{place}[{n}]", found, made) for n, content in enumerate(data)]
     return data if made else origin(row)
 
 
@@ -196,7 +197,9 @@ def _read_value(kind: type[Value], data: Any, place: str, found: list[str], made
         if wrong:
             found += wrong
             return data
-    given: Mapping[str, Any] = {name: getattr(data, name) for name in kinds} if ready else data
+    given: Mapping[str, Any] = data
+    if ready:  # a default is right
+        given = {name: content for name, default in defaults.items() if (content := getattr(data, name)) is not default}
     contents = {name: _read(kinds[name], given[name], f"{place}.{name}", found, ready) for name in given}
     return data if ready else kind(**contents)
 
