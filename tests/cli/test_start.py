@@ -71,6 +71,13 @@ def test_what_forks_vendors_processes_starts_before_what_takes_as_long_is_import
     assert loaded & (NEVER | BEFORE_IT_BEGINS) == set()
 
 
+def test_a_command_without_devices_starts_no_process():
+    code = "import os; os.fork = os.posix_spawn = None\n" + PROGRAM.format(["config"])
+    environ = {**os.environ, "ANYACCEL_MACHINE": "sim:H100:2"}
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_vendors_process_imports_nothing_slow_that_only_few_hooks_need():
     loaded = imported(
         "import anyaccel.forkserver.server, anyaccel.vendors.answering, anyaccel.vendors.tasks, anyaccel.kit"

@@ -14,6 +14,8 @@ ALLOCATIONS = 50_000
 """Allocations between two runs of the garbage collector. Imported modules are never garbage; a run after each 700, the
 default of Python, takes a tenth of the processor time of ``anyaccel`` on a machine of eight devices.
 """
+EARLY = {"--machine", "status", "run", "hold", "sweep", "select", "why", "env", "doctor"}
+"""First words of command lines that ask the vendors of a machine for devices; others may become another program."""
 
 
 def program() -> NoReturn:
@@ -78,10 +80,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         from anyaccel.cli._completer import complete
 
         complete()
-    from anyaccel.vendors import begin_for
+    if (arguments[0] if arguments else "status").partition("=")[0] in EARLY:
+        from anyaccel.vendors import begin_for
 
-    # The fork server starts before the imports that follow, which take as long: a named machine is asked for devices.
-    begin_for(_find_machine(arguments), os.environ)
+        # The fork server starts before the imports that follow, which take as long.
+        begin_for(_find_machine(arguments), os.environ)
     from anyaccel.cli import output
     from anyaccel.cli.parser import dispatch
 
