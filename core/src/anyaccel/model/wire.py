@@ -197,9 +197,11 @@ def _read_value(kind: type[Value], data: Any, place: str, found: list[str], made
         if wrong:
             found += wrong
             return data
-    given: Mapping[str, Any] = data
-    if ready:  # a default is right
-        given = {name: content for name, default in defaults.items() if (content := getattr(data, name)) is not default}
+    given: Mapping[str, Any] = (
+        {name: content for name, default in defaults.items() if (content := getattr(data, name)) is not default}
+        if ready  # a default is right
+        else data
+    )
     contents = {name: _read(kinds[name], given[name], f"{place}.{name}", found, ready) for name in given}
     return data if ready else kind(**contents)
 
