@@ -135,6 +135,16 @@ def test_the_lines_of_hold_can_be_copied_into_a_shell(anyaccel):
     assert anyaccel(*lines[-1].split()[1:]).returncode == 0
 
 
+@pytest.mark.parametrize(
+    ("arguments", "close"),
+    [(("export", "slrum"), "slurm"), (("completion", "zhs"), "zsh"), (("env", "A1:1", "--mask", "indx"), "index")],
+)
+def test_a_wrong_choice_is_told_the_nearest(arguments, close, anyaccel):
+    done = anyaccel(*arguments)
+    assert done.returncode == 2
+    assert f"; did you mean {close}?" in done.stderr
+
+
 def test_messages_are_broken_between_words_and_name_devices_as_ranges(anyaccel):
     status, data = run_on_terminal([*ANYACCEL, "run", "20GiB", "--", "true"])
     told = assert_plain(data).splitlines()

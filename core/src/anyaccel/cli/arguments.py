@@ -12,7 +12,7 @@ from anyaccel.text import suggest
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-    from typing import NoReturn
+    from typing import Any, NoReturn
 
 # Its texts have no translation, and the search for one imports locale: a sixtieth of the time of a command.
 argparse.__dict__["_"] = str
@@ -67,6 +67,14 @@ class Parser(argparse.ArgumentParser):
             if any(action.dest == "cmd" for action in self._actions):
                 hint += "; the command to run, with its own options, stands after '--'"
         raise UsageError(message, hint=hint)
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Refuse a value that is none of the choices, and suggest a similar choice."""
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            close = suggest(str(value), map(str, action.choices or ()), most=1)
+            raise argparse.ArgumentError(action, f"{error.message}; {close}".removesuffix("; ")) from None
 
     def _get_formatter(self) -> argparse.HelpFormatter:
         """Return a formatter as wide as the terminal. The default one imports several modules for each argument."""
