@@ -589,7 +589,7 @@ class WorkerProcess:
         self.calls = self.last = 0
         self.ending = self.stopped = self.proven = False
         self.fault = ""
-        self.notices = deque([MessageKind.READY])
+        self.notices: deque[MessageKind] = deque()
         self.timer: Timer | None = None
         self._process: spawning.Process
         self._launched = False
@@ -698,8 +698,13 @@ class WorkerProcess:
             self._launched = True
             server = self._process.server
             self.mark = self.lease.mark or marks.draw()
-            made, setup = self._preparation.make_setup(self.lease, self.engine.inventory, server, mark=self.mark)
+            timed = call.options.timeout is not None
+            made, setup = self._preparation.make_setup(
+                self.lease, self.engine.inventory, server, mark=self.mark, ready=timed
+            )
             self.allocation, self._group = made.allocation, made.group
+            if timed:
+                self.notices.append(MessageKind.READY)
             if self._preparation.staged:
                 self.notices.append(MessageKind.PREPARED)
             with spawning.open_outputs() as pair:
@@ -775,14 +780,13 @@ class WorkerProcess:
     def find_unstarted(self, gone: Gone) -> list[Call]:
         """Return the pending calls that this exited process never started.
 
-        These are the calls that could not be sent, or a single call in a channel that was not read to its end. Of a
-        process that has answered none, there is one only if it has not begun its setup, and was not forked for this
-        call: else it may have died of its setup, and so would the next one. There are none if it was stopped.
+        These are the calls that could not be sent, or a single call in a channel that was not read to its end. There
+        are none if the process was stopped, or was forked for its first call and has answered none: it may have died of
+        its setup, and so would the next one.
         """
-        unused = self._ahead and MessageKind.READY in self.notices
-        if self.stopped or not gone.forked or not (self.proven or unused):
+        if self.stopped or not gone.forked or not (self._ahead or self.proven):
             return []
-        unread = unused or (self._process.unread and len(self.running) == 1)
+        unread = self._process.unread and len(self.running) == 1
         unstarted = (call for call in self.outstanding if not call.sent or (unread and call.body is not None))
         return [call for call in unstarted if call.is_pending()]
 

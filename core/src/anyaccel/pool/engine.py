@@ -70,7 +70,7 @@ class Preparation(Value):
         return bool(self.start.get("enforce") or self.sandbox or self.initializer or self.warmup)
 
     def make_setup(
-        self, lease: WorkerLease, inventory: Inventory, server: WorkerServer, *, mark: Mark
+        self, lease: WorkerLease, inventory: Inventory, server: WorkerServer, *, mark: Mark, ready: bool
     ) -> tuple[WorkerEnvironment, Pickled]:
         """Make the first message to a worker, and the worker's cgroup if a limit needs one; the caller removes that.
 
@@ -82,6 +82,7 @@ class Preparation(Value):
             inventory: The machine.
             server: Its fork server. If the module path of this process is another one now, the message has that.
             mark: The mark that the worker sets on itself.
+            ready: Whether it sends READY before it runs user code.
 
         Returns:
             The worker's environment, with the allocation as it is enforced and the cgroup; and the message.
@@ -103,6 +104,7 @@ class Preparation(Value):
         inside = replace(launch, mark=mark).make_setup(server.environ)
         message = {
             "inside": inside._replace(directory=directory, path=None if sys.path == server.path else list(sys.path)),
+            "ready": ready,
             "staged": self.staged,
             "plain": self.plain,
             "sandbox": self.sandbox,
