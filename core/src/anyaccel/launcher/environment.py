@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 DEVICES_VARIABLE = "ANYACCEL_DEVICES"
 Bind = bool | None
 """Whether workers run near their devices; None to bind only workers with whole devices of this host."""
-_MEMORY_VARIABLES = "ANYACCEL_MEMORY_"
+MEMORY_VARIABLES = "ANYACCEL_MEMORY_"
 """Beginning of the names of variables about a worker's share of memory; see :mod:`anyaccel.launcher.caps`."""
 _PRESENT = (VendorState.OK, VendorState.FAILED)
 HIDE_SECONDS = 0.4
@@ -156,7 +156,7 @@ def worker_environment(
             behind = [path for path in there.split(os.pathsep) if path != caps.STARTUP] if there else []
             changes["PYTHONPATH"] = os.pathsep.join([caps.STARTUP, *behind])
     # Without a variable for the machine, the worker would see the one that the base environment names.
-    stale = {name for name in base if name.startswith(_MEMORY_VARIABLES)} | {LEASE_VARIABLE, MACHINE_VARIABLE}
+    stale = {name for name in base if name.startswith(MEMORY_VARIABLES)} | {LEASE_VARIABLE, MACHINE_VARIABLE}
     unset = (unset | stale) - changes.keys() & base.keys()
     values = {**base, **changes}
     for name in unset:

@@ -16,6 +16,7 @@ from anyaccel.errors import EnforcementError, UnknownOptionError, UsageError
 from anyaccel.inventory.detect import survey
 from anyaccel.launcher.choosing import local_scheduler
 from anyaccel.launcher.environment import (
+    MEMORY_VARIABLES,
     WorkerEnvironment,
     map_shares,
     warn_once,
@@ -270,7 +271,8 @@ class Launch(Value):
     def make_setup(self, environ: Mapping[str, str] | None = None) -> ProcessSetup:
         """Make the steps by which a running process follows this plan, with mark, cgroup and changed variables.
 
-        Variables that are not in the environment of the plan are unset.
+        Variables that are not in the environment of the plan are unset. Frameworks are capped only in a worker with a
+        part of a device.
 
         Args:
             environ: The environment of the process; the one from which the plan was made if None.
@@ -286,7 +288,7 @@ class Launch(Value):
             group=None if made.group is None else made.group.path,
             set=changes,
             unset=unset,
-            cap=self.inside.cap,
+            cap=self.inside.cap and any(name.startswith(MEMORY_VARIABLES) for name in made.set),
         )
 
     @property
