@@ -71,6 +71,17 @@ def test_a_call_sees_exactly_its_devices(pool):
     assert gpu.options(needs="A1:0.25").submit(seen).result()[1] == [2500]
 
 
+def caps_are_loaded():
+    return "anyaccel.launcher.caps" in sys.modules
+
+
+def test_only_a_worker_with_a_part_of_a_device_imports_what_caps_frameworks(pool):
+    """Each fresh process would import it anew, which takes a seventh of a fresh call."""
+    gpu = pool("A1:1", cap=True)
+    assert not gpu.submit(caps_are_loaded).result()
+    assert gpu.options(needs="A1:0.5").submit(caps_are_loaded).result()
+
+
 def test_a_pool_shows_what_its_workers_run_and_hold(pool, tmp_path):
     gpu = pool("A1:1")
     assert repr(gpu) == "<Pool A1:1: 0 workers>"
