@@ -959,7 +959,9 @@ class WorkerProcess:
             self.engine.broker.keep_idle(self)
         else:
             now = time.monotonic()
-            self._quick, self._began = now - self._began < QUICK_SECONDS, now
+            # The construction says nothing about methods: those behind the first method can be cancelled.
+            self._quick = call.kind == MessageKind.METHOD and now - self._began < QUICK_SECONDS
+            self._began = now
             for following in self.outstanding[:1]:
                 if following.timer is None:
                     self._start_timer(following)
