@@ -308,7 +308,7 @@ def acquire(
             limit, grace and early signal of the arguments.
     """
     request = anyaccel.parse_request(args.request)
-    inventory = survey(args, meanwhile=prepare_lease, request=request)
+    inventory = survey(args, meanwhile=_prepare_lease, request=request)
     from anyaccel.launcher.hold import take
     from anyaccel.launcher.monitor import start_monitor
     from anyaccel.linux.mark import draw_for_process
@@ -340,7 +340,7 @@ def acquire(
     return hold.mark_process()
 
 
-def prepare_lease() -> None:
+def _prepare_lease() -> None:
     """Import the modules for a lease with its monitor, and read the facts about the kernel that a ledger needs.
 
     An error of the ledger is left to the acquisition.

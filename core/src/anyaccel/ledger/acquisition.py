@@ -23,7 +23,7 @@ from itertools import chain
 
 from anyaccel.errors import DevicesBusyError, LeaseCancelledError, LimitError
 from anyaccel.ledger import record, tickets
-from anyaccel.ledger.directory import BUSY_SECONDS, StateDirectory
+from anyaccel.ledger.directory import BUSY_SECONDS, StateDirectory, draw_pause
 from anyaccel.ledger.entries import ENTRY, Life, LockedFile, find_active, find_debris, probe_lock, sweep, with_entry
 from anyaccel.ledger.lease import DeviceLocks, Lease, Place, Want, describe_lock
 from anyaccel.ledger.machine_policy import current_policy, read_blocks, with_blocks, with_past
@@ -931,11 +931,8 @@ class Acquisition:
         0.05 s for each request ahead, at least 0.25 s; without a watch 0.012 s for each, at least 0.02 s. The pause
         ends at the deadline.
         """
-        if self._ticket is None:  # no watch yet: random pauses, so that rivals do not poll in lockstep
-            import random
-
-            # Not random.uniform(): it would advance the generator that the caller's program has seeded.
-            pause = random.SystemRandom().uniform(0.0002, 0.001) if self.before is None else IMPATIENT_SECONDS
+        if self._ticket is None:  # no watch yet
+            pause = draw_pause(0.0002, 0.001) if self.before is None else IMPATIENT_SECONDS
         elif self._look_soon:
             pause, self._look_soon = _SECOND_LOOK, False
         elif self._watch is None or not self._watch.path:

@@ -300,11 +300,7 @@ class StateDirectory:
                 former, turn, deadline = turn, _lock_turn(descriptor), now + seconds
                 if turn == former:
                     raise self._busy(lock_owner(os.fstat(descriptor)), seconds, subject)
-            import random  # late: loading it takes longer than the lock, which is mostly free
-
-            # Random, so that rivals do not poll in lockstep. Not random.uniform(): it would advance the generator that
-            # the caller's program has seeded.
-            time.sleep(random.SystemRandom().uniform(pause / 2, pause))
+            time.sleep(draw_pause(pause / 2, pause))
             pause = min(_LONGEST_PAUSE, pause * 1.5)  # leave the processor to the owner of the lock
 
     def unlock(self, descriptor: int) -> None:
@@ -676,6 +672,16 @@ def file_system(descriptor: int) -> str:
                 if line.split(" ", 1)[0] == wanted:
                     return line.partition(" - ")[2].split(" ", 1)[0]
     return ""
+
+
+def draw_pause(least: float, most: float) -> float:
+    """Return a random pause between two bounds, in seconds, so that rivals do not poll in lockstep.
+
+    The caller's generator, which the program may have seeded, is not advanced.
+    """
+    import random  # late: loading it takes longer than the lock, which is mostly free
+
+    return random.SystemRandom().uniform(least, most)
 
 
 def is_marked(descriptor: int) -> bool:
