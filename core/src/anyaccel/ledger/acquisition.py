@@ -322,7 +322,7 @@ class Acquisition:
             listing = list_names(directory)
             if (choice := self._find_choice(directory, listing)) is None:
                 return None
-            if (lease := self._publish(directory, choice, listing.summary.marks)) is not None:
+            if (lease := self._publish(directory, choice, listing.marks)) is not None:
                 return lease
             conflicts += len(self._contradicted) == contradicted  # a device whose own lock is held is not a conflict
         self._conflicts += 1
@@ -379,17 +379,16 @@ class Acquisition:
         Returns:
             The choice; None if the free devices do not suffice.
         """
-        named = listing.summary
-        missing = frozenset(filter(process.exited, named.pids))
-        left = {lease.name: lease.device for lease in named.leases if lease.pid in missing}
+        missing = frozenset(filter(process.exited, listing.pids))
+        left = {lease.name: lease.device for lease in listing.leases if lease.pid in missing}
         choice = self._ask(listing, {*self._over, *left})
         if left and (choice is None or not choice.keys().isdisjoint(left.values())):
-            self._count_out(directory, [lease for lease in named.leases if lease.name in left])
+            self._count_out(directory, [lease for lease in listing.leases if lease.name in left])
             choice = self._ask(listing, self._over)
         if choice is not None:
             return choice
         before = len(self._over)
-        self._count_out(directory, [lease for lease in named.leases if lease.name not in left])
+        self._count_out(directory, [lease for lease in listing.leases if lease.name not in left])
         return self._ask(listing, self._over) if len(self._over) > before else None
 
     def _spare_others(self, listing: Listing, choice: dict[str, Extent], prefer: frozenset[str]) -> dict[str, Extent]:
@@ -410,8 +409,7 @@ class Acquisition:
         or that begins before the request would end; devices that are not of this round; devices whose own lock was
         found held in this attempt.
         """
-        named = listing.summary
-        taken = sum_taken(named.leases, over) if over else named.taken
+        taken = sum_taken(listing.leases, over) if over else listing.taken
         others = () if self._only is None else self._want.candidates - self._only
         return {**taken, **dict.fromkeys((*self._contradicted, *self._find_barred(), *others), Extent())}
 
@@ -577,7 +575,7 @@ class Acquisition:
         if self._ended or self._over:
             dead = [lease.name for lease in listing.leases if lease.name in self._over and lease.understood]
             sweep(directory, (*self._ended, *dead))
-        if (drawn and drawn in listing.summary.marks) or not fits(choice, self._taken(listing, self._over)):
+        if (drawn and drawn in listing.marks) or not fits(choice, self._taken(listing, self._over)):
             return False
         if contradiction := self._device_locks.lock():
             self._contradicted[contradiction[0]] = describe_lock(*contradiction)

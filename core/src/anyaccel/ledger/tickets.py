@@ -334,16 +334,14 @@ def _forbid_writing(directory: int, name: str) -> bool:
     return True
 
 
-def forecast_newcomer(state: StateDirectory, directory: int, listing: Listing, own: Waiting) -> Iterator[float]:
+def forecast_newcomer(state: StateDirectory, directory: int, listing: Listing, own: Waiting) -> float | None:
     """Forecast the start of a request that came now if leases last until their time limits: whole seconds since 1970.
 
-    Yields a single time, or nothing if the start is unknown; see :func:`anyaccel.policy.forecast`. Past usage
-    counts for fair shares; a faulty configuration of the machine counts as none.
+    None if the start is unknown; see :func:`anyaccel.policy.forecast`. Past usage counts for fair shares; a faulty
+    configuration of the machine counts as none.
     """
     policy = with_past(policy_for_display(state))
-    starts = _WaitingLine.collect(policy, directory, listing, own).forecast(policy)
-    if own.key in starts:
-        yield starts[own.key]
+    return _WaitingLine.collect(policy, directory, listing, own).forecast(policy).get(own.key)
 
 
 def find_wanted_by_others(directory: int, listing: Listing, devices: frozenset[str]) -> frozenset[str]:
