@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import select
 import time
@@ -21,7 +22,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cached_property
 from itertools import chain
 
-from anyaccel.errors import DevicesBusyError, LeaseCancelledError, LimitError
+from anyaccel._typing import TypedDict
+from anyaccel.errors import DevicesBusyError, LeaseCancelledError, LimitError, UsageError
 from anyaccel.ledger import record, tickets
 from anyaccel.ledger.directory import BUSY_SECONDS, StateDirectory, draw_pause
 from anyaccel.ledger.entries import ENTRY, Life, LockedFile, find_active, find_debris, probe_lock, sweep, with_entry
@@ -29,6 +31,7 @@ from anyaccel.ledger.lease import DeviceLocks, Lease, Place, Want, describe_lock
 from anyaccel.ledger.machine_policy import current_policy, read_blocks, with_blocks, with_past
 from anyaccel.ledger.names import (
     ENDLESS,
+    MAX_PRIORITY,
     LeaseName,
     Listing,
     Period,
@@ -50,7 +53,7 @@ from anyaccel.linux.inotify import FileEvents
 from anyaccel.linux.users import outside
 from anyaccel.model import replace
 from anyaccel.model.device import ANY_SLOTS, MOST_SLOTS, UNITS_PER_DEVICE, Extent
-from anyaccel.policy import OverLimit, Policy, Waiting, may_pass, sum_usage
+from anyaccel.policy import PLAIN, OverLimit, Policy, Waiting, may_pass, sum_usage
 
 Choose = Callable[[Mapping[str, Extent]], Mapping[str, Extent] | None]
 """Function that chooses an extent of each device to hold, by device name, given the taken extents; None if the free
@@ -59,6 +62,27 @@ devices do not suffice. An empty choice is valid."""
 OnWait = Callable[[int, tuple[LeaseRecord, ...]], None]
 """Function called with the queue position, 1 for the next to be served, and the leases of suitable devices: once in
 line, and after each change. There are no leases if only a limit of the user is in the way."""
+
+
+class Terms(TypedDict, total=False):
+    """Terms of an acquisition.
+
+    Attributes:
+        wait: Seconds to wait; 0 to take only what is free now, None, the default, to wait without end.
+        priority: The higher, the earlier; by agreement among users.
+        note: Purpose of the lease, for display.
+        on_wait: Called with the queue position, 1 for the next, and with the leases, drains and reservations of
+            suitable devices (empty if only a limit of the user is in the way): once the request is in line, and
+            again if the position changes, or whether limits are in the way. An exception ends the wait.
+        place: Queue position of an abandoned request to continue, which also records the position of a new ticket.
+    """
+
+    wait: float | None
+    priority: int
+    note: str
+    on_wait: OnWait | None
+    place: Place | None
+
 
 IMPATIENT_SECONDS = 0.010
 """Seconds to wait before a ticket is made: for shorter waits the ticket costs more than the wait."""
@@ -84,13 +108,7 @@ class Acquisition:
         state: The state directory.
         want: The request. Without a time limit, the request gets the longest that the policy allows this user.
         choose: Chooses among the free devices; called without a lock, possibly often.
-        wait: Seconds to wait; None to wait for as long as it takes.
-        priority: The higher, the earlier.
-        note: Purpose of the lease, for display.
-        on_wait: Called with the progress of the wait.
-        kept: Queue position to continue, which also records the position of a new ticket; None for an ordinary request.
-        policy: The queue policy for an acquisition that only inspects, and is not refused; the policy of the machine
-            when None.
+        wait, priority, note, on_wait, place: See :class:`Terms`.
 
     Attributes:
         place: Number of competing requests ahead, at the last look.
@@ -99,8 +117,7 @@ class Acquisition:
         limits: The limits of the user that stood in the way at the last call of ``on_wait``.
 
     Raises:
-        LimitError: When the request is over a limit of this user, whatever leases the user releases.
-        ConfigurationError: When the machine's configuration cannot be trusted or understood.
+        UsageError: When ``wait`` or ``priority`` is out of range.
     """
 
     def __init__(
@@ -109,19 +126,21 @@ class Acquisition:
         want: Want,
         choose: Choose,
         *,
-        wait: float | None = 0.0,
+        wait: float | None = None,
         priority: int = 0,
         note: str = "",
         on_wait: OnWait | None = None,
-        kept: Place | None = None,
-        policy: Policy | None = None,
+        place: Place | None = None,
     ) -> None:
+        if wait is not None and not 0 <= wait <= math.inf:
+            raise UsageError(f"wait must be seconds, 0 or more, or None (got {wait!r})")
+        if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
+            raise UsageError(f"priority must be from {-MAX_PRIORITY} to {MAX_PRIORITY} (got {priority!r})")
         self._state = state
         self._asked, self._priority, self._note, self._choose = want, priority, note, choose
-        self._kept_place = kept
+        self._want, self._policy = want, PLAIN  # until adopt_policy()
+        self._kept_place = place
         self._since = process.boot_seconds()
-        self._policy: Policy  # set by _adopt_policy()
-        self._adopt_policy(policy or current_policy(state), check=policy is None)
         self.on_wait = on_wait
         self.limits: tuple[OverLimit, ...] = ()
         self._began = time.monotonic()
@@ -142,7 +161,6 @@ class Acquisition:
         self._told: tuple[int, bool] | None = None
         self._limited = False
         self._late = False
-        self._again = False
         self._callers: OSError | None = None
         self._files: dict[str, LockedFile] = {}
         self._device_locks = DeviceLocks()
@@ -184,7 +202,7 @@ class Acquisition:
     def attempt(self) -> Lease | None:
         """Acquire the devices if no holder, earlier request or limit is in the way; else enter the line if worthwhile.
 
-        A missing state directory is made. Each call after the first adopts a changed policy of the machine. A ticket
+        A missing state directory is made. Each call adopts a changed policy of the machine. A ticket
         is made after ``IMPATIENT_SECONDS`` or repeated lost races, and at once with a kept position; none in the last
         try at the deadline. The ticket outlasts the lease and each error: call :meth:`leave_line` or :meth:`undo`.
 
@@ -197,21 +215,20 @@ class Acquisition:
             LedgerBusyError: When one process keeps the directory locked until the deadline, or for ``BUSY_SECONDS``.
             DevicesBusyError: When time is up, after a last try.
             LeaseCancelledError: When our ticket was cancelled.
-            LimitError: When a changed policy puts the request over a limit of this user.
-            ConfigurationError: When the machine's configuration cannot be trusted or understood any more.
+            LimitError: When the request is over a limit of this user, whatever leases the user releases.
+            ConfigurationError: When the machine's configuration cannot be trusted or understood.
             ValueError: When ``choose`` returns an impossible choice. Exceptions of ``choose`` itself pass unchanged.
         """
-        again, self._again = self._again, True
         self._late = self._deadline is not None and time.monotonic() >= self._deadline
         if self._ticket is not None and self._ticket.cancelled:
             raise LeaseCancelledError(f"the wait for {self._want.request or 'devices'} was cancelled")
         lease = None
         directory = self._state.open(make=True)
         try:
-            if again:
-                self._forget_leaving()
-                if (policy := current_policy(self._state)) is not self._policy:
-                    self._adopt_policy(policy)
+            self._forget_leaving()
+            if (policy := current_policy(self._state)) is not self._policy:
+                self.adopt_policy(policy)
+                self._check_limits()
             self._contradicted.clear()
             self._over.clear()  # a name may return: leases of a deleted directory are made again under their old names
             lease = self._try(directory)
@@ -639,23 +656,17 @@ class Acquisition:
 
     # The machine's queue policy
 
-    def _adopt_policy(self, policy: Policy, *, check: bool = True) -> None:
-        """Adopt a queue policy: a request without a time limit gets the longest that the policy allows this user.
-
-        Args:
-            policy: The policy.
-            check: Whether to check the request against the limits that hold whatever leases are released, also by
-                members of a group.
-
-        Raises:
-            LimitError: When the request is over such a limit.
-        """
+    def adopt_policy(self, policy: Policy) -> None:
+        """Adopt a queue policy: a request without a time limit gets the longest that the policy allows this user."""
         self._policy = policy
         longest = policy.limits_of(outside(os.geteuid())).seconds if not policy.plain else None
         given = self._asked.seconds
         self._want = self._asked if longest is None or given is not None else replace(self._asked, seconds=longest)
         vars(self).pop("facts", None)
-        limits = policy.over_limits(self.facts, {}) if check and not policy.plain else ()
+
+    def _check_limits(self) -> None:
+        """Raise a LimitError if the request is over a limit that holds whatever leases the user, or the group, releases."""
+        limits = self._policy.over_limits(self.facts, {})
         if lasting := [each for each in limits if each.lasting]:
             reasons = tuple(each.message() for each in lasting)
             raise LimitError(

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
-from anyaccel.errors import LeaseNotFoundError, StateDirectoryError, UsageError
+from anyaccel.errors import LeaseNotFoundError, StateDirectoryError
 from anyaccel.ledger import machine_policy, tickets
-from anyaccel.ledger.acquisition import Acquisition, Choose, OnWait
+from anyaccel.ledger.acquisition import Acquisition, Choose
 from anyaccel.ledger.directory import NoStateDirectoryError, StateDirectory, find
 from anyaccel.ledger.entries import find_active, sweep
-from anyaccel.ledger.lease import Lease, Place, Want
-from anyaccel.ledger.names import MAX_PRIORITY, LeaseName, Listing, list_names
+from anyaccel.ledger.lease import Lease, Want
+from anyaccel.ledger.names import LeaseName, Listing, list_names
 from anyaccel.ledger.record import LeaseRecord, TicketRecord, list_leases, since_boot
 from anyaccel.linux import mark as marks
 from anyaccel.linux import process
@@ -27,7 +26,9 @@ from anyaccel.policy import Waiting
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
+    from typing import Unpack
 
+    from anyaccel.ledger.acquisition import Terms
     from anyaccel.ledger.entries import Tenure
     from anyaccel.ledger.handovers import HandoverFile
     from anyaccel.policy import OverLimit
@@ -77,16 +78,7 @@ class Ledger:
         """Whether other users can take part; before there is a directory, as in one made by this user."""
         return self._state.shared
 
-    def acquire(
-        self,
-        want: Want,
-        choose: Choose,
-        *,
-        wait: float | None = None,
-        priority: int = 0,
-        note: str = "",
-        on_wait: OnWait | None = None,
-    ) -> Lease:
+    def acquire(self, want: Want, choose: Choose, **terms: Unpack[Terms]) -> Lease:
         """Acquire devices as soon as the request is next. A missing state directory is made.
 
         Requests that compete for a device are served by priority and arrival, unless the machine's policy gives another
@@ -99,12 +91,7 @@ class Ledger:
             choose: Called with the taken extents by device name; returns the :class:`~anyaccel.model.Extent` to hold of
                 each device, or None if the free ones do not suffice. Called often, without a lock, by this thread. An
                 empty choice gives an empty lease.
-            wait: Seconds to wait; 0 to take only what is free now, None to wait without end.
-            priority: The higher, the earlier; by agreement among users.
-            note: Purpose of the lease, for display.
-            on_wait: Called with the queue position, 1 for the next, and with the leases, drains and reservations of
-                suitable devices (empty if only a limit of the user is in the way): once the request is in line, and
-                again if the position changes, or whether limits are in the way. An exception ends the wait.
+            terms: How to wait, and what others see; see :class:`~anyaccel.ledger.acquisition.Terms`.
 
         Returns:
             The lease, to be released.
@@ -121,36 +108,17 @@ class Ledger:
             UsageError: When ``wait`` or ``priority`` is out of range.
             ValueError: When a choice is impossible. Exceptions of ``choose`` itself pass unchanged.
         """
-        return self.begin(want, choose, wait=wait, priority=priority, note=note, on_wait=on_wait).get()
+        return self.begin(want, choose, **terms).get()
 
-    def begin(
-        self,
-        want: Want,
-        choose: Choose,
-        *,
-        wait: float | None = None,
-        priority: int = 0,
-        note: str = "",
-        on_wait: OnWait | None = None,
-        place: Place | None = None,
-    ) -> Acquisition:
+    def begin(self, want: Want, choose: Choose, **terms: Unpack[Terms]) -> Acquisition:
         """Prepare an acquisition that the caller drives, or can undo after an interrupt; see :meth:`acquire`.
 
-        Nothing is taken and no line entered before the first attempt, but ``wait`` counts from now. With the ``place``
-        of an abandoned request, the new request keeps the old queue position.
+        Nothing is taken and no line entered before the first attempt, but ``wait`` counts from now.
 
         Raises:
             UsageError: When ``wait`` or ``priority`` is out of range.
-            LimitError: When the request is over a limit of this user, whatever leases the user releases.
-            ConfigurationError: When the machine's configuration cannot be trusted or understood.
         """
-        if wait is not None and not 0 <= wait <= math.inf:
-            raise UsageError(f"wait must be seconds, 0 or more, or None (got {wait!r})")
-        if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
-            raise UsageError(f"priority must be from {-MAX_PRIORITY} to {MAX_PRIORITY} (got {priority!r})")
-        return Acquisition(
-            self._state, want, choose, wait=wait, priority=priority, note=note, on_wait=on_wait, kept=place
-        )
+        return Acquisition(self._state, want, choose, **terms)
 
     def make(self) -> None:
         """Make the state directory if it is missing; root also moves users' own leases to the machine's directory.
@@ -382,8 +350,9 @@ class Ledger:
 
         Limits of the user are not checked, and a faulty configuration of the machine counts as none.
         """
-        policy = machine_policy.policy_for_display(self._state)
-        return Acquisition(self._state, want, choose, priority=priority, policy=policy)
+        newcomer = Acquisition(self._state, want, choose, priority=priority)
+        newcomer.adopt_policy(machine_policy.policy_for_display(self._state))
+        return newcomer
 
     def over_limits(self, want: Want, priority: int, *, only: Collection[str] | None = None) -> tuple[OverLimit, ...]:
         """Return the limits of this user, and of this user's group, in the way of a new request; empty if none is.
@@ -402,7 +371,8 @@ class Ledger:
         policy = machine_policy.current_policy(self._state)
         if policy.plain:
             return ()
-        newcomer = Acquisition(self._state, want, lambda _: None, priority=priority, policy=policy)
+        newcomer = Acquisition(self._state, want, lambda _: None, priority=priority)
+        newcomer.adopt_policy(policy)
         with self._looking() as (directory, listing):
             others = {lease.name for lease in listing.leases if only is not None and lease.id not in only}
             return newcomer.over_limits(directory, listing, tickets.find_ended(directory, listing) | others)
