@@ -3,7 +3,7 @@
 A request that waits is a ticket in the state directory. The first request in the order of service watches the directory
 for leases that end; each other request watches the ticket ahead. So a device that becomes free wakes one process, and
 so does a ticket that is removed. Every request also looks again at intervals: the number of watches per user is
-limited, and the process ahead may be stopped.
+limited, the process ahead may be stopped, and no event tells the end of a lease without a lock.
 
 Choosing is optimistic. The names are read and the caller chooses without a lock, so that a slow choice, which may ask
 plug-ins, delays no other request. Then the directory is locked and the names are read again. The choice is published
@@ -12,7 +12,6 @@ if the devices are still free and no ticket came in front; otherwise the attempt
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import math
 import os
@@ -93,10 +92,8 @@ _CONFLICTS_AT_LAST = 100  # at the deadline there is no later attempt, so the ra
 _LOCK_SECONDS_AT_LAST = 1.0
 _SWEPT = 4  # leftover files that one look removes: no request pays for all of them
 _LAST = 1 << 62  # number of a request without ticket: behind every ticket
-_WITHOUT_WATCH = 0.02
-_WITHOUT_WATCH_PER_PLACE = 0.012  # requests further back poll less often, so that a long line costs no more
-# A user has 128 inotify instances by default. Requests further back poll, at worst every 2 s at place 170: they cannot
-# be served before the requests ahead of them, so a late look costs nothing until 64 of those leave at once.
+# A user has 128 inotify instances by default. Requests further back only poll: they cannot be served before the
+# requests ahead of them, so a late look costs nothing until 64 of those leave at once.
 _WATCHING = 64
 _SECOND_LOOK = 0.001  # inotify reports a close before the kernel has released the lock
 
@@ -152,8 +149,8 @@ class Acquisition:
         self._ended: Collection[str] = ()
         self._passes = False
         self._watch: FileEvents | None = None
-        self._leaving: list[int] = []
         self._look_soon = False
+        self._soon = _SECOND_LOOK
         self._over: set[str] = set()
         self._vanished = 0
         self._contradicted: dict[str, str] = {}
@@ -225,7 +222,6 @@ class Acquisition:
         lease = None
         directory = self._state.open(make=True)
         try:
-            self._forget_leaving()
             if (policy := current_policy(self._state)) is not self._policy:
                 self.adopt_policy(policy)
                 self._check_limits()
@@ -264,8 +260,8 @@ class Acquisition:
                 poll.register(descriptor, select.POLLIN)
             now = time.monotonic()
             end = now + self.pause()
-            while ready := poll.poll(max(0.0, end - now) * 1000):
-                if any(self.read_event(descriptor) for descriptor, _ in ready):
+            while poll.poll(max(0.0, end - now) * 1000):
+                if self.read_event():
                     break
                 now = time.monotonic()
         except OSError as error:
@@ -281,14 +277,14 @@ class Acquisition:
         loop = asyncio.get_running_loop()
         woken = asyncio.Event()
 
-        def note(descriptor: int) -> None:
-            if not woken.is_set() and self.read_event(descriptor):
+        def note() -> None:
+            if not woken.is_set() and self.read_event():
                 woken.set()
 
         descriptors = self.descriptors()
         timer = loop.call_later(self.pause(), woken.set)
         for descriptor in descriptors:
-            loop.add_reader(descriptor, note, descriptor)
+            loop.add_reader(descriptor, note)
         try:
             await woken.wait()
         finally:
@@ -440,11 +436,10 @@ class Acquisition:
         return self._want.concerned.intersection(chain.from_iterable(barred))
 
     def _count_out(self, directory: int, leases: Iterable[LeaseName]) -> None:
-        """Test leases, add the ended ones to ``_over``, and watch processes that keep suitable devices afterwards.
+        """Test leases, and add the ended ones to ``_over``.
 
-        Running leases may be given, too; a lease in ``_over`` is not tested again. The watched process is the holder
-        itself until the exit is complete, or a carrier of the mark. A lease on behalf of other processes makes the next
-        pause short. Running holders are not watched here.
+        Running leases may be given, too; a lease in ``_over`` is not tested again. A suitable lease that is active
+        without a lock makes the next pause short, since no event tells its end.
 
         Raises:
             OSError: When the lock of a lease cannot be tested, as for want of descriptors.
@@ -452,25 +447,8 @@ class Acquisition:
         asked = {lease.name: lease for lease in leases if lease.name not in self._over}
         active = find_active(directory, asked.values())
         self._over |= asked.keys() - active.keys()
-        for name, state in active.items():
-            if state.life is Life.LEAVING:
-                self._follow(asked[name], asked[name].pid)
-            elif state.life is Life.ON_BEHALF:
-                self._look_soon = True  # no event tells the end of a tenure
-            elif state.carriers:
-                self._follow(asked[name], state.carriers[0])
-
-    def _follow(self, lease: LeaseName, pid: int) -> None:
-        """Open a pidfd, so that the end of a process which keeps a suitable device wakes this request.
-
-        A process that is watched already gets another pidfd. If the process cannot be watched, look again soon. A lease
-        of an unsuitable device is ignored.
-        """
-        if lease.device in self._want.concerned:
-            try:
-                self._leaving.append(os.pidfd_open(pid))
-            except OSError:
-                self._look_soon = True
+        without_lock = (asked[name] for name, state in active.items() if state.life is not Life.HELD)
+        self._look_soon |= any(lease.device in self._want.concerned for lease in without_lock)
 
     def _ask(self, listing: Listing, over: Collection[str]) -> dict[str, Extent] | None:
         """Call ``choose`` as if the leases in ``over`` had ended, and check the answer.
@@ -665,7 +643,11 @@ class Acquisition:
         vars(self).pop("facts", None)
 
     def _check_limits(self) -> None:
-        """Raise a LimitError if the request is over a limit that holds whatever leases the user, or the group, releases."""
+        """Check the request against the limits that hold whatever leases are released, also by members of a group.
+
+        Raises:
+            LimitError: When the request is over such a limit.
+        """
         limits = self._policy.over_limits(self.facts, {})
         if lasting := [each for each in limits if each.lasting]:
             reasons = tuple(each.message() for each in lasting)
@@ -840,7 +822,7 @@ class Acquisition:
             if not self._state.replaced(directory):
                 self._ticket = TicketFile(self._state.path)
                 number = None if kept is None else kept.number
-                number = self._ticket.publish(directory, self._want, self._priority, self._note, number)
+                number = self._ticket.publish(directory, self._want, self.facts, self._note, number)
                 if kept is not None:
                     kept.number = number
         except FileNotFoundError:  # a process in another container took the hidden file for debris
@@ -856,12 +838,11 @@ class Acquisition:
             self._ticket = None
 
     def leave_line(self) -> None:
-        """Drop the ticket, and close the watch and the pidfds. A second call has no effect.
+        """Drop the ticket, and close the watch. A second call has no effect.
 
         In a forked child, the ticket stays in the line: the position is the parent's.
         """
         self._drop_ticket()
-        self._forget_leaving()
         if self._watch:
             self._watch.close()
             self._watch = None
@@ -891,33 +872,22 @@ class Acquisition:
             return False
         return before is None or not probe_lock(directory, before)[0]
 
-    def _forget_leaving(self) -> None:
-        """Close the pidfds of processes that were watched until their end."""
-        while self._leaving:
-            with contextlib.suppress(OSError):
-                os.close(self._leaving.pop())
-
     def descriptors(self) -> list[int]:
-        """Return the descriptors to poll until the next attempt: each becomes readable on an event.
+        """Return the descriptors to poll until the next attempt: one, or none for a request that only polls.
 
-        They are pidfds of processes that keep a suitable device although the holder of the lease has been ended: the
-        holder until its exit is complete, or a process that was started with the lease and may run for long. If there
-        is a watch, its descriptor is the last: of the ticket ahead, or of the state directory. Pass a readable
-        descriptor to :meth:`read_event`; the acquisition closes them.
+        It is the watch of the ticket ahead, or of the state directory. Call :meth:`read_event` once it is readable; the
+        acquisition closes it.
         """
-        return [*self._leaving, *([self._watch.fileno()] if self._watch else [])]
+        return [self._watch.fileno()] if self._watch else []
 
-    def read_event(self, ready: int) -> bool:
+    def read_event(self) -> bool:
         """Read the pending events, and return whether another attempt is worthwhile.
 
         Events of leases that may block the request and of the watched path itself count. If every lease matters, as
         with limits and backfill, events of all leases and removed tickets count. After a file was closed, the next
-        pause is short, since the lock may be dropped a moment later.
-
-        Args:
-            ready: The descriptor that is readable; for any but the watch's, nothing is read and the answer is True.
+        pause is short, since the lock may be dropped a moment later. True without a watch.
         """
-        if self._watch is None or ready != self._watch.fileno():
+        if self._watch is None:
             return True
         worth = False
         for name, removed in self._watch.events():
@@ -929,25 +899,23 @@ class Acquisition:
                 continue
             worth = True
             if not removed:
-                self._look_soon = True
+                self._look_soon, self._soon = True, _SECOND_LOOK
         return worth
 
     def pause(self) -> float:
         """Return the seconds after which to look again without an event.
 
-        Without a ticket: at random 0.2 to 1 ms, or ``IMPATIENT_SECONDS`` behind an earlier request. With a ticket: 1 ms
-        once after a hint that a lease may end, which the call resets. Else with a watch
-        0.05 s for each request ahead, at least 0.25 s; without a watch 0.012 s for each, at least 0.02 s. The pause
-        ends at the deadline.
+        Without a ticket: at random 0.2 to 1 ms, or ``IMPATIENT_SECONDS`` behind an earlier request. With a ticket: 0.05
+        s for each request ahead, at least 0.25 s. If the last look found that a lease may end without an event: 1 ms,
+        then twice as long each time, up to that interval. The pause ends at the deadline.
         """
         if self._ticket is None:  # no watch yet
             pause = draw_pause(0.0002, 0.001) if self.before is None else IMPATIENT_SECONDS
         elif self._look_soon:
-            pause, self._look_soon = _SECOND_LOOK, False
-        elif self._watch is None or not self._watch.path:
-            pause = max(_WITHOUT_WATCH, _WITHOUT_WATCH_PER_PLACE * self.place)
+            pause = min(self._soon, tickets.recheck_interval(self.place))
+            self._look_soon, self._soon = False, 2 * self._soon
         else:
-            pause = tickets.recheck_interval(self.place)
+            pause, self._soon = tickets.recheck_interval(self.place), _SECOND_LOOK
         return pause if self._deadline is None else max(0.0, min(pause, self._deadline - time.monotonic()))
 
 

@@ -277,11 +277,11 @@ def _named(device: str) -> str:
 def ticket_name(priority: int, number: int, nonce: str, candidates: frozenset[str]) -> str:
     """Return the name of a ticket of this process, with the hashes of the candidates.
 
-    With more than 32 candidates the name has none, and the caller lists the hashes in the body.
+    With more than 32 candidates the name has none: the body has them.
     """
     pid, start = me()
     packed = b"".join(each.to_bytes(4) for each in sorted(hashes(candidates)))
-    wanted = urlsafe_b64encode(packed).decode().rstrip("=") if listed_in_name(candidates) else _IN_BODY
+    wanted = urlsafe_b64encode(packed).decode().rstrip("=") if len(candidates) <= _LISTED_IN_NAME else _IN_BODY
     rank = _RANK_OF_PRIORITY_0 - priority
     return f"t1.{rank:07}.{number:016}.{pid}.{start}.{nonce}.{wanted}"
 
@@ -375,11 +375,6 @@ def hashes(candidates: frozenset[str]) -> frozenset[int]:
 def hash_device(device: str) -> int:
     """Return the CRC-32 of a device's name: the number that tickets compare. Two devices may share a number."""
     return crc32(device.encode())
-
-
-def listed_in_name(candidates: frozenset[str]) -> bool:
-    """Return whether the name of a ticket has room for the wanted devices, which are 32 at most."""
-    return len(candidates) <= _LISTED_IN_NAME
 
 
 def _read_wanted(text: str) -> frozenset[int] | None:
