@@ -125,15 +125,11 @@ class VendorPlugin:
         given = dict(zip(self.arguments(name), arguments, strict=True))
         hook = contract.HOOKS[name]
         value = self._call(hook, given)
-        if self._rules or rules or not hook.fits(value):
-            found = list(hook.faults(value, self._facts(name) | given))
-            if found:
-                raise PluginError(self.problem(ProblemKind.CONTRACT, _sentence(found), PREFIX + name))
+        facts = {"vendor": self.source.vendor, "info": None if name == "info" else self.info}
+        found = list(hook.faults(value, facts | given, rules=self._rules or rules))
+        if found:
+            raise PluginError(self.problem(ProblemKind.CONTRACT, _sentence(found), PREFIX + name))
         return value
-
-    def _facts(self, name: str) -> dict[str, Any]:
-        """Return the facts that checks need beside the arguments of a hook."""
-        return {"vendor": self.source.vendor, "info": None if name == "info" else self.info}
 
     def _call(self, hook: contract.Hook, given: Mapping[str, Any]) -> Any:
         """Call a hook; without the hook, return the default of the contract."""
