@@ -13,6 +13,7 @@ from anyaccel.cli.options import BareSeconds as BareSeconds
 from anyaccel.cli.options import add_command as add_command
 from anyaccel.cli.options import add_grace as add_grace
 from anyaccel.cli.options import add_launch as add_launch
+from anyaccel.cli.options import add_note as add_note
 from anyaccel.cli.options import add_request as add_request
 from anyaccel.cli.options import add_signal as add_signal
 from anyaccel.cli.options import add_start as add_start
@@ -21,6 +22,8 @@ from anyaccel.cli.options import add_wait as add_wait
 from anyaccel.cli.options import duration as duration
 from anyaccel.cli.options import machine_options as machine_options
 from anyaccel.cli.options import moment as moment
+from anyaccel.cli.options import name_devices as name_devices
+from anyaccel.cli.options import read_moment as read_moment
 from anyaccel.cli.options import start_options as start_options
 from anyaccel.cli.options import survey as survey
 from anyaccel.cli.options import time_limit as time_limit

@@ -20,4 +20,4 @@ __all__, __getattr__, __dir__ = face(
         ),
     },
 )
-__all__ += ["mark", "process"]
+__all__ += ["mark", "process", "users"]
