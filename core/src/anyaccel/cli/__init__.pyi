@@ -9,7 +9,9 @@ from anyaccel.cli.devices_table import memory_use as memory_use
 from anyaccel.cli.devices_table import since as since
 from anyaccel.cli.entry import main as main
 from anyaccel.cli.entry import program as program
+from anyaccel.cli.hold import go_on_alone as go_on_alone
 from anyaccel.cli.options import BareSeconds as BareSeconds
+from anyaccel.cli.options import acquire as acquire
 from anyaccel.cli.options import add_command as add_command
 from anyaccel.cli.options import add_grace as add_grace
 from anyaccel.cli.options import add_launch as add_launch
@@ -30,6 +32,7 @@ from anyaccel.cli.options import time_limit as time_limit
 from anyaccel.cli.options import wait_options as wait_options
 from anyaccel.cli.options import whole as whole
 from anyaccel.cli.parser import parse as parse
+from anyaccel.cli.parser import report_errors as report_errors
 from anyaccel.cli.run import acquire_devices as acquire_devices
 from anyaccel.cli.status import INTERVAL as INTERVAL
 from anyaccel.cli.status import add_looks as add_looks
