@@ -7,7 +7,15 @@ __all__, __getattr__, __dir__ = face(
     {
         "anyaccel.cli.arguments": ("Parser",),
         "anyaccel.cli.cancel": ("cancel_by_id",),
-        "anyaccel.cli.devices_table": ("DeviceRow", "lay_out", "megahertz", "memory_use", "since"),
+        "anyaccel.cli.devices_table": (
+            "DeviceRow",
+            "choose_columns",
+            "lay_out",
+            "megahertz",
+            "memory_use",
+            "plain_rows",
+            "since",
+        ),
         "anyaccel.cli.entry": ("main", "program"),
         "anyaccel.cli.hold": ("go_on_alone",),
         "anyaccel.cli.options": (

@@ -3,9 +3,11 @@ from anyaccel.cli import sample as sample
 from anyaccel.cli.arguments import Parser as Parser
 from anyaccel.cli.cancel import cancel_by_id as cancel_by_id
 from anyaccel.cli.devices_table import DeviceRow as DeviceRow
+from anyaccel.cli.devices_table import choose_columns as choose_columns
 from anyaccel.cli.devices_table import lay_out as lay_out
 from anyaccel.cli.devices_table import megahertz as megahertz
 from anyaccel.cli.devices_table import memory_use as memory_use
+from anyaccel.cli.devices_table import plain_rows as plain_rows
 from anyaccel.cli.devices_table import since as since
 from anyaccel.cli.entry import main as main
 from anyaccel.cli.entry import program as program
