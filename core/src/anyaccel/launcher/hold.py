@@ -350,7 +350,7 @@ class LeaseRequest:
             raise UsageError("time must be finite (got inf)", hint="leave it out for no limit")
         names = "machine", "declare", "timeout"
         where: dict[str, Any] = {name: value for name, value in options.items() if name in names}
-        self.inventory = survey(options.get("inventory"), environ=self.environ, request=self.request, **where)
+        self.inventory = survey(options.get("inventory"), environ=self.environ, **where)
         # choose() sets these, and the ledger calls it again whenever another process was faster.
         self._grants: tuple[Grant, ...] = ()
         self._attempt: Acquisition | None = None
