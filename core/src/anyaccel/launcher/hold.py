@@ -26,7 +26,7 @@ from anyaccel.launcher.scope import Scope
 from anyaccel.ledger import Lease, LeaseRecord, Ledger, Place
 from anyaccel.linux import mark as marks
 from anyaccel.model import NOTHING, Allocation, Device, Extent, Grant, Request, Stats, replace
-from anyaccel.model.allocation import share_table
+from anyaccel.model.request import share_table
 from anyaccel.scheduler import Reason, ReasonCode, Verdict, parse_request
 from anyaccel.scheduler.filters import asked_memory
 from anyaccel.text import printable
