@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import re
-from binascii import crc32
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, NamedTuple, cast
@@ -80,6 +79,8 @@ class Catalog:
         with contextlib.suppress(OSError, ValueError, LookupError, TypeError):  # it is missing, or no such file
             with open(self._kept, "rb") as file:
                 kept = json.load(file)
+            from binascii import crc32  # late, like tomllib: the kit loads nothing else
+
             if kept["crc32"] == crc32(text):
                 return cast("Mapping[str, Any]", kept["catalog"])
         return self._parse(text)
@@ -93,6 +94,8 @@ class Catalog:
             OSError: The file cannot be read or written.
             ValueError: The file is no TOML.
         """
+        from binascii import crc32
+
         with open(self.path, "rb") as file:
             text = file.read()
         words = json.dumps({"crc32": crc32(text), "catalog": self._parse(text)}, ensure_ascii=False)
