@@ -51,16 +51,6 @@ def moment(*, ahead: bool) -> Callable[[str], float]:
     return lambda text: read_moment(text, time.time(), ahead=ahead)
 
 
-def end_moment(text: str) -> Callable[[float], float]:
-    """Turn the end of a period into a function of its start: a time after the start, or a duration such as 4h.
-
-    Raises:
-        argparse.ArgumentTypeError: When the text is neither.
-    """
-    read_moment(text, time.time(), ahead=True)
-    return lambda begin: read_moment(text, begin, ahead=True)
-
-
 def read_moment(text: str, start: float, *, ahead: bool) -> float:
     """Turn ``now``, ``2h``, ``14:30``, ``2026-12-01`` or ``2026-12-01 14:30`` into seconds since 1970.
 

@@ -24,6 +24,7 @@ __all__, __getattr__, __dir__ = face(
             "make_start_error",
             "start_detached",
         ),
+        "anyaccel.launcher.scope": ("Scope",),
         "anyaccel.launcher.use": ("refuse_if_loaded",),
     },
 )

@@ -14,6 +14,7 @@ from anyaccel.launcher.launch import Launch as Launch
 from anyaccel.launcher.monitor import end_in_time as end_in_time
 from anyaccel.launcher.rendezvous import Rendezvous as Rendezvous
 from anyaccel.launcher.rendezvous import make_rank_variables as make_rank_variables
+from anyaccel.launcher.scope import Scope as Scope
 from anyaccel.launcher.start import JOB_NAME as JOB_NAME
 from anyaccel.launcher.start import become as become
 from anyaccel.launcher.start import check_program as check_program
