@@ -25,9 +25,7 @@ from anyaccel.cli.options import add_time as add_time
 from anyaccel.cli.options import add_wait as add_wait
 from anyaccel.cli.options import duration as duration
 from anyaccel.cli.options import machine_options as machine_options
-from anyaccel.cli.options import moment as moment
 from anyaccel.cli.options import name_devices as name_devices
-from anyaccel.cli.options import read_moment as read_moment
 from anyaccel.cli.options import start_options as start_options
 from anyaccel.cli.options import survey as survey
 from anyaccel.cli.options import time_limit as time_limit
