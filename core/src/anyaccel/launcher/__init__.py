@@ -25,7 +25,7 @@ __all__, __getattr__, __dir__ = face(
             "start_detached",
         ),
         "anyaccel.launcher.scope": ("Scope",),
-        "anyaccel.launcher.use": ("refuse_if_loaded",),
+        "anyaccel.launcher.use": ("get_process_lease", "refuse_if_loaded"),
     },
 )
 __all__ += ["time_limit"]

@@ -11,11 +11,12 @@ import time
 from collections.abc import Callable
 
 import anyaccel
-from anyaccel.cli import add_note, moment, name_devices, output, read_moment, survey
+from anyaccel.cli import add_note, name_devices, output, survey
 from anyaccel.errors import UsageError
 from anyaccel.ledger import DeviceBlock, Ledger, without_scope
 from anyaccel.linux import users
 
+from anyaccel_jobs.moments import moment, read_moment
 from anyaccel_jobs.withhold import reserve
 
 EXAMPLES = (
