@@ -406,7 +406,9 @@ BROKEN = {
         inventory=True,
     ),
     # The plug-in itself is correct; the fault is in the file beside it.
-    "says junk of its presence": Broken("C28", (), "presence.json must have no field 'path'", presence='{"path": ["/dev/acme"]}'),
+    "says junk of its presence": Broken(
+        "C28", (), "presence.json must have no field 'path'", presence='{"path": ["/dev/acme"]}'
+    ),
     "is present by another resource": Broken(
         "C28",
         (),
