@@ -234,18 +234,16 @@ _devices: dict[str, Device] = {}
 """The devices that calls name by id."""
 
 
-def hello(payload: Payload) -> dict[str, Any]:
-    """Load the plug-in: ``{"info", "hooks"}``."""
-    return _guard(payload, lambda _: {"value": None})
-
-
 def detect(payload: Payload) -> dict[str, Any]:
     """Find the devices: ``{"info", "hooks", "detected", "visible", "hidden", "products", "seconds"}``."""
     return _guard(payload, lambda plugin: _detect(plugin, payload))
 
 
 def __getattr__(name: str) -> Callable[[Payload], dict[str, Any]]:
-    """Return the task of a hook of the contract: ``{"value"}``, which the caller compares with the contract."""
+    """Return the task of a hook of the contract: ``{"value"}``, which the caller compares with the contract.
+
+    Where the payload has ``machine`` or ``load``, the answer holds ``info`` and ``hooks`` as well.
+    """
     if name not in contract.HOOKS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return lambda payload: _guard(payload, lambda plugin: _ask(plugin, name, payload))
