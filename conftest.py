@@ -6,6 +6,7 @@ from collections.abc import Generator
 from importlib.util import find_spec
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import preloaded
 import pytest
@@ -101,11 +102,20 @@ def chosen_machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int | None:
-    """Three workers for two processors: much of what is tested is who waits, and for whom."""
+    """Two workers for each processor: tests wait for half of their time, since much of what is tested is who waits."""
     if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
         return None
-    processors = len(os.sched_getaffinity(0))
-    return processors + (processors + 1) // 2
+    return 2 * len(os.sched_getaffinity(0))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give tests to workers at a cost that does not grow with the tests that have run."""
+    if config.getvalue("dist") != "loadgroup":
+        return None
+    from scheduling import Scheduling  # pytest-xdist is not everywhere
+
+    return Scheduling(config, log)
 
 
 @pytest.hookimpl(tryfirst=True)  # pytest-xdist looks at the groups in the same hook
