@@ -24,7 +24,8 @@ __all__, __getattr__, __dir__ = face(
             "make_start_error",
             "start_detached",
         ),
-        "anyaccel.launcher.use": ("refuse_if_loaded",),
+        "anyaccel.launcher.scope": ("Scope",),
+        "anyaccel.launcher.use": ("get_process_lease", "refuse_if_loaded"),
     },
 )
 __all__ += ["time_limit"]

@@ -26,7 +26,7 @@ from anyaccel.launcher.scope import Scope
 from anyaccel.ledger import Lease, LeaseRecord, Ledger, Place
 from anyaccel.linux import mark as marks
 from anyaccel.model import NOTHING, Allocation, Device, Extent, Grant, Request, Stats, replace
-from anyaccel.model.allocation import share_table
+from anyaccel.model.request import share_table
 from anyaccel.scheduler import Reason, ReasonCode, Verdict, parse_request
 from anyaccel.scheduler.filters import asked_memory
 from anyaccel.text import printable
@@ -350,7 +350,7 @@ class LeaseRequest:
             raise UsageError("time must be finite (got inf)", hint="leave it out for no limit")
         names = "machine", "declare", "timeout"
         where: dict[str, Any] = {name: value for name, value in options.items() if name in names}
-        self.inventory = survey(options.get("inventory"), environ=self.environ, request=self.request, **where)
+        self.inventory = survey(options.get("inventory"), environ=self.environ, **where)
         # choose() sets these, and the ledger calls it again whenever another process was faster.
         self._grants: tuple[Grant, ...] = ()
         self._attempt: Acquisition | None = None

@@ -431,7 +431,7 @@ def prepare(
     """
     check_options("prepare", options, StartOptions.__annotations__, prepare.__kwdefaults__)
     wanted = parse_request(request)
-    inventory = survey(inventory, request=wanted, machine=machine, declare=declare, environ=environ, timeout=timeout)
+    inventory = survey(inventory, machine=machine, declare=declare, environ=environ, timeout=timeout)
     allocation = local_scheduler(inventory).allocate(wanted)
     return plan_launch(allocation, inventory, options, environ=environ, grouped=False, told=False)
 
