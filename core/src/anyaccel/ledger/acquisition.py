@@ -3,7 +3,7 @@
 A request that waits is a ticket in the state directory. The first request in the order of service watches the directory
 for leases that end; each other request watches the ticket ahead. So a device that becomes free wakes one process, and
 so does a ticket that is removed. Every request also looks again at intervals: the number of watches per user is
-limited, the process ahead may be stopped, and no event tells the end of a lease without a lock.
+limited, the process ahead may be stopped, and no event tells the end of some leases.
 
 Choosing is optimistic. The names are read and the caller chooses without a lock, so that a slow choice, which may ask
 plug-ins, delays no other request. Then the directory is locked and the names are read again. The choice is published
@@ -12,6 +12,7 @@ if the devices are still free and no ticket came in front; otherwise the attempt
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import math
 import os
@@ -111,7 +112,7 @@ class Acquisition:
         place: Number of competing requests ahead, at the last look.
         before: The nearest ticket ahead that may not be passed; None when there is none.
         on_wait: Called with the progress of the wait; None to disable.
-        limits: The limits of the user that stood in the way at the last call of ``on_wait``.
+        limits: The limits of the user in the way at the last look, if nothing else was.
 
     Raises:
         UsageError: When ``wait`` or ``priority`` is out of range.
@@ -149,6 +150,7 @@ class Acquisition:
         self._ended: Collection[str] = ()
         self._passes = False
         self._watch: FileEvents | None = None
+        self._leaving: list[int] = []
         self._look_soon = False
         self._soon = _SECOND_LOOK
         self._over: set[str] = set()
@@ -156,7 +158,6 @@ class Acquisition:
         self._contradicted: dict[str, str] = {}
         self._conflicts = 0
         self._told: tuple[int, bool] | None = None
-        self._limited = False
         self._late = False
         self._callers: OSError | None = None
         self._files: dict[str, LockedFile] = {}
@@ -222,6 +223,7 @@ class Acquisition:
         lease = None
         directory = self._state.open(make=True)
         try:
+            self._forget_leaving()
             if (policy := current_policy(self._state)) is not self._policy:
                 self.adopt_policy(policy)
                 self._check_limits()
@@ -260,8 +262,8 @@ class Acquisition:
                 poll.register(descriptor, select.POLLIN)
             now = time.monotonic()
             end = now + self.pause()
-            while poll.poll(max(0.0, end - now) * 1000):
-                if self.read_event():
+            while ready := poll.poll(max(0.0, end - now) * 1000):
+                if any(self.read_event(descriptor) for descriptor, _ in ready):
                     break
                 now = time.monotonic()
         except OSError as error:
@@ -277,14 +279,14 @@ class Acquisition:
         loop = asyncio.get_running_loop()
         woken = asyncio.Event()
 
-        def note() -> None:
-            if not woken.is_set() and self.read_event():
+        def note(descriptor: int) -> None:
+            if not woken.is_set() and self.read_event(descriptor):
                 woken.set()
 
         descriptors = self.descriptors()
         timer = loop.call_later(self.pause(), woken.set)
         for descriptor in descriptors:
-            loop.add_reader(descriptor, note)
+            loop.add_reader(descriptor, note, descriptor)
         try:
             await woken.wait()
         finally:
@@ -293,7 +295,7 @@ class Acquisition:
                 loop.remove_reader(descriptor)
 
     def report(self) -> None:
-        """Call ``on_wait`` and update ``limits`` if the queue position, or whether limits stop the request, is new.
+        """Call ``on_wait`` if the queue position, or whether limits stop the request, is new.
 
         Without a ticket or without ``on_wait``, do nothing. A missing state directory is made. After a failed report,
         only the next change is reported.
@@ -301,12 +303,11 @@ class Acquisition:
         Raises:
             LedgerError: When the ledger cannot be read. Exceptions of ``on_wait`` pass unchanged.
         """
-        now = self.place, self._limited
+        now = self.place, bool(self.limits)
         if self.on_wait and self._ticket and self._told != now:
             self._told = now
             with self._state.opened(make=True) as directory:
-                self.limits = self.over_limits(directory, list_names(directory), self._over)
-                holders = () if self._limited else self._holders(directory)
+                holders = () if self.limits else self._holders(directory)
             self.on_wait(self.place + 1, holders)
 
     def undo(self) -> None:
@@ -342,20 +343,20 @@ class Acquisition:
         return None
 
     def _find_choice(self, directory: int, listing: Listing) -> dict[str, Extent] | None:
-        """Choose what to hold if no request ahead and no limit is in the way; update the position and ``_limited``.
+        """Choose what to hold if no request ahead and no limit is in the way; update the position and ``limits``.
 
         Devices that are reserved for this user are tried first, as a request for them alone; then all, of which as few
         others as possible. Without a ticket, four hidden files at most are looked at, and removed if they are debris.
 
         Returns:
-            The choice, empty if the request runs on the CPU; None if the request has to wait. Then ``_limited`` says
-            whether only limits of the user, or of the group, are in the way.
+            The choice, empty if the request runs on the CPU; None if the request has to wait. Then ``limits`` has the
+            limits of the user, or of the group, if only these are in the way.
         """
         if listing.hidden and not self._ticket:  # requests in line leave this work to the next newcomer
             sweep(directory, find_debris(directory, listing.hidden[:_SWEPT]))
         rounds = self._rounds()
         for only in rounds:
-            self._only, self._limited = only, False
+            self._only, self.limits = only, ()
             self.update_position(directory, listing)
             choice = None if self.before else self._select(directory, listing)
             if choice is None:
@@ -364,8 +365,8 @@ class Acquisition:
                 choice = self._spare_others(listing, choice, rounds[0])
             if self.over_limits(directory, listing, self._over):
                 self._count_out(directory, listing.leases)
-                self._limited = bool(self.over_limits(directory, listing, self._over))
-            if not self._limited:
+                self.limits = self.over_limits(directory, listing, self._over)
+            if not self.limits:
                 return choice
         return None
 
@@ -436,10 +437,10 @@ class Acquisition:
         return self._want.concerned.intersection(chain.from_iterable(barred))
 
     def _count_out(self, directory: int, leases: Iterable[LeaseName]) -> None:
-        """Test leases, and add the ended ones to ``_over``.
+        """Test leases, add the ended ones to ``_over``, and watch processes that keep suitable devices without a lock.
 
-        Running leases may be given, too; a lease in ``_over`` is not tested again. A suitable lease that is active
-        without a lock makes the next pause short, since no event tells its end.
+        Running leases may be given, too; a lease in ``_over`` is not tested again. The watched process is a carrier of
+        the mark, else the holder itself until the exit is complete. If it cannot be watched, the next pause is short.
 
         Raises:
             OSError: When the lock of a lease cannot be tested, as for want of descriptors.
@@ -447,8 +448,13 @@ class Acquisition:
         asked = {lease.name: lease for lease in leases if lease.name not in self._over}
         active = find_active(directory, asked.values())
         self._over |= asked.keys() - active.keys()
-        without_lock = (asked[name] for name, state in active.items() if state.life is not Life.HELD)
-        self._look_soon |= any(lease.device in self._want.concerned for lease in without_lock)
+        for name, state in active.items():
+            lease = asked[name]
+            if state.life is not Life.HELD and lease.device in self._want.concerned:
+                try:
+                    self._leaving.append(os.pidfd_open((*state.carriers, lease.pid)[0]))
+                except OSError:
+                    self._look_soon = True
 
     def _ask(self, listing: Listing, over: Collection[str]) -> dict[str, Extent] | None:
         """Call ``choose`` as if the leases in ``over`` had ended, and check the answer.
@@ -683,7 +689,7 @@ class Acquisition:
             listing: The names in the directory.
             over: Names of leases that have ended, and so do not count.
         """
-        if self._policy.plain or not self._policy.restricts(self.facts.user):
+        if self._policy.plain:
             return ()
         return self._policy.over_limits(self.facts, sum_usage(list_holdings(directory, listing, over)))
 
@@ -838,11 +844,12 @@ class Acquisition:
             self._ticket = None
 
     def leave_line(self) -> None:
-        """Drop the ticket, and close the watch. A second call has no effect.
+        """Drop the ticket, and close the watch and the pidfds. A second call has no effect.
 
         In a forked child, the ticket stays in the line: the position is the parent's.
         """
         self._drop_ticket()
+        self._forget_leaving()
         if self._watch:
             self._watch.close()
             self._watch = None
@@ -872,22 +879,32 @@ class Acquisition:
             return False
         return before is None or not probe_lock(directory, before)[0]
 
+    def _forget_leaving(self) -> None:
+        """Close the pidfds of processes that were watched until their end."""
+        while self._leaving:
+            with contextlib.suppress(OSError):
+                os.close(self._leaving.pop())
+
     def descriptors(self) -> list[int]:
-        """Return the descriptors to poll until the next attempt: one, or none for a request that only polls.
+        """Return the descriptors to poll until the next attempt: each becomes readable on an event.
 
-        It is the watch of the ticket ahead, or of the state directory. Call :meth:`read_event` once it is readable; the
-        acquisition closes it.
+        They are pidfds of processes that keep a suitable device although the holder of the lease has been ended. If
+        there is a watch, its descriptor is the last: of the ticket ahead, or of the state directory. Pass a readable
+        descriptor to :meth:`read_event`; the acquisition closes them.
         """
-        return [self._watch.fileno()] if self._watch else []
+        return [*self._leaving, *([self._watch.fileno()] if self._watch else [])]
 
-    def read_event(self) -> bool:
+    def read_event(self, ready: int) -> bool:
         """Read the pending events, and return whether another attempt is worthwhile.
 
         Events of leases that may block the request and of the watched path itself count. If every lease matters, as
         with limits and backfill, events of all leases and removed tickets count. After a file was closed, the next
-        pause is short, since the lock may be dropped a moment later. True without a watch.
+        pause is short, since the lock may be dropped a moment later.
+
+        Args:
+            ready: The descriptor that is readable; for any but the watch's, nothing is read and the answer is True.
         """
-        if self._watch is None:
+        if self._watch is None or ready != self._watch.fileno():
             return True
         worth = False
         for name, removed in self._watch.events():

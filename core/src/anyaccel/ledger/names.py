@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import os
 import re
-from base64 import urlsafe_b64decode, urlsafe_b64encode
 from binascii import crc32
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache, lru_cache
@@ -44,7 +43,7 @@ HANDOVER = "handover."
 MAX_PRIORITY = 1_000_000  # keeps the rank below within seven digits
 _RANK_OF_PRIORITY_0 = 5_000_000
 _LONGEST = 150  # of an encoded device: a file name has 255 bytes, and the rest of a lease's name needs about 100
-_LISTED_IN_NAME = 32  # devices of four bytes each in base64: 171 characters of a ticket's name
+_LISTED_IN_NAME = 20  # devices of eight digits each: 160 characters of a ticket's name
 _IN_BODY = "+"
 
 _OF_VENDOR = r"(?P<vendor>[a-z][a-z0-9_]{0,31})/(?P<id>.+)"
@@ -55,7 +54,7 @@ _UNITS, _SLOTS = r"(?P<units>[0-9]{1,5})", r"(-(?P<slots>[0-9a-f]{1,8}))?"
 _TERM = r"(\.e(?P<until>[0-9a-f]{1,10})(b(?P<passed>[0-9a-f]{1,10}))?)?"
 _LEASE = re.compile(rf"v2\.(?P<device>[^.]+)\.{_UNITS}{_SLOTS}\.{_OWNER}\.(?P<mark>[0-9a-f]{{16}}){_TERM}\.{_NONCE}")
 _ANY_LEASE = r"v[0-9]+\.(?P<device>[^.]+)(\..*)?"
-_TICKET = rf"t1\.(?P<rank>[0-9]{{7}})\.(?P<number>[0-9]{{16}})\.{_OWNER}\.{_NONCE}\.(?P<wanted>[0-9A-Za-z_+-]*)"
+_TICKET = rf"t1\.(?P<rank>[0-9]{{7}})\.(?P<number>[0-9]{{16}})\.{_OWNER}\.{_NONCE}\.(?P<wanted>([0-9a-f]{{8}})*|\+)"
 _HIDDEN = rf"\.{_OWNER}\.{_NONCE}"
 
 
@@ -256,11 +255,11 @@ def lease_name(  # noqa: PLR0917 -- in the order of the name
 def ticket_name(priority: int, number: int, nonce: str, candidates: frozenset[str]) -> str:
     """Return the name of a ticket of this process, with the hashes of the candidates.
 
-    With more than 32 candidates the name has none: the body has them.
+    With more than 20 candidates the name has none: the body has them.
     """
     pid, start = me()
-    packed = b"".join(each.to_bytes(4) for each in sorted(hashes(candidates)))
-    wanted = urlsafe_b64encode(packed).decode().rstrip("=") if len(candidates) <= _LISTED_IN_NAME else _IN_BODY
+    listed = len(candidates) <= _LISTED_IN_NAME
+    wanted = "".join(f"{each:08x}" for each in sorted(hashes(candidates))) if listed else _IN_BODY
     rank = _RANK_OF_PRIORITY_0 - priority
     return f"t1.{rank:07}.{number:016}.{pid}.{start}.{nonce}.{wanted}"
 
@@ -311,10 +310,12 @@ def _read_extent(units: str, slots: str) -> Extent | None:
 
 @lru_cache(maxsize=2048)
 def parse_ticket(name: str) -> TicketName | None:
-    """Parse the name of a ticket; None for any other name. Faulty hashes count as listed in the body."""
+    """Parse the name of a ticket; None for any other name."""
     match = re.fullmatch(_TICKET, name)
     if match is None:
         return None
+    wanted = match["wanted"]
+    hashed = frozenset(int(wanted[at : at + 8], 16) for at in range(0, len(wanted), 8)) if wanted != _IN_BODY else None
     return TicketName(
         name=name,
         priority=_RANK_OF_PRIORITY_0 - int(match["rank"]),
@@ -323,7 +324,7 @@ def parse_ticket(name: str) -> TicketName | None:
         start=int(match["start"]),
         boot=match["boot"],
         id=match["id"],
-        wanted=_read_wanted(match["wanted"]),
+        wanted=hashed,
     )
 
 
@@ -342,17 +343,6 @@ def hashes(candidates: frozenset[str]) -> frozenset[int]:
 def hash_device(device: str) -> int:
     """Return the CRC-32 of a device's name: the number that tickets compare. Two devices may share a number."""
     return crc32(device.encode())
-
-
-def _read_wanted(text: str) -> frozenset[int] | None:
-    """Decode the hashes in the name of a ticket; None if the body lists them, or the text is faulty."""
-    try:
-        packed = urlsafe_b64decode(text + "=" * (-len(text) % 4))
-    except ValueError:
-        return None
-    if text == _IN_BODY or len(packed) % 4:
-        return None
-    return frozenset(int.from_bytes(packed[at : at + 4]) for at in range(0, len(packed), 4))
 
 
 class Listing(NamedTuple):
