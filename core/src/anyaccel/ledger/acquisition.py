@@ -26,8 +26,8 @@ from anyaccel._typing import TypedDict
 from anyaccel.errors import DevicesBusyError, LeaseCancelledError, LimitError, UsageError
 from anyaccel.ledger import record, tickets
 from anyaccel.ledger.directory import BUSY_SECONDS, StateDirectory, draw_pause
-from anyaccel.ledger.entries import ENTRY, Life, LockedFile, find_active, find_debris, probe_lock, sweep, with_entry
-from anyaccel.ledger.lease import DeviceLocks, Lease, Place, Want, describe_lock
+from anyaccel.ledger.entries import ENTRY, Life, find_active, find_debris, probe_lock, sweep, with_entry
+from anyaccel.ledger.lease import DeviceLocks, Lease, LockedFile, Place, Want, describe_lock
 from anyaccel.ledger.machine_policy import current_policy, read_blocks, with_blocks, with_past
 from anyaccel.ledger.names import (
     ENDLESS,

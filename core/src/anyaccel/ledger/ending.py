@@ -17,12 +17,14 @@ from functools import partial
 from anyaccel.errors import LeaseNotFoundError, LeasePermissionError, LedgerError
 from anyaccel.ledger import entries
 from anyaccel.ledger.directory import StateDirectory
+from anyaccel.ledger.lease import LockedFile
 from anyaccel.ledger.names import LeaseName, lease_name, list_names
 from anyaccel.ledger.record import read_locks
 from anyaccel.linux import process, system
 from anyaccel.linux.descriptors import has_lock, open_files
 from anyaccel.linux.teardown import KILL_SECONDS, Teardown, Visit, find_carriers
 from anyaccel.linux.users import user_name
+from anyaccel.text import clean
 
 _LOOK_AGAIN = 0.05  # the carriers of a mark cannot be watched, only searched
 
@@ -185,10 +187,10 @@ def _replace(state: StateDirectory, directory: int, lease: LeaseName, tenure: en
         raise LeasePermissionError(
             f"lease {lease.id} belongs to {user_name(found.st_uid)}", hint="only its owner can renew it"
         )
-    file, settled = entries.LockedFile(state.path), _without_process(lease)
+    file, settled = LockedFile(state.path), _without_process(lease)
     try:
         body = entries.with_entry(entries.read_body(directory, lease.name), entries.ENTRY, tenure.encode())
-        file.make(directory, body if note is None else entries.with_entry(body, "note", entries.clean(note)))
+        file.make(directory, body if note is None else entries.with_entry(body, "note", clean(note)))
         os.utime(file.fd, ns=(found.st_atime_ns, found.st_mtime_ns))  # the start of the lease
         os.rename(file.name, settled, src_dir_fd=directory, dst_dir_fd=directory)
         if settled != lease.name:

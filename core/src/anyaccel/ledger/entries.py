@@ -1,4 +1,4 @@
-"""Entries of the state directory: files that their makers lock, and others test and read; and why a lease is active.
+"""Entries of the state directory as other processes test and read them, and why a lease is active.
 
 A lease is active by its lock, its process, its mark, or its tenure. No process holds the lock of a lease on behalf of
 other processes, which outlives the program that took it. The body of its files has a tenure instead: the lease is
@@ -20,12 +20,12 @@ from enum import Enum
 
 from anyaccel._typing import NamedTuple, TypeVar
 from anyaccel.errors import UsageError
-from anyaccel.ledger.names import LeaseName, boot, hidden_name, parse_hidden
+from anyaccel.ledger.names import LeaseName, boot, parse_hidden
 from anyaccel.linux import mark as marks
 from anyaccel.linux import process
 from anyaccel.linux.groups import GroupState, group_state
 from anyaccel.model import Value, replace
-from anyaccel.text import elapsed, printable
+from anyaccel.text import clean, elapsed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,10 +33,8 @@ if TYPE_CHECKING:
 
 _Value = TypeVar("_Value", bound=Value)
 BODY_LIMIT = 4096
-_TEXT_LIMIT = 250  # so that all of it stays below the limit of a body
 # Files belong to other users: no symbolic link is followed, and opening a FIFO must not block.
 _LOOKING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_TRIES = 100  # each with a new name, which a hostile process would have to find and lock in time
 
 
 class Life(Enum):
@@ -50,107 +48,6 @@ class Life(Enum):
     """The lock is free and the process gone, but a process that was started with the lease lives, or may live."""
     ON_BEHALF = "on behalf"
     """No process holds the lock, but the tenure of the lease lasts."""
-
-
-class LockedFile:
-    """A file of this process: made under a hidden name, locked, written, and then renamed to the name that counts.
-
-    Each name is recorded before the file gets it, so that :meth:`discard` leaves nothing after an interrupt at any
-    moment.
-
-    Args:
-        path: The directory.
-
-    Attributes:
-        name: Current name.
-    """
-
-    __slots__ = ("_fd", "_former", "_path", "name")
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._fd: list[int] = []
-        self.name = hidden_name()
-        self._former = ""
-
-    @property
-    def fd(self) -> int:
-        """Descriptor of the made file, which carries the lock; -1 before :meth:`make` and after :meth:`close`."""
-        return self._fd[0] if self._fd else -1
-
-    def make(self, directory: int, body: bytes) -> None:
-        """Make the file under its hidden name, locked and readable for every user.
-
-        If another process has the new file locked, the file is removed and made again under a new name, 100 times at
-        most.
-
-        Args:
-            directory: Descriptor of the directory.
-            body: Content of the file.
-
-        Raises:
-            OSError: When the file could not be made, for example for want of space; call :meth:`discard` then.
-        """
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        for _ in range(_TRIES):
-            self._fd.append(os.open(self.name, flags, 0o644, dir_fd=directory))
-            try:
-                fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:  # another process tested the lock at this very moment
-                self.discard()
-                self.name = hidden_name()
-                continue
-            os.fchmod(self.fd, 0o644)  # whatever the umask: each user must be able to test the lock
-            if os.write(self.fd, body) != len(body):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            return
-        raise OSError(errno.EWOULDBLOCK, "another process locks every new file")
-
-    def add(self, name: str, value: Any) -> None:
-        """Add an entry to the content, or replace the entry; readers see the old or the new content.
-
-        The times of the file stay. Spaces fill the rest of longer old content.
-
-        Raises:
-            OSError: When the file could not be written, as once it is closed.
-        """
-        before = os.fstat(self.fd)
-        body = with_entry(os.pread(self.fd, BODY_LIMIT, 0), name, value)
-        os.pwrite(self.fd, body.ljust(before.st_size), 0)
-        os.utime(self.fd, ns=(before.st_atime_ns, before.st_mtime_ns))  # the start of the lease
-
-    def rename(self, directory: int, name: str) -> None:
-        """Rename the file, in place of any file with the new name.
-
-        After an interrupt both names are recorded, so that :meth:`discard` finds the file.
-
-        Raises:
-            OSError: When the file could not be renamed; :attr:`name` is the old name then.
-        """
-        self._former, self.name = self.name, name
-        try:
-            os.rename(self._former, name, src_dir_fd=directory, dst_dir_fd=directory)
-        except OSError:
-            self.name = self._former
-            raise
-
-    def discard(self) -> None:
-        """Remove the file under its current and former name, then :meth:`close` the descriptor.
-
-        Failures are ignored: a file that cannot be removed is debris once unlocked.
-        """
-        for name in {self.name, self._former or self.name}:
-            with contextlib.suppress(OSError):
-                os.unlink(f"{self._path}/{name}")
-        self.close()
-
-    def close(self) -> None:
-        """Close the descriptor, which unlocks the file unless another process has a copy; the file stays.
-
-        Errors are ignored, and a second call has no effect. Thread-safe.
-        """
-        with contextlib.suppress(IndexError, OSError):  # the kernel closes the descriptor even if it reports an error
-            list(map(os.close, map(list.pop, (self._fd,))))  # in one step: an interrupt in between would keep the lock
 
 
 def probe_lock(directory: int, name: str) -> tuple[bool, os.stat_result | None]:
@@ -257,14 +154,6 @@ def read_value(kind: type[_Value], data: object) -> _Value | None:
 def read_number(value: object) -> float | None:
     """Convert a number of seconds, or the like, from another process; None unless a number from 0 to below 2**40."""
     return float(value) if type(value) in (int, float) and 0 <= value < 1 << 40 else None  # type: ignore[operator, arg-type] # pyright: ignore[reportOperatorIssue, reportArgumentType]
-
-
-def clean(value: object) -> str:
-    """Cut a foreign text to 250 characters, and replace each unprintable character; empty for anything but a text.
-
-    White space becomes a space, so that one line is left; other characters become U+FFFD.
-    """
-    return printable(value[:_TEXT_LIMIT]) if isinstance(value, str) else ""
 
 
 def with_entry(body: bytes, name: str, value: Any) -> bytes:

@@ -17,7 +17,7 @@ from anyaccel.linux.users import unmapped, user_name
 from anyaccel.model import Value
 from anyaccel.model.device import UNITS_PER_DEVICE, format_slots, slot_numbers
 from anyaccel.model.request import find_memory, format_memory, format_share, format_units
-from anyaccel.text import clock
+from anyaccel.text import clean, clock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -209,9 +209,9 @@ def write_body(request: str, note: str, *, confined: bool = False, **more: Any) 
     Of the command, only the name is written. Callers pass names only, never arguments or values of variables.
     """
     words = {
-        "request": entries.clean(request),
-        "note": entries.clean(note),
-        "command": entries.clean(_command()),
+        "request": clean(request),
+        "note": clean(note),
+        "command": clean(_command()),
         "namespace": pid_namespace(),
         "confined": confined,
     }
@@ -232,7 +232,7 @@ def read_words(body: bytes) -> dict[str, Any]:
         namespace.
     """
     words = entries.read_object(body)
-    texts = {key: entries.clean(words.get(key)) for key in ("request", "note", "command", "quarantined")}
+    texts = {key: clean(words.get(key)) for key in ("request", "note", "command", "quarantined")}
     return {
         **texts,
         "confined": words.get("confined") is True,
@@ -385,7 +385,7 @@ def _who(pid: int) -> str:
         with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
             program = file.read(64).rstrip("\n")
         # A program may name itself anything.
-        return f"{user_name(os.stat(f'/proc/{pid}').st_uid)}, {entries.clean(program)}"
+        return f"{user_name(os.stat(f'/proc/{pid}').st_uid)}, {clean(program)}"
     except OSError:
         return ""
 

@@ -20,7 +20,7 @@ from anyaccel._typing import NamedTuple
 from anyaccel.errors import LeaseNotFoundError, LeasePermissionError, LedgerError
 from anyaccel.ledger import entries, record
 from anyaccel.ledger.directory import StateDirectory
-from anyaccel.ledger.lease import Want
+from anyaccel.ledger.lease import LockedFile, Want
 from anyaccel.ledger.machine_policy import policy_for_display, read_blocks, with_past
 from anyaccel.ledger.names import (
     Listing,
@@ -54,7 +54,7 @@ _LOOKS_EVERY = 0.25
 _PER_PLACE = 0.05  # requests further back look less often, since requests ahead would be served first
 _CANCEL_LOOK = 0.02
 
-_files: set[entries.LockedFile] = set()
+_files: set[LockedFile] = set()
 """Files of tickets of this process."""
 
 
@@ -76,7 +76,7 @@ def recheck_interval(place: int) -> float:
     return max(_LOOKS_EVERY, _PER_PLACE * place)
 
 
-class TicketFile(entries.LockedFile):
+class TicketFile(LockedFile):
     """A position in the line, kept from :meth:`publish` until :meth:`drop` or the end of this process.
 
     Args:
