@@ -12,7 +12,7 @@ import threading
 import pytest
 from anyaccel.errors import DevicesBusyError
 from anyaccel.ledger import Ledger, Want, machine_policy, tickets
-from anyaccel.ledger.names import hash_device, parse_lease
+from anyaccel.ledger.entries import hash_device, parse_lease
 from anyaccel.model import Extent
 from anyaccel.policy import Limits, Need, Policy
 

@@ -10,7 +10,7 @@ import threading
 import pytest
 from anyaccel.errors import DevicesBusyError, UsageError
 from anyaccel.ledger import Want
-from anyaccel.ledger.names import new_nonce, ticket_name
+from anyaccel.ledger.entries import new_nonce, ticket_name
 from anyaccel.linux import inotify
 from anyaccel.model import Extent
 from claimant import ClaimantError, eventually

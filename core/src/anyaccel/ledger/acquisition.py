@@ -24,27 +24,11 @@ from itertools import chain
 
 from anyaccel._typing import TypedDict
 from anyaccel.errors import DevicesBusyError, LeaseCancelledError, LimitError, UsageError
-from anyaccel.ledger import record, tickets
+from anyaccel.ledger import entries, record, tickets
 from anyaccel.ledger.directory import BUSY_SECONDS, StateDirectory, draw_pause
-from anyaccel.ledger.entries import ENTRY, Life, find_active, find_debris, probe_lock, sweep, with_entry
+from anyaccel.ledger.entries import ENDLESS, MAX_PRIORITY, LeaseName, Life, Listing, Period
 from anyaccel.ledger.lease import DeviceLocks, Lease, LockedFile, Place, Want, describe_lock
 from anyaccel.ledger.machine_policy import current_policy, read_blocks, with_blocks, with_past
-from anyaccel.ledger.names import (
-    ENDLESS,
-    MAX_PRIORITY,
-    LeaseName,
-    Listing,
-    Period,
-    fits,
-    hashes,
-    is_inner,
-    lease_name,
-    list_names,
-    new_nonce,
-    parse_lease,
-    parse_ticket,
-    sum_taken,
-)
 from anyaccel.ledger.record import LeaseRecord
 from anyaccel.ledger.tickets import TicketFile, find_ended, hashed, list_holdings, read_ticket
 from anyaccel.linux import mark as marks
@@ -333,7 +317,7 @@ class Acquisition:
         conflicts = 0
         while conflicts < (_CONFLICTS_AT_LAST if self._late else _CONFLICTS):
             contradicted = len(self._contradicted)
-            listing = list_names(directory)
+            listing = entries.list_names(directory)
             if (choice := self._find_choice(directory, listing)) is None:
                 return None
             if (lease := self._publish(directory, choice, listing.marks)) is not None:
@@ -353,7 +337,7 @@ class Acquisition:
             limits of the user, or of the group, if only these are in the way.
         """
         if listing.hidden and not self._ticket:  # requests in line leave this work to the next newcomer
-            sweep(directory, find_debris(directory, listing.hidden[:_SWEPT]))
+            entries.sweep(directory, entries.find_debris(directory, listing.hidden[:_SWEPT]))
         rounds = self._rounds()
         for only in rounds:
             self._only, self.limits = only, ()
@@ -423,7 +407,7 @@ class Acquisition:
         or that begins before the request would end; devices that are not of this round; devices whose own lock was
         found held in this attempt.
         """
-        taken = sum_taken(listing.leases, over) if over else listing.taken
+        taken = entries.sum_taken(listing.leases, over) if over else listing.taken
         others = () if self._only is None else self._want.candidates - self._only
         return {**taken, **dict.fromkeys((*self._contradicted, *self._find_barred(), *others), Extent())}
 
@@ -446,7 +430,7 @@ class Acquisition:
             OSError: When the lock of a lease cannot be tested, as for want of descriptors.
         """
         asked = {lease.name: lease for lease in leases if lease.name not in self._over}
-        active = find_active(directory, asked.values())
+        active = entries.find_active(directory, asked.values())
         self._over |= asked.keys() - active.keys()
         for name, state in active.items():
             lease = asked[name]
@@ -502,7 +486,7 @@ class Acquisition:
             OSError: When a file cannot be made or renamed, or no descriptor is left for a device's own lock.
             Exception: As the caller's ``mark`` or ``tenure`` of the request raises.
         """
-        nonce = new_nonce()
+        nonce = entries.new_nonce()
         if not choice:  # a request that runs on the CPU
             return Lease(self._state, nonce, {}, {}, self._device_locks)
         done = False
@@ -514,7 +498,7 @@ class Acquisition:
                 locks = tuple(each.path for device in choice for each in want.device_locks.get(device, ()))
             body = record.lease_body(want.request, self._note, confined=want.confined, locks=locks)
             if want.tenure is not None:
-                body = with_entry(body, ENTRY, want.tenure().encode())
+                body = entries.with_entry(body, entries.ENTRY, want.tenure().encode())
             mark = want.mark(marked) if want.mark else ()  # before the lock, since drawing a mark may scan processes
             for device in choice:
                 file = self._files[device] = LockedFile(self._state.path)
@@ -525,7 +509,7 @@ class Acquisition:
                     return None
                 period = ENDLESS if want.seconds is None else _period(want.seconds, passes=self._passes)
                 for device, file in self._files.items():
-                    file.rename(directory, lease_name(device, choice[device], nonce, mark=mark, period=period))
+                    file.rename(directory, entries.lease_name(device, choice[device], nonce, mark=mark, period=period))
                 done = True
             except FileNotFoundError:  # a process in another container took our hidden file for debris
                 return None
@@ -563,7 +547,7 @@ class Acquisition:
             choice: The chosen extents.
             drawn: The mark that no lease had when it was drawn; None if a lease had it then, as for marks inside of it.
         """
-        listing = list_names(directory)
+        listing = entries.list_names(directory)
         # Again, with the directory locked, so that no drain or reservation comes in between.
         self._policy = with_blocks(self._policy, self._state)
         if self._state.replaced(directory):
@@ -575,8 +559,8 @@ class Acquisition:
             return False
         if self._ended or self._over:
             dead = [lease.name for lease in listing.leases if lease.name in self._over and lease.understood]
-            sweep(directory, (*self._ended, *dead))
-        if (drawn and drawn in listing.marks) or not fits(choice, self._taken(listing, self._over)):
+            entries.sweep(directory, (*self._ended, *dead))
+        if (drawn and drawn in listing.marks) or not entries.fits(choice, self._taken(listing, self._over)):
             return False
         if contradiction := self._device_locks.lock():
             self._contradicted[contradiction[0]] = describe_lock(*contradiction)
@@ -603,7 +587,7 @@ class Acquisition:
         Raises:
             OSError: When the lock of a lease cannot be tested, as for want of descriptors.
         """
-        found = record.list_leases(directory, list_names(directory))
+        found = record.list_leases(directory, entries.list_names(directory))
         outside = (
             LeaseRecord(id="", device=device, units=UNITS_PER_DEVICE, state="outside", reason=reason)
             for device, reason in self._contradicted.items()
@@ -675,8 +659,8 @@ class Acquisition:
             user=outside(os.geteuid()),
             seconds=want.seconds,
             needs=tuple(map(hashed, want.needs)),
-            wants=hashes(want.candidates),
-            inner=any(map(is_inner, want.candidates)),
+            wants=entries.hashes(want.candidates),
+            inner=any(map(entries.is_inner, want.candidates)),
         )
 
     def over_limits(self, directory: int, listing: Listing, over: Collection[str]) -> tuple[OverLimit, ...]:
@@ -708,7 +692,7 @@ class Acquisition:
         rivals = self._rivals(directory, listing)
         now, ended, passed = process.monotonic_ns(), list[str](), 0
         for position, name in enumerate(rivals):
-            locked, found = probe_lock(directory, name)
+            locked, found = entries.probe_lock(directory, name)
             if not locked:
                 ended.append(name)
             elif found is None or not tickets.is_silent(found, now, position):
@@ -716,7 +700,7 @@ class Acquisition:
             passed += 1
         ahead = rivals[passed:]
         self.place = len(ahead)
-        self.before = next((name for name in reversed(ahead) if probe_lock(directory, name)[0]), None)
+        self.before = next((name for name in reversed(ahead) if entries.probe_lock(directory, name)[0]), None)
         self._passes = self.before is not None and self._may_pass(directory, listing, ahead)
         if self._passes:
             self.before = None
@@ -772,8 +756,8 @@ class Acquisition:
 
         It wants the devices of this round only.
         """
-        facts = self.facts if self._only is None else replace(self.facts, wants=hashes(self._only))
-        ticket = parse_ticket(self._ticket.name) if self._ticket else None
+        facts = self.facts if self._only is None else replace(self.facts, wants=entries.hashes(self._only))
+        ticket = entries.parse_ticket(self._ticket.name) if self._ticket else None
         return replace(facts, key=ticket.name, number=ticket.number, since=ticket.since) if ticket else facts
 
     def _may_pass(self, directory: int, listing: Listing, ahead: Collection[str]) -> bool:
@@ -877,7 +861,7 @@ class Acquisition:
             return True
         except (OSError, ImportError):  # no inotify instance is left, or none is supported: poll instead
             return False
-        return before is None or not probe_lock(directory, before)[0]
+        return before is None or not entries.probe_lock(directory, before)[0]
 
     def _forget_leaving(self) -> None:
         """Close the pidfds of processes that were watched until their end."""
@@ -911,7 +895,7 @@ class Acquisition:
             if name and name.startswith("t1.") and removed and self._watches_all:
                 worth = True
                 continue
-            lease = parse_lease(name) if name else None
+            lease = entries.parse_lease(name) if name else None
             if name and (lease is None or not (self._watches_all or lease.device in self._want.concerned)):
                 continue
             worth = True

@@ -17,8 +17,8 @@ from functools import partial
 from anyaccel.errors import LeaseNotFoundError, LeasePermissionError, LedgerError
 from anyaccel.ledger import entries
 from anyaccel.ledger.directory import StateDirectory
+from anyaccel.ledger.entries import LeaseName, Tenure
 from anyaccel.ledger.lease import LockedFile
-from anyaccel.ledger.names import LeaseName, lease_name, list_names
 from anyaccel.ledger.record import read_locks
 from anyaccel.linux import process, system
 from anyaccel.linux.descriptors import has_lock, open_files
@@ -109,7 +109,7 @@ def drop_lease(state: StateDirectory, lease_id: str) -> tuple[int, ...]:
         for lease in files:
             os.unlink(lease.name, dir_fd=directory)
         devices = {lease.device for lease in files}
-        others = [lease for lease in list_names(directory).leases if lease.device in devices]
+        others = [lease for lease in entries.list_names(directory).leases if lease.device in devices]
         # A process may hold another share of the same device by another lease: that lock must stay.
         locks -= _device_locks(directory, _select_active(directory, others))
     stuck: dict[int, str] = {}
@@ -128,7 +128,7 @@ def drop_lease(state: StateDirectory, lease_id: str) -> tuple[int, ...]:
     return tuple(running)
 
 
-def renew(state: StateDirectory, lease_id: str, tenure: entries.Tenure, note: str | None) -> None:
+def renew(state: StateDirectory, lease_id: str, tenure: Tenure, note: str | None) -> None:
     """Replace the tenure, and the note unless None, of an own lease on behalf of others, with the directory locked.
 
     See :meth:`anyaccel.ledger.Ledger.renew`. If a former tenure has ended before the last file is written, the files
@@ -142,7 +142,7 @@ def renew(state: StateDirectory, lease_id: str, tenure: entries.Tenure, note: st
     """
     # The lock keeps requests from publishing a lease of the same devices meanwhile.
     with state.locked() as directory:
-        files = list_names(directory).find_lease(lease_id)
+        files = entries.list_names(directory).find_lease(lease_id)
         former = [entries.read_tenure(directory, lease) for lease in files]
         without = [lease for lease, old in zip(files, former, strict=True) if old is None]
         if _select_active(directory, without):
@@ -162,7 +162,7 @@ def renew(state: StateDirectory, lease_id: str, tenure: entries.Tenure, note: st
     raise _ended(lease_id)
 
 
-def _all_last(tenures: list[entries.Tenure | None]) -> bool:
+def _all_last(tenures: list[Tenure | None]) -> bool:
     """Return whether each tenure lasts now; False if a lease has none, True for an empty list.
 
     Control groups are looked at once the time is over; see :meth:`Tenure.reason`.
@@ -170,7 +170,7 @@ def _all_last(tenures: list[entries.Tenure | None]) -> bool:
     return all(each is not None and each.reason() for each in tenures)
 
 
-def _replace(state: StateDirectory, directory: int, lease: LeaseName, tenure: entries.Tenure, note: str | None) -> None:
+def _replace(state: StateDirectory, directory: int, lease: LeaseName, tenure: Tenure, note: str | None) -> None:
     """Replace a file of a lease by one with another tenure and note, in one step, so that no reader sees half a body.
 
     The new file is not locked, keeps the start of the lease, and has no process in its name. A file with another name
@@ -201,7 +201,7 @@ def _replace(state: StateDirectory, directory: int, lease: LeaseName, tenure: en
 
 def _without_process(lease: LeaseName) -> str:
     """Return the name of a lease's file without process and mark, as a renewed lease has it."""
-    return lease_name(lease.device, lease.extent, lease.boot + lease.id, (0, 0), (), lease.period)
+    return entries.lease_name(lease.device, lease.extent, lease.boot + lease.id, (0, 0), (), lease.period)
 
 
 def _ended(lease_id: str) -> LeaseNotFoundError:
@@ -220,7 +220,7 @@ def _files(state: StateDirectory, directory: int, lease_id: str) -> tuple[list[L
         LedgerError: When several users, but not this one, have files with this id, also for root.
         FileNotFoundError: When the lease is released during the call.
     """
-    files = _select_active(directory, list_names(directory).find_lease(lease_id))
+    files = _select_active(directory, entries.list_names(directory).find_lease(lease_id))
     owners = {os.stat(lease.name, dir_fd=directory, follow_symlinks=False).st_uid for lease in files}
     if not files:
         raise LeaseNotFoundError(

@@ -12,8 +12,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from anyaccel.ledger.directory import StateDirectory
-from anyaccel.ledger.entries import find_active, read_body
-from anyaccel.ledger.names import HANDOVER, Listing, boot, decode, encode
+from anyaccel.ledger.entries import HANDOVER, Listing, boot, decode, encode, find_active, read_body
 
 _BODY = rb"(?P<boot>[0-9a-f]{8}) (?P<lease>[0-9a-f]{12}) (?P<state>given|changing) *\n"
 LOCK_SECONDS = 60.0

@@ -19,9 +19,9 @@ from types import MappingProxyType, TracebackType
 
 from anyaccel._typing import NamedTuple
 from anyaccel.errors import LedgerError
+from anyaccel.ledger import entries
 from anyaccel.ledger.directory import StateDirectory
-from anyaccel.ledger.entries import BODY_LIMIT, Tenure, find_active, sweep, with_entry
-from anyaccel.ledger.names import ENDLESS, Period, boot, hidden_name, lease_name, parse_lease, without_scope
+from anyaccel.ledger.entries import BODY_LIMIT, ENDLESS, Period, Tenure
 from anyaccel.linux import process
 from anyaccel.linux.descriptors import lock_owner
 from anyaccel.linux.mark import Mark
@@ -56,7 +56,7 @@ class LockedFile:
     def __init__(self, path: str) -> None:
         self._path = path
         self._fd: list[int] = []
-        self.name = hidden_name()
+        self.name = entries.hidden_name()
         self._former = ""
 
     @property
@@ -84,7 +84,7 @@ class LockedFile:
                 fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:  # another process tested the lock at this very moment
                 self.discard()
-                self.name = hidden_name()
+                self.name = entries.hidden_name()
                 continue
             os.fchmod(self.fd, 0o644)  # whatever the umask: each user must be able to test the lock
             if os.write(self.fd, body) != len(body):
@@ -101,7 +101,7 @@ class LockedFile:
             OSError: When the file could not be written, as once it is closed.
         """
         before = os.fstat(self.fd)
-        body = with_entry(os.pread(self.fd, BODY_LIMIT, 0), name, value)
+        body = entries.with_entry(os.pread(self.fd, BODY_LIMIT, 0), name, value)
         os.pwrite(self.fd, body.ljust(before.st_size), 0)
         os.utime(self.fd, ns=(before.st_atime_ns, before.st_mtime_ns))  # the start of the lease
 
@@ -227,15 +227,16 @@ def describe_lock(device: str, path: str) -> str:
         pid = lock_owner(os.stat(path))
     who = f"process {pid}" if pid else "a process that cannot be seen from here"
     where = f"{who} has locked {path}; it may use another state directory, or another plug-in for the device"
-    return f"{without_scope(device)} is in use outside of this ledger: {where}"
+    return f"{entries.without_scope(device)} is in use outside of this ledger: {where}"
 
 
 class Want(Value):
     """A request to the ledger.
 
     Attributes:
-        candidates: Names of each device that could serve the request, as of :func:`anyaccel.ledger.names.device_name`.
-            Requests with a common candidate compete. No other device is given.
+        candidates: Names of each device that could serve the request, as of
+            :func:`anyaccel.ledger.entries.device_name`. Requests with a common candidate compete. No other device is
+            given.
         wholes: Names of devices that have candidates as parts. A choice of a part also chooses ``DIVIDED`` of each
             whole, so that the whole is not given out.
         device_locks: Inodes that stand for a device on this host, by device name; existing inodes are locked, too.
@@ -316,7 +317,7 @@ class Lease:
     @property
     def id(self) -> str:
         """Identity, as shown by ``anyaccel status``: the nonce without the tag of the boot."""
-        return self._nonce.removeprefix(boot())
+        return self._nonce.removeprefix(entries.boot())
 
     @property
     def path(self) -> str:
@@ -389,15 +390,15 @@ class Lease:
         try:
             with self._state.locked(make=True) as directory:
                 for device, file in self._files.items():
-                    name = lease_name(device, self.devices[device], self._nonce, (0, 0), mark, self._period)
+                    name = entries.lease_name(device, self.devices[device], self._nonce, (0, 0), mark, self._period)
                     file.rename(directory, name)
         except LedgerError as error:
             _log().warning("lease %s is kept until this process ends: %s", self.id, error)
-        left = [lease for file in self._files.values() if (lease := parse_lease(file.name))]
+        left = [lease for file in self._files.values() if (lease := entries.parse_lease(file.name))]
         self._close()
         with self._state.opened() as directory:
-            active = find_active(directory, left)
-            sweep(directory, {lease.name for lease in left} - active.keys())
+            active = entries.find_active(directory, left)
+            entries.sweep(directory, {lease.name for lease in left} - active.keys())
             return not active
 
     def quarantine(self, reason: str) -> None:

@@ -22,8 +22,7 @@ from anyaccel import configuration
 from anyaccel.configuration import Configuration
 from anyaccel.errors import ConfigurationError, LeasePermissionError, LedgerError
 from anyaccel.ledger.directory import MACHINE_WIDE, StateDirectory
-from anyaccel.ledger.entries import read_object, read_value
-from anyaccel.ledger.names import hash_device
+from anyaccel.ledger.entries import hash_device, read_object, read_value
 from anyaccel.ledger.record import LeaseRecord, since_boot
 from anyaccel.linux import process
 from anyaccel.linux.files import write_whole
