@@ -5,20 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from anyaccel._typing import TypeVar
 from anyaccel.errors import NotFreeError
 from anyaccel.model import Device, Inventory, Request, Term
-from anyaccel.scheduler import Choice, Scheduler
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
-T = TypeVar("T")
+from anyaccel.scheduler import Scheduler
 
 MAX_CAPACITY = 1024
 """Limit of :func:`count_capacity`."""
-_CACHE_SIZE = 64
 
 
 def local_scheduler(inventory: Inventory, list_holders: Callable[[Mapping[str, str]], str] | None = None) -> Scheduler:
@@ -84,46 +76,6 @@ def validate(term: Term, devices: Sequence[Device]) -> str | None:
     from anyaccel.vendors.process import vendor_process
 
     return vendor_process(devices[0].vendor).validate(term, devices)
-
-
-def make_choice(inventory: Inventory, request: Request) -> Choice:
-    """Return the object that chooses devices for a request, kept by :func:`cached`; nothing is chosen yet.
-
-    A request for a device that an installed plug-in knows and this machine lacks is no error here: the choice never
-    fits.
-
-    Raises:
-        UnknownNameError: If neither a device of the inventory nor an installed plug-in has one of the names.
-    """
-    return cached(inventory, request, lambda: Choice(inventory, request, validate, KnownNames()))
-
-
-def cached(inventory: Inventory, key: object, make: Callable[[], T]) -> T:
-    """Return an object made from an inventory and a key alone, and cache the object for the next call.
-
-    A program that acquires devices in a loop uses one inventory. Measured with 8 devices: acquire and release take 0.95
-    ms, without the cache 1.32 ms. Only the inventory of the last call is remembered, by its identity, with up to 64
-    objects; another object then drops the 64. Exceptions of ``make`` pass through.
-
-    Args:
-        inventory: The machine.
-        key: Identity of the object.
-        make: Makes the object, which is never None.
-    """
-    global _cache  # noqa: PLW0603 - without a lock: an entry that another thread drops is made again
-    if _cache[0] is not inventory:
-        _cache = inventory, {}
-    known = _cache[1]
-    found: T | None = known.get(key)
-    if found is None:
-        found = make()
-        if len(known) >= _CACHE_SIZE:
-            known.clear()
-        known[key] = found
-    return found
-
-
-_cache: tuple[Inventory | None, dict[object, Any]] = (None, {})
 
 
 class KnownNames:
