@@ -19,7 +19,6 @@ from anyaccel.errors import (
     UsageError,
 )
 from anyaccel.inventory.detect import survey
-from anyaccel.launcher.choosing import local_scheduler
 from anyaccel.launcher.launch import AcquireOptions, Launch, check_options, check_start, plan_launch, remove_group
 from anyaccel.launcher.open_lease import OWN, OpenLease, plan_handover
 from anyaccel.launcher.scope import LedgerRequest
@@ -27,9 +26,10 @@ from anyaccel.ledger import Lease, LeaseRecord, Ledger, Place
 from anyaccel.linux import mark as marks
 from anyaccel.model import NOTHING, Allocation, Device, Extent, Request, Stats, replace
 from anyaccel.model.request import share_table
-from anyaccel.scheduler import Reason, ReasonCode, Verdict, parse_request
+from anyaccel.scheduler import Reason, ReasonCode, Scheduler, Verdict, parse_request
 from anyaccel.scheduler.filters import asked_memory
 from anyaccel.text import printable
+from anyaccel.vendors import KnownNames, validate
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -352,7 +352,7 @@ class LeaseRequest(LedgerRequest):
         self.began = monotonic()
         self.on_cpu = not self.choice.ever_fits
         if self.on_cpu:
-            verdict = local_scheduler(inventory).why(request)
+            verdict = Scheduler(inventory, validate, KnownNames()).why(request)
             if not verdict.cpu:
                 raise NeverFitsError(verdict.message, verdict=verdict, hint=verdict.hint)
             return

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from anyaccel._typing import TypeVar
 from anyaccel.inventory.contested import families, places
 from anyaccel.inventory.current import LEASE_VARIABLE, current
-from anyaccel.launcher.choosing import KnownNames, validate
 from anyaccel.ledger import LeaseRecord, Want
 from anyaccel.ledger.lease import DeviceLock
 from anyaccel.ledger.names import device_name, vendor_and_id
@@ -30,6 +29,7 @@ from anyaccel.model import (
 from anyaccel.policy import Need
 from anyaccel.probe import HOST
 from anyaccel.scheduler import Choice, extent_of
+from anyaccel.vendors import KnownNames, validate
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -11,7 +11,6 @@ from functools import cache
 from time import monotonic
 
 from anyaccel.errors import AnyaccelError, DevicesBusyError, LimitError
-from anyaccel.launcher.choosing import KnownNames, validate
 from anyaccel.launcher.hold import LeaseRequest
 from anyaccel.launcher.open_lease import OpenLease
 from anyaccel.launcher.scope import Scope
@@ -24,6 +23,7 @@ from anyaccel.policy import Waiting
 from anyaccel.scheduler import Scheduler, Ticket, Verdict
 from anyaccel.scheduler.books import Books, RequestPlan
 from anyaccel.scheduler.ticket import notify
+from anyaccel.vendors import KnownNames, validate
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class SharedScheduler(Scheduler):
     """
 
     def __init__(self, inventory: Inventory, environ: Mapping[str, str] | None = None) -> None:
-        super().__init__(inventory, validate=validate, known=KnownNames())
+        super().__init__(inventory, validate, KnownNames())
         self._environ = dict(os.environ) if environ is None else environ
         self._ledger = Ledger.open(self._environ)
         self._leases: dict[str, OpenLease] = {}

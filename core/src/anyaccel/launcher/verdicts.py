@@ -11,7 +11,6 @@ from time import time as since_1970
 from anyaccel.durations import Duration, read_seconds
 from anyaccel.errors import AnyaccelError, UsageError
 from anyaccel.inventory.detect import survey
-from anyaccel.launcher.choosing import local_scheduler
 from anyaccel.launcher.environment import worker_environment
 from anyaccel.launcher.scope import LedgerRequest, Scope
 from anyaccel.ledger import BLOCKED, LeaseRecord, Ledger
@@ -29,8 +28,9 @@ from anyaccel.model import (
     replace,
     slot_mask,
 )
-from anyaccel.scheduler import Reason, ReasonCode, Verdict, parse_request
+from anyaccel.scheduler import Reason, ReasonCode, Scheduler, Verdict, parse_request
 from anyaccel.text import LONGEST_DURATION, clock, span
+from anyaccel.vendors import KnownNames, validate
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -220,7 +220,7 @@ def judge(asked: LedgerRequest, ledger: Ledger, priority: int) -> Verdict:
 def _judge(asked: LedgerRequest, want: Want, ledger: Ledger, priority: int) -> Verdict:
     """Judge a new request as in :func:`judge`, but for the time limit of ``want`` alone."""
     held = ActiveLeases.read(asked.inventory, ledger, asked.environ, time=want.seconds)
-    scheduler = local_scheduler(asked.inventory, held.list_holders)
+    scheduler = Scheduler(asked.inventory, validate, KnownNames(), list_holders=held.list_holders)
     for lease, devices in held.devices.items():
         scheduler.occupy(devices, holder=lease)
     verdict = held.add_hints(scheduler.why(asked.request))
@@ -312,7 +312,7 @@ class ActiveLeases(Value):
 def _find_gaps(asked: LedgerRequest) -> tuple[str, ...]:
     """Return warnings about devices left open to a worker, served on an idle machine; empty on an error of anyaccel."""
     with contextlib.suppress(AnyaccelError):
-        allocation = local_scheduler(asked.inventory).allocate(asked.request)
+        allocation = Scheduler(asked.inventory, validate, KnownNames()).allocate(asked.request)
         return worker_environment(allocation, asked.inventory, environ=asked.environ).allocation.gaps
     return ()
 

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 from anyaccel.errors import AnyaccelError, LedgerError, NeverFitsError, StateDirectoryError
 from anyaccel.forkserver.client import Gone
 from anyaccel.inventory.observe import stats
-from anyaccel.launcher.choosing import local_scheduler
 from anyaccel.launcher.open_lease import OpenLease, UsageMeter, has_hook
 from anyaccel.launcher.scope import LedgerRequest
 from anyaccel.linux import mark as marks
@@ -28,7 +27,8 @@ from anyaccel.linux.fork import tidy_in_child
 from anyaccel.model import Allocation, Extent, Inventory, Request, Share, Stats, replace
 from anyaccel.pool.reactor import reactor
 from anyaccel.probe.machine import parse_machine
-from anyaccel.scheduler import Choice
+from anyaccel.scheduler import Choice, Scheduler
+from anyaccel.vendors import KnownNames, validate
 
 if TYPE_CHECKING:
     from anyaccel.ledger import Lease
@@ -52,7 +52,7 @@ def check_request(inventory: Inventory, request: Request) -> None:
         UnknownNameError: When no device has one of its names.
         NeverFitsError: When the machine has too few such devices.
     """
-    verdict = local_scheduler(inventory).why(request)
+    verdict = Scheduler(inventory, validate, KnownNames()).why(request)
     if not (verdict.ever_fits or verdict.cpu):
         raise NeverFitsError(verdict.message, verdict=verdict, hint=verdict.hint)
 
