@@ -108,8 +108,8 @@ def estimate_start(
     The priority is 0. The environment is that of this process.
 
     Returns:
-        Seconds since 1970; None if a lease or request ahead has no time limit, if the request is over a limit of this
-        user that lasts, or without a state directory.
+        Seconds since 1970; None if a lease or request ahead has no time limit, or if the request is over a limit of
+        this user that lasts.
 
     Raises:
         UsageError: If the variable of the lease around this process is invalid.
@@ -292,30 +292,26 @@ class ActiveLeases(Value):
             UsageError: If the variable of the lease around this process is invalid.
         """
         scope, obstacles = Scope.make(inventory, environ), tuple(ledger.find_obstacles(time))
-        records = scope.select_records(obstacles)
-        divided = {(record.id, scope.ids.get(record.device)) for record in obstacles if not record.units}
-        listed = {device.id: device for device in inventory.devices}
         first: dict[str, LeaseRecord] = {}
-        devices: dict[str, dict[str, Extent]] = {}
+        taken: dict[str, dict[str, Extent]] = {}
         blocks: dict[str, str] = {}
-        for record in records:
+        for record in obstacles:
             # A lease file that is not understood has no id: each counts by itself.
             key = record.id or f"unknown-{len(first)}"
             if record.state in BLOCKED:  # the reason is that of the drain or reservation, which has several devices
                 kind = "drain" if record.state == "drained" else "reservation"
                 key = blocks.setdefault(record.reason, f"{kind}-{len(first)}")
             first.setdefault(key, record)
-            held = devices.setdefault(key, {})
-            if record.through not in listed:
-                slots = slot_mask(record.slots) if record.slots else ANY_SLOTS
-                part = (record.id, record.device) in divided
-                held[record.device] = DIVIDED if part else Extent(record.units, slots)
+            slots = slot_mask(record.slots) if record.slots else ANY_SLOTS
+            part = Extent(record.units, slots) if record.units else DIVIDED
+            taken.setdefault(key, {})[record.device] = part
+        devices = {key: held for key, names in taken.items() if (held := scope.to_devices(names))}
+        listed = {device.id: device for device in inventory.devices}
         holders = {}
-        for key, record in first.items():
-            # A device that is taken only through another listed device counts as a whole.
-            parts = devices[key] or {record.device: DIVIDED}
-            units = [(listed[each], extent.units or UNITS_PER_DEVICE) for each, extent in parts.items()]
-            holders[key] = describe_holder(record, units)
+        for key, held in devices.items():
+            units = [(listed[each], extent.units or UNITS_PER_DEVICE) for each, extent in held.items()]
+            holders[key] = describe_holder(first[key], units)
+        records = scope.select_records(obstacles)
         return cls(records=records, devices=devices, holders=holders, withheld=frozenset(blocks.values()))
 
     def add_hints(self, verdict: Verdict) -> Verdict:
