@@ -322,7 +322,8 @@ class LedgerRequest:
 
 def _names(device: Device, prefix: str) -> tuple[str, ...]:
     """Return the ledger's names of a device, given their common prefix: its physical parts, else vendor and id."""
-    return tuple(prefix + part for part in device.occupies) or (device_name(device.vendor, device.id, prefix),)
+    parts = tuple(device_name("", part, prefix) for part in device.occupies)
+    return parts or (device_name(device.vendor, device.id, prefix),)
 
 
 def _find_places(inventory: Inventory, vendor: str) -> Iterator[tuple[Device, tuple[str, ...], bool]]:

@@ -109,8 +109,8 @@ def estimate_start(
     The priority is 0. The environment is that of this process.
 
     Returns:
-        Seconds since 1970; None if a lease or request ahead has no time limit, if the request is over a limit of this
-        user that lasts, or without a state directory.
+        Seconds since 1970; None if a lease or request ahead has no time limit, or if the request is over a limit of
+        this user that lasts.
 
     Raises:
         UsageError: If the variable of the lease around this process is invalid.
