@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
 import os
 import threading
 from collections.abc import Awaitable, Callable, Mapping
-from functools import cache
 from time import monotonic
 
 from anyaccel.errors import AnyaccelError, DevicesBusyError, LimitError
@@ -17,7 +15,7 @@ from anyaccel.launcher.scope import Scope
 from anyaccel.launcher.verdicts import ActiveLeases, apply_limits
 from anyaccel.ledger import LeaseRecord, Ledger, Place
 from anyaccel.linux import mark as marks
-from anyaccel.linux.fork import renew_in_child, tidy_in_child
+from anyaccel.linux.fork import renew_in_child
 from anyaccel.model import NOTHING, Allocation, Extent, Inventory, replace
 from anyaccel.policy import Waiting
 from anyaccel.scheduler import Scheduler, Ticket, Verdict
@@ -404,8 +402,7 @@ class _QueuedRequest:
         Raises:
             RuntimeError: If the process is exiting, or no thread can be started.
         """
-        with _starting:
-            loop = _start_loop()
+        loop = _start_loop()
         self.stop()
         self._wait = asyncio.run_coroutine_threadsafe(self._run_in_turn(run), loop)
 
@@ -421,50 +418,25 @@ class _QueuedRequest:
 
 
 _starting = renew_in_child(threading.Lock())
+_loops: dict[int, asyncio.AbstractEventLoop] = {}
+"""The loop of each process: a forked child keeps that of its parent, which the end of the object would close."""
 
 
-@cache
 def _start_loop() -> asyncio.AbstractEventLoop:
-    """Return the event loop for the waiting requests of this process.
+    """Return the event loop for the waiting requests of this process; the first call starts the loop's thread.
 
-    The first call of a process, or of a forked child, starts the loop's thread, and has it ended at the exit.
+    The thread ends with the process, and the requests leave the machine's queue then.
 
     Raises:
         RuntimeError: If no thread can be started; a later call tries again.
     """
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, name="anyaccel line", daemon=True)
-    try:
-        thread.start()
-    except BaseException:
-        loop.close()
-        raise
-    atexit.register(_leave_queue, loop, thread)  # which also keeps a forked child from closing the loop of its parent
-    return loop
-
-
-tidy_in_child(_start_loop.cache_clear)
-
-
-def _leave_queue(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
-    """Cancel all waits, wait for their ends, then end the thread and close its loop, when the process exits.
-
-    Gives up after 5 s: then the thread goes on, and the loop stays open. Does nothing in a forked child, which has no
-    such thread.
-    """
-    if not thread.is_alive():  # in a forked child
-        return
-
-    async def leave() -> None:
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
-
-    try:
-        asyncio.run_coroutine_threadsafe(leave(), loop).result(timeout=5)
-    except TimeoutError:
-        return
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join()
-    loop.close()
+    with _starting:
+        if os.getpid() not in _loops:
+            loop = asyncio.new_event_loop()
+            try:
+                threading.Thread(target=loop.run_forever, name="anyaccel line", daemon=True).start()
+            except BaseException:
+                loop.close()
+                raise
+            _loops[os.getpid()] = loop
+        return _loops[os.getpid()]
