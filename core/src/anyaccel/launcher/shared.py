@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from anyaccel.launcher.launch import AcquireOptions
     from anyaccel.ledger import Lease
     from anyaccel.model import Request
+    from anyaccel.scheduler.books import HeldAllocation
 
 _LAST = 1 << 62
 
@@ -99,6 +100,25 @@ class SharedScheduler(Scheduler):
         own = self._held | {key: opened.allocation for key, opened in tuple(self._leases.items())}
         return tuple(own.get(each.id, each) for each in self._read_leases()[1].holders(device_id))
 
+    def _read_leases(self, time: float | None = None) -> tuple[ActiveLeases, Books]:
+        """Read the active leases, and make books with all leases and the parts that :meth:`occupy` counts.
+
+        Devices that are withheld from a request with a time limit in seconds, None for no limit, are entered as well.
+
+        Raises:
+            LedgerError: If the ledger cannot be read.
+        """
+        held = ActiveLeases.read(self.inventory, self._ledger, self._environ, time=time)
+        books = Books(self.inventory, validate, self._names, machine="", lock=self._lock)
+        books.list_holders = held.list_holders
+        scope = Scope.make(self.inventory, self._environ)
+        for key, entry in tuple(self._own.held.items()):
+            # By the ledger's names, which a device keeps that is lost or was divided.
+            books.occupy(scope.to_devices(scope.to_ledger(entry.allocation.grants)), key, entry.note)
+        for lease, devices in held.devices.items():
+            books.occupy(devices, lease, "")
+        return held, books
+
     # Leases, with the lock held
 
     def _update(self, machine: str, inventory: Inventory | None) -> list[Ticket]:
@@ -137,25 +157,6 @@ class SharedScheduler(Scheduler):
                 self._stop_wait(ticket.number)
                 settled.append(ticket)
         return settled
-
-    def _read_leases(self, time: float | None = None) -> tuple[ActiveLeases, Books]:
-        """Read the active leases, and make books with all leases and the parts that :meth:`occupy` counts.
-
-        Devices that are withheld from a request with a time limit in seconds, None for no limit, are entered as well.
-
-        Raises:
-            LedgerError: If the ledger cannot be read.
-        """
-        held = ActiveLeases.read(self.inventory, self._ledger, self._environ, time=time)
-        books = Books(self.inventory, validate, self._names, machine="", lock=self._lock)
-        books.list_holders = held.list_holders
-        scope = Scope.make(self.inventory, self._environ)
-        for key, entry in tuple(self._own.held.items()):
-            # By the ledger's names, which a device keeps that is lost or was divided.
-            books.occupy(scope.to_devices(scope.to_ledger(entry.allocation.grants)), key, entry.note)
-        for lease, devices in held.devices.items():
-            books.occupy(devices, lease, "")
-        return held, books
 
     def _waiting(self, plan: RequestPlan, number: int, priority: int, time: float | None, user: int | None) -> Waiting:
         """Return the queue policy's view of a request, with the time limit.
@@ -220,15 +221,7 @@ class SharedScheduler(Scheduler):
             "note": note,
             "wait": 0 if wait is None else None,
         }
-        return _SharedRequest(plan.request, options, self._add_occupied, wait)
-
-    def _add_occupied(self, taken: Mapping[str, Extent], scope: Scope) -> Mapping[str, Extent]:
-        """Return the taken extents by the ledger's names, with the parts counted by :meth:`occupy`."""
-        both = dict(taken)
-        for entry in tuple(self._own.held.values()):
-            for name, extent in scope.to_ledger(entry.allocation.grants).items():
-                both[name] = both.get(name, NOTHING).joined(extent)
-        return both
+        return _SharedRequest(plan.request, options, self._own.held, wait)
 
     def _take(self, opened: OpenLease) -> Allocation:
         """Keep a new lease, mark this process for good, and begin the journal entry. Returns the allocation.
@@ -344,7 +337,7 @@ class _SharedRequest(LeaseRequest):
     Args:
         request: The request.
         options: As for :class:`LeaseRequest`.
-        add_occupied: Adds the parts that the scheduler counts to the taken extents, by the ledger's names.
+        occupied: The allocations that :meth:`SharedScheduler.occupy` counts, by id.
         wait: The wait in the machine's queue; None for a request that does not wait.
     """
 
@@ -352,7 +345,7 @@ class _SharedRequest(LeaseRequest):
         self,
         request: Request,
         options: AcquireOptions,
-        add_occupied: Callable[[Mapping[str, Extent], Scope], Mapping[str, Extent]],
+        occupied: Mapping[str, HeldAllocation],
         wait: _QueuedRequest | None,
     ) -> None:
         if wait is not None:
@@ -360,11 +353,15 @@ class _SharedRequest(LeaseRequest):
         super().__init__(request, marks.draw_for_process, options, place=None if wait is None else wait.place)
         if wait is not None:
             self.began = wait.began
-        self._add_occupied = add_occupied
+        self._occupied = occupied
 
     def find_taken(self, taken: Mapping[str, Extent]) -> dict[str, Extent]:
         """Return the taken part of each device like the base class, with the parts that the scheduler counts."""
-        return super().find_taken(self._add_occupied(taken, self.scope))
+        both = dict(taken)
+        for entry in tuple(self._occupied.values()):
+            for name, extent in self.scope.to_ledger(entry.allocation.grants).items():
+                both[name] = both.get(name, NOTHING).joined(extent)
+        return super().find_taken(both)
 
     def open_lease(self, lease: Lease | None) -> OpenLease:
         """Make the open lease, without a start plan: no process is started here."""
