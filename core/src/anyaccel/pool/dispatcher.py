@@ -1197,20 +1197,11 @@ class LocalEngine(Engine):
             return
         self.closed = True
         if cancel_futures:
-            self._cancel_unsent()
-            reactor().call_soon(self._cancel_unsent)  # methods that wait as notes in front of this one
+            self.cancel_unsent()
+            reactor().call_soon(self.cancel_unsent)  # methods that wait as notes in front of this one
         reactor().call_soon(self._close_actors)
         if wait and not reactor().inside:
             self.drained.result()
-
-    def _cancel_unsent(self) -> None:
-        """Cancel, in this thread, the calls that were not sent to a worker; any thread may call this.
-
-        A method call whose note the reactor has not handled yet is not found: call again in the reactor's thread.
-        """
-        for call in self.unfinished():
-            if not call.sent:
-                call.future.cancel()
 
     def _close_actors(self) -> None:
         """Close all actors, and finish the shutdown if no call waits.

@@ -324,6 +324,15 @@ class Engine(Protocol):
     def unfinished(self) -> Iterable[Call]:
         """Return the unfinished calls, queued or with a worker; a call may be in the list twice."""
 
+    def cancel_unsent(self) -> None:
+        """Cancel, in this thread, the unfinished calls that are not known to have a worker; any thread may call this.
+
+        A method call whose note the reactor has not handled yet is not found: call again in the reactor's thread.
+        """
+        for call in self.unfinished():
+            if not call.sent:
+                call.future.cancel()
+
     def mark_broken(self, cause: BaseException, *others: Call) -> None:
         """Break the pool because a worker could not be set up: fail every unfinished call, and those in ``others``.
 

@@ -116,12 +116,6 @@ class Cluster(Protocol[P]):
     def cancel(self, key: str, ref: Any) -> None:
         """End a call, running or not. The host grants the pool's time of grace."""
 
-    def cancel_unstarted(self, key: str, ref: Any) -> None:
-        """End a call unless running; :meth:`was_recalled` recognizes the resulting error."""
-
-    def was_recalled(self, error: BaseException) -> bool:
-        """Return whether an error is the consequence of :meth:`cancel_unstarted`."""
-
     def remove_call(self, key: str, *, left: bool) -> None:
         """Remove the cluster's records of a finished call; ``left`` if the host could not do so."""
 

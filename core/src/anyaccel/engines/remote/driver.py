@@ -181,22 +181,17 @@ class Driver(Engine):
 
         Args:
             wait: Whether to return only after that, with the cluster's side closed; ignored in the reactor's thread.
-            cancel_futures: Whether to cancel the queued calls, and the submitted calls that no node runs.
+            cancel_futures: Whether to cancel the queued calls, and the submitted calls that no node is known to run.
         """
         if self.foreign:
             return
         with self.lock:
             self.closed = True
-            members = list(self.members)
-            waiting = list(self._waiting) if cancel_futures else []
-        if not self.cluster.connected:
-            for member in members:
-                reactor().call_soon(partial(member.on_lost, ConnectionError("this process has left the cluster")))
-        elif cancel_futures:
-            for member in members:
-                member.cancel_unstarted()
-        for call in waiting:
-            call.future.cancel()
+            lost = [] if self.cluster.connected else list(self.members)
+        for member in lost:
+            reactor().call_soon(partial(member.on_lost, ConnectionError("this process has left the cluster")))
+        if cancel_futures:
+            self.cancel_unsent()
         self.finish_shutdown()
         if wait and not reactor().inside:
             self.drained.result()
@@ -342,7 +337,6 @@ class RemoteCall(RemoteWork):
         super().__init__(driver, call)
         self.call = call
         self._ref: Any = None
-        self._recalled = False
 
     def place(self, call: Call) -> tuple[Any, bytes]:
         """Return the cluster's arguments for the call and the pickled order for its host."""
@@ -377,15 +371,6 @@ class RemoteCall(RemoteWork):
         if (ref := self._ref) is not None:
             self.driver.cluster.cancel(self.key, ref)
 
-    def cancel_unstarted(self) -> None:
-        """Have the cluster cancel the call unless a node runs it, as the host decides.
-
-        No effect before the submission, or if a node is known to run the call.
-        """
-        if (ref := self._ref) is not None and not self.begun:
-            self._recalled = True
-            self.driver.cluster.cancel_unstarted(self.key, ref)
-
     def _on_answer(self, value: bytes, error: BaseException | None) -> None:
         """Set the outcome of the call from the host's answer, and remove the call from the pool.
 
@@ -410,17 +395,14 @@ class RemoteCall(RemoteWork):
         self.end(left=False)
 
     def on_lost(self, error: BaseException) -> None:
-        """Cancel, retry or fail the call, because the cluster has no answer; remove the call from the pool.
+        """Retry or fail the call, because the cluster has no answer; remove the call from the pool.
 
         No effect on an answered call.
         """
         death = self.make_death_error(error)
         if self.running.pop(self.call.number, None) is None:
             return
-        if self._recalled and self.driver.cluster.was_recalled(error):
-            self.call.future.cancel()
-        else:
-            self._fail(death)
+        self._fail(death)
         self.end(left=self.started is not None)
 
     def end(self, *, left: bool) -> None:
@@ -513,11 +495,6 @@ class RemoteActor(RemoteWork):
             self._host.stop(grace)
         elif self._host is not None:
             self._host.kill()
-
-    def cancel_unstarted(self) -> None:
-        """Cancel the construction unless a node has started the host."""
-        if self.started is None:
-            self._state.construction.future.cancel()
 
     def shut_down(self) -> None:
         """Ask the process to exit, and stop the process after the grace period, of at least a second."""
