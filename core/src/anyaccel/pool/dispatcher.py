@@ -170,8 +170,7 @@ class Broker:
         self.private = not shared
         self._environ = dict(os.environ)
         if self.private:
-            # Not the directory itself: its lock says that we live, and the ledger locks its own directory.
-            self._environ["ANYACCEL_STATE_DIR"] = os.path.join(find_private_directory(), "leases")
+            self._environ["ANYACCEL_STATE_DIR"] = find_private_directory()
         self.ledger = Ledger.open(self._environ)
         self.scope = Scope.make(inventory, self._environ)
         used = get_process_lease()

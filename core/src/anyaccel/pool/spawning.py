@@ -22,15 +22,13 @@ from anyaccel.linux.mark import Mark, carries
 from anyaccel.linux.process import describe_end
 from anyaccel.linux.teardown import Teardown, describe_left, find_carriers
 from anyaccel.pool.messages import Message, MessageKind, Pickled, receive, send
-from anyaccel.pool.reactor import Timer, reactor
+from anyaccel.pool.reactor import reactor
 
 TARGET = "anyaccel.pool.worker:serve"
 OWN = ("cloudpickle", "anyaccel.pool.worker")
 """Modules that every worker needs, imported once by the fork server."""
 LAST_GRACE = 0.5
 """Seconds between SIGTERM and SIGKILL when the caller has died."""
-SPARE_SECONDS = 5.0
-"""Seconds after which a process that was forked ahead of need, and is not used, is made to exit."""
 STUCK_SECONDS = 60.0
 """Seconds after SIGKILL after which a process counts as stuck in the kernel."""
 CLOSE_SECONDS = 5.0
@@ -215,7 +213,6 @@ class WorkerServer(client.ForkServer):
         self.environ = dict(os.environ)
         self.path = list(sys.path)
         self._spare: Process | None = None
-        self._unwanted = Timer(self._drop_spare)
         self._reactor = reactor()
         config = {
             "own": OWN,
@@ -258,20 +255,12 @@ class WorkerServer(client.ForkServer):
     def fork_ahead(self) -> None:
         """Fork a spare worker ahead of need, unless there is a spare: forking is most of the start-up time.
 
-        A spare that has exited is replaced; one that is not used for :data:`SPARE_SECONDS` is made to exit. No effect
-        with a dead fork server, or without descriptors left.
+        A spare that has exited is replaced. No effect with a dead fork server, or without descriptors left.
         """
         self._spare = self._take_spare()
         if self._spare is None and self.alive:
             with contextlib.suppress(OSError):
                 self._spare = Process(self, ahead=True)
-                self._unwanted.cancel()
-                self._unwanted = self._reactor.call_later(SPARE_SECONDS, self._drop_spare)
-
-    def _drop_spare(self) -> None:
-        """Make the spare exit, if there is one; returns before the exit."""
-        if (spare := self._take_spare()) is not None:
-            spare.shut(socket.SHUT_WR)
 
     def close(self, seconds: float = CLOSE_SECONDS) -> bool:
         """End the fork server and the workers, and report their end to the owners, also if not all have ended.
