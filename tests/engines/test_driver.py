@@ -3,9 +3,8 @@
 from concurrent.futures import CancelledError, Future, wait
 
 import pytest
-from anyaccel.engines.remote.cluster import Cluster, Plan
+from anyaccel.engines.remote.cluster import Answer, Cluster, Plan, Started, make_failure
 from anyaccel.engines.remote.driver import Driver, RemoteActor
-from anyaccel.engines.remote.messages import Answer, Started, make_failure
 from anyaccel.errors import BrokenWorkerError, TaskTimeoutError
 from anyaccel.pool.actor import ActorGroup
 from anyaccel.pool.call import Options

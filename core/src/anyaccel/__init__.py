@@ -78,8 +78,7 @@ _HOMES = {
     "anyaccel.scheduler.filters": ("request_devices",),
     "anyaccel.scheduler.topology": ("choose_devices",),
     "anyaccel.pool.actor": ("Actor", "Actors", "Stream"),
-    "anyaccel.pool.call": ("BrokenPoolError", "CallFuture"),
-    "anyaccel.pool.gang": ("GangFuture",),
+    "anyaccel.pool.call": ("BrokenPoolError", "CallFuture", "GangFuture"),
     "anyaccel.pool.pool": ("Pool",),
     "anyaccel.pool.results": ("Results",),
 }

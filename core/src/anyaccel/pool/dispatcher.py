@@ -47,7 +47,7 @@ from anyaccel.linux.fork import renew_in_child, tidy_in_child
 from anyaccel.linux.process import describe_end
 from anyaccel.model import Allocation, Inventory, Request, replace
 from anyaccel.pool import spawning
-from anyaccel.pool.call import Call, Options, UnreadableError, read_exception, set_outcome
+from anyaccel.pool.call import Call, GangFuture, Options, UnreadableError, read_exception, run_alone, set_outcome
 from anyaccel.pool.devices import (
     CPU,
     ChoiceFactory,
@@ -68,7 +68,6 @@ if TYPE_CHECKING:
     from anyaccel.ledger.acquisition import Acquisition
     from anyaccel.linux.cgroup import WorkerGroup
     from anyaccel.pool.actor import ActorState
-    from anyaccel.pool.gang import GangFuture
     from anyaccel.scheduler import Choice, Verdict
 
 LOOK_SECONDS = 0.05
@@ -1055,8 +1054,6 @@ class LocalEngine(Engine):
             RuntimeError: When the pool was shut down, or belongs to the parent of this process.
             BrokenPoolError: When the pool is broken.
         """
-        from anyaccel.pool.gang import run_alone
-
         return run_alone(Call(name, options, self.on_cancel), hosts, work, self.enter)
 
     def enter(self, call: Call, work: Pickled | tuple[Any, ...], *, late: bool = False) -> None:

@@ -21,7 +21,7 @@ from anyaccel import extras
 from anyaccel.errors import UsageError, WorkerStartError
 from anyaccel.launcher.launch import plan_launch
 from anyaccel.model import Allocation, Inventory, Request, Value, replace
-from anyaccel.pool.call import AwaitableFuture, BrokenPoolError, Call, CallFuture, Options, get_call_name
+from anyaccel.pool.call import AwaitableFuture, BrokenPoolError, Call, CallFuture, GangFuture, Options, get_call_name
 from anyaccel.pool.messages import PROTOCOL, Pickled, dumps_whole
 from anyaccel.pool.reactor import reactor
 from anyaccel.vendors.entry_points import entry_points
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from anyaccel.launcher.time_limit import EarlySignal
     from anyaccel.linux.mark import Mark
     from anyaccel.pool.devices import WorkerLease
-    from anyaccel.pool.gang import GangFuture
     from anyaccel.pool.spawning import WorkerServer
     from anyaccel.probe.machine import Machine
 

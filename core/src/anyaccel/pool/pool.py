@@ -15,7 +15,7 @@ from anyaccel.launcher.launch import StartOptions, check_options
 from anyaccel.linux.fork import tidy_in_child
 from anyaccel.model import Allocation, replace
 from anyaccel.pool.actor import Actor, ActorGroup, Actors, Stream
-from anyaccel.pool.call import AHEAD, CallFuture, Options, check_whole, get_call_name, is_whole
+from anyaccel.pool.call import AHEAD, CallFuture, GangFuture, Options, check_whole, get_call_name, is_whole
 from anyaccel.pool.engine import USUAL, Engine, Logs, PoolSettings, Preparation, open_engine, pickled_call
 from anyaccel.pool.messages import YieldedItems, dumps, dumps_whole
 from anyaccel.pool.reactor import reactor
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from anyaccel.launcher.time_limit import EarlySignal
-    from anyaccel.pool.gang import GangFuture
     from anyaccel.pool.results import ProgressCallback
     from anyaccel.probe.machine import Machine
 

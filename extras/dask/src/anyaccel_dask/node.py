@@ -184,14 +184,14 @@ def run(spec: bytes, call: tuple[bytes, str, str | None], data: bytes, buffers: 
     """Run a call: the function of our task.
 
     Args:
-        spec: A pickled :class:`~anyaccel.engines.remote.messages.PoolSpec`.
-        call: A pickled :class:`~anyaccel.engines.remote.messages.Order`, the key of the call, and the path of its log
+        spec: A pickled :class:`~anyaccel.engines.remote.cluster.PoolSpec`.
+        call: A pickled :class:`~anyaccel.engines.remote.cluster.Order`, the key of the call, and the path of its log
             or None.
         data: The pickled function and arguments.
         buffers: Buffers that the pickle refers to.
 
     Returns:
-        A pickled :class:`~anyaccel.engines.remote.messages.Answer`.
+        A pickled :class:`~anyaccel.engines.remote.cluster.Answer`.
     """
     order, key, log = call
 

@@ -78,14 +78,14 @@ def run(spec: bytes, call: bytes, data: bytes, *buffers: bytes) -> bytes:
     """Run a call: the function of our task. The arguments are bytes, which Ray does not pickle again.
 
     Args:
-        spec: A pickled :class:`~anyaccel.engines.remote.messages.PoolSpec`.
-        call: A pickled tuple: a pickled :class:`~anyaccel.engines.remote.messages.Order`, the key of the call, and the
+        spec: A pickled :class:`~anyaccel.engines.remote.cluster.PoolSpec`.
+        call: A pickled tuple: a pickled :class:`~anyaccel.engines.remote.cluster.Order`, the key of the call, and the
             path of its log or None.
         data: The pickled function and arguments.
         buffers: Buffers that the pickle refers to.
 
     Returns:
-        A pickled :class:`~anyaccel.engines.remote.messages.Answer`.
+        A pickled :class:`~anyaccel.engines.remote.cluster.Answer`.
     """
     order, key, log = loads(call)
     noticed = False

@@ -12,21 +12,27 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from anyaccel.engines.remote.cluster import Cluster, Plan, RemoteHost, get_outcome
-from anyaccel.engines.remote.messages import FAILED, Answer, Order, PoolSpec, Started
+from anyaccel.engines.remote.cluster import (
+    FAILED,
+    Answer,
+    Cluster,
+    Order,
+    Plan,
+    PoolSpec,
+    RemoteHost,
+    Started,
+    get_outcome,
+)
 from anyaccel.errors import BrokenWorkerError, UsageError, WorkerError, WorkerStartError
 from anyaccel.model import Allocation, Request, replace
 from anyaccel.pool.actor import ActorState
-from anyaccel.pool.call import Call, Options, read_exception, set_outcome
+from anyaccel.pool.call import Call, GangFuture, Options, read_exception, set_outcome
 from anyaccel.pool.engine import Engine, PoolSettings
 from anyaccel.pool.messages import MessageKind, Pickled, dumps, dumps_whole, loads
 from anyaccel.pool.reactor import Timer, reactor
 from anyaccel.scheduler import Reason, ReasonCode, Verdict
-
-if TYPE_CHECKING:
-    from anyaccel.pool.gang import GangFuture
 
 MOST_PREPARED = 256
 """Maximum number of prepared submissions that a pool keeps."""

@@ -16,7 +16,7 @@ from concurrent.futures import CancelledError, wait
 from functools import lru_cache, partial
 from typing import Protocol
 
-from anyaccel.engines.remote.messages import Answer, Order, PoolSpec, Started, make_failure
+from anyaccel.engines.remote.cluster import Answer, Order, PoolSpec, Started, make_failure
 from anyaccel.errors import BrokenWorkerError
 from anyaccel.model import Allocation, replace
 from anyaccel.pool.actor import ActorGroup
@@ -226,7 +226,7 @@ class ActorHost:
     """Hosts an actor. Each running call occupies a thread of the cluster's process.
 
     Args:
-        spec: A pickled :class:`~anyaccel.engines.remote.messages.PoolSpec`.
+        spec: A pickled :class:`~anyaccel.engines.remote.cluster.PoolSpec`.
         make_node: Makes the adapter of this node, if the pool has no host here yet.
         order: A pickled :class:`Order`.
     """
