@@ -447,7 +447,8 @@ def read_exception(message: Message, *, plain: bool) -> BaseException:
             if not plain:
                 summary = f"an exception that cannot be unpickled here: {type(problem).__name__}: {problem}"
     shown = made if isinstance(made, BaseException) else RemoteError(summary)
-    shown.__cause__ = RemoteTraceback(text)
+    if text:
+        shown.__cause__ = RemoteTraceback(text)
     return shown
 
 

@@ -337,7 +337,7 @@ def find_private_directory() -> str:
 @atexit.register  # before pools register their end, so it runs after that
 def _remove_private_directory() -> None:
     """Remove the private directory of this process at exit, ignoring errors."""
-    import shutil
+    if _private:
+        import shutil
 
-    while _private:
         shutil.rmtree(_private.pop(), ignore_errors=True)

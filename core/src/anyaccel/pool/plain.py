@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, cast
 import msgpack  # type: ignore[import-untyped, unused-ignore]
 
 from anyaccel import errors
-from anyaccel.pool.messages import LARGE, Pickled, summarize_error
+from anyaccel.pool.messages import LARGE, Pickled
 from anyaccel.text import printable
 
 MOST_NESTED = 200
@@ -88,20 +88,14 @@ def dumps(value: Any) -> Pickled:
         return Pickled(_pack({_REFUSED: [str(reason)]}), [])
 
 
-def dumps_error(error: BaseException, text: str) -> Pickled:
-    """Write exception, summary and traceback, for :func:`anyaccel.pool.call.read_exception`.
+def dumps_whole(value: Any) -> bytes:
+    """Write a value in one piece.
 
-    The exception itself is left out if it is not plain, or its own code raises meanwhile.
-
-    Args:
-        error: The exception; the summary is made here, by :func:`summarize_error`.
-        text: Its traceback.
+    Raises:
+        NotPlainError: When it is not plain.
+        Exception: An exception of the value's own code.
     """
-    try:
-        body = _pack(_Writer(None).form(error))
-    except Exception:  # noqa: BLE001 - properties of the exception run code of the user
-        body = b""
-    return dumps((body, summarize_error(error), text))
+    return _pack(_Writer(None).form(value))
 
 
 def loads(data: bytes | memoryview, buffers: Sequence[memoryview] | None = None) -> Any:

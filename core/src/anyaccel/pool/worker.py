@@ -27,6 +27,7 @@ from typing import Any, NoReturn
 from anyaccel.errors import WorkerError
 from anyaccel.launcher.inside import ProcessSetup
 from anyaccel.linux.process import set_name
+from anyaccel.pool import messages
 from anyaccel.pool.messages import (
     ATOMS,
     Message,
@@ -34,7 +35,6 @@ from anyaccel.pool.messages import (
     Pickled,
     dump_call_error,
     dumps,
-    dumps_error,
     loads,
     receive,
     send,
@@ -112,8 +112,7 @@ class MessageLoop:
         loop: The event loop, from the first coroutine on.
         exit: The exception with which such a thread ends the process.
         lock: Protects lazy initialization against other such threads.
-        dumps: Writes values of answers.
-        dumps_error: Writes exceptions of answers.
+        form: The module that writes answers: ``anyaccel.pool.messages`` or ``anyaccel.pool.plain``.
     """
 
     def __init__(self, channel: socket.socket) -> None:
@@ -124,8 +123,7 @@ class MessageLoop:
         self.loop: Loop | None = None
         self.exit: BaseException | None = None
         self.lock = threading.Lock()
-        self.dumps: Callable[[Any], Pickled] = dumps
-        self.dumps_error: Callable[[BaseException, str], Pickled] = dumps_error
+        self.form: Any = messages
 
     def run(self) -> None:
         """Answer one message after the other until the caller closes the channel; close the event loop in any case.
@@ -184,7 +182,7 @@ class MessageLoop:
             if setup["plain"]:
                 from anyaccel.pool import plain
 
-                self.dumps, self.dumps_error = plain.dumps, plain.dumps_error
+                self.form = plain
             setup["inside"].apply()
             if setup["ready"]:
                 send(self.channel, MessageKind.READY)
@@ -316,7 +314,7 @@ class MessageLoop:
             OSError: When no memory or descriptor is left to send even the exception.
         """
         try:
-            body = self.dumps(call(message))
+            body = self.form.dumps(call(message))
             _flush()
         except SystemExit:
             raise
@@ -332,7 +330,7 @@ class MessageLoop:
 
     def _describe(self, error: BaseException) -> Pickled:
         """Pickle an exception for an answer, and remove its traceback."""
-        return dump_call_error(error, self.dumps_error)
+        return dump_call_error(error, self.form)
 
     def _finish(self, value: Any) -> Any:
         """Return the value of a call: of a coroutine, what it returns in the event loop, started if needed.

@@ -12,12 +12,12 @@ from concurrent.futures import Future
 from itertools import chain
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from anyaccel.errors import NeverFitsError, RemoteError, UnknownNameError
+from anyaccel.errors import NeverFitsError, UnknownNameError
 from anyaccel.launcher.choosing import KnownNames, validate
 from anyaccel.model import Allocation, Inventory, Request, Value, replace
-from anyaccel.pool.call import GangFuture, Options
+from anyaccel.pool.call import GangFuture, Options, read_exception
 from anyaccel.pool.engine import PoolSettings
-from anyaccel.pool.messages import Message, Pickled, dumps_whole, loads
+from anyaccel.pool.messages import Message, Pickled, dumps_error
 from anyaccel.scheduler import Scheduler, Verdict
 from anyaccel.scheduler.placement import NameRegistry
 
@@ -98,18 +98,14 @@ class Answer(NamedTuple):
         """Return the worker's message, with the number of the call in this process."""
         return Message(self.kind, self.data, [memoryview(each) for each in self.buffers], [], number)
 
+    def error(self) -> Any:
+        """Return the error of a host, or the one of a worker's setup, which the host has read and written again."""
+        return read_exception(self.message(), plain=False)
+
 
 def make_failure(error: BaseException) -> Answer:
-    """Make the answer of a call after a failure of the host: of the kind :data:`FAILED`, with the pickled error.
-
-    An error that cannot be pickled or unpickled becomes a :class:`RemoteError` with its text.
-    """
-    try:
-        data = dumps_whole(error)
-        loads(data)
-    except Exception:  # noqa: BLE001 - an error whose class cannot be unpickled travels as text
-        data = dumps_whole(RemoteError(f"{type(error).__name__}: {error}"))
-    return Answer(FAILED, data)
+    """Make the answer of a call after a failure of the host: of the kind :data:`FAILED`, with the error."""
+    return Answer(FAILED, dumps_error(error, "").data)
 
 
 class Plan(Value):

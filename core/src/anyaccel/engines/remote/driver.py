@@ -28,7 +28,7 @@ from anyaccel.engines.remote.cluster import (
 from anyaccel.errors import BrokenWorkerError, UsageError, WorkerError, WorkerStartError
 from anyaccel.model import Allocation, Request, replace
 from anyaccel.pool.actor import ActorState
-from anyaccel.pool.call import Call, GangFuture, Options, read_exception, set_outcome
+from anyaccel.pool.call import Call, GangFuture, Options, set_outcome
 from anyaccel.pool.engine import Engine, PoolSettings
 from anyaccel.pool.messages import MessageKind, Pickled, dumps, dumps_whole, loads
 from anyaccel.pool.reactor import Timer, reactor
@@ -227,8 +227,7 @@ class Driver(Engine):
 
     def on_broken(self, answer: Answer, call: Call) -> None:
         """Break the pool and fail its calls, also this one, because the worker of a call could not be set up."""
-        # Not as plain data: the answer is of the host, which has read the worker's.
-        self.mark_broken(read_exception(answer.message(), plain=False), call)
+        self.mark_broken(answer.error(), call)
 
     def remove(self, member: RemoteCall | RemoteActor) -> None:
         """Remove a finished call or actor, submit queued calls instead, and finish the shutdown of a closed pool."""
@@ -393,7 +392,7 @@ class RemoteCall(RemoteWork):
         if self.running.pop(call.number, None) is None:
             return
         if answer.kind == FAILED:
-            self._fail(loads(answer.data))
+            self._fail(answer.error())
         elif answer.kind == MessageKind.BROKEN:
             self.driver.on_broken(answer, call)
         else:
@@ -516,7 +515,7 @@ class RemoteActor(RemoteWork):
         if error is not None:
             self.on_lost(error)
         elif isinstance(value, Answer):
-            self._end(loads(value.data))
+            self._end(value.error())
         else:
             assert self._host is not None  # noqa: S101 - it says that it has started
             self.on_started(value)
@@ -532,7 +531,7 @@ class RemoteActor(RemoteWork):
             self.on_lost(error)
             return
         self.ending = True
-        self._death = self._death or loads(answer.data)
+        self._death = self._death or answer.error()
         self._end_if_answered()
 
     def _on_answer(self, call: Call, answer: Answer, error: BaseException | None) -> None:
@@ -545,7 +544,7 @@ class RemoteActor(RemoteWork):
             self.on_lost(error)
             return
         self._unanswered.discard(call.number)
-        failure = loads(answer.data) if answer.kind == FAILED else None
+        failure = answer.error() if answer.kind == FAILED else None
         if isinstance(failure, BrokenWorkerError):  # the call stays outstanding: the end fails or retries it
             self.ending = True
             self._death = self._death or failure
