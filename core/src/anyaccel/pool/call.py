@@ -298,11 +298,6 @@ class Call:
         future: Its future.
     """
 
-    __slots__ = (
-        "actor", "body", "future", "kind", "log", "name", "number", "on_cancel", "options", "relay", "sent", "timer",
-        "tries", "waits",
-    )  # fmt: skip
-
     def __init__(self, name: str, options: Options, on_cancel: Callable[[Call], None]) -> None:
         self.name = name
         self.options = options

@@ -1181,33 +1181,6 @@ class LocalEngine(Engine):
 
     # Shutdown
 
-    def shutdown(self, *, wait: bool, cancel_futures: bool = False) -> None:
-        """Take no more calls, close all actors, and end the workers after the last call. No effect in a forked child.
-
-        Args:
-            wait: Whether to return only after the end of the last worker; ignored in the reactor's thread, such as in a
-                done-callback, which would wait for itself.
-            cancel_futures: Whether to cancel the calls that were not sent to a worker, also methods of actors.
-        """
-        if self.foreign:
-            return
-        self.closed = True
-        if cancel_futures:
-            self.cancel_unsent()
-            reactor().call_soon(self.cancel_unsent)  # methods that wait as notes in front of this one
-        reactor().call_soon(self._close_actors)
-        if wait and not reactor().inside:
-            self.drained.result()
-
-    def _close_actors(self) -> None:
-        """Close all actors, and finish the shutdown if no call waits.
-
-        Actors without work may hold devices that calls in the queues wait for.
-        """
-        for group in list(self.groups):
-            group.close()
-        self.finish_shutdown()
-
     def finish_shutdown(self) -> None:
         """Shut down the workers without work once no call of a closed pool waits; no effect in an open pool.
 

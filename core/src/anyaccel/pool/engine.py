@@ -323,7 +323,7 @@ class Engine(Protocol):
     def unfinished(self) -> Iterable[Call]:
         """Return the unfinished calls, queued or with a worker; a call may be in the list twice."""
 
-    def cancel_unsent(self) -> None:
+    def _cancel_unsent(self) -> None:
         """Cancel, in this thread, the unfinished calls that are not known to have a worker; any thread may call this.
 
         A method call whose note the reactor has not handled yet is not found: call again in the reactor's thread.
@@ -375,12 +375,34 @@ class Engine(Protocol):
             self.drained.set_result(None)
 
     def shutdown(self, *, wait: bool, cancel_futures: bool = False) -> None:
-        """Take no more calls, and end the workers when all calls have run. No effect in a forked child.
+        """Take no more calls, close all actors, and end the workers after the last call. No effect in a forked child.
 
         Args:
-            wait: Whether to return only after that; ignored in the reactor's thread, which would wait for itself.
-            cancel_futures: Whether to cancel the calls that have not started.
+            wait: Whether to return only after the end of the last worker; ignored in the reactor's thread, such as in a
+                done-callback, which would wait for itself.
+            cancel_futures: Whether to cancel the calls that are not known to have a worker.
         """
+        if self.foreign:
+            return
+        self.closed = True
+        if cancel_futures:
+            self._cancel_unsent()
+            reactor().call_soon(self._cancel_unsent)  # methods that wait as notes in front of this one
+        reactor().call_soon(self._close_actors)
+        if wait and not reactor().inside:
+            self.drained.result()
+
+    def _close_actors(self) -> None:
+        """Close all actors, and finish the shutdown if no call waits.
+
+        Actors without work may hold devices that calls in the queues wait for.
+        """
+        for group in list(self.groups):
+            group.close()
+        self.finish_shutdown()
+
+    def finish_shutdown(self) -> None:
+        """End the workers without work, if the pool is closed and no call waits; set ``drained`` after the last."""
 
 
 def pickled_call(function: Callable[..., Any] | None, arguments: tuple[Any, ...] = ()) -> bytes | None:

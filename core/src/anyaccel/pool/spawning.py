@@ -31,8 +31,6 @@ LAST_GRACE = 0.5
 """Seconds between SIGTERM and SIGKILL when the caller has died."""
 STUCK_SECONDS = 60.0
 """Seconds after SIGKILL after which a process counts as stuck in the kernel."""
-CLOSE_SECONDS = 5.0
-"""Seconds that a fork server may take to close."""
 STUCK_LOOK_SECONDS = 5.0
 """Interval in seconds between two attempts to end stuck processes of a dead fork server."""
 _GONE = {errno.EPIPE, errno.ECONNRESET, errno.EBADF, errno.ENOTCONN}
@@ -262,7 +260,7 @@ class WorkerServer(client.ForkServer):
             with contextlib.suppress(OSError):
                 self._spare = Process(self, ahead=True)
 
-    def close(self, seconds: float = CLOSE_SECONDS) -> bool:
+    def close(self, seconds: float = client.END_SECONDS) -> bool:
         """End the fork server and the workers, and report their end to the owners, also if not all have ended.
 
         Args:

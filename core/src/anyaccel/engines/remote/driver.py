@@ -31,7 +31,7 @@ from anyaccel.pool.actor import ActorState
 from anyaccel.pool.call import Call, GangFuture, Options, set_outcome
 from anyaccel.pool.engine import Engine, PoolSettings
 from anyaccel.pool.messages import MessageKind, Pickled, dumps, dumps_whole, loads
-from anyaccel.pool.reactor import Timer, reactor
+from anyaccel.pool.reactor import reactor
 from anyaccel.scheduler import Reason, ReasonCode, Verdict
 
 MOST_PREPARED = 256
@@ -191,30 +191,22 @@ class Driver(Engine):
         """
         if self.foreign:
             return
-        with self.lock:
-            self.closed = True
-            lost = [] if self.cluster.connected else list(self.members)
-        for member in lost:
-            reactor().call_soon(partial(member.on_lost, ConnectionError("this process has left the cluster")))
-        if cancel_futures:
-            self.cancel_unsent()
-        self.finish_shutdown()
+        if not self.cluster.connected:
+            with self.lock:
+                lost = list(self.members)
+            for member in lost:
+                reactor().call_soon(partial(member.on_lost, ConnectionError("this process has left the cluster")))
+        super().shutdown(wait=wait, cancel_futures=cancel_futures)
         if wait and not reactor().inside:
-            self.drained.result()
             self.cluster.close()
 
     def finish_shutdown(self) -> None:
-        """Close the actors of a closed pool, and the cluster's side once no work is left.
-
-        Then ``drained`` is set; the cluster is closed in a thread. No effect in an open pool.
-        """
+        """Close the cluster's side in a thread, and set ``drained``, once a closed pool has no work left."""
         if not self.closed:
             return
         with self.lock:
             waiting = [call for call in self._waiting if not call.future.done()]
             members = list(self.members)
-        for group in list(self.groups):
-            group.close()
         if not members and not waiting and not self.drained.done():
             self.set_drained()
             # In a thread of its own: it waits for the nodes, and the reactor serves other pools, too.
@@ -307,6 +299,30 @@ class RemoteWork:
             call.sent = True
             call.future.allocation = started.allocation
 
+    def launch(self, call: Call) -> None:
+        """Submit it to the cluster for its first call; an exception fails the call, and counts as a loss."""
+        try:
+            self.submit(call)
+        except Exception as error:  # noqa: BLE001 - the future reports it
+            call.fail(error)
+            # By the reactor: the end submits the next call, which may fail as well, and so thousands of times.
+            reactor().call_soon(partial(self.on_lost, error))
+            return
+        if self.stopped:  # by another thread, before there was a ref or a host
+            self.stop(0)
+
+    def submit(self, call: Call) -> None:
+        """Submit it to the cluster, and follow the answer; exceptions of the cluster pass."""
+        raise NotImplementedError
+
+    def stop(self, grace: float) -> None:
+        """End it, and return at once; before the submission, :meth:`launch` does this."""
+        raise NotImplementedError
+
+    def on_lost(self, error: BaseException) -> None:
+        """End it, because the cluster has no answer."""
+        raise NotImplementedError
+
     def make_death_error(self, error: BaseException) -> WorkerError:
         """Make the error of a call whose answer the cluster has lost.
 
@@ -347,25 +363,14 @@ class RemoteCall(RemoteWork):
         """Return the cluster's arguments for the call and the pickled order for its host."""
         return self.driver.place(call)
 
-    def launch(self, call: Call) -> None:
-        """Submit the call to the cluster; an exception fails the call.
-
-        The arguments are dropped if the call cannot be retried.
-        """
-        try:
-            place, order = self.place(call)
-            body = call.body or Pickled(b"", [])
-            if not call.may_be_retried:
-                call.body = None
-            self._ref = self.driver.cluster.run(place, order, self.key, self._make_log(call), body)
-            self.driver.follow(self._ref, self._on_answer)
-        except Exception as error:  # noqa: BLE001 - the future reports it
-            call.fail(error)
-            # By the reactor: end() submits the next call, which may fail as well, and so thousands of times.
-            reactor().call_soon(partial(self.end, left=False))
-            return
-        if self.stopped:  # by another thread, before there was a ref
-            self.stop(0)
+    def submit(self, call: Call) -> None:
+        """Submit the call to the cluster; drop the arguments if the call cannot be retried."""
+        place, order = self.place(call)
+        body = call.body or Pickled(b"", [])
+        if not call.may_be_retried:
+            call.body = None
+        self._ref = self.driver.cluster.run(place, order, self.key, self._make_log(call), body)
+        self.driver.follow(self._ref, self._on_answer)
 
     def stop(self, grace: float) -> None:  # noqa: ARG002
         """Have the cluster cancel the call; the host stops the worker with the pool's time of grace, not ``grace``.
@@ -440,21 +445,12 @@ class RemoteActor(RemoteWork):
         self._gone = self.ending = False
         self._death: WorkerError | None = None
         self._unanswered: set[int] = set()
-        self._timer: Timer | None = None
 
-    def launch(self, call: Call) -> None:
-        """Submit the host to the cluster; an exception fails the construction and ends the actor."""
-        try:
-            place, order = self.driver.place(call)
-            self._host = self.driver.cluster.host(place, order, self.key)
-            self.driver.follow(self._host.started(), self._on_placed)
-        except Exception as error:  # noqa: BLE001 - the future reports it
-            call.fail(error)
-            # By the reactor, as in RemoteCall.launch().
-            reactor().call_soon(partial(self._end, BrokenWorkerError(f"it could not be placed: {error}")))
-            return
-        if self.stopped:  # by another thread, before there was a host
-            self.stop(0)
+    def submit(self, call: Call) -> None:
+        """Submit the host to the cluster."""
+        place, order = self.driver.place(call)
+        self._host = self.driver.cluster.host(place, order, self.key)
+        self.driver.follow(self._host.started(), self._on_placed)
 
     def accepts(self, call: Call) -> bool:
         """Reserve a place for a call, which follows in :meth:`run`; return False if the actor cannot run another."""
@@ -502,13 +498,10 @@ class RemoteActor(RemoteWork):
             self._host.kill()
 
     def shut_down(self) -> None:
-        """Ask the process to exit, and stop the process after the grace period, of at least a second."""
+        """Ask the process to exit; the node stops the process after the grace period, of at least a second."""
         self.ending = True
-        if self._gone or self._host is None:
-            return
-        self._host.close()
-        grace = self.driver.settings.grace
-        self._timer = reactor().call_later(max(grace, 1.0), partial(self.stop, grace))
+        if self._host is not None and not self._gone:
+            self._host.close()
 
     def _on_placed(self, value: Started | Answer, error: BaseException | None) -> None:
         """Record the node, follow the end of the process, and have the object constructed; or end the actor."""
@@ -605,8 +598,6 @@ class RemoteActor(RemoteWork):
         for call in outstanding:
             if call not in again:
                 call.fail(death)
-        if self._timer is not None:
-            self._timer.cancel()
         self._state.on_gone(death)
         if self._host is not None:
             self._host.kill()
