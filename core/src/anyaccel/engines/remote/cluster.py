@@ -180,7 +180,7 @@ class Cluster(Protocol[P]):
         """Compute the plan of a request; the caller holds the lock."""
 
     def place(self, order: Order, plan: P, *, actor: bool) -> Any:
-        """Return the ``place`` argument of :meth:`run` and :meth:`host`, shared by equal calls."""
+        """Return the ``place`` argument of :meth:`run` and :meth:`host`."""
 
     def run(self, place: Any, order: bytes, key: str, log: str | None, body: Pickled) -> Any:
         """Submit a call with its pickled order; return a ref of the pickled answer."""

@@ -34,8 +34,6 @@ from anyaccel.pool.messages import MessageKind, Pickled, dumps, dumps_whole, loa
 from anyaccel.pool.reactor import reactor
 from anyaccel.scheduler import Reason, ReasonCode, Verdict
 
-MOST_PREPARED = 256
-"""Maximum number of prepared submissions that a pool keeps."""
 _CPU_PLAN = Plan()
 
 
@@ -62,8 +60,6 @@ class Driver(Engine):
         self.name = secrets.token_hex(8)
         self.numbers = count()
         self._waiting: deque[Call] = deque()
-        # The value keeps the plan and the options alive, because the key has only their ids: they take long to hash.
-        self._places: dict[object, tuple[tuple[Any, bytes], Plan, Options]] = {}
         spec = PoolSpec(
             pool=self.name,
             path=tuple(os.path.abspath(entry) for entry in sys.path),
@@ -147,22 +143,15 @@ class Driver(Engine):
             self.members.update(members)
 
     def place(self, call: Call) -> tuple[Any, bytes]:
-        """Return the cluster's arguments for a call and the pickled order for its host, the same for equal calls.
+        """Return the cluster's arguments for a call, and the pickled order for its host.
 
         Raises:
             NeverFitsError: When no node can serve its request any more.
         """
         options = call.options if call.actor is None else call.actor.group.options
         plan = _CPU_PLAN if options.needs is None else self.cluster.plan(options.needs)
-        key = (call.name, call.kind, id(options), id(plan))
-        found = self._places.get(key)
-        if found is None:
-            order = make_order(call.name, options, plan)
-            place = self.cluster.place(order, plan, actor=call.actor is not None)
-            if len(self._places) > MOST_PREPARED:
-                self._places.clear()
-            found = self._places[key] = ((place, pickle.dumps(order)), plan, options)
-        return found[0]
+        order = make_order(call.name, options, plan)
+        return self.cluster.place(order, plan, actor=call.actor is not None), pickle.dumps(order)
 
     def follow(self, ref: Any, handler: Callable[[Any, BaseException | None], None]) -> None:
         """Call a handler, in the reactor's thread, with the value of a ref and None, or None and the error."""
