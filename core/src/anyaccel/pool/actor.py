@@ -670,4 +670,4 @@ class Actors(Actor[T]):
             in_order=in_order,
             progress=progress,
         )
-        return MapResults(batches, end, plain=self._group.core.settings.preparation.plain)
+        return MapResults(batches, end, plain=self._group.core.settings.plain)

@@ -593,7 +593,6 @@ class WorkerProcess:
         self._launched = False
         self._ahead = True
         self._group: WorkerGroup | None = None
-        self._preparation = engine.settings.preparation
         self._began = 0.0
         self._quick = False
         engine.members.add(self)
@@ -697,13 +696,11 @@ class WorkerProcess:
             server = self._process.server
             self.mark = self.lease.mark or marks.draw()
             timed = call.options.timeout is not None
-            made, setup = self._preparation.make_setup(
-                self.lease, self.engine.inventory, server, mark=self.mark, ready=timed
-            )
+            made, setup = settings.make_setup(self.lease, self.engine.inventory, server, mark=self.mark, ready=timed)
             self.allocation, self._group = made.allocation, made.group
             if timed:
                 self.notices.append(MessageKind.READY)
-            if self._preparation.staged:
+            if settings.staged:
                 self.notices.append(MessageKind.PREPARED)
             with spawning.open_outputs() as pair:
                 self._process.send(MessageKind.SETUP, setup, (*pair, *leases))
@@ -903,7 +900,7 @@ class WorkerProcess:
         """Handle an answer, a failed setup or a due notice; distrust the process for anything else.
 
         Notices are due before the first answer. READY starts the time limit of the first call. A failed setup is
-        believed only while a notice is due or, if the preparation is not staged, before the first answer. After a
+        believed only while a notice is due or, if the settings are not staged, before the first answer. After a
         fault, messages are ignored.
         """
         kind = message.kind
@@ -911,7 +908,7 @@ class WorkerProcess:
             return
         if kind in _ANSWERS and not self.notices:
             self._on_answer(message)
-        elif kind == MessageKind.BROKEN and (self.notices if self._preparation.staged else not self.proven):
+        elif kind == MessageKind.BROKEN and (self.notices if self.engine.settings.staged else not self.proven):
             self._on_broken(message)
         elif self.notices and kind == self.notices[0]:
             if self.notices.popleft() == MessageKind.READY:
@@ -937,7 +934,7 @@ class WorkerProcess:
         unmade = self.actor if call.kind == MessageKind.CONSTRUCT and message.kind == MessageKind.ERROR else None
         self.ending = self.ending or unmade is not None  # a worker without its object exits by itself
         self._on_free(call)
-        set_outcome(call, message, plain=self._preparation.plain)
+        set_outcome(call, message, plain=self.engine.settings.plain)
         if unmade is not None:
             unmade.on_gone(BrokenWorkerError("it could not be made"))  # no effect if its future has the reason
         self.engine.remove_call(call)
@@ -974,12 +971,12 @@ class WorkerProcess:
         unpickled here. Else the calls fail, and the worker is stopped. If the message itself is damaged, the worker is
         distrusted instead. Later messages of the worker are ignored.
         """
-        error = read_exception(message, plain=self._preparation.plain)
+        error = read_exception(message, plain=self.engine.settings.plain)
         if isinstance(error, UnreadableError):
             self.distrust(f"it sent what is no answer ({error})")
             return
         self.fault = "it could not be set up"
-        if self._preparation.staged:
+        if self.engine.settings.staged:
             self.engine.mark_broken(error)
         else:  # its environment or directory could not be set, which may differ for the next worker
             for call in self.outstanding:
@@ -1006,7 +1003,7 @@ class LocalEngine(Engine):
 
     def __init__(self, broker: Callable[[], Broker], settings: PoolSettings) -> None:
         super().__init__(settings)
-        self.confined = check_start(settings.preparation.start, forked=True)
+        self.confined = check_start(settings.start, forked=True)
         self.members: set[WorkerProcess] = set()
         self._open_broker = broker
         self._calls: dict[int, Call] = {}

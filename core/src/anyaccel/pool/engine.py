@@ -46,15 +46,61 @@ LOCAL = "local", "anyaccel.pool.dispatcher:open_engine"
 """Name and entry point of the local engine, found without a search because most pools use it."""
 
 
-class Preparation(Value):
-    """The preparation of the workers of a pool before their first call.
+class Logs:
+    """A directory with a log file per call, numbered on from existing files.
+
+    Args:
+        directory: The directory; made if it does not exist.
+
+    Raises:
+        OSError: When the directory cannot be made or listed.
+    """
+
+    def __init__(self, directory: str) -> None:
+        os.makedirs(directory, exist_ok=True)
+        self.directory = os.path.abspath(directory)
+        earlier = (_NUMBER.match(name) for name in os.listdir(self.directory))
+        self._numbers = count(1 + max((int(found[0]) for found in earlier if found), default=0))
+
+    def path_for(self, name: str) -> str:
+        """Make an empty log file for the next started call, and return the absolute path.
+
+        Its name is the next number and the call's name, with unfit characters replaced and cut to :data:`LONGEST`
+        characters. If the file exists already, the number after that is tried.
+
+        Raises:
+            OSError: When the file cannot be made.
+        """
+        # O_EXCL below, not a check before: another process may make the same file in between.
+        while True:
+            file = f"{next(self._numbers):06d}-{_UNFIT.sub('_', name)[:LONGEST]}.log"
+            path = os.path.join(self.directory, file)
+            try:
+                os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
+            except FileExistsError:  # of another pool with the same directory
+                continue
+            return path
+
+
+class PoolSettings(Value):
+    """Settings of all calls of a pool; see :class:`anyaccel.Pool`.
 
     Attributes:
-        start: Options with which they are started on their devices.
-        sandbox: Pickled call that confines the process further, or None.
+        start: Options with which workers are started on their devices.
+        sandbox: Pickled call that confines a worker further before any other code of the user, or None.
         initializer: Pickled call of the user's initializer, or None.
         warmup: Pickled call for the first use of the devices, for workers with devices, or None.
         plain: Whether answers are plain data.
+        preload: Modules that are imported once for all workers of a machine.
+        max_workers: Maximum number of processes, or None.
+        grace: Seconds between SIGTERM and SIGKILL.
+        early: The signal before the end of a call's time, or None.
+        idle: Seconds after which an idle process releases its devices.
+        logs: The directory of logs, or None.
+        shared: Whether every process on a machine sees the leases.
+        machine: The machine, or None for the one that the engine finds.
+        declare: Devices to count by resource name, whatever is found.
+        address: Address of the engine's cluster, or None.
     """
 
     start: StartOptions = USUAL
@@ -62,6 +108,16 @@ class Preparation(Value):
     initializer: bytes | None = None
     warmup: bytes | None = None
     plain: bool = False
+    preload: tuple[str, ...] = ()
+    max_workers: int | None = None
+    grace: float = 10.0
+    early: EarlySignal | None = None
+    idle: float = 10.0
+    logs: Logs | None = None
+    shared: bool = True
+    machine: str | Machine | None = None
+    declare: Mapping[str, int] | None = None
+    address: str | None = None
 
     @property
     def staged(self) -> bool:
@@ -120,72 +176,6 @@ class Preparation(Value):
         if self.warmup is None or not allocation.devices:
             return None
         return self.warmup, ", ".join(f"{device.name} ({device.id})" for device in allocation.devices)
-
-
-class Logs:
-    """A directory with a log file per call, numbered on from existing files.
-
-    Args:
-        directory: The directory; made if it does not exist.
-
-    Raises:
-        OSError: When the directory cannot be made or listed.
-    """
-
-    def __init__(self, directory: str) -> None:
-        os.makedirs(directory, exist_ok=True)
-        self.directory = os.path.abspath(directory)
-        earlier = (_NUMBER.match(name) for name in os.listdir(self.directory))
-        self._numbers = count(1 + max((int(found[0]) for found in earlier if found), default=0))
-
-    def path_for(self, name: str) -> str:
-        """Make an empty log file for the next started call, and return the absolute path.
-
-        Its name is the next number and the call's name, with unfit characters replaced and cut to :data:`LONGEST`
-        characters. If the file exists already, the number after that is tried.
-
-        Raises:
-            OSError: When the file cannot be made.
-        """
-        # O_EXCL below, not a check before: another process may make the same file in between.
-        while True:
-            file = f"{next(self._numbers):06d}-{_UNFIT.sub('_', name)[:LONGEST]}.log"
-            path = os.path.join(self.directory, file)
-            try:
-                os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
-            except FileExistsError:  # of another pool with the same directory
-                continue
-            return path
-
-
-class PoolSettings(Value):
-    """Settings of all calls of a pool; see :class:`anyaccel.Pool`.
-
-    Attributes:
-        preparation: What is done in each worker before its first call.
-        preload: Modules that are imported once for all workers of a machine.
-        max_workers: Maximum number of processes, or None.
-        grace: Seconds between SIGTERM and SIGKILL.
-        early: The signal before the end of a call's time, or None.
-        idle: Seconds after which an idle process releases its devices.
-        logs: The directory of logs, or None.
-        shared: Whether every process on a machine sees the leases.
-        machine: The machine, or None for the one that the engine finds.
-        declare: Devices to count by resource name, whatever is found.
-        address: Address of the engine's cluster, or None.
-    """
-
-    preparation: Preparation
-    preload: tuple[str, ...] = ()
-    max_workers: int | None = None
-    grace: float = 10.0
-    early: EarlySignal | None = None
-    idle: float = 10.0
-    logs: Logs | None = None
-    shared: bool = True
-    machine: str | Machine | None = None
-    declare: Mapping[str, int] | None = None
-    address: str | None = None
 
     def check_cluster(self, title: str) -> None:
         """Check the settings for the engine of a cluster; ``title`` is its name in the message.
@@ -406,7 +396,7 @@ class Engine(Protocol):
 
 
 def pickled_call(function: Callable[..., Any] | None, arguments: tuple[Any, ...] = ()) -> bytes | None:
-    """Pickle a function with its arguments for :class:`Preparation`; return None if the function is None.
+    """Pickle a function with its arguments for :class:`PoolSettings`; return None if the function is None.
 
     Raises:
         Exception: When the function or an argument cannot be pickled.

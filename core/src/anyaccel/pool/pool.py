@@ -16,7 +16,7 @@ from anyaccel.linux.fork import tidy_in_child
 from anyaccel.model import Allocation, replace
 from anyaccel.pool.actor import Actor, ActorGroup, Actors, Stream
 from anyaccel.pool.call import AHEAD, CallFuture, GangFuture, Options, check_whole, get_call_name, is_whole
-from anyaccel.pool.engine import USUAL, Engine, Logs, PoolSettings, Preparation, open_engine, pickled_call
+from anyaccel.pool.engine import USUAL, Engine, Logs, PoolSettings, open_engine, pickled_call
 from anyaccel.pool.messages import YieldedItems, dumps, dumps_whole
 from anyaccel.pool.reactor import reactor
 from anyaccel.pool.results import Batches, MapResults, Results, UnorderedOptions, check_batch, read_end
@@ -269,7 +269,7 @@ class Submitter(Executor):
             in_order=in_order,
             progress=progress,
         )
-        return MapResults(batches, end, plain=core.settings.preparation.plain)
+        return MapResults(batches, end, plain=core.settings.plain)
 
     def stream(
         self, fn: Callable[P, Iterable[T] | AsyncIterable[T]], /, *args: P.args, **kwargs: P.kwargs
@@ -580,13 +580,11 @@ class Pool(Submitter):
             raise UsageError(f"results must be 'plain', 'pickle' or None (got {results!r:.60})")
         options = make_options(needs, max_calls=max_calls, timeout=timeout, retries=retries)
         settings = PoolSettings(
-            preparation=Preparation(
-                start=start,
-                sandbox=pickled_call(sandbox),
-                initializer=pickled_call(initializer, tuple(initargs)),
-                warmup=pickled_call(warmup),
-                plain=results == "plain" or (results is None and bool(enforce)),
-            ),
+            start=start,
+            sandbox=pickled_call(sandbox),
+            initializer=pickled_call(initializer, tuple(initargs)),
+            warmup=pickled_call(warmup),
+            plain=results == "plain" or (results is None and bool(enforce)),
             preload=((preload,) if isinstance(preload, str) else tuple(preload)) + (CONFINING if enforce else ()),
             max_workers=max_workers,
             grace=read_seconds("grace", grace),

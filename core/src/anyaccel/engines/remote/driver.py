@@ -390,7 +390,7 @@ class RemoteCall(RemoteWork):
         elif answer.kind == MessageKind.BROKEN:
             self.driver.on_broken(answer, call)
         else:
-            set_outcome(call, answer.message(), plain=self.driver.settings.preparation.plain)
+            set_outcome(call, answer.message(), plain=self.driver.settings.plain)
         self.end(left=False)
 
     def on_lost(self, error: BaseException) -> None:
@@ -560,7 +560,7 @@ class RemoteActor(RemoteWork):
         if lives:
             self.pull()
         call.body = None
-        set_outcome(call, answer.message(call.number), plain=self.driver.settings.preparation.plain)
+        set_outcome(call, answer.message(call.number), plain=self.driver.settings.plain)
         if lives and self._group.closing:
             self._group.close()
 
