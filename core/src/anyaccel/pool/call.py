@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from anyaccel.durations import Duration, read_seconds
 from anyaccel.errors import RemoteError, UsageError, WorkerError
-from anyaccel.linux.fork import tidy_in_child
 from anyaccel.model import Allocation, Request, Value
 from anyaccel.pool.messages import Message, MessageKind, Pickled, loads
 from anyaccel.pool.reactor import allow_forks, reactor, run_guarded
@@ -34,8 +33,6 @@ AHEAD = 16
 """Default number of items that a stream is prefetched."""
 
 _numbers = count(1)
-_first = 0
-"""Calls with lower numbers belong to the process that this one was forked from."""
 
 
 class BrokenPoolError(WorkerError, BrokenExecutor):
@@ -304,6 +301,7 @@ class Call:
         self.on_cancel = on_cancel
         self.body: Pickled | None = None
         self.number = next(_numbers)
+        self._process = os.getpid()
         self.kind = MessageKind.CALL
         self.actor: Any = None
         self.waits: Callable[[], Verdict] | None = None
@@ -317,7 +315,7 @@ class Call:
     @property
     def foreign(self) -> bool:
         """Whether it belongs to the parent of this process, whose channels must not be touched."""
-        return self.number < _first
+        return self._process != os.getpid()
 
     @property
     def may_be_retried(self) -> bool:
@@ -468,7 +466,6 @@ class GangFuture(AwaitableFuture[list[T]]):
     def __init__(self, members: Sequence[CallFuture[T]]) -> None:
         super().__init__()
         self.members = tuple(members)
-        self._left = len(members)
         self._decided = False
         self._step = threading.Lock()
         for rank, member in enumerate(members):
@@ -491,7 +488,7 @@ class GangFuture(AwaitableFuture[list[T]]):
         return any(member.running() for member in self.members)
 
     def _on_done(self, member: Future[Any], rank: int) -> None:
-        """Count a result; the last result sets the results. The first failure or cancellation ends the gang.
+        """Set the results after the last result. The first failure or cancellation ends the gang.
 
         The first exception gets a note with its rank; later failures are ignored. Runs in the thread that ends or
         cancels the call; of a call that has ended before, in the thread that makes the gang.
@@ -503,12 +500,8 @@ class GangFuture(AwaitableFuture[list[T]]):
                 error.add_note(f"It is rank {rank} of a gang of {len(self.members)}; the others were ended.")
                 self._end_others()
                 self.set_exception(error)
-        else:
-            with self._step:
-                self._left -= 1
-                last = self._left == 0
-            if last and self._decide():
-                self.set_result([each.result() for each in self.members])
+        elif all(map(_has_result, self.members)) and self._decide():
+            self.set_result([each.result() for each in self.members])
 
     def _decide(self) -> bool:
         """Return True to the first caller alone, which sets the outcome: calls end in several threads."""
@@ -520,6 +513,11 @@ class GangFuture(AwaitableFuture[list[T]]):
         """Cancel every call, waiting or running; no effect on finished calls."""
         for member in self.members:
             member.cancel()
+
+
+def _has_result(future: Future[Any]) -> bool:
+    """Return whether a call is over, and has neither failed nor been cancelled."""
+    return future.done() and not future.cancelled() and future.exception() is None
 
 
 def make_ranked_call(
@@ -582,10 +580,3 @@ def run_ranked(variables: Mapping[str, str], work: bytes) -> Any:
     os.environ.update(variables)
     function, args, kwargs = loads(work)
     return function(*args, **kwargs)
-
-
-@tidy_in_child
-def _disown_calls() -> None:
-    """Mark all calls so far as the parent's, in a forked child."""
-    global _first  # noqa: PLW0603 - there is one process
-    _first = next(_numbers)

@@ -198,7 +198,6 @@ class Engine(Protocol):
         members: Workers that live, or are being launched.
         groups: Actors that live, or wait for a worker.
         settings: The settings of the pool.
-        foreign: Whether this process is a fork of the one that made the pool.
         closed: Whether no more calls are taken.
         broken: Why no call can be run, or None.
         drained: Future whose result, None, is set when the pool is closed and no worker is left.
@@ -207,17 +206,23 @@ class Engine(Protocol):
     members: set[Any]
     groups: set[Any]
     settings: PoolSettings
-    foreign: bool
     closed: bool
+    _process: int
     broken: BrokenPoolError | None
     drained: AwaitableFuture[None]
 
     def __init__(self, settings: PoolSettings) -> None:
         self.members, self.groups = set(), set()
         self.settings = settings
-        self.foreign = self.closed = False
+        self.closed = False
+        self._process = os.getpid()
         self.broken = None
         self.drained = AwaitableFuture()
+
+    @property
+    def foreign(self) -> bool:
+        """Whether this process is a fork of the one that made the pool."""
+        return self._process != os.getpid()
 
     def check(self, request: Request) -> None:
         """Raise the error of a request that can never be served.

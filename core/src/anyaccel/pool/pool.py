@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypedDict, TypeVar, T
 from anyaccel.durations import Duration, read_seconds
 from anyaccel.errors import UsageError
 from anyaccel.launcher.launch import StartOptions, check_options
-from anyaccel.linux.fork import tidy_in_child
 from anyaccel.model import Allocation, replace
 from anyaccel.pool.actor import Actor, ActorGroup, Actors, Stream
 from anyaccel.pool.call import AHEAD, CallFuture, GangFuture, Options, check_whole, get_call_name, is_whole
@@ -327,7 +326,9 @@ class Submitter(Executor):
             AnyaccelError: When no port is free, or the engine cannot take calls, for instance without a machine.
             Exception: When the function or an argument cannot be pickled.
         """
-        check_gang(hosts, self._options)
+        check_whole(1, hosts=hosts)
+        if self._options.retries:
+            raise UsageError("a gang is not run again when a worker has died; retries must be 0 for it")
         # A process of its own for each call, because its environment has the rank.
         options = Options(needs=self._options.needs, max_calls=1, timeout=self._options.timeout)
         return self._core.gang(options, hosts, get_call_name(fn), dumps_whole((fn, args, kwargs)))
@@ -441,17 +442,6 @@ def make_options(
         concurrency=max_concurrency,
         ahead=ahead,
     )
-
-
-def check_gang(hosts: object, options: Options) -> None:
-    """Check the number of hosts and the options of a gang.
-
-    Raises:
-        UsageError: When ``hosts`` is no whole number of 1 or more, or the options have retries.
-    """
-    check_whole(1, hosts=hosts)
-    if options.retries:
-        raise UsageError("a gang is not run again when a worker has died; retries must be 0 for it")
 
 
 def _read_signal(signal: str | None, timeout: float | None) -> EarlySignal | None:
@@ -702,10 +692,3 @@ def _finish_all() -> None:
     except KeyboardInterrupt:
         for core in list(_cores):
             core.stop(0)
-
-
-@tidy_in_child
-def _disown_pools() -> None:
-    """Mark all pools as the parent's, in a forked child."""
-    for core in list(_cores):
-        core.foreign = True

@@ -406,7 +406,9 @@ class SharedGlobals:
         for module, old in before.items():
             for name, value in self._modules[module].items():
                 private = name.startswith("__") and name.endswith("__")
-                if not private and not (name in old and _same(old[name], value)):
+                # An object of another type than these may have changed inside.
+                same = name in old and old[name] is value and isinstance(value, CONSTANT)
+                if not (private or same):
                     self._names.setdefault(module, set()).add(name)
 
     def loads(self, data: bytes | memoryview, buffers: list[memoryview] | None = None) -> Any:
@@ -461,14 +463,6 @@ class _Unpickler(pickle.Unpickler):
         """
         found = super().find_class(module, name)
         return partial(self.replaced[name], found) if module == _CLOUDPICKLE and name in self.replaced else found
-
-
-def _same(old: object, new: object) -> bool:
-    """Return whether a global is the same object as before, of a type in :data:`CONSTANT`.
-
-    An object of another type may have changed inside, so the result is False for the same object, too.
-    """
-    return old is new and isinstance(new, CONSTANT)
 
 
 async def _contain(coroutine: Coroutine[Any, Any, Any]) -> tuple[Any, BaseException | None]:

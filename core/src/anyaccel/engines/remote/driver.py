@@ -281,10 +281,9 @@ class RemoteWork:
         return list(self.running.values())
 
     def on_started(self, started: Started) -> None:
-        """Record the node and the devices, here and for each outstanding call, which does not wait any more."""
+        """Record the node and the devices, here and for each outstanding call, which counts as sent."""
         self.started = started
         for call in self.outstanding:
-            call.waits = None
             call.sent = True
             call.future.allocation = started.allocation
 
